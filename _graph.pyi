@@ -7,6 +7,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from .graph.tables.blocks import BlockTable
+from .graph.tables.sessions import SessionTable
+
 _Keys = npt.NDArray[np.uint64]
 _Rows = npt.NDArray[np.int32]
 _Places = npt.NDArray[np.int64]
@@ -18,7 +21,14 @@ _Unlinked = tuple[int, bytes, bytes]
 
 def find(slots: _Rows, column: _Keys, keys: _Keys, out: _Rows, /) -> None: ...
 def claim(
-    slots: _Rows, column: _Keys, keys: _Keys, out: _Rows, first: _Places, taken: _Places, /
+    slots: _Rows,
+    column: _Keys,
+    alive: _Marks,
+    keys: _Keys,
+    out: _Rows,
+    first: _Places,
+    taken: _Places,
+    /,
 ) -> int: ...
 def settle(
     slots: _Rows,
@@ -32,6 +42,7 @@ def settle(
     /,
 ) -> None: ...
 def place(slots: _Rows, rows: _Rows, keys: _Keys, /) -> None: ...
+def replace(slots: _Rows, column: _Keys, taking: _Rows, /) -> None: ...
 def remove(slots: _Rows, column: _Keys, rows: _Rows, /) -> None: ...
 def find_chains(
     slots: _Rows,
@@ -40,65 +51,23 @@ def find_chains(
     depth: _Rows,
     keys: _Keys,
     counts: _Places,
-    guessed: _Rows,
+    guesses: list[_Rows | None],
     rows: _Rows,
     bad: _Marks,
     /,
 ) -> tuple[int, int]: ...
 def lay(
-    parent: _Rows,
-    depth: _Rows,
-    walkers: _Counts,
-    children: _Counts,
-    shared_children: _Counts,
-    children_walks: _Counts,
-    attended: _Doubles,
-    rows: _Rows,
-    new: _Marks,
-    counts: _Places,
-    now: float,
-    /,
+    blocks: BlockTable, rows: _Rows, new: _Marks, counts: _Places, now: float, /
 ) -> _Unlinked | None: ...
 def extend(
-    parent: _Rows,
-    depth: _Rows,
-    walkers: _Counts,
-    children: _Counts,
-    shared_children: _Counts,
-    children_walks: _Counts,
-    rows: _Rows,
-    new: _Marks,
-    before: _Rows,
-    counts: _Places,
-    /,
+    blocks: BlockTable, rows: _Rows, new: _Marks, before: _Rows, counts: _Places, /
 ) -> _Unlinked | None: ...
 def refresh(columns: list[npt.NDArray[Any]], values: list[bytes], rows: _Rows, /) -> None: ...
-def walk(
-    parent: _Rows,
-    walkers: _Counts,
-    shared_children: _Counts,
-    children_walks: _Counts,
-    tokens: npt.NDArray[np.uint16],
-    hit_count: _Counts,
-    last_hit: _Doubles,
-    rows: _Rows,
-    hits: int,
-    size: int,
-    now: float,
-    /,
-) -> None: ...
-def own(sessions: _Rows, flags: _Marks, rows: _Rows, session: int, /) -> None: ...
-def supersede(
-    parent: _Rows,
-    depth: _Rows,
-    sessions: _Rows,
-    flags: _Marks,
-    salt: _Keys,
-    rows: _Rows,
-    session: int,
-    tip: int,
-    /,
-) -> int: ...
+def unlink(blocks: BlockTable, gone: _Marks, first: int, end: int, /) -> None: ...
+def unheld(blocks: BlockTable, first: int, end: int, tiers: int, /) -> tuple[bytes, bytes]: ...
+def walk(blocks: BlockTable, rows: _Rows, hits: int, size: int, now: float, /) -> None: ...
+def own(blocks: BlockTable, rows: _Rows, session: int, /) -> None: ...
+def supersede(blocks: BlockTable, sessions: SessionTable, rows: _Rows, session: int, /) -> int: ...
 def marked(
     marks: _Marks,
     rows: _Rows,
@@ -107,35 +76,34 @@ def marked(
     reach: int,
     prefetched: int,
     left: int,
+    computing: int,
     /,
-) -> tuple[int, bytes]: ...
-def mark(marks: _Marks, rows: _Rows, bits: int, /) -> None: ...
-def unmark(marks: _Marks, tiers: _Marks, rows: _Rows, bit: int, /) -> bytes: ...
+) -> tuple[int, bytes, int]: ...
+def unmark(marks: _Marks, blocks: BlockTable, engine: int, rows: _Rows, bit: int, /) -> bytes: ...
 def written(
-    tokens: npt.NDArray[np.uint16],
-    walkers: _Counts,
-    layers: _Marks,
-    stated: _Marks,
-    raised_by: _Rows,
-    importance: npt.NDArray[np.float32],
-    rows: _Rows,
-    size: int,
-    layer: int,
-    worth: float,
-    /,
+    blocks: BlockTable, rows: _Rows, prompt_tokens: int, layer: int, worth: float, /
 ) -> bytes: ...
-def of_parent(parent: _Rows, size: int, row: int, most: int, /) -> bytes: ...
-def again(tiers: _Marks, created: _Doubles, rows: _Rows, copies: int, now: float, /) -> int: ...
+def block(blocks: BlockTable, engine: int, row: int, /) -> tuple[int, int, int, float]: ...
+def siblings(blocks: BlockTable, size: int, row: int, parent: int, now: float, /) -> bytes: ...
+def again(
+    blocks: BlockTable,
+    sessions: SessionTable,
+    engine: int,
+    session: int,
+    rows: _Rows,
+    tokens: int,
+    computed: int,
+    copies: int,
+    now: float,
+    /,
+) -> int: ...
 def overlap(keys: _Keys, others: _Keys, /) -> bool: ...
 def note_held(pages: _Marks, rows: _Rows, /) -> None: ...
 def held_rows(pages: _Marks, bits: _Marks, tiers: int, out: _Rows | None, /) -> int: ...
 def unhold(slots: _Rows, column: _Keys, tiers: _Marks, keys: _Keys, /) -> bytes: ...
 def hold(
-    tiers: _Marks,
-    tokens: npt.NDArray[np.uint16],
-    sessions: _Rows,
-    layers: _Marks,
-    stated: _Marks,
+    blocks: BlockTable,
+    engine: int,
     protected: _Marks,
     rows: _Rows,
     counts: _Places,
@@ -143,9 +111,7 @@ def hold(
     claims: _Rows,
     /,
 ) -> int: ...
-def tally(
-    layers: _Marks, stated: _Marks, protected: _Marks, rows: _Rows, kinds: int, /
-) -> list[int]: ...
+def tally(blocks: BlockTable, protected: _Marks, rows: _Rows, kinds: int, /) -> list[int]: ...
 def churn(
     events: Sequence[object], stored: type, /
 ) -> tuple[bytes, bytes, bytes, bytes, bytes, list[str | None] | None, bytes, int]: ...
@@ -153,13 +119,8 @@ def run_end(
     events: Sequence[object], first: int, types: tuple[type, ...], most: int, /
 ) -> tuple[int, int]: ...
 def departed(
-    sessions: _Rows,
-    flags: _Marks,
-    layers: _Marks,
-    stated: _Marks,
-    attended: _Doubles,
-    hit: _Doubles,
-    states: _Marks,
+    blocks: BlockTable,
+    sessions: SessionTable,
     over: int,
     protected: _Marks,
     rows: _Rows,
@@ -175,13 +136,9 @@ def depart(
     slots: npt.NDArray[np.uint16],
     marks: _Marks,
     keys: _Keys,
-    sessions: _Rows,
-    flags: _Marks,
-    layers: _Marks,
-    importance: npt.NDArray[np.float32],
-    hits: _Counts,
-    tiers: _Marks,
-    states: _Marks,
+    blocks: BlockTable,
+    engine: int,
+    sessions: SessionTable,
     rows: _Rows,
     places: npt.NDArray[np.uint16],
     rules: _Marks,
@@ -190,6 +147,19 @@ def depart(
     now: float,
     /,
 ) -> None: ...
+def begin_turn(
+    sessions: SessionTable,
+    row: int,
+    engine: int,
+    now: float,
+    prompt_tokens: int,
+    reach: int,
+    tip: int,
+    /,
+) -> tuple[int, int, float, int] | None: ...
+def end_turn(
+    sessions: SessionTable, row: int, tip: int, now: float, prompt_tokens: int, tokens: int, /
+) -> bool: ...
 def lower(scores: _Doubles, above: _Places, lengths: _Places | None, /) -> None: ...
 def highest_of_runs(
     scores: _Doubles, lengths: _Places, among: _Marks, runs: _Places, offsets: _Places, /
@@ -277,6 +247,12 @@ def belady(
     hits: _Rows,
     /,
 ) -> None: ...
+
+class BlockColumns:
+    """Where a block table's columns are: under ``bound`` in it, for the loops that take a table."""
+
+class SessionColumns:
+    """The same of a session table."""
 
 class LruStack:
     def __init__(self, capacities: list[int], /) -> None: ...

@@ -20,6 +20,7 @@ template <class T>
 constexpr const char* formats() {
     if constexpr (std::is_same_v<T, double>) return "d";
     if constexpr (std::is_same_v<T, float>) return "f";
+    if constexpr (std::is_same_v<T, int8_t>) return "b";
     if constexpr (std::is_same_v<T, uint8_t>) return "B?";
     if constexpr (std::is_same_v<T, uint16_t>) return "H";
     if constexpr (std::is_same_v<T, int32_t>) return "i";

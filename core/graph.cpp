@@ -1,6 +1,7 @@
 // kvgraph._graph: the loops of the graph, of shadows and of the lab that pay to be compiled. Python
 // decides; what is here moves numbers in arrays that Python owns, and calls nothing back.
 #include "chains.hpp"
+#include "columns.hpp"
 #include "held.hpp"
 #include "index.hpp"
 #include "ingest.hpp"
@@ -8,15 +9,9 @@
 #include "pools.hpp"
 #include "returns.hpp"
 #include "scores.hpp"
+#include "sessions.hpp"
 
 namespace {
-
-// A Python object with a C++ one in it.
-template <class T>
-struct Held {
-    PyObject_HEAD
-    T* held;
-};
 
 template <class T>
 T& held(PyObject* self) {
@@ -248,6 +243,30 @@ PyType_Slot ranked_slots[] = {
 PyType_Spec ranked_spec = {"kvgraph._graph.RankedPools", sizeof(Held<pools::Ranked>), 0, Py_TPFLAGS_DEFAULT,
                            ranked_slots};
 
+// BlockColumns() and SessionColumns(): where the columns of a table are, for whoever is given the table
+
+template <class T>
+int begin_columns(PyObject* self, PyObject* with, PyObject*) {
+    if (!PyArg_ParseTuple(with, "")) return -1;
+    T*& columns = reinterpret_cast<Held<T>*>(self)->held;
+    if (columns) return 0;
+    columns = new (std::nothrow) T();
+    if (!columns) PyErr_NoMemory();
+    return columns ? 0 : -1;
+}
+
+template <class T>
+PyType_Slot columns_slots[] = {
+    {Py_tp_new, (void*)PyType_GenericNew},
+    {Py_tp_init, (void*)begin_columns<T>},
+    {Py_tp_dealloc, (void*)freed<T>},
+    {0, nullptr},
+};
+PyType_Spec blocks_spec = {"kvgraph._graph.BlockColumns", sizeof(Held<BlockColumns>), 0, Py_TPFLAGS_DEFAULT,
+                           columns_slots<BlockColumns>};
+PyType_Spec sessions_spec = {"kvgraph._graph.SessionColumns", sizeof(Held<SessionColumns>), 0, Py_TPFLAGS_DEFAULT,
+                             columns_slots<SessionColumns>};
+
 #define FUNCTION(name, body) \
     {name, (PyCFunction)(void (*)(void))called<body>, METH_FASTCALL, nullptr}
 
@@ -256,19 +275,22 @@ PyMethodDef functions[] = {
     FUNCTION("claim", index_::claim),
     FUNCTION("settle", index_::settle),
     FUNCTION("place", index_::place),
+    FUNCTION("replace", index_::replace),
     FUNCTION("remove", index_::remove),
     FUNCTION("find_chains", ingest::find_chains),
     FUNCTION("lay", ingest::lay),
     FUNCTION("extend", ingest::extend),
     FUNCTION("refresh", ingest::refresh),
+    FUNCTION("unlink", ingest::unlink),
+    FUNCTION("unheld", ingest::unheld),
     FUNCTION("walk", ingest::walk),
     FUNCTION("own", ingest::own),
     FUNCTION("supersede", ingest::supersede),
     FUNCTION("marked", ingest::marked),
-    FUNCTION("mark", ingest::mark),
     FUNCTION("unmark", ingest::unmark),
     FUNCTION("written", ingest::written),
-    FUNCTION("of_parent", ingest::of_parent),
+    FUNCTION("block", ingest::block),
+    FUNCTION("siblings", ingest::siblings),
     FUNCTION("again", ingest::again),
     FUNCTION("overlap", ingest::overlap),
     FUNCTION("note_held", held::note),
@@ -280,6 +302,8 @@ PyMethodDef functions[] = {
     FUNCTION("run_end", ingest::run_end),
     FUNCTION("departed", ingest::departed),
     FUNCTION("depart", ingest::depart),
+    FUNCTION("begin_turn", sessions::begin_turn),
+    FUNCTION("end_turn", sessions::end_turn),
     FUNCTION("lower", chains::lower),
     FUNCTION("highest", chains::highest),
     FUNCTION("highest_of_runs", chains::highest_of_runs),
@@ -303,9 +327,10 @@ PyModuleDef definition = {
     nullptr, nullptr, nullptr, nullptr,
 };
 
-bool add_type(PyObject* module, const char* name, PyType_Spec* spec) {
+bool add_type(PyObject* module, const char* name, PyType_Spec* spec, PyTypeObject** kept = nullptr) {
     PyObject* type = PyType_FromSpec(spec);
     if (!type) return false;
+    if (kept) *kept = (PyTypeObject*)Py_NewRef(type);
     bool added = PyModule_AddObjectRef(module, name, type) == 0;
     Py_DECREF(type);
     return added;
@@ -316,7 +341,9 @@ bool add_type(PyObject* module, const char* name, PyType_Spec* spec) {
 PyMODINIT_FUNC PyInit__graph() {
     PyObject* module = PyModule_Create(&definition);
     if (!module) return nullptr;
-    if (!add_type(module, "LruStack", &stack_spec) || !add_type(module, "RankedPools", &ranked_spec)) {
+    if (!add_type(module, "LruStack", &stack_spec) || !add_type(module, "RankedPools", &ranked_spec) ||
+        !add_type(module, "BlockColumns", &blocks_spec, &BlockColumns::type) ||
+        !add_type(module, "SessionColumns", &sessions_spec, &SessionColumns::type)) {
         Py_DECREF(module);
         return nullptr;
     }

@@ -60,24 +60,36 @@ inline PyObject* find(Arguments with, Py_ssize_t count) {
     return nothing();
 }
 
-// claim(slots, key column, keys, rows out, first places out, their slots out) -> how many are new
-// A new key's row is CLAIM less the place where it first appears, in its slot and in `rows`.
+// claim(slots, key column, rows in use, keys, rows out, first places out, their slots out) -> how many are
+// new. A new key's row is CLAIM less the place where it first appears, in its slot and in `rows`. A key is
+// looked for behind the row of the one before it first: what was stored together stands together.
 inline PyObject* claim(Arguments with, Py_ssize_t count) {
-    expect(count, 6);
+    expect(count, 7);
     Array<int32_t> slots(with[0]);
-    Array<const uint64_t> column(with[1]), keys(with[2]);
-    Array<int32_t> rows(with[3]);
-    Array<int64_t> first(with[4]), taken(with[5]);
+    Array<const uint64_t> column(with[1]);
+    Array<const uint8_t> alive(with[2]);
+    Array<const uint64_t> keys(with[3]);
+    Array<int32_t> rows(with[4]);
+    Array<int64_t> first(with[5]), taken(with[6]);
     Table table(slots);
-    size_t n = keys.size(), fresh = 0;
+    size_t n = keys.size(), fresh = 0, size = column.size() < alive.size() ? column.size() : alive.size();
     for (size_t start = 0; start < n; start += AHEAD) {
         size_t end = start + AHEAD < n ? start + AHEAD : n;
-        for (size_t at = start; at < end; at++) table.fetch(keys[at]);
+        bool fetched = false;
         for (size_t at = start; at < end; at++) {
-            int32_t row = table.slots[(keys[at] * MULTIPLIER) >> table.shift];
-            if (row >= 0) __builtin_prefetch(&column[(size_t)row]);
-        }
-        for (size_t at = start; at < end; at++) {
+            size_t next = at && rows[at - 1] >= 0 ? (size_t)rows[at - 1] + 1 : size;
+            if (next < size && column[next] == keys[at] && alive[next]) {
+                rows[at] = (int32_t)next;
+                continue;
+            }
+            if (!fetched) {
+                for (size_t each = at; each < end; each++) table.fetch(keys[each]);
+                for (size_t each = at; each < end; each++) {
+                    int32_t row = table.slots[(keys[each] * MULTIPLIER) >> table.shift];
+                    if (row >= 0) __builtin_prefetch(&column[(size_t)row]);
+                }
+                fetched = true;
+            }
             Probe probe(keys[at], table.mask, table.shift);
             for (;; probe.onward()) {
                 int32_t row = table.slots[probe.position];
@@ -136,6 +148,34 @@ inline PyObject* place(Arguments with, Py_ssize_t count) {
         while (table.slots[probe.position] >= 0) probe.onward();
         table.slots[probe.position] = rows[at];
     }
+    return nothing();
+}
+
+// replace(slots, key column, slots that take what stands in them)
+inline PyObject* replace(Arguments with, Py_ssize_t count) {
+    expect(count, 3);
+    Array<const int32_t> before(with[0]);
+    Array<const uint64_t> column(with[1]);
+    Array<int32_t> slots(with[2]);
+    Table table(slots);
+    int32_t rows[AHEAD];  // those that are fetched
+    size_t size = 0;
+    auto put = [&] {
+        for (size_t each = 0; each < size; each++) {
+            Probe probe(column[(size_t)rows[each]], table.mask, table.shift);
+            while (table.slots[probe.position] >= 0) probe.onward();
+            table.slots[probe.position] = rows[each];
+        }
+        size = 0;
+    };
+    for (int32_t row : before) {
+        if (row < 0) continue;
+        if ((size_t)row >= column.size()) raise_type_error("a row is none of the table's");
+        table.fetch(column[(size_t)row]);
+        rows[size++] = row;
+        if (size == AHEAD) put();
+    }
+    put();
     return nothing();
 }
 

@@ -1,11 +1,13 @@
 // What events do to blocks, chain by chain: columns of the block table are read and written here,
 // and what is rare is told to Python, which sees to it.
 #pragma once
+#include "columns.hpp"
 #include "index.hpp"
 
 #include <algorithm>
 #include <cmath>
 #include <iterator>
+#include <optional>
 
 namespace ingest {
 
@@ -21,11 +23,27 @@ inline void check_rows(const Array<const int32_t>& rows, size_t table) {
     if (!all) raise_type_error("a row is none of the table's");
 }
 
-inline PyObject* packed(const std::vector<int32_t>& rows) {
-    PyObject* bytes = PyBytes_FromStringAndSize((const char*)rows.data(), (Py_ssize_t)(4 * rows.size()));
+// A row that Python names.
+inline size_t row_of(PyObject* number, size_t table) {
+    int64_t row = as_integer(number);
+    if (row < 0 || (size_t)row >= table) raise_type_error("a row is none of the table's");
+    return (size_t)row;
+}
+
+// How many rows all of these columns have.
+template <class... Each>
+size_t least(const Each&... columns) {
+    return std::min({columns.size...});
+}
+
+template <class T>
+PyObject* bytes_of_values(const std::vector<T>& values) {
+    PyObject* bytes = PyBytes_FromStringAndSize((const char*)values.data(), (Py_ssize_t)(sizeof(T) * values.size()));
     if (!bytes) throw Raised{};
     return bytes;
 }
+
+inline PyObject* packed(const std::vector<int32_t>& rows) { return bytes_of_values(rows); }
 
 inline PyObject* pair_of(PyObject* first, PyObject* second) {
     PyObject* both = first && second ? PyTuple_Pack(2, first, second) : nullptr;
@@ -65,9 +83,10 @@ private:
     bool zero_ = false;  // a key
 };
 
-// find_chains(slots, key column, alive, depth, keys, counts, guessed, rows out, bad out) -> (how many
-// keys are not known, how many chains have a key twice). Chain after chain: each key may be where it
-// was guessed, or behind the one before it; of one that is not known the row is NO_ROW.
+// find_chains(slots, key column, alive, depth, keys, counts, guesses, rows out, bad out) -> (how many
+// keys are not known, how many chains have a key twice). Chain after chain, each with the rows where its
+// first keys may be, or None: else each key is looked for behind the one before it. Of a key that is not
+// known the row is NO_ROW.
 inline PyObject* find_chains(Arguments with, Py_ssize_t count) {
     expect(count, 9);
     Array<int32_t> slots(with[0]);
@@ -76,25 +95,31 @@ inline PyObject* find_chains(Arguments with, Py_ssize_t count) {
     Array<const int32_t> depth(with[3]);
     Array<const uint64_t> keys(with[4]);
     Array<const int64_t> counts(with[5]);
-    Array<const int32_t> guessed(with[6]);
+    if (!PyList_Check(with[6])) raise_type_error("expected a list of guesses");
     Array<int32_t> rows(with[7]);
     Array<uint8_t> bad(with[8]);
     index_::Table table(slots);
     size_t n = keys.size(), size = std::min({column.size(), alive.size(), depth.size()}), sum = 0;
     for (int64_t each : counts) sum += (size_t)each;
-    if (sum != n || guessed.size() != n || rows.size() != n || bad.size() != counts.size())
+    if (sum != n || (size_t)PyList_GET_SIZE(with[6]) != counts.size() || rows.size() != n || bad.size() != counts.size())
         raise_type_error("keys, guesses and rows differ in number");
-    check_rows(guessed, size);
     auto stands = [&](int32_t row, uint64_t key) {
         return (size_t)row < size && column[(size_t)row] == key && alive[(size_t)row];
     };
     size_t unknown = 0, twice = 0, start = 0;
     for (size_t chain = 0; chain < counts.size(); chain++) {
-        size_t end = start + (size_t)counts[chain], doubtful = 0;
+        size_t end = start + (size_t)counts[chain], doubtful = 0, known = start;
+        PyObject* guess = PyList_GET_ITEM(with[6], (Py_ssize_t)chain);
+        std::optional<Array<const int32_t>> guessed;
+        if (guess != Py_None) {
+            guessed.emplace(guess);
+            known = std::min(end, start + guessed->size());
+        }
         for (size_t from = start; from < end; from += index_::AHEAD) {
             size_t to = std::min(end, from + index_::AHEAD);
             for (size_t at = from; at < to; at++) {
-                rows[at] = stands(guessed[at], keys[at]) ? guessed[at] : index_::TOMBSTONE;
+                int32_t row = at < known ? (*guessed)[at - start] : NO_ROW;
+                rows[at] = stands(row, keys[at]) ? row : index_::TOMBSTONE;
                 if (rows[at] < 0) table.fetch(keys[at]);
             }
             for (size_t at = from; at < to; at++) {
@@ -134,15 +159,14 @@ inline PyObject* find_chains(Arguments with, Py_ssize_t count) {
 
 // The columns that links of chains are written to.
 struct Links {
-    Array<int32_t> parent, depth;
-    Array<const uint32_t> walkers;
-    Array<uint32_t> children, shared_children, children_walks;
+    Values<int32_t> parent, depth;
+    Values<uint32_t> walkers, children, shared_children, children_walks;
     size_t size;
-    explicit Links(Arguments with)
-        : parent(with[0]), depth(with[1]), walkers(with[2]), children(with[3]), shared_children(with[4]),
-          children_walks(with[5]),
-          size(std::min({parent.size(), depth.size(), walkers.size(), children.size(), shared_children.size(),
-                         children_walks.size()})) {}
+    explicit Links(const Blocks& blocks)
+        : parent(blocks(&BlockColumns::parent)), depth(blocks(&BlockColumns::depth)),
+          walkers(blocks(&BlockColumns::walkers)), children(blocks(&BlockColumns::children)),
+          shared_children(blocks(&BlockColumns::shared_children)), children_walks(blocks(&BlockColumns::children_walks)),
+          size(least(parent, depth, walkers, children, shared_children, children_walks)) {}
 
     void link(int32_t row, int32_t above) {
         parent[(size_t)row] = above;
@@ -216,18 +240,19 @@ inline PyObject* joined(Links& links, const int32_t* rows, const std::vector<int
     return told;
 }
 
-// lay(parent, depth, walkers, children, shared children, children's walks, last attended, rows, new,
-// counts, now) -> None, or (links that were cut, rows whose parents are too deep, these parents)
+// lay(blocks, rows, new, counts, now) -> None, or (links that were cut, rows whose parents are too deep,
+// these parents)
 inline PyObject* lay(Arguments with, Py_ssize_t count) {
-    expect(count, 11);
-    Links links(with);
-    Array<double> attended(with[6]);
-    Array<const int32_t> rows(with[7]);
-    Array<const uint8_t> is_new(with[8]);
-    Array<const int64_t> counts(with[9]);
-    double now = as_double(with[10]);
+    expect(count, 5);
+    Blocks blocks(with[0]);
+    Links links(blocks);
+    auto attended = blocks(&BlockColumns::last_attended);
+    Array<const int32_t> rows(with[1]);
+    Array<const uint8_t> is_new(with[2]);
+    Array<const int64_t> counts(with[3]);
+    double now = as_double(with[4]);
     size_t n = rows.size(), at = 0;
-    check_rows(rows, std::min(links.size, attended.size()));
+    check_rows(rows, std::min(links.size, attended.size));
     std::vector<int64_t> depths(n);
     std::vector<int32_t> parents(n);
     for (int64_t each : counts)
@@ -241,15 +266,16 @@ inline PyObject* lay(Arguments with, Py_ssize_t count) {
     return joined(links, rows.data(), parents, moved);
 }
 
-// extend(parent, depth, walkers, children, shared children, children's walks, rows, new, before,
-// counts) -> as of lay. Runs of blocks, each behind its own predecessor, or behind nobody.
+// extend(blocks, rows, new, before, counts) -> as of lay. Runs of blocks, each behind its own
+// predecessor, or behind nobody.
 inline PyObject* extend(Arguments with, Py_ssize_t count) {
-    expect(count, 10);
-    Links links(with);
-    Array<const int32_t> rows(with[6]);
-    Array<const uint8_t> is_new(with[7]);
-    Array<const int32_t> before(with[8]);
-    Array<const int64_t> counts(with[9]);
+    expect(count, 5);
+    Blocks blocks(with[0]);
+    Links links(blocks);
+    Array<const int32_t> rows(with[1]);
+    Array<const uint8_t> is_new(with[2]);
+    Array<const int32_t> before(with[3]);
+    Array<const int64_t> counts(with[4]);
     size_t n = rows.size(), sum = 0;
     check_rows(rows, links.size);
     for (int64_t each : counts) {
@@ -303,6 +329,51 @@ inline PyObject* extend(Arguments with, Py_ssize_t count) {
     return joined(links, rows.data(), parents, moved);
 }
 
+// unlink(blocks, which rows are about to be reused, first row, behind the last one): these rows lose their
+// parents, where they or these are to be reused. Over all rows that removes every link of what is reused.
+inline PyObject* unlink(Arguments with, Py_ssize_t count) {
+    expect(count, 4);
+    Blocks blocks(with[0]);
+    Links links(blocks);
+    Array<const uint8_t> gone(with[1]);
+    if (gone.size() > links.size) raise_type_error("there are more marks than rows");
+    size_t first = (size_t)std::max<int64_t>(0, as_integer(with[2]));
+    size_t end = std::min((size_t)std::max<int64_t>(0, as_integer(with[3])), gone.size());
+    for (size_t row = first; row < end; row++) {
+        int32_t above = links.parent[row];
+        if (above >= 0 && (gone[row] || ((size_t)above < gone.size() && gone[(size_t)above])))
+            links.cut((int32_t)row);
+    }
+    return nothing();
+}
+
+// unheld(blocks, first row, behind the last one, tiers) -> (those of these rows, ascending, that are in use
+// and that no engine has in any of these tiers; when each was used last)
+inline PyObject* unheld(Arguments with, Py_ssize_t count) {
+    expect(count, 4);
+    Blocks blocks(with[0]);
+    auto alive = blocks(&BlockColumns::alive);
+    auto attended = blocks(&BlockColumns::last_attended), hit = blocks(&BlockColumns::last_hit);
+    size_t first = (size_t)std::max<int64_t>(0, as_integer(with[1]));
+    size_t end = std::min((size_t)std::max<int64_t>(0, as_integer(with[2])), least(alive, attended, hit));
+    uint8_t tiers = (uint8_t)as_integer(with[3]);
+    std::vector<uint8_t> held(end > first ? end - first : 0, 0);
+    for (size_t engine = 0; engine < blocks.engines(); engine++) {
+        auto own = blocks.tiers((int64_t)engine);
+        if (own.size < end) raise_type_error("an engine's tiers are too few");
+        for (size_t at = 0; at < held.size(); at++) held[at] |= own[first + at];
+    }
+    std::vector<int32_t> rows;
+    std::vector<double> used;
+    for (size_t at = 0; at < held.size(); at++) {
+        size_t row = first + at;
+        if (!alive[row] || (held[at] & tiers)) continue;
+        rows.push_back((int32_t)row);
+        used.push_back(std::max(attended[row], hit[row]));
+    }
+    return pair_of(packed(rows), bytes_of_values(used));
+}
+
 // refresh(columns, their fresh values as bytes, rows): whatever their types.
 inline PyObject* refresh(Arguments with, Py_ssize_t count) {
     expect(count, 3);
@@ -347,21 +418,23 @@ inline PyObject* refresh(Arguments with, Py_ssize_t count) {
     return nothing();
 }
 
-// walk(parent, walkers, shared children, children's walks, tokens, hit count, last hit, rows, hits,
-// block size, now): one more request walked these rows, no row twice, and found the first `hits`.
+// walk(blocks, rows, hits, block size, now): one more request walked these rows, no row twice, and found
+// the first `hits`.
 inline PyObject* walk(Arguments with, Py_ssize_t count) {
-    expect(count, 11);
-    Array<const int32_t> parent(with[0]);
-    Array<uint32_t> walkers(with[1]), shared_children(with[2]), children_walks(with[3]);
-    Array<uint16_t> tokens(with[4]);
-    Array<uint32_t> hit_count(with[5]);
-    Array<double> last_hit(with[6]);
-    Array<const int32_t> rows(with[7]);
-    size_t hits = std::min((size_t)std::max<int64_t>(0, as_integer(with[8])), rows.size());
-    uint16_t size = (uint16_t)as_integer(with[9]);
-    double now = as_double(with[10]);
-    check_rows(rows, std::min({parent.size(), walkers.size(), shared_children.size(), children_walks.size(),
-                               tokens.size(), hit_count.size(), last_hit.size()}));
+    expect(count, 5);
+    Blocks blocks(with[0]);
+    auto parent = blocks(&BlockColumns::parent);
+    auto walkers = blocks(&BlockColumns::walkers);
+    auto shared_children = blocks(&BlockColumns::shared_children);
+    auto children_walks = blocks(&BlockColumns::children_walks);
+    auto tokens = blocks(&BlockColumns::tokens);
+    auto hit_count = blocks(&BlockColumns::hit_count);
+    auto last_hit = blocks(&BlockColumns::last_hit);
+    Array<const int32_t> rows(with[1]);
+    size_t hits = std::min((size_t)std::max<int64_t>(0, as_integer(with[2])), rows.size());
+    uint16_t size = (uint16_t)as_integer(with[3]);
+    double now = as_double(with[4]);
+    check_rows(rows, least(parent, walkers, shared_children, children_walks, tokens, hit_count, last_hit));
     for (int32_t row : rows) {
         tokens[(size_t)row] = size;
         uint32_t walked = ++walkers[(size_t)row];
@@ -377,46 +450,48 @@ inline PyObject* walk(Arguments with, Py_ssize_t count) {
     return nothing();
 }
 
-// own(session column, flags, rows, session): the session walked these rows; those that another did
-// before are shared from now on.
-inline void own_rows(const Array<int32_t>& sessions, const Array<uint8_t>& flags, const Array<const int32_t>& rows,
-                     int32_t session) {
+// own(blocks, rows, session): the session walked these rows; those that another did before are shared
+// from now on.
+inline PyObject* own(Arguments with, Py_ssize_t count) {
+    expect(count, 3);
+    Blocks blocks(with[0]);
+    auto sessions = blocks(&BlockColumns::session);
+    auto flags = blocks(&BlockColumns::flags);
+    Array<const int32_t> rows(with[1]);
+    int32_t session = (int32_t)as_integer(with[2]);
+    check_rows(rows, least(sessions, flags));
     for (int32_t row : rows) {
         int32_t before = sessions[(size_t)row];
         if (before == session) continue;
         if (before != NO_ROW) flags[(size_t)row] |= SHARED;
         sessions[(size_t)row] = session;
     }
-}
-
-inline PyObject* own(Arguments with, Py_ssize_t count) {
-    expect(count, 4);
-    Array<int32_t> sessions(with[0]);
-    Array<uint8_t> flags(with[1]);
-    Array<const int32_t> rows(with[2]);
-    check_rows(rows, std::min(sessions.size(), flags.size()));
-    own_rows(sessions, flags, rows, (int32_t)as_integer(with[3]));
     return nothing();
 }
 
-// supersede(parent, depth, session column, flags, salt, rows, session, tip) -> how many blocks of its
-// last turn the session abandoned with this one, whose chain `rows` is; a tip of NO_ROW: none
+// supersede(blocks, sessions, rows, session) -> how many blocks of its last turn the session abandoned
+// with this one, whose chain `rows` is: none while another request of it runs, which is a sibling then
 inline PyObject* supersede(Arguments with, Py_ssize_t count) {
-    expect(count, 8);
-    Array<const int32_t> parent(with[0]), depth(with[1]), sessions(with[2]);
-    Array<uint8_t> flags(with[3]);
-    Array<const uint64_t> salt(with[4]);
-    Array<const int32_t> rows(with[5]);
-    int32_t session = (int32_t)as_integer(with[6]), tip = (int32_t)as_integer(with[7]);
-    size_t size = std::min({parent.size(), depth.size(), sessions.size(), flags.size(), salt.size()}), n = rows.size();
+    expect(count, 4);
+    Blocks blocks(with[0]);
+    Sessions table(with[1]);
+    auto parent = blocks(&BlockColumns::parent), depth = blocks(&BlockColumns::depth);
+    auto sessions = blocks(&BlockColumns::session);
+    auto flags = blocks(&BlockColumns::flags);
+    auto salt = blocks(&BlockColumns::salt);
+    Array<const int32_t> rows(with[2]);
+    auto running = table(&SessionColumns::running), tips = table(&SessionColumns::tip);
+    size_t own = row_of(with[3], least(running, tips));
+    int32_t session = (int32_t)own, tip = running[own] > 0 ? NO_ROW : tips[own];
+    size_t size = least(parent, depth, sessions, flags, salt), n = rows.size();
     check_rows(rows, size);
     for (int32_t row : rows) flags[(size_t)row] &= (uint8_t)~SUPERSEDED;
     if (tip >= 0 && (size_t)tip < size && n && salt[(size_t)tip] != salt[(size_t)rows[0]])
         return PyLong_FromLong(0);  // a session's turns with another model are a chain of their own
     size_t left = 0;
     for (int32_t row = tip; row >= 0 && (size_t)row < size; row = parent[(size_t)row]) {
-        size_t own = (size_t)depth[(size_t)row];
-        if (own < n && rows[own] == row) break;
+        size_t at = (size_t)depth[(size_t)row];
+        if (at < n && rows[at] == row) break;
         if (sessions[(size_t)row] != session || (flags[(size_t)row] & SHARED)) continue;
         flags[(size_t)row] |= SUPERSEDED;
         left++;
@@ -424,16 +499,18 @@ inline PyObject* supersede(Arguments with, Py_ssize_t count) {
     return PyLong_FromSize_t(left);
 }
 
-// marked(marks, rows, found, first, reach, of a block that was prefetched, of how one left) -> (how many
-// of those that were found were prefetched, which are no longer, the rows that are computed again)
+// marked(marks, rows, found, first, reach, of a block that was prefetched, of how one left, of one that is
+// computed) -> (how many of those that were found were prefetched, which are no longer, the rows that are
+// computed again, the marks of the first of those that are computed before they said so)
 inline PyObject* marked(Arguments with, Py_ssize_t count) {
-    expect(count, 7);
+    expect(count, 8);
     Array<uint8_t> marks(with[0]);
     Array<const int32_t> rows(with[1]);
     size_t n = rows.size();
     auto place = [&](PyObject* number) { return std::min((size_t)std::max<int64_t>(0, as_integer(number)), n); };
     size_t found = place(with[2]), first = place(with[3]), reach = place(with[4]);
-    uint8_t prefetched = (uint8_t)as_integer(with[5]), left = (uint8_t)as_integer(with[6]);
+    uint8_t prefetched = (uint8_t)as_integer(with[5]), left = (uint8_t)as_integer(with[6]),
+            computing = (uint8_t)as_integer(with[7]);
     check_rows(rows, marks.size());
     size_t brought = 0;
     for (size_t at = 0; at < found; at++) {
@@ -444,28 +521,20 @@ inline PyObject* marked(Arguments with, Py_ssize_t count) {
     std::vector<int32_t> again;
     for (size_t at = first; at < reach; at++)
         if (marks[(size_t)rows[at]] & left) again.push_back(rows[at]);
-    return pair_of(PyLong_FromSize_t(brought), packed(again));
+    int before = first < n ? marks[(size_t)rows[first]] : 0;
+    for (size_t at = first; at < n; at++) marks[(size_t)rows[at]] |= computing;
+    return Py_BuildValue("(nNi)", (Py_ssize_t)brought, packed(again), before);
 }
 
-// mark(marks, rows, bits)
-inline PyObject* mark(Arguments with, Py_ssize_t count) {
-    expect(count, 3);
-    Array<uint8_t> marks(with[0]);
-    Array<const int32_t> rows(with[1]);
-    uint8_t bits = (uint8_t)as_integer(with[2]);
-    check_rows(rows, marks.size());
-    for (int32_t row : rows) marks[(size_t)row] |= bits;
-    return nothing();
-}
-
-// unmark(marks, tiers of an engine, rows, bit) -> those that had the bit, and are not in its pool
+// unmark(marks, blocks, engine, rows, bit) -> those that had the bit, and are not in the engine's pool
 inline PyObject* unmark(Arguments with, Py_ssize_t count) {
-    expect(count, 4);
+    expect(count, 5);
     Array<uint8_t> marks(with[0]);
-    Array<const uint8_t> tiers(with[1]);
-    Array<const int32_t> rows(with[2]);
-    uint8_t bit = (uint8_t)as_integer(with[3]);
-    check_rows(rows, std::min(marks.size(), tiers.size()));
+    Blocks blocks(with[1]);
+    auto tiers = blocks.tiers(as_integer(with[2]));
+    Array<const int32_t> rows(with[3]);
+    uint8_t bit = (uint8_t)as_integer(with[4]);
+    check_rows(rows, std::min(marks.size(), tiers.size));
     std::vector<int32_t> open;
     for (int32_t row : rows) {
         if ((marks[(size_t)row] & bit) && !(tiers[(size_t)row] & HOT)) open.push_back(row);
@@ -474,65 +543,116 @@ inline PyObject* unmark(Arguments with, Py_ssize_t count) {
     return packed(open);
 }
 
-// written(tokens, walkers, layer, stated, raised by, importance, rows, block size, layer, importance) ->
-// rows for which Python has to decide: these blocks were written by a model, and no request walked
-// them yet, so they are of that layer, unless somebody stated another.
+// written(blocks, rows, prompt tokens, layer, importance) -> rows for which Python has to decide: the
+// blocks behind a prompt were written by a model, and where no request walked them yet, they are of that
+// layer, unless somebody stated another. Blocks are of the size of the first one.
 inline PyObject* written(Arguments with, Py_ssize_t count) {
-    expect(count, 10);
-    Array<uint16_t> tokens(with[0]);
-    Array<const uint32_t> walkers(with[1]);
-    Array<uint8_t> layers(with[2]);
-    Array<const uint8_t> stated(with[3]);
-    Array<const int32_t> raised_by(with[4]);
-    Array<float> importance(with[5]);
-    Array<const int32_t> rows(with[6]);
-    uint16_t size = (uint16_t)as_integer(with[7]);
-    uint8_t layer = (uint8_t)as_integer(with[8]);
-    float worth = (float)as_double(with[9]);
-    check_rows(rows, std::min({tokens.size(), walkers.size(), layers.size(), stated.size(), raised_by.size(),
-                               importance.size()}));
+    expect(count, 5);
+    Blocks blocks(with[0]);
+    auto tokens = blocks(&BlockColumns::tokens);
+    auto walkers = blocks(&BlockColumns::walkers);
+    auto layers = blocks(&BlockColumns::layer), stated = blocks(&BlockColumns::stated);
+    auto raised_by = blocks(&BlockColumns::raised_by);
+    auto importance = blocks(&BlockColumns::importance);
+    Array<const int32_t> rows(with[1]);
+    int64_t prompt = as_integer(with[2]);
+    uint8_t layer = (uint8_t)as_integer(with[3]);
+    float worth = (float)as_double(with[4]);
+    check_rows(rows, least(tokens, walkers, layers, stated, raised_by, importance));
+    uint16_t size = rows.size() ? tokens[(size_t)rows[0]] : 0;
+    size_t first = size ? std::min<size_t>((size_t)(prompt / size), rows.size()) : 0;
     std::vector<int32_t> doubtful;
-    for (int32_t row : rows) {
-        size_t at = (size_t)row;
+    for (size_t each = first; each < rows.size(); each++) {
+        size_t at = (size_t)rows[each];
         tokens[at] = size;
         if (walkers[at] || layers[at] == layer) continue;
-        if (raised_by[at] != NO_ROW) doubtful.push_back(row);
+        if (raised_by[at] != NO_ROW) doubtful.push_back(rows[each]);
         else if (!stated[at]) layers[at] = layer, importance[at] = worth;
     }
     return packed(doubtful);
 }
 
-// of_parent(parent, size, row, most) -> the first rows, ascending, at most so many, whose parent it is
-inline PyObject* of_parent(Arguments with, Py_ssize_t count) {
-    expect(count, 4);
-    Array<const int32_t> parent(with[0]);
-    size_t size = std::min((size_t)std::max<int64_t>(0, as_integer(with[1])), parent.size());
-    int32_t row = (int32_t)as_integer(with[2]);
-    size_t most = (size_t)std::max<int64_t>(0, as_integer(with[3]));
-    constexpr size_t PART = 256;
+// block(blocks, engine, row) -> (in which tiers the engine has it, in which of theirs any other has, how
+// many walked it, when it was created)
+inline PyObject* block(Arguments with, Py_ssize_t count) {
+    expect(count, 3);
+    Blocks blocks(with[0]);
+    int64_t engine = as_integer(with[1]);
+    auto walkers = blocks(&BlockColumns::walkers);
+    auto created = blocks(&BlockColumns::created);
+    auto own = blocks.tiers(engine);
+    size_t row = row_of(with[2], least(walkers, created, own));
+    uint8_t others = 0;
+    for (size_t each = 0; each < blocks.engines(); each++)
+        if ((int64_t)each != engine) others |= blocks.tiers((int64_t)each)[row];
+    return Py_BuildValue("(iiId)", (int)own[row], (int)others, (unsigned)walkers[row], created[row]);
+}
+
+// siblings(blocks, how many rows are in use, row, parent, now) -> the other rows, ascending, that follow a
+// parent and were known before now or walked since; none of a parent that was not known before now
+inline PyObject* siblings(Arguments with, Py_ssize_t count) {
+    expect(count, 5);
+    Blocks blocks(with[0]);
+    auto parents = blocks(&BlockColumns::parent);
+    auto created = blocks(&BlockColumns::created);
+    auto walkers = blocks(&BlockColumns::walkers), children = blocks(&BlockColumns::children);
+    size_t size = std::min((size_t)std::max<int64_t>(0, as_integer(with[1])), least(parents, created, walkers, children));
+    size_t row = row_of(with[2], size), parent = row_of(with[3], size);
+    double now = as_double(with[4]);
     std::vector<int32_t> found;
-    for (size_t start = 0; start < size && found.size() < most; start += PART) {
+    if (!(created[parent] < now) && walkers[parent] <= 1) return packed(found);
+    size_t left = children[parent], own = (size_t)parents[row] == parent;
+    if (left <= own) return packed(found);
+    constexpr size_t PART = 256;
+    for (size_t start = 0; start < size && left; start += PART) {
         size_t end = std::min(size, start + PART);
         uint32_t any = 0;
-        for (size_t at = start; at < end; at++) any |= parent[at] == row;
-        for (size_t at = start; any && at < end && found.size() < most; at++)
-            if (parent[at] == row) found.push_back((int32_t)at);
+        for (size_t at = start; at < end; at++) any |= parents[at] == (int32_t)parent;
+        for (size_t at = start; any && at < end && left; at++) {
+            if (parents[at] != (int32_t)parent) continue;
+            left--;
+            if (at != row && (created[at] < now || walkers[at])) found.push_back((int32_t)at);
+        }
     }
     return packed(found);
 }
 
-// again(tiers of an engine, created, rows, tiers of copies, now) -> how many were there before now, and
-// have no copy
+constexpr int32_t GROWS = 2;
+// After this many turns, each longer than the one before, another longer prompt continues its session
+// even without a block more. Of four texts of random lengths, one sequence in 24 rises like that. Chosen.
+
+// Full blocks of a session's last prompt, if the next prompt, of so many blocks and tokens, extends it
+// here; 0 otherwise. Only lengths are compared, so this is asked before the turn begins. The same engine
+// must have served the session, and the prompt must have a block more. If a turn adds less than one block,
+// more tokens are enough when the session's earlier turns grew as well: lengths of separate questions
+// about one text rise and fall, and a prompt that is merely repeated does not grow.
+inline size_t goes_on_from(const Sessions& sessions, size_t session, int64_t engine, size_t blocks, int64_t tokens) {
+    int64_t before = sessions(&SessionColumns::turns)[session] ? sessions(&SessionColumns::reach)[session] : 0;
+    if (sessions(&SessionColumns::engine)[session] != engine || before <= 0 || before > (int64_t)blocks) return 0;
+    bool grew = !sessions(&SessionColumns::running)[session] && sessions(&SessionColumns::longer)[session] >= GROWS;
+    bool more = (int64_t)blocks > before || (grew && tokens > sessions(&SessionColumns::asked)[session]);
+    return more ? (size_t)before : 0;
+}
+
+// again(blocks, sessions, engine, session, rows, tokens, first that is computed, tiers of copies, now) ->
+// how many blocks a request of the session computes again, and which have no copy, if it continues it
 inline PyObject* again(Arguments with, Py_ssize_t count) {
-    expect(count, 5);
-    Array<const uint8_t> tiers(with[0]);
-    Array<const double> created(with[1]);
-    Array<const int32_t> rows(with[2]);
-    uint8_t copies = (uint8_t)as_integer(with[3]);
-    double now = as_double(with[4]);
-    check_rows(rows, std::min(tiers.size(), created.size()));
-    size_t found = 0;
-    for (int32_t row : rows) found += !(tiers[(size_t)row] & copies) && created[(size_t)row] < now;
+    expect(count, 9);
+    Blocks blocks(with[0]);
+    Sessions sessions(with[1]);
+    int64_t engine = as_integer(with[2]);
+    size_t session = row_of(with[3], sessions(&SessionColumns::turns).size);
+    Array<const int32_t> rows(with[4]);
+    int64_t tokens = as_integer(with[5]), first = as_integer(with[6]);
+    uint8_t copies = (uint8_t)as_integer(with[7]);
+    double now = as_double(with[8]);
+    auto tiers = blocks.tiers(engine);
+    auto created = blocks(&BlockColumns::created);
+    check_rows(rows, least(tiers, created));
+    size_t before = goes_on_from(sessions, session, engine, rows.size(), tokens), found = 0;
+    if (!before || !(created[(size_t)rows[before - 1]] < now)) return PyLong_FromLong(0);
+    for (size_t at = (size_t)std::max<int64_t>(0, first); at < rows.size(); at++)
+        found += !(tiers[(size_t)rows[at]] & copies) && created[(size_t)rows[at]] < now;
     return PyLong_FromSize_t(found);
 }
 
@@ -565,7 +685,6 @@ inline void sort_rows(std::vector<int32_t>& rows) {
     }
 }
 
-// merge(rows, ascending, each once; more, in any order; tiers of an engine) -> both, ascending, each once:
 // of those that come, the ones that the engine holds
 inline PyObject* merge(Arguments with, Py_ssize_t count) {
     expect(count, 3);
@@ -591,31 +710,55 @@ inline PyObject* unhold(Arguments with, Py_ssize_t count) {
     Array<uint8_t> tiers(with[2]);
     Array<const uint64_t> keys(with[3]);
     index_::Table table(slots);
-    std::vector<int32_t> rows(keys.size()), gone;
-    index_::find_all(table, column.data(), keys.data(), keys.size(), rows.data());
-    for (int32_t row : rows) {
-        if (row < 0 || (size_t)row >= tiers.size() || !(tiers[(size_t)row] & HOT)) continue;
-        tiers[(size_t)row] &= (uint8_t)~HOT;
-        gone.push_back(row);
+    size_t n = keys.size(), size = std::min(column.size(), tiers.size());
+    std::vector<int32_t> gone;
+    int64_t last = -1, step = 1;  // blocks of a chain leave together, one way or the other
+    auto leaves = [&](int64_t row, uint64_t key) {
+        return row >= 0 && (size_t)row < size && column[(size_t)row] == key && (tiers[(size_t)row] & HOT);
+    };
+    for (size_t start = 0; start < n; start += index_::AHEAD) {
+        size_t end = std::min(n, start + index_::AHEAD);
+        bool fetched = false;
+        for (size_t at = start; at < end; at++) {
+            int64_t row = last + step;
+            if (last < 0 || !leaves(row, keys[at])) {
+                row = last - step;
+                if (last >= 0 && leaves(row, keys[at])) {
+                    step = -step;
+                } else {
+                    for (size_t each = at; each < end && !fetched; each++) table.fetch(keys[each]);
+                    fetched = true;
+                    int32_t found;
+                    index_::find_all(table, column.data(), &keys[at], 1, &found);
+                    if (!leaves(found, keys[at])) continue;
+                    row = found;
+                }
+            }
+            tiers[(size_t)row] &= (uint8_t)~HOT;
+            gone.push_back((int32_t)row);
+            last = row;
+        }
     }
     sort_rows(gone);
     return packed(gone);
 }
 
-// hold(tiers of an engine, tokens, session column, layer, stated, protected layers, rows, counts, sizes,
-// claims) -> how many of them are protected. Runs of blocks, each of so many tokens and stored by a
-// session, which owns those that nobody did; of no session: NO_ROW.
+// hold(blocks, engine, protected layers, rows, counts, sizes, claims) -> how many of them are protected.
+// Runs of blocks, each of so many tokens and stored by a session, which owns those that nobody did; of no
+// session: NO_ROW.
 inline PyObject* hold(Arguments with, Py_ssize_t count) {
-    expect(count, 10);
-    Array<uint8_t> tiers(with[0]);
-    Array<uint16_t> tokens(with[1]);
-    Array<int32_t> sessions(with[2]);
-    Array<const uint8_t> layers(with[3]), stated(with[4]), is_protected(with[5]);
-    Array<const int32_t> rows(with[6]);
-    Array<const int64_t> counts(with[7]);
-    Array<const uint16_t> sizes(with[8]);
-    Array<const int32_t> claims(with[9]);
-    check_rows(rows, std::min({tiers.size(), tokens.size(), sessions.size(), layers.size(), stated.size()}));
+    expect(count, 7);
+    Blocks blocks(with[0]);
+    auto tiers = blocks.tiers(as_integer(with[1]));
+    auto tokens = blocks(&BlockColumns::tokens);
+    auto sessions = blocks(&BlockColumns::session);
+    auto layers = blocks(&BlockColumns::layer), stated = blocks(&BlockColumns::stated);
+    Array<const uint8_t> is_protected(with[2]);
+    Array<const int32_t> rows(with[3]);
+    Array<const int64_t> counts(with[4]);
+    Array<const uint16_t> sizes(with[5]);
+    Array<const int32_t> claims(with[6]);
+    check_rows(rows, least(tiers, tokens, sessions, layers, stated));
     if (sizes.size() != counts.size() || claims.size() != counts.size() || is_protected.size() != 256)
         raise_type_error("a size and a session are needed for each run, and a mark for each layer");
     size_t kept = 0, at = 0;
@@ -630,14 +773,16 @@ inline PyObject* hold(Arguments with, Py_ssize_t count) {
     return PyLong_FromSize_t(kept);
 }
 
-// tally(layer, stated, protected layers, rows, number of layers) -> how many are of each, and last how
-// many are protected
+// tally(blocks, protected layers, rows, number of layers) -> how many are of each, and last how many are
+// protected
 inline PyObject* tally(Arguments with, Py_ssize_t count) {
-    expect(count, 5);
-    Array<const uint8_t> layers(with[0]), stated(with[1]), is_protected(with[2]);
-    Array<const int32_t> rows(with[3]);
-    size_t kinds = (size_t)std::clamp<int64_t>(as_integer(with[4]), 0, 256);
-    check_rows(rows, std::min(layers.size(), stated.size()));
+    expect(count, 4);
+    Blocks blocks(with[0]);
+    auto layers = blocks(&BlockColumns::layer), stated = blocks(&BlockColumns::stated);
+    Array<const uint8_t> is_protected(with[1]);
+    Array<const int32_t> rows(with[2]);
+    size_t kinds = (size_t)std::clamp<int64_t>(as_integer(with[3]), 0, 256);
+    check_rows(rows, least(layers, stated));
     if (is_protected.size() != 256) raise_type_error("a mark is needed for each layer");
     std::vector<int64_t> counts(kinds + 1, 0);
     for (int32_t row : rows) {
@@ -665,12 +810,6 @@ private:
     PyObject* value_;
 };
 
-inline PyObject* interned(const char* name) {
-    PyObject* string = PyUnicode_InternFromString(name);
-    if (!string) throw Raised{};
-    return string;
-}
-
 inline Field hashes_of(PyObject* event) {
     static PyObject* name = interned("hashes");
     Field hashes(event, name);
@@ -689,13 +828,6 @@ inline PyObject* bytes_of_all(const std::vector<Field>& parts) {
         to += part.size();
     }
     return all;
-}
-
-template <class T>
-PyObject* bytes_of_values(const std::vector<T>& values) {
-    PyObject* bytes = PyBytes_FromStringAndSize((const char*)values.data(), (Py_ssize_t)(sizeof(T) * values.size()));
-    if (!bytes) throw Raised{};
-    return bytes;
 }
 
 // A reference that is given up unless somebody takes it.
@@ -780,25 +912,28 @@ inline PyObject* run_end(Arguments with, Py_ssize_t count) {
     return pair_of(PyLong_FromSsize_t(at), PyLong_FromLongLong(size));
 }
 
-// departed(session column, flags, layer, stated, last attended, last hit, states of sessions, state of
-// those that are over, protected layers, rows, places in the ranking, [lru, policy, superseded, session
-// over, unranked] as bytes, whether LRU ranked, rules out, last uses out) -> whether any was protected
+// departed(blocks, sessions, state of those that are over, protected layers, rows, places in the ranking,
+// [lru, policy, superseded, session over, unranked] as bytes, whether LRU ranked, rules out, last uses out)
+// -> whether any was protected
 inline PyObject* departed(Arguments with, Py_ssize_t count) {
-    expect(count, 15);
-    Array<const int32_t> sessions(with[0]);
-    Array<const uint8_t> flags(with[1]), layers(with[2]), stated(with[3]);
-    Array<const double> attended(with[4]), hit(with[5]);
-    Array<const uint8_t> states(with[6]);
-    uint8_t over = (uint8_t)as_integer(with[7]);
-    Array<const uint8_t> is_protected(with[8]);
-    Array<const int32_t> rows(with[9]);
-    Array<const uint16_t> places(with[10]);
-    Array<const uint8_t> codes(with[11]);
-    bool is_lru = PyObject_IsTrue(with[12]) == 1;
-    Array<uint8_t> rules(with[13]);
-    Array<double> used(with[14]);
+    expect(count, 10);
+    Blocks blocks(with[0]);
+    auto sessions = blocks(&BlockColumns::session);
+    auto flags = blocks(&BlockColumns::flags), layers = blocks(&BlockColumns::layer),
+         stated = blocks(&BlockColumns::stated);
+    auto attended = blocks(&BlockColumns::last_attended), hit = blocks(&BlockColumns::last_hit);
+    Sessions table(with[1]);
+    auto states = table(&SessionColumns::state);
+    uint8_t over = (uint8_t)as_integer(with[2]);
+    Array<const uint8_t> is_protected(with[3]);
+    Array<const int32_t> rows(with[4]);
+    Array<const uint16_t> places(with[5]);
+    Array<const uint8_t> codes(with[6]);
+    bool is_lru = PyObject_IsTrue(with[7]) == 1;
+    Array<uint8_t> rules(with[8]);
+    Array<double> used(with[9]);
     size_t n = rows.size();
-    check_rows(rows, std::min({sessions.size(), flags.size(), layers.size(), stated.size(), attended.size(), hit.size()}));
+    check_rows(rows, least(sessions, flags, layers, stated, attended, hit));
     if (places.size() != n || rules.size() != n || used.size() != n || is_protected.size() != 256 || codes.size() != 5)
         raise_type_error("a place and room are needed for each row");
     constexpr uint16_t UNNAMED = 65535;
@@ -807,7 +942,7 @@ inline PyObject* departed(Arguments with, Py_ssize_t count) {
         size_t row = (size_t)rows[at];
         used[at] = std::max(attended[row], hit[row]);
         int32_t owner = sessions[row];
-        bool ended = owner >= 0 && (size_t)owner < states.size() && states[(size_t)owner] == over && !(flags[row] & SHARED);
+        bool ended = owner >= 0 && (size_t)owner < states.size && states[(size_t)owner] == over && !(flags[row] & SHARED);
         any |= is_protected[layers[row]] && stated[row] && !ended;
         if (is_lru) rules[at] = codes[0];
         else if (places[at] == UNNAMED) rules[at] = codes[4];
@@ -833,29 +968,30 @@ inline uint8_t as_byte(double seconds) {
     return (uint8_t)std::min(std::nearbyint(steps), 255.0);
 }
 
-// depart(ring, slot of each row, marks, key column, session column, flags, layer, importance, hit count,
-// tiers of an engine, states of sessions, rows, places, rules, last uses, [id of the first, most
-// records, ticks, mark of who left, state of no session], now)
+// depart(ring, slot of each row, marks, key column, blocks, engine, sessions, rows, places, rules, last
+// uses, [id of the first, most records, ticks, mark of who left, state of no session], now)
 inline PyObject* depart(Arguments with, Py_ssize_t count) {
-    expect(count, 17);
+    expect(count, 13);
     Array<uint8_t> ring(with[0]);
     Array<uint16_t> slots(with[1]);
     Array<uint8_t> marks(with[2]);
     Array<const uint64_t> keys(with[3]);
-    Array<const int32_t> sessions(with[4]);
-    Array<const uint8_t> flags(with[5]), layers(with[6]);
-    Array<const float> importance(with[7]);
-    Array<const uint32_t> hits(with[8]);
-    Array<const uint8_t> tiers(with[9]), states(with[10]);
-    Array<const int32_t> rows(with[11]);
-    Array<const uint16_t> places(with[12]);
-    Array<const uint8_t> rules(with[13]);
-    Array<const double> used(with[14]);
-    Array<const int64_t> numbers(with[15]);
-    double now = as_double(with[16]);
+    Blocks blocks(with[4]);
+    auto sessions = blocks(&BlockColumns::session);
+    auto flags = blocks(&BlockColumns::flags), layers = blocks(&BlockColumns::layer);
+    auto importance = blocks(&BlockColumns::importance);
+    auto hits = blocks(&BlockColumns::hit_count);
+    auto tiers = blocks.tiers(as_integer(with[5]));
+    Sessions table(with[6]);
+    auto states = table(&SessionColumns::state);
+    Array<const int32_t> rows(with[7]);
+    Array<const uint16_t> places(with[8]);
+    Array<const uint8_t> rules(with[9]);
+    Array<const double> used(with[10]);
+    Array<const int64_t> numbers(with[11]);
+    double now = as_double(with[12]);
     size_t n = rows.size();
-    check_rows(rows, std::min({slots.size(), marks.size(), keys.size(), sessions.size(), flags.size(), layers.size(),
-                               importance.size(), hits.size(), tiers.size()}));
+    check_rows(rows, std::min({slots.size(), marks.size(), keys.size(), least(sessions, flags, layers, importance, hits, tiers)}));
     if (places.size() != n || rules.size() != n || used.size() != n || numbers.size() != 5)
         raise_type_error("a place, a rule and a time are needed for each row");
     size_t first = (size_t)numbers[0], most = (size_t)numbers[1], room = ring.size() / sizeof(Departure);
@@ -867,7 +1003,7 @@ inline PyObject* depart(Arguments with, Py_ssize_t count) {
         marks[row] = (uint8_t)numbers[3];
         if (at < skipped) continue;
         int32_t owner = sessions[row];
-        bool owned = owner >= 0 && (size_t)owner < states.size();
+        bool owned = owner >= 0 && (size_t)owner < states.size;
         uint8_t state = owned ? states[(size_t)owner] : (uint8_t)numbers[4];
         uint8_t shared = (flags[row] & SHARED) != 0, copies = (tiers[row] & (WARM | COLD)) >> 1;
         records[slot] = {

@@ -528,7 +528,7 @@ def misses_of(page: Page) -> Misses:
         starts, sums = history.reasons.series(now)
         count = len(REASON_NAMES)
         columns = sums.T.tolist() if len(sums) else [[] for _ in range(2 * count)]
-        totals = history.totals.tolist()
+        totals = history.totals
         return Misses(
             at=page.unix(now),
             reasons=REASON_TEXTS,

@@ -21,7 +21,7 @@ from .ranking import ranked_by
 
 def log_totals(tables: LoggedTables, shadows: ShadowRunner) -> LogTotals:
     """What the logs counted since the start; does not read the graph."""
-    history, totals = tables.history, tables.history.totals.tolist()
+    history, totals = tables.history, tables.history.totals
     count = len(REASON_NAMES)
     return LogTotals(
         tokens=_tokens(history),

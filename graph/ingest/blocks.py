@@ -298,9 +298,7 @@ class ChurnRecorder:
 
     def _count_removed(self, rows: Rows) -> None:
         blocks = self._tables.blocks
-        *by_layer, kept = core.tally(
-            blocks.layer, blocks.stated, IS_PROTECTED, rows, len(_EVICTED_NAMES)
-        )
+        *by_layer, kept = core.tally(blocks, IS_PROTECTED, rows, len(_EVICTED_NAMES))
         for name, count in zip(_EVICTED_NAMES, by_layer, strict=True):
             self._counters[name] += count
         self._counters["protected_evicted"] += kept

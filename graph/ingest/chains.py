@@ -40,8 +40,7 @@ class ChainLinker:
             before: int32 ``[runs]``: the row before each run, ``NO_ROW`` at the start of a chain.
             counts: int64 ``[runs]``: blocks in each run, at least one.
         """
-        columns = self._tables.links.columns()
-        self._told(core.extend(*columns, rows, new, before, counts))
+        self._told(core.extend(self._tables.blocks, rows, new, before, counts))
 
     def lay(self, rows: Rows, new: Flags, counts: npt.NDArray[np.int64], now: float) -> None:
         """Link whole chains from their start, read now: the ``i``-th row of each has depth ``i``.
@@ -51,8 +50,7 @@ class ChainLinker:
             new: bool ``[n]``: whether the row was just created.
             counts: int64 ``[chains]``: blocks in each.
         """
-        columns, read = self._tables.links.columns(), self._tables.blocks.last_attended
-        self._told(core.lay(*columns, read, rows, new, counts, now))
+        self._told(core.lay(self._tables.blocks, rows, new, counts, now))
 
     def from_root(self, row: int, length: int) -> Rows:
         """int32 ``[length]``: the chain that ends at ``row``; empty if its length differs or is

@@ -147,8 +147,6 @@ class SegmentTagger:
 
     def tag(self, engine: int, event: RequestStarted, rows: Rows, session: int, now: float) -> None:
         """Apply a request's segments, the most precious last, so that it wins a shared block."""
-        if not event.segments:
-            return
         size = event.block_size
         segments = _affordable(event.segments, len(rows), size)
         if len(segments) < len(event.segments):

@@ -177,17 +177,12 @@ class RequestSessions:
 
         Not while another request of the session runs: then the two are siblings.
         """
-        blocks, sessions = self._tables.blocks, self._tables.sessions
-        tip = NO_ROW if sessions.running[session] > 0 else int(sessions.tip[session])
-        left = core.supersede(
-            blocks.parent, blocks.depth, blocks.session, blocks.flags, blocks.salt, rows, session,
-            tip,
-        )  # fmt: skip
+        left = core.supersede(self._tables.blocks, self._tables.sessions, rows, session)
         if left:
             self._counters["blocks_superseded"] += left
 
     def own(self, session: int, rows: Rows, tenant: str | None) -> None:
         blocks = self._tables.blocks
-        core.own(blocks.session, blocks.flags, rows, session)
+        core.own(blocks, rows, session)
         if tenant:
             blocks.for_writing("tenant")[rows] = self.tenant(tenant)

@@ -9,7 +9,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from ..compiled import core
-from ..tables.blocks import BlockTable, Mask, Times
+from ..tables.blocks import Mask, Times
 from ..tables.tables import Tables
 from ..types import HELD, Rows
 from ..wire.events import (
@@ -219,8 +219,9 @@ class GhostKeeper:
             return _NONE  # not when an engine leaves, either: it may be back in a moment
         ghosts, times = list[Rows](), list[Times]()
         for part in blocks.parts():
-            ghosts.append(_unheld(blocks, part))
-            times.append(blocks.last_used(ghosts[-1]))
+            rows, used = core.unheld(blocks, part.start, part.stop, HELD)
+            ghosts.append(np.frombuffer(rows, dtype=np.int32))
+            times.append(np.frombuffer(used, dtype=np.float64))
             yield
         known = sum(map(len, ghosts))
         surplus = known - limit * 3 // 4 if known > limit else 0
@@ -233,10 +234,3 @@ class GhostKeeper:
         """How many ghosts are kept: ``max_ghosts``, or a share of the engines' pools if larger."""
         limits, pools = self._tables.limits, sum(self._tables.pool_blocks.values())
         return max(limits.max_ghosts, int(limits.ghost_share * pools))
-
-
-def _unheld(blocks: BlockTable, part: slice) -> Rows:
-    """int32, ascending: rows of this part that are in use and held by no engine."""
-    held = (np.bitwise_or.reduce(blocks.tiers[:, part], axis=0) & HELD) != 0
-    rows: Rows = part.start + np.flatnonzero(blocks.alive[part] & ~held).astype(np.int32)
-    return rows

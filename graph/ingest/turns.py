@@ -17,7 +17,6 @@ from ..logs.requests import Hold
 from ..ranking.copies import COPIES
 from ..tables.blocks import Known, Mask
 from ..tables.hash_index import KnownChains
-from ..tables.sessions import SessionTable
 from ..tables.walks import Walk
 from ..types import DEFAULT_IMPORTANCE, NEVER, NO_ROW, Authority, Keys, Rows, SourceLayer, as_keys
 from ..wire.events import (
@@ -100,32 +99,6 @@ class HeldBook:
         self._let_go.pop(engine, None)
 
 
-_GROWS: Final = 2
-"""After this many turns, each longer than the one before, another longer prompt continues its
-session even without a block more. Of four texts of random lengths, one sequence in 24 rises like
-that. Chosen."""
-
-
-def goes_on_from(sessions: SessionTable, row: int, engine: int, blocks: int, tokens: int) -> int:
-    """Full blocks of the session's last prompt, if the next prompt extends it here; 0 otherwise.
-
-    Only lengths are compared, so call it before the turn begins. The same engine must have served
-    the session, and the prompt must have a block more. If a turn adds less than one block, more
-    tokens are enough when the session's earlier turns grew as well: lengths of separate questions
-    about one text rise and fall, and a prompt that is merely repeated does not grow.
-
-    Args:
-        blocks: Full blocks of the next prompt.
-        tokens: Tokens of the next prompt.
-    """
-    before = int(sessions.reach[row]) if sessions.turns[row] else 0
-    if sessions.engine[row] != engine or not 0 < before <= blocks:
-        return 0
-    grew = not sessions.running[row] and sessions.longer[row] >= _GROWS
-    more = blocks > before or (grew and tokens > sessions.asked[row])
-    return before if more else 0
-
-
 Turn = RequestStarted | RequestFinished
 Counts = npt.NDArray[np.int64]
 _GENERATED: Final = int(SourceLayer.GENERATION)
@@ -191,21 +164,20 @@ class TurnRecorder:
             self._counters["prompt_tokens"] += event.prompt_tokens
             self._counters["cached_tokens"] += event.cached_tokens
         self._walked(engine, event, rows)
-        sessions = self._tables.sessions
         session = self._sessions.of_request(engine, event, rows, now)
         hold = self._held.begun(engine, event.request_id)
         if not event.warms:
             self._note_regret(engine, event, rows, session, now)
             self._tables.history.started(engine, event, session, rows, keys, now, hold)
-        self._segments.tag(engine, event, rows, session, now)
-        if not _is_tip(event, rows):
+        if event.segments:
+            self._segments.tag(engine, event, rows, session, now)
+        reach = -1 if _is_tip(event, rows) else len(rows)
+        if reach >= 0:
             self._sessions.supersede(session, rows)
-            sessions.reach[session] = len(rows)
-            if not sessions.turns[session]:
-                sessions.first_reach[session] = len(rows)
         self._sessions.own(session, rows, event.tenant)
-        sessions.begin_turn(session, engine, now, event.prompt_tokens)
-        self._mark_tip(session, rows)
+        self._tables.sessions.begin_turn(
+            session, engine, now, event.prompt_tokens, reach, _last(rows)
+        )
         self._sessions.forks.works(session, now)
 
     def _finished(
@@ -216,13 +188,9 @@ class TurnRecorder:
         self._tables.history.finished(engine, event, rows, keys, now)
         self._tables.changed[engine] += len(rows)
         inferred = self._sessions.finished(engine, event.request_id)
-        blocks = self._tables.blocks
-        size = int(blocks.tokens[rows[0]]) if len(rows) else 0
-        written = rows[event.prompt_tokens // size :] if size else rows
         doubtful = core.written(
-            blocks.tokens, blocks.walkers, blocks.layer, blocks.stated, blocks.raised_by,
-            blocks.importance, written, size, _GENERATED, _GENERATED_WORTH,
-        )  # fmt: skip
+            self._tables.blocks, rows, event.prompt_tokens, _GENERATED, _GENERATED_WORTH
+        )
         if doubtful:
             raised = np.frombuffer(doubtful, dtype=np.int32)
             self._layers.state(raised, SourceLayer.GENERATION, None, Authority.INFERRED, NO_ROW)
@@ -232,9 +200,9 @@ class TurnRecorder:
         if session == NO_ROW:
             return
         self._sessions.own(session, rows, event.tenant)
-        self._mark_tip(session, rows)
-        tip = int(rows[-1]) if len(rows) else NO_ROW
-        self._tables.sessions.end_turn(session, tip, now, event.prompt_tokens, event.total_tokens)
+        self._tables.sessions.end_turn(
+            session, _last(rows), now, event.prompt_tokens, event.total_tokens
+        )
         if event.reason == CUT_AT_A_LENGTH:
             self._tables.sessions.cut_short(session)
         self._signal(session, event.session_ended, event, now)
@@ -282,9 +250,9 @@ class TurnRecorder:
         keys = as_keys(b"".join([turn.hashes for turn in turns]))
         counts = np.array([len(turn.hashes) // 8 for turn in turns], dtype=np.int64)
         names = [turn.session or turn.request_id for turn in turns]
-        guessed, bad = self._known.guess(names, counts), np.empty(len(turns), dtype=np.bool_)
+        guesses, bad = self._known.guess(names), np.empty(len(turns), dtype=np.bool_)
         salt = self._tables.salt(engine)
-        known = self._tables.blocks.find_chains(keys, salt, counts, guessed, bad)
+        known = self._tables.blocks.find_chains(keys, salt, counts, guesses, bad)
         if not known.bad:  # as always
             return turns, names, counts, known
         return self._found(engine, [turn for turn, b in zip(turns, bad, strict=True) if not b])
@@ -301,17 +269,13 @@ class TurnRecorder:
         """Count blocks of a session's next turn that are computed again and have no copy."""
         if not event.reads_cache:
             return  # it computes what the pool has
-        again, sessions, blocks = 0, self._tables.sessions, self._tables.blocks
-        before = goes_on_from(sessions, session, engine, len(rows), event.prompt_tokens)
-        if before and blocks.created[rows[before - 1]] < now:
-            computed = rows[(event.cached_tokens + event.loading_tokens) // event.block_size :]
-            again = core.again(blocks.tiers[engine], blocks.created, computed, COPIES, now)
-        heard = float(sessions.last_seen[session])
-        self._tables.regret.note(engine, len(rows), again, heard)
-
-    def _mark_tip(self, session: int, rows: Rows) -> None:
-        if len(rows):
-            self._tables.sessions.tip[session] = rows[-1]
+        tables = self._tables
+        computed = (event.cached_tokens + event.loading_tokens) // event.block_size
+        again = core.again(
+            tables.blocks, tables.sessions, engine, session, rows, event.prompt_tokens, computed,
+            COPIES, now,
+        )  # fmt: skip
+        tables.regret.note(engine, len(rows), again, tables.sessions.last_seen.item(session))
 
     def _signal(
         self, session: int, ended: bool, signal: RequestFinished | SessionSignal, now: float
@@ -328,6 +292,11 @@ class TurnRecorder:
             sessions.wait(session, NEVER if pause_s is None else now + pause_s, tool)
         elif signal.waiting_for_tool is not None:
             sessions.rest(session)
+
+
+def _last(rows: Rows) -> int:
+    """The last of these; ``NO_ROW`` if there is none."""
+    return rows.item(-1) if len(rows) else NO_ROW
 
 
 def _is_tip(event: RequestStarted, rows: Rows) -> bool:

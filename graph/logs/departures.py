@@ -118,7 +118,9 @@ class CurrentRanking:
 
         ``place`` is the result of ``places``.
         """
-        if self._terms.names and self._termed is not self._order:
+        if not self._terms.names:
+            return TermsThen((), np.empty((len(place), 0), dtype=np.float16))
+        if self._termed is not self._order:
             earlier = self._termed.places(keys)
             place = np.where(place == UNPLACED, place, earlier)
         return self._terms.at(place)
@@ -209,18 +211,19 @@ class Departures:
         if not len(rows):
             return
         blocks, sessions = self._tables.blocks, self._tables.sessions
-        current = self._current.setdefault(engine, CurrentRanking())
+        current = self._current.get(engine)
+        if current is None:
+            current = self._current[engine] = CurrentRanking()
         keys = blocks.wire_keys(rows)
         place = current.places(keys)
         rule, used = np.empty(len(rows), dtype=np.uint8), np.empty(len(rows))
         if core.departed(
-            blocks.session, blocks.flags, blocks.layer, blocks.stated, blocks.last_attended,
-            blocks.last_hit, sessions.state, int(SessionState.ENDED), current.layers, rows, place,
-            _RULES, current.is_lru, rule, used,
+            blocks, sessions, SessionState.ENDED, current.layers, rows, place, _RULES,
+            current.is_lru, rule, used,
         ):  # fmt: skip
             self._say_protected(rows, keys, place, current, rule, used)
-        left = EvictedBlocks(rows, place, rule, used, blocks.tiers[engine], sessions.state)
-        self._log(engine).add(blocks, left, current.terms(keys, place), now)
+        left = EvictedBlocks(engine, rows, place, rule, used)
+        self._log(engine).add(self._tables, left, current.terms(keys, place), now)
 
     def _say_protected(
         self, rows: Rows, keys: Keys, place: Places, current: CurrentRanking, rule: Bytes,
@@ -264,8 +267,8 @@ class Departures:
 
         ``others`` are the blocks that the engine's other requests compute.
         """
-        marks, tiers = self._log(engine).marks, self._tables.blocks.tiers[engine]
-        found = core.unmark(marks, tiers, rows, RowMark.COMPUTING)
+        marks = self._log(engine).marks
+        found = core.unmark(marks, self._tables.blocks, engine, rows, RowMark.COMPUTING)
         if not found:
             return  # it was computed to its end, as nearly always
         open_ends = np.frombuffer(found, dtype=np.int32)
@@ -318,7 +321,8 @@ class Departures:
             del self.evictions[engine]
 
     def _log(self, engine: int) -> EvictionLog:
-        self.arrived(engine)
+        if self._left:
+            self.arrived(engine)
         log = self.evictions.get(engine)
         if log is None:
             name = self._tables.name_of(engine) or ""

@@ -16,7 +16,7 @@ from .reasons import RULE_NAMES, Cause, DepartureRule
 from .requests import Bytes, Origin, as_byte
 
 if TYPE_CHECKING:
-    from ..tables.blocks import BlockTable
+    from ..tables.tables import Tables
 
 RING_BYTES: Final = 65_536  # of an engine: the last 8,192 evictions, where a score has four terms
 Parts = npt.NDArray[np.float16]  # three digits are enough for people
@@ -113,23 +113,21 @@ Ids = npt.NDArray[np.int64]
 
 
 class EvictedBlocks(NamedTuple):
-    """Blocks that leave together, ``[n]``, and columns in which they stand, by row.
+    """Blocks that leave an engine's pool together, ``[n]``.
 
     Attributes:
+        engine: Its column.
         rows: int32 ``[n]``.
         place: Each one's place in the ranking in force.
         rule: Why it left: a ``DepartureRule``.
         used: float64 ``[n]``: when it was used last.
-        tiers: In which its engine holds each row.
-        states: Of sessions, by their rows.
     """
 
+    engine: int
     rows: Rows
     place: Places
     rule: Bytes
     used: npt.NDArray[np.float64]
-    tiers: Bytes
-    states: Bytes
 
 
 class Eviction(NamedTuple):
@@ -195,16 +193,16 @@ class EvictionLog:
             for name in ("_slot", "marks"):
                 setattr(self, name, grown(getattr(self, name), size))
 
-    def add(self, blocks: BlockTable, left: EvictedBlocks, terms: TermsThen, now: float) -> None:
+    def add(self, tables: Tables, left: EvictedBlocks, terms: TermsThen, now: float) -> None:
         """Record that these blocks leave now; beyond ``LIMIT``, only the last ones get records."""
         self.terms.add(self.next, terms)
         self.evicted += np.bincount(left.rule, minlength=len(DepartureRule))
         self._grow(len(left.rows))
         numbers = (self.next, LIMIT, self._origin.ticks(now), RowMark.EVICTED, len(STATE_NAMES))
         core.depart(
-            self._ring.view(np.uint8), self._slot, self.marks, blocks.keys, blocks.session,
-            blocks.flags, blocks.layer, blocks.importance, blocks.hit_count, left.tiers,
-            left.states, left.rows, left.place, left.rule, left.used, np.array(numbers), now,
+            self._ring.view(np.uint8), self._slot, self.marks, tables.blocks.keys, tables.blocks,
+            left.engine, tables.sessions, left.rows, left.place, left.rule, left.used,
+            np.array(numbers), now,
         )  # fmt: skip
         self.next += len(left.rows)
 

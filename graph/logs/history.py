@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from operator import add
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from ..compiled import core
 from ..tables.tables import Tables
@@ -27,7 +29,7 @@ MOST_BLOCKS: Final = 1 << 20  # that wait, of all walks: 12 MB; chosen
 _MOST_WALKS: Final = 65_536  # that wait; chosen
 
 
-class Heard(NamedTuple):
+class Heard(Struct, frozen=True, gc=False):
     """A request's start or end, as shadow caches replay it.
 
     Attributes:
@@ -157,6 +159,7 @@ class StepSums:
         self._step: int | None = None  # the newest
         self._begun = 0  # steps since the first that was counted
         self._open: int | None = None  # the step of what is not in ``_sums`` yet
+        self._now = -math.inf  # a time in it
         self._pending = [0] * len(self.columns)
 
     @property
@@ -165,13 +168,16 @@ class StepSums:
 
     def add(self, counts: Sequence[int], now: float) -> None:
         """Add counts to the step of ``now``; times before the oldest step count there."""
-        self._begin(now)
+        if now != self._now:
+            self._begin(now)
+        pending = self._pending
         for place, count in enumerate(counts):
-            self._pending[place] += count
+            pending[place] += count
 
     def add_to(self, place: int, count: int, now: float) -> None:
         """Add to one column, given by its index."""
-        self._begin(now)
+        if now != self._now:
+            self._begin(now)
         self._pending[place] += count
 
     def _begin(self, now: float) -> None:
@@ -180,10 +186,11 @@ class StepSums:
         if step != self._open:
             self._settle()
             self._open = step
+        self._now = now
 
     def _settle(self) -> None:
         """Add pending counts to their step."""
-        step, self._open = self._open, None
+        step, self._open, self._now = self._open, None, -math.inf
         if step is None:
             return
         newest = self._advance(step)
@@ -292,7 +299,7 @@ class History(Departures):
         self.tokens = StepSums(TOKEN_COLUMNS, 10.0, 1440)
         self.reasons = StepSums(REASON_COLUMNS, 60.0, 720)
         self.minutes = StepSums(MINUTE_COLUMNS, 60.0, 720)
-        self.totals = np.zeros(len(REASON_COLUMNS), dtype=np.int64)
+        self.totals = [0] * len(REASON_COLUMNS)
         self.lost = np.zeros(len(LOST_WAYS), dtype=np.int64)
         self.beyond = np.zeros((len(LOST_WAYS), _BUCKETS), dtype=np.int64)
 
@@ -363,9 +370,10 @@ class History(Departures):
         reach = min(len(rows), max(0, event.prompt_tokens - 1) // size)
         found = min(event.cached_tokens // size, len(rows))
         loaded = min(event.loading_tokens // size, len(rows) - found)
-        prefetched, known = core.marked(
-            log.marks, rows, found, found + loaded, reach, RowMark.PREFETCHED, RowMark.MASK
-        )
+        prefetched, known, mark = core.marked(
+            log.marks, rows, found, found + loaded, reach, RowMark.PREFETCHED, RowMark.MASK,
+            RowMark.COMPUTING,
+        )  # fmt: skip
         again, short = 0, 0
         if known:
             again, short = self._again(log, session, np.frombuffer(known, np.int32), now)
@@ -373,11 +381,12 @@ class History(Departures):
         counts = len(rows), found - prefetched, loaded - spliced, prefetched, spliced, again
         asked = PromptBlocks(event.prompt_tokens, size, *counts, event.waited_s, hold)
         miss = missed(
-            self._tables, self.evictions, engine, event, session, rows, found + loaded, now
+            self._tables, self.evictions, engine, event, session, rows, found + loaded, mark, now
         )
-        miss = self._by_content(engine, event, rows, miss)
-        miss = miss.keeping_all(short)
-        core.mark(log.marks, rows[found + loaded :], RowMark.COMPUTING)
+        if event.contents:
+            miss = self._by_content(engine, event, rows, miss)
+        if short:
+            miss = miss.keeping_all(short)
         names = self._names(engine, event, session)
         number = self.requests.add(names, asked, miss, now)
         whose = f"{names.tenant or ''}\n{names.session}"
@@ -424,7 +433,8 @@ class History(Departures):
         if running is None:
             return None
         self.requests.lose(running.number)  # until its end is recorded, if it was reported
-        self.open_cases.drop(engine, running.number)
+        if self.open_cases.awaits(engine):
+            self.open_cases.drop(engine, running.number)
         return running
 
     def listen(self) -> list[Heard]:
@@ -438,8 +448,9 @@ class History(Departures):
         tokens: int, now: float, loaded: int = 0, size: int = 0,
     ) -> None:  # fmt: skip
         if self._heard is not None:
-            told = engine, session, rows, keys, reach, found, tokens, now, loaded, size
-            self._heard.add(Heard(*told))
+            self._heard.add(
+                Heard(engine, session, rows, keys, reach, found, tokens, now, loaded, size)
+            )
 
     def _again(self, log: EvictionLog, session: int, rows: Rows, now: float) -> tuple[int, int]:
         """Count blocks computed again after being in this pool.
@@ -474,7 +485,7 @@ class History(Departures):
 
     def _by_content(self, engine: int, event: RequestStarted, rows: Rows, miss: Miss) -> Miss:
         """The same miss, or one by the salt if another salt's block has the content."""
-        if not event.contents or len(event.contents) != 8 * len(rows):
+        if len(event.contents) != 8 * len(rows):
             return miss
         told = as_keys(event.contents) ^ self._tables.salt(engine)
         if miss.reason in (Reason.NEVER_SEEN, Reason.DIVERGED):

@@ -10,11 +10,11 @@ known one. Where callers use salts, such a block may be known under another salt
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from math import isnan
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
+from msgspec.structs import replace
 
 from ..compiled import core
 from ..types import HELD, NO_ROW, Rows, Tier, as_keys
@@ -28,29 +28,30 @@ if TYPE_CHECKING:
 
 _COPIES: Final = int(Tier.WARM | Tier.COLD)
 _HOT: Final = int(Tier.HOT)
+_POOL: Final = int(Tier.POOL)
 
 
 def missed(
     tables: Tables, evictions: Mapping[int, EvictionLog], engine: int, event: RequestStarted,
-    session: int, rows: Rows, index: int, now: float,
+    session: int, rows: Rows, index: int, mark: int, now: float,
 ) -> Miss:  # fmt: skip
     """Why a request's block ``index`` was not found, if it could have been; see ``judge``."""
     is_last = index >= min(len(rows), max(0, event.prompt_tokens - 1) // event.block_size)
     if is_last or not event.reads_cache:
-        key = int(tables.blocks.wire_keys(rows[index])) if index < len(rows) else 0
+        key = _wire_key(tables, rows.item(index)) if index < len(rows) else 0
         detail = Detail.PARTIAL if is_last else Detail.READS_NONE
         return Miss(index, key, Reason.NOT_CACHEABLE, detail)
     if event.lacking is not None:  # the engine itself found the block
-        key = int(tables.blocks.wire_keys(rows[index]))
+        key = _wire_key(tables, rows.item(index))
         return Miss(index, key, Reason.OTHER_GROUP, event.lacking)
-    miss = judge(tables, evictions, engine, session, rows, index, now)
+    miss = judge(tables, evictions, engine, session, rows, index, mark, now)
     parts = miss.reason is Reason.DIVERGED and event.same_tokens < event.block_size
     return replace(miss, same=event.same_tokens) if parts and event.same_tokens else miss
 
 
 def judge(
     tables: Tables, evictions: Mapping[int, EvictionLog], engine: int, session: int, rows: Rows,
-    index: int, now: float,
+    index: int, mark: int, now: float,
 ) -> Miss:  # fmt: skip
     """Why block ``index`` of a chain was not found.
 
@@ -58,54 +59,53 @@ def judge(
         evictions: By residency column, the engine's included.
         session: Row of the request's session, in its state before the request.
         rows: int32, the whole prompt's block rows.
+        mark: The block's marks, before this request marked it as computed.
         now: When the request was scheduled; rows created at this time are new.
     """
-    blocks, row, log = tables.blocks, int(rows[index]), evictions[engine]
-    key = int(blocks.wire_keys(row))
-    held, mark = int(blocks.tiers[engine, row]) & HELD, int(log.marks[row])
+    row, log = rows.item(index), evictions[engine]
+    key = _wire_key(tables, row)
+    tiers, theirs, walkers, created = core.block(tables.blocks, engine, row)
+    held = tiers & HELD
     if held & _COPIES:
         return Miss(index, key, Reason.LOAD_SLOWER)
-    if held and blocks.walkers[row] > 1:
+    if held and walkers > 1:
         return Miss(index, key, Reason.UNKNOWN, Detail.IN_POOL)
     if held:
         # An engine's listing arrived before its reports of the blocks computed until then.
         return _unseen(tables, session, rows, index, key, now)
     if mark & RowMark.COMPUTING:
         return Miss(index, key, Reason.NOT_CACHEABLE, Detail.UNDER_WAY)
-    if _in_store(tables, engine, row):
+    if (tiers | theirs) & _POOL and _reads_store(tables, engine):
         return Miss(index, key, Reason.IN_STORE)
-    elsewhere = holder(tables, engine, row)
+    elsewhere = holder(tables, engine, row) if theirs & _HOT else None
     if mark & RowMark.MASK != RowMark.HERE:
         return _gone(tables, log, row, index, key, elsewhere)
     if (lost := _lost(mark)) in STORE_CAUSES:
         return Miss(index, key, Reason.COPY_LOST, lost, engine=elsewhere)
     if elsewhere is not None:
         return Miss(index, key, Reason.OTHER_ENGINE, engine=elsewhere)
-    if _was_elsewhere(evictions, engine, row):
+    if len(evictions) > 1 and _was_elsewhere(evictions, engine, row):
         return Miss(index, key, Reason.OTHER_ENGINE, Detail.ELSEWHERE)
-    if _was_known(tables, row, now):
+    if created < now or walkers > 1:  # it was known apart from this request, which walked it
         return Miss(index, key, Reason.UNKNOWN, Detail.UNCOMPUTED)
     return _unseen(tables, session, rows, index, key, now)
 
 
-def _in_store(tables: Tables, engine: int, row: int) -> bool:
-    """Whether any engine reported the block in the store, and this engine reads the store."""
+def _wire_key(tables: Tables, row: int) -> int:
+    """What engines call a block."""
+    return tables.blocks.keys.item(row) ^ tables.blocks.salt.item(row)
+
+
+def _reads_store(tables: Tables, engine: int) -> bool:
+    """Whether the engine reads the store that engines share."""
     said = tables.words[engine].tiers
-    if said is None or not said.reads_store:
-        return False
-    return bool((tables.blocks.tiers[:, row] & int(Tier.POOL)).any())
+    return said is not None and said.reads_store
 
 
 def _lost(mark: int) -> Cause | None:
     """Why a block's copy is gone; None if it is not, or there was none."""
     cause = (mark & RowMark.CAUSE) >> RowMark.CAUSE_SHIFT
     return Cause(cause - 1) if cause else None
-
-
-def _was_known(tables: Tables, row: int, now: float) -> bool:
-    """Whether the block was known apart from this request, whose walk is counted already."""
-    blocks = tables.blocks
-    return bool(blocks.created[row] < now or blocks.walkers[row] > 1)
 
 
 def _was_elsewhere(evictions: Mapping[int, EvictionLog], engine: int, row: int) -> bool:
@@ -164,20 +164,13 @@ def _sibling(tables: Tables, session: int, rows: Rows, index: int, now: float) -
     """The session whose prompt diverges at this block: its own, or the latest one there."""
     blocks, sessions = tables.blocks, tables.sessions
     if index == 0:
-        return session if session != NO_ROW and sessions.turns[session] > 0 else None
-    parent = int(rows[index - 1])
-    if not _was_known(tables, parent, now):
-        return None  # what it follows is new as well
-    children = int(blocks.children[parent])
-    if children <= (blocks.parent[rows[index]] == parent):
-        return None  # nothing else follows it
-    found = core.of_parent(blocks.parent, blocks.size, parent, children)
-    others = np.frombuffer(found, dtype=np.int32)
-    # Of this very moment may be the blocks of requests that started after this one, too.
-    known = (blocks.created[others] < now) | (blocks.walkers[others] > 0)
-    others = others[(others != rows[index]) & known]
-    if not len(others):
+        return session if session != NO_ROW and sessions.turns.item(session) > 0 else None
+    # Of this very moment may be the blocks of requests that started after this one, too: only those
+    # that were known before, or that a request walked, tell.
+    found = core.siblings(blocks, blocks.size, rows.item(index), rows.item(index - 1), now)
+    if not found:
         return None
+    others = np.frombuffer(found, dtype=np.int32)
     theirs = blocks.session[others]
     if session != NO_ROW and (theirs == session).any():
         return session
@@ -199,7 +192,7 @@ def named(tables: Tables, session: int) -> tuple[str | None, str | None]:
     """A session's name and its tenant's."""
     if session == NO_ROW:
         return None, None
-    tenant = tables.tenants.name(int(tables.sessions.tenant[session]))
+    tenant = tables.tenants.name(tables.sessions.tenant.item(session))
     return tables.sessions.names[session], tenant
 
 
@@ -267,13 +260,13 @@ class OpenCases:
         """
         if miss.reason in (Reason.NOT_CACHEABLE, Reason.OTHER_GROUP):
             return False  # that it was there changes nothing
-        return int(self._tables.blocks.tiers[engine, rows[miss.index]]) & HELD == _HOT
+        return self._tables.blocks.tiers.item(engine, rows.item(miss.index)) & HELD == _HOT
 
     def add(
         self, number: int, engine: int, miss: Miss, row: int, computed: int, short: int, now: float
     ) -> None:
         """Open a case for a request."""
-        key, log = int(self._tables.blocks.keys[row]), self._evictions.get(engine)
+        key, log = self._tables.blocks.keys.item(row), self._evictions.get(engine)
         case = OpenCase(row, key, miss, computed, short, now, 0 if log is None else log.next)
         self._open.setdefault(engine, {})[number] = case
 
@@ -319,6 +312,7 @@ class OpenCases:
             return case
         index = case.miss.index
         rows = np.full(index + 1, case.row, dtype=np.int32)
-        miss = judge(self._tables, self._evictions, engine, NO_ROW, rows, index, now)
+        mark = log.marks.item(case.row)
+        miss = judge(self._tables, self._evictions, engine, NO_ROW, rows, index, mark, now)
         left = miss.left if isnan(miss.left) else case.at  # in its step, though reported later
         return case._replace(miss=replace(miss, left=left).keeping_all(case.short))

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
 from itertools import islice, takewhile
 from math import isnan, nan
 from secrets import token_hex
-from struct import Struct
+from struct import Struct as Packing
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from zlib import crc32
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
+from msgspec.structs import replace
 
 from ..tables.columns import grown
-from ..types import Rows
+from ..types import MAX_ENGINES, Rows
 from ..wire.events import HOLD_ENDS
 from .reasons import Detail, Reason
 
@@ -23,8 +24,7 @@ if TYPE_CHECKING:
     from ..wire.events import RequestFinished
 
 
-@dataclass(frozen=True, slots=True)
-class Miss:
+class Miss(Struct, frozen=True, gc=False):
     """The first block that a prompt did not find, and why.
 
     Attributes:
@@ -73,8 +73,7 @@ class Hold(NamedTuple):
     live: int
 
 
-@dataclass(frozen=True, slots=True)
-class PromptBlocks:
+class PromptBlocks(Struct, frozen=True, gc=False):
     """What a request asked for and found; in blocks, except ``tokens`` and ``size``.
 
     Attributes:
@@ -106,8 +105,7 @@ class Other(NamedTuple):
 NOBODY: Final = Other()
 
 
-@dataclass(slots=True)
-class RequestNames:
+class RequestNames(Struct):
     """A request's names; ``finished`` is why it ended."""
 
     request: str
@@ -167,9 +165,14 @@ _FORMATS: Final = {
     "<u8": "Q",
     "|u1": "B",
 }
-_PACKED: Final = Struct(  # the same: written so, a record costs a third
+_PACKED: Final = Packing(  # the same: written so, a record costs a third
     "<" + "".join(_FORMATS[_RECORD[name].str] for name in _RECORD.names or ())
 )
+_AT: Final = Packing("<d")
+_RAN: Final = Packing("<f")
+_ANSWER: Final = Packing("<If")  # and the pause behind it
+_PLACES: Final = dict(_RECORD.fields or {})  # … and where it stands in a record
+_AT_PLACE, _RAN_PLACE, _ANSWER_PLACE = (_PLACES[name][1] for name in ("at", "ran", "answer"))
 
 
 class Repeats(NamedTuple):
@@ -198,8 +201,10 @@ class RequestLog:
 
     def __init__(self) -> None:
         self._ring = np.zeros(0, dtype=_RECORD)
+        self._bytes = self._ring.data.cast("B")
         self._names: list[RequestNames] = []
         self._names_bytes = 0
+        self._checksums: dict[str, int] = {}  # of engines' ids
         self.name = token_hex(4)
         self.next = 0
 
@@ -222,15 +227,16 @@ class RequestLog:
         number, slot = self.next, self.next % LIMIT
         if slot >= len(self._ring):
             self._ring = grown(self._ring, min(LIMIT, max(256, 2 * len(self._ring))))
+            self._bytes = self._ring.data.cast("B")
         self._name(slot, names)
         self.next += 1
         _PACKED.pack_into(
-            self._ring.data.cast("B"), slot * _PACKED.size,
+            self._bytes, slot * _PACKED.size,
             now, asked.tokens, asked.size, asked.asked, asked.pool, asked.loaded,
             asked.prefetched, asked.spliced, asked.again, miss.index, miss.key, miss.eviction,
             miss.short, now - miss.left, nan, miss.same, asked.waited_s, *_packed(asked.hold),
             0, nan,
-            crc32(names.engine.encode()), miss.reason, miss.detail,
+            self._checksum(names.engine), miss.reason, miss.detail,
         )  # fmt: skip
         names.other = _other(miss)
         return number
@@ -242,6 +248,14 @@ class RequestLog:
             self._names[slot] = names
         else:
             self._names.append(names)
+
+    def _checksum(self, engine: str) -> int:
+        found = self._checksums.get(engine)
+        if found is None:
+            if len(self._checksums) >= MAX_ENGINES:
+                self._checksums.clear()
+            found = self._checksums[engine] = crc32(engine.encode())
+        return found
 
     def judge(self, number: int, miss: Miss) -> None:
         """Record why a request missed; ignored if it is no longer stored."""
@@ -267,10 +281,11 @@ class RequestLog:
         if self.first <= number < self.next:
             slot, pause_s = number % LIMIT, event.expected_return_s
             self._names[slot].finished = event.reason
-            record = self._ring[slot : slot + 1]
-            record["ran"] = event.ran_s or now - record["at"]
-            record["pause"] = np.nan if pause_s is None else pause_s
-            record["answer"] = max(0, event.total_tokens - event.prompt_tokens)
+            start, answer = slot * _PACKED.size, max(0, event.total_tokens - event.prompt_tokens)
+            ran_s = event.ran_s or now - _AT.unpack_from(self._bytes, start + _AT_PLACE)[0]
+            _RAN.pack_into(self._bytes, start + _RAN_PLACE, ran_s)
+            pause = nan if pause_s is None else pause_s
+            _ANSWER.pack_into(self._bytes, start + _ANSWER_PLACE, answer, pause)
 
     def doubt(self, number: int) -> None:
         """Note that the report of a request's end may have been lost; ``finish`` or ``lose``
@@ -284,7 +299,8 @@ class RequestLog:
     def _end_unheard(self, number: int, how: float) -> None:
         if self.first <= number < self.next:
             self._names[number % LIMIT].finished = UNHEARD
-            self._ring["ran"][number % LIMIT] = how
+            start = number % LIMIT * _PACKED.size
+            _RAN.pack_into(self._bytes, start + _RAN_PLACE, how)
 
     def is_awaited(self, number: int) -> bool:
         """Whether a request's end may still be reported."""
@@ -395,8 +411,9 @@ def _packed(hold: Hold | None) -> tuple[float, int, int, int]:
 
 def _other(miss: Miss) -> Other:
     """The session and engine that a miss involves; ``NOBODY`` itself if there are none."""
-    other = Other(*miss.session, miss.engine)
-    return NOBODY if other == NOBODY else other
+    if miss.engine is None and miss.session == (None, None):
+        return NOBODY
+    return Other(*miss.session, miss.engine)
 
 
 MOST_BLOCKS: Final = 1 << 22  # of all of them: 17 MB; chosen
@@ -405,7 +422,7 @@ _MOST_REQUESTS: Final = 65_536  # chosen
 _AT_ONCE: Final = 2_048  # requests, in one hold of the graph's lock; chosen
 
 
-class Running(NamedTuple):
+class Running(Struct, frozen=True, gc=False):
     """A request that was scheduled.
 
     Attributes:
@@ -443,9 +460,10 @@ class RunningRequests:
 
     def pop(self, engine: int, name: str) -> Running | None:
         """Remove and return a request; None if it is absent."""
-        running = self._running.get(engine, {}).pop(name, None)
-        if running is None:
-            running, _ = self._doubted.get(engine, {}).pop(name, (None, 0.0))
+        those = self._running.get(engine)
+        running = those.pop(name, None) if those else None
+        if running is None and engine in self._doubted:
+            running, _ = self._doubted[engine].pop(name, (None, 0.0))
         if running is not None:
             self._count(running, -1)
         return running

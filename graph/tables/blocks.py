@@ -24,7 +24,7 @@ from ..types import (
     Tier,
 )
 from .columns import Columns, RowPool, column, more_than, refilled, taken_in_parts
-from .hash_index import Counts64, HashIndex
+from .hash_index import Counts64, Guesses, HashIndex
 from .held_rows import HeldRows
 
 # A model's part in the identity of a block.
@@ -152,6 +152,7 @@ class BlockTable(BlockColumns):
 
     def __init__(self) -> None:
         super().__init__(_INITIAL_ROWS)
+        self.bound = core.BlockColumns()  # where compiled loops find the columns
         self.alive[:] = False
         self._rows = RowPool()
         self._index = HashIndex(_INITIAL_ROWS)
@@ -215,11 +216,11 @@ class BlockTable(BlockColumns):
         return self._index.find(_salted(keys, salt))
 
     def find_chains(
-        self, keys: Keys, salt: np.uint64, counts: Counts64, guessed: Rows, bad: Mask
+        self, keys: Keys, salt: np.uint64, counts: Counts64, guesses: Guesses, bad: Mask
     ) -> Known:
         """As ``find``, of chains; see ``HashIndex.find_chains``."""
         keys = _salted(keys, salt)
-        found = self._index.find_chains(self.alive, self.depth, keys, counts, guessed, bad)
+        found = self._index.find_chains(self.alive, self.depth, keys, counts, guesses, bad)
         return Known(keys, *found)
 
     def wire_keys(self, rows: Rows | slice | int) -> Keys:
@@ -237,7 +238,7 @@ class BlockTable(BlockColumns):
         Returns:
             rows int32 ``[n]``, and a bool ``[n]`` that is true where the row is new.
         """
-        rows, new = self._index.ensure(_salted(keys, salt), self._take)
+        rows, new = self._index.ensure(_salted(keys, salt), self._take, self.alive)
         if new.any():
             self._begin(rows[new], salt, now)
         return rows, new
@@ -247,7 +248,7 @@ class BlockTable(BlockColumns):
         rows, new = known.rows, np.zeros(len(known.rows), dtype=np.bool_)
         if known.unknown:
             left = slice(None) if known.unknown == len(rows) else (rows < 0).nonzero()[0]
-            rows[left], new[left] = self._index.ensure(known.keys[left], self._take)
+            rows[left], new[left] = self._index.ensure(known.keys[left], self._take, self.alive)
             self._begin(rows[new], salt, now)
         return rows, new
 
@@ -316,10 +317,7 @@ class BlockTable(BlockColumns):
             sizes: uint16 ``[runs]``: tokens of a block.
             claims: int32 ``[runs]``: the session that owns those that nobody did.
         """
-        kept = core.hold(
-            self.tiers[engine], self.tokens, self.session, self.layer, self.stated, IS_PROTECTED,
-            rows, counts, sizes, claims,
-        )  # fmt: skip
+        kept = core.hold(self, engine, IS_PROTECTED, rows, counts, sizes, claims)
         self._held[engine].add(rows, self.tiers[engine])
         return kept
 

@@ -57,6 +57,7 @@ class Columns:
 
     _declared: ClassVar[dict[str, Column]] = {}
     _touched = 0  # rows whose memory is there
+    _room: tuple[list[npt.NDArray[Any]], list[bytes], dict[str, int]] | None = None  # of ``fresh``
     _filled: ClassVar[dict[str, bytes]] = {}  # the fresh value of each, as it stands in memory
 
     def __init_subclass__(cls) -> None:
@@ -89,6 +90,7 @@ class Columns:
         if not values.flags.writeable:
             values = _written(self._declared[name], len(values))
             setattr(self, name, values)
+            self._room = None
         return values
 
     def views(self, size: int) -> dict[str, npt.NDArray[Any]]:
@@ -114,8 +116,15 @@ class Columns:
     ) -> tuple[list[npt.NDArray[Any]], list[bytes]]:
         """The columns that take room, and the value of a fresh row in each: its ``own``, if
         any."""
-        arrays = self._arrays()
-        return [*arrays.values()], [own.get(name, self._filled[name]) for name in arrays]
+        if self._room is None:  # asked for with every batch of blocks that are new
+            arrays = self._arrays()
+            filled = [self._filled[name] for name in arrays]
+            self._room = [*arrays.values()], filled, {name: at for at, name in enumerate(arrays)}
+        columns, filled, places = self._room
+        values = filled.copy()
+        for name, value in own.items():
+            values[places[name]] = value
+        return columns.copy(), values
 
     def grow(self, capacity: int) -> None:
         """Make room for ``capacity`` rows; a new one must be made fresh before its use."""
@@ -131,6 +140,7 @@ class Columns:
                 setattr(self, name, refilled(room, getattr(self, name)))
             else:
                 setattr(self, name, _unwritten(each, capacity))
+            self._room = None
             yield
 
     def growing_ahead(self, size: int) -> Iterator[None]:

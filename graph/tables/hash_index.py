@@ -56,12 +56,6 @@ class Slots:
         """int32: the rows that stand here, in no order."""
         return self.rows[self.rows >= 0]
 
-    def in_parts(self, part: int) -> Iterator[Rows]:
-        """``taken``, from so many slots at a time."""
-        for start in range(0, len(self), part):
-            rows = self.rows[start : start + part]
-            yield rows[rows >= 0]
-
     def place(self, rows: Rows, keys: Keys) -> None:
         """Find slots for rows that are not here yet; ``keys`` are theirs."""
         core.place(self.rows, np.ascontiguousarray(rows), np.ascontiguousarray(keys))
@@ -75,7 +69,9 @@ _MANY_SLOTS: Final = 1 << 17
 _NEARLY_FULL: Final = 0.59375
 _PART: Final = 1 << 16
 Mask = npt.NDArray[np.bool_]
+_NONE: Final[Mask] = np.zeros(0, dtype=np.bool_)
 Counts64 = npt.NDArray[np.int64]
+Guesses = list[Rows | None]  # int32 each, of a chain's first keys; None where nobody knows
 
 
 class HashIndex:
@@ -113,7 +109,7 @@ class HashIndex:
         return found
 
     def find_chains(
-        self, alive: Mask, depth: Rows, keys: Keys, counts: Counts64, guessed: Rows, bad: Mask
+        self, alive: Mask, depth: Rows, keys: Keys, counts: Counts64, guesses: Guesses, bad: Mask
     ) -> tuple[Rows, int, int]:
         """The rows of chains' keys, as ``find``, by where they are likely to be.
 
@@ -122,8 +118,8 @@ class HashIndex:
             depth: int32 ``[capacity]``: where rows stand in their chains.
             keys: uint64 ``[n]``, chain after chain.
             counts: int64 ``[chains]``: keys of each chain.
-            guessed: int32 ``[n]``: where they may be, see ``KnownChains``; else each is looked for
-                behind the one before it.
+            guesses: For each chain, where its keys may be, see ``KnownChains``; else each is looked
+                for behind the one before it.
             bad: bool ``[chains]``: takes which chains have a key twice.
 
         Returns:
@@ -131,7 +127,7 @@ class HashIndex:
         """
         rows = np.empty(len(keys), dtype=np.int32)
         found = core.find_chains(
-            self._slots.rows, self.keys, alive, depth, keys, counts, guessed, rows, bad
+            self._slots.rows, self.keys, alive, depth, keys, counts, guesses, rows, bad
         )
         return rows, *found
 
@@ -149,12 +145,16 @@ class HashIndex:
         self._slots.place(rows, keys)
         self._size += len(rows)
 
-    def ensure(self, keys: Keys, take: Callable[[int], Rows]) -> tuple[Rows, Mask]:
+    def ensure(
+        self, keys: Keys, take: Callable[[int], Rows], alive: Mask = _NONE
+    ) -> tuple[Rows, Mask]:
         """The row of each key (repeats allowed), after adding those that are not in the map.
 
         Args:
             take: Gives rows for so many new keys, in the order in which those first appear; makes
                 room for them.
+            alive: bool ``[capacity]``: the rows in use, where keys that come together are likely to
+                have consecutive ones.
 
         Returns:
             rows int32 ``[n]``, and a bool ``[n]`` that is true where the key was added.
@@ -163,7 +163,7 @@ class HashIndex:
         self._make_room(keys)
         slots, found = self._slots.rows, np.empty(len(keys), dtype=np.int32)
         first, taken = np.empty((2, len(keys)), dtype=np.int64)
-        count = core.claim(slots, self.keys, keys, found, first, taken)
+        count = core.claim(slots, self.keys, alive, keys, found, first, taken)
         if not count:
             return found, np.zeros(len(keys), dtype=np.bool_)
         try:
@@ -196,8 +196,8 @@ class HashIndex:
         if len(self._slots) < _MANY_SLOTS or used <= _NEARLY_FULL * len(self._slots):
             return
         slots = yield from Slots.making(_slots_for(self._size + len(self._slots) // 8))
-        for rows in self._slots.in_parts(_PART):
-            slots.place(rows, self.keys[rows])
+        for start in range(0, len(self._slots), _PART):
+            core.replace(self._slots.rows[start : start + _PART], self.keys, slots.rows)
             yield
         self._slots, self._tombstones = slots, 0
 
@@ -251,18 +251,6 @@ class KnownChains:
         while self._count > _MOST_KNOWN or len(self._rows) > _MOST_NAMES:
             self._count -= len(self._rows.pop(next(iter(self._rows))))
 
-    def guess(self, names: Sequence[str], counts: Counts64) -> Rows:
-        """int32 ``[sum(counts)]``: where each key of these chains may be; row 0, like any other a
-        guess, where nobody knows.
-
-        Args:
-            counts: int64 ``[chains]``: how many keys each of them has.
-        """
-        guessed = np.zeros(int(counts.sum()), dtype=np.int32)
-        start = 0
-        for name, count in zip(names, counts.tolist(), strict=True):
-            if (known := self._rows.get(name)) is not None:
-                known = known[:count]
-                guessed[start : start + len(known)] = known
-            start += count
-        return guessed
+    def guess(self, names: Sequence[str]) -> Guesses:
+        """Where the keys of each of these chains may be."""
+        return [self._rows.get(name) for name in names]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -154,39 +154,6 @@ class PauseColumns(Columns):
     mean_written: Logs = column(np.float32, np.nan)  # exponential mean of ln(1 + tokens answered)
 
 
-_SHARE: Final = 0.2  # weight of the newest in an exponential mean; chosen
-
-
-def note_pause(sessions: PauseColumns, row: int, seconds: float) -> None:
-    """Note that a session came back after ``seconds``; ``turns`` is still the number of turns
-    before."""
-    pause = math.log(max(seconds, _LEAST_S))
-    pauses = int(sessions.turns[row])
-    sessions.third_pause[row] = sessions.second_pause[row]
-    sessions.second_pause[row] = sessions.last_pause[row]
-    sessions.last_pause[row] = pause
-    mean = sessions.mean_pause[row]
-    sessions.mean_pause[row] = pause if math.isnan(mean) else mean + (pause - mean) / pauses
-    if not sessions.longest_pause[row] >= np.float32(pause):  # also where there was none
-        sessions.longest_pause[row] = pause
-    _move_mean(sessions.recent_pause, row, pause)
-    stop = int(sessions.stop[row])
-    if stop == StopReason.TOOL_CALL:
-        _move_mean(sessions.tool_pause, row, pause)
-    elif stop == StopReason.END_OF_TURN:
-        _move_mean(sessions.other_pause, row, pause)
-
-
-def note_answer(sessions: PauseColumns, row: int, tokens: int) -> None:
-    """Note that a turn of a session answered so many tokens."""
-    _move_mean(sessions.mean_written, row, math.log1p(tokens))
-
-
-def _move_mean(column: np.ndarray[Any, Any], row: int, value: float) -> None:
-    known = column[row]
-    column[row] = value if math.isnan(known) else known + _SHARE * (value - known)
-
-
 # The properties of a session, one column each.
 
 _INITIAL_SESSIONS: Final = 256  # rows; chosen
@@ -245,7 +212,7 @@ class SessionColumns(PauseColumns):
 # P(another turn | turns so far) on the Mooncake conversation trace: the prior until we know better.
 RETURN_PRIOR: Final = np.array([0.25, 0.39, 0.49, 0.56, 0.60, 0.66, 0.74])
 _PRIOR_STRENGTH: Final = 20.0  # sessions that the prior counts for; chosen
-_GAP_SHARE: Final = 0.3  # weight of the newest gap in the mean; chosen
+_GAP_SHARE: Final = 0.3  # weight of the newest gap in the mean of all tools'; chosen
 _LONGEST_SLACK_S: Final = 30.0  # seconds past its time for which a session is still due; chosen
 
 
@@ -261,7 +228,9 @@ class SessionOutlook(SessionColumns):
         self.tools = ToolBook(self._forget_tool)
         self._reached = np.zeros(len(RETURN_PRIOR) + 1)  # sessions that had a k-th turn
         self._ended = np.zeros(len(RETURN_PRIOR) + 1)  # … and were said to be over after it
-        self._mean_tool_pause = np.inf  # seconds, exponential mean over all; inf: none seen
+        # Seconds, exponential mean over all; inf: none seen. Of numpy: beside a column of half its
+        # precision, a float of Python's would lose its own.
+        self._mean_tool_pause = np.float64(np.inf)
 
     def learned(self) -> dict[str, npt.NDArray[np.float64]]:
         """What the sessions so far taught about all sessions: kept beside the columns."""
@@ -275,7 +244,7 @@ class SessionOutlook(SessionColumns):
         """Take over what ``learned()`` and ``tools.names`` gave."""
         self.tools.restore(tools, learned["tools"])
         self._reached[:], self._ended[:] = learned["reached"], learned["ended"]
-        self._mean_tool_pause = float(learned["pause"][0])
+        self._mean_tool_pause = learned["pause"][0]
 
     def among(self, sessions: Rows) -> Rows:
         """The rows, ascending, that occur in a column of session rows, where NO_ROW is none."""
@@ -339,10 +308,6 @@ class SessionOutlook(SessionColumns):
         """No session waits any longer for the tool of a number that another one gets."""
         self.tool[: self.size][self.tool[: self.size] == tool] = NO_ROW
 
-    def _place(self, row: int) -> int:
-        """Where sessions with as many turns as this row's are counted."""
-        return min(int(self.turns[row]) - 1, len(RETURN_PRIOR))
-
     def _waiting(self) -> npt.NDArray[np.intp]:
         """intp: the rows of sessions that wait for a tool, ascending."""
         return np.flatnonzero(self.state[: self.size] == SessionState.WAITING_FOR_TOOL)
@@ -353,31 +318,42 @@ class SessionOutlook(SessionColumns):
         predicted = self.last_seen[waiting] + np.where(gap > 0, gap, self._mean_tool_pause)
         return np.where(stated > NEVER, stated, predicted)
 
-    def note_turn(self, row: int) -> None:
-        """Note that one more session had as many turns as this row counts."""
-        self._reached[self._place(row)] += 1
+    def _due_of(self, row: int) -> float:
+        """``_due`` of one session."""
+        if (stated := self.expected_return.item(row)) > NEVER:
+            return float(stated)
+        gap = self.gap.item(row)
+        return float(self.last_seen.item(row) + (gap if gap > 0 else self._mean_tool_pause))
+
+    def note_turn(self, state: int, turns: int, away_s: float, tool: int) -> None:
+        """Note that a session has one more turn.
+
+        Args:
+            state: What it was doing before.
+            turns: Its turns before.
+            away_s: Since it was last seen.
+            tool: That it waited for, if it did.
+        """
+        if turns and state == SessionState.ENDED:  # it goes on: that it was over was wrong
+            self._ended[_place(turns)] -= 1
+        if turns and state == SessionState.WAITING_FOR_TOOL:
+            mean = away_s if math.isinf(self._mean_tool_pause) else self._mean_tool_pause
+            self._mean_tool_pause = np.float64(mean + _GAP_SHARE * (away_s - mean))
+            if tool != NO_ROW:
+                self.tools.note(tool, away_s)
+        self._reached[_place(turns + 1)] += 1
 
     def note_end(self, row: int) -> None:
         """Note that one more session was said to be over after as many turns as this row counts."""
-        if self.turns[row] > 0:
-            self._ended[self._place(row)] += 1
+        if turns := self.turns.item(row):
+            self._ended[_place(turns)] += 1
 
     def take_back_end(self, row: int) -> None:
         """Note that a session of which ``note_end`` was told came back all the same."""
-        if self.turns[row] > 0:
-            self._ended[self._place(row)] -= 1
+        if turns := self.turns.item(row):
+            self._ended[_place(turns)] -= 1
 
-    def note_gap(self, row: int, now: float) -> None:
-        """Note that a session comes back, by the state and the time in which it was last seen."""
-        if self.turns[row] == 0:
-            return
-        gap = now - self.last_seen[row]
-        note_pause(self, row, gap)
-        known = self.gap[row]
-        self.gap[row] = gap if known == 0 else known + _GAP_SHARE * (gap - known)
-        if self.state[row] == SessionState.WAITING_FOR_TOOL:
-            mean = gap if np.isinf(self._mean_tool_pause) else self._mean_tool_pause
-            self._mean_tool_pause = mean + _GAP_SHARE * (gap - mean)
-            if (tool := int(self.tool[row])) != NO_ROW:
-                self.tools.note(tool, gap)
-        self.tool[row] = NO_ROW
+
+def _place(turns: int) -> int:
+    """Where sessions with so many turns are counted."""
+    return min(turns - 1, len(RETURN_PRIOR))

@@ -16,9 +16,10 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from ..compiled import core
 from ..types import NEVER, NO_ROW, Keys, Rows, SessionState, StopReason, Tier
 from .columns import grown
-from .returns import SessionOutlook, note_answer
+from .returns import SessionOutlook
 
 # Which session rows are reused next: those of the sessions quiet for longest.
 
@@ -81,6 +82,7 @@ class SessionTable(SessionOutlook):
 
     def __init__(self, limit: int, clear: Callable[[Rows], None] = lambda rows: None) -> None:
         super().__init__()
+        self.bound = core.SessionColumns()  # where compiled loops find the columns
         self._limit = limit
         self._clear = clear
         self._quiet = QuietRows()
@@ -147,24 +149,20 @@ class SessionTable(SessionOutlook):
         self.created[row] = self.last_seen[row] = now
         return row
 
-    def begin_turn(self, row: int, engine: int, now: float, prompt_tokens: int = 0) -> None:
-        """Note that a request of the session entered an engine."""
+    def begin_turn(
+        self, row: int, engine: int, now: float, prompt_tokens: int = 0, reach: int = -1,
+        tip: int = NO_ROW,
+    ) -> None:  # fmt: skip
+        """Note that a request of the session entered an engine.
+
+        Args:
+            reach: Full blocks of its prompt; -1: not all of them are known.
+            tip: Block row of the last one; ``NO_ROW`` if it has none.
+        """
         self.changes += 1
-        if self.running[row] == 0:
-            self._take_back_end(row)
-            self.note_gap(row, now)
-            self.started[row] = now
-            self.grown[row] = prompt_tokens - self.tokens[row] if self.turns[row] else 0
-            longer = self.turns[row] and prompt_tokens > self.asked[row]
-            self.longer[row] = self.longer[row] + 1 if longer else 0
-            self.tokens[row] = self.asked[row] = prompt_tokens
-            self.turns[row] += 1
-            self.note_turn(row)
-        self.running[row] += 1
-        self.engine[row] = engine
-        self.state[row] = SessionState.RUNNING
-        self.expected_return[row] = NEVER
-        self.last_seen[row] = now
+        was = core.begin_turn(self, row, engine, now, prompt_tokens, reach, tip)
+        if was is not None:
+            self.note_turn(*was)
 
     def end_turn(self, row: int, tip: int, now: float, prompt: int = 0, total: int = 0) -> None:
         """A request of the session left the engine; its chain ended at block row ``tip``.
@@ -174,16 +172,8 @@ class SessionTable(SessionOutlook):
             total: Tokens of its prompt and its answer.
         """
         self.changes += 1
-        self.written[row] = max(0, total - prompt)
-        note_answer(self, row, int(self.written[row]))
-        self.stop[row] = StopReason.UNKNOWN
-        self.tokens[row] = total
-        self.running[row] = max(0, int(self.running[row]) - 1)
-        if self.running[row] == 0:
-            self._take_back_end(row)
-            self.state[row] = SessionState.IDLE
-        self.tip[row] = tip
-        self.last_seen[row] = now
+        if core.end_turn(self, row, tip, now, prompt, total):
+            self.take_back_end(row)
 
     def wait(self, row: int, expected_return: float, tool: int = NO_ROW) -> None:
         """Note that the session is paused (a tool runs); ``expected_return`` is a time, or
@@ -195,7 +185,7 @@ class SessionTable(SessionOutlook):
             self.tool[row] = tool
             self.state[row] = SessionState.WAITING_FOR_TOOL
             self.expected_return[row] = expected_return
-            self.soonest = min(self.soonest, float(self._due(np.array([row]))[0]))
+            self.soonest = min(self.soonest, self._due_of(row))
 
     def rest(self, row: int) -> None:
         """Note that the session's last answer ended its turn, or its tool asks: it waits for a

@@ -108,7 +108,10 @@ class Tables:
 
     def name_of(self, engine: int) -> str | None:
         """The id of the engine in a residency column; None if nobody is there."""
-        return next((name for name, column in self.engines.items() if column == engine), None)
+        for name, column in self.engines.items():  # a generator costs as much again
+            if column == engine:
+                return name
+        return None
 
     def words_of(self, engine: str) -> EngineWords:
         """What an engine last said of itself; nothing, where it is not known."""

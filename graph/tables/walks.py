@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
+from msgspec import Struct
 
 from ..compiled import core
 from ..types import MOST_SHARE, NEVER, NO_ROW, Rows, SessionState, StopReason
 from ..wire.events import AdmissionReport, AdviceApplied, EngineHello, Pressure, TierReport
-from .blocks import BlockTable, Counts, Mask
+from .blocks import BlockTable, Mask
 from .columns import distinct
 from .sessions import SessionTable
 
@@ -20,7 +21,7 @@ MAX_WALKS: Final = 65_536
 """Kept for one engine between two rankings; at 200 requests a second, those of minutes; chosen."""
 
 
-class Walk(NamedTuple):
+class Walk(Struct, frozen=True, gc=False):
     """A request's pass down its chain, noted at its start and at its end.
 
     Attributes:
@@ -100,7 +101,9 @@ class RegretBook:
         Args:
             last_seen: When its session was last heard of before.
         """
-        prompts = self._engines.setdefault(engine, Prompts())
+        prompts = self._engines.get(engine)
+        if prompts is None:
+            prompts = self._engines[engine] = Prompts()
         prompts.asked += asked
         if last_seen >= prompts.cleared:
             prompts.again += again
@@ -181,7 +184,6 @@ class EngineWords:
 # columns of the block table, so that a score never walks links.
 
 _ONE = np.uint32(1)
-_CUT: Final = 1 << 13  # links that are removed in one slice; chosen
 
 
 class ChainLinks:
@@ -192,59 +194,28 @@ class ChainLinks:
 
     def link(self, rows: Rows, parents: Rows) -> None:
         """Give parents to rows that have none; if a row is given two, it gets the first."""
-        parent = self._blocks.parent
+        blocks, parent = self._blocks, self._blocks.parent
         parent[rows[::-1]] = parents[::-1]
         if not (rows[1:] > rows[:-1]).all():
             rows = distinct(rows)
-        self._count(rows, np.add)
-
-    def cut(self, rows: Rows) -> None:
-        """Remove the parents of rows that have one."""
-        self._count(rows, np.subtract)
-        self._blocks.parent[rows] = NO_ROW
+        parents, walkers = parent[rows], blocks.walkers[rows]
+        np.add.at(blocks.children, parents, _ONE)
+        shared = walkers >= 2
+        if shared.any():
+            np.add.at(blocks.shared_children, parents[shared], _ONE)
+            np.add.at(blocks.children_walks, parents[shared], walkers[shared])
 
     def walk(self, rows: Rows, hits: int, size: int, now: float) -> None:
         """Note that one more request walked these rows, no row twice, in blocks of ``size`` tokens,
         and that it found the first ``hits`` of them."""
-        blocks = self._blocks
-        core.walk(
-            blocks.parent, blocks.walkers, blocks.shared_children, blocks.children_walks,
-            blocks.tokens, blocks.hit_count, blocks.last_hit, rows, hits, size, now,
-        )  # fmt: skip
-
-    def columns(self) -> tuple[Rows, Rows, Counts, Counts, Counts, Counts]:
-        """What compiled loops read and write where they link chains."""
-        blocks = self._blocks
-        return (
-            blocks.parent, blocks.depth, blocks.walkers, blocks.children, blocks.shared_children,
-            blocks.children_walks,
-        )  # fmt: skip
+        core.walk(self._blocks, rows, hits, size, now)
 
     def releasing(self, gone: Mask) -> Iterator[None]:
         """Remove all links of the rows of which ``gone``, bool ``[blocks.size]``, is true, and
         which are about to be reused; slice by slice."""
-        blocks = self._blocks
-        rows = np.flatnonzero(gone).astype(np.int32)
-        if blocks.children[rows].any():
-            lost = np.append(gone, False)  # the last one stands for NO_ROW
-            for part in blocks.parts():
-                cut = np.flatnonzero(lost[blocks.parent[part]])
-                self.cut((part.start + cut).astype(np.int32))
-                yield
-        rows = rows[blocks.parent[rows] != NO_ROW]
-        for start in range(0, len(rows), _CUT):
-            self.cut(rows[start : start + _CUT])
+        for part in self._blocks.parts():
+            core.unlink(self._blocks, gone, part.start, part.stop)
             yield
-
-    def _count(self, rows: Rows, step: np.ufunc) -> None:
-        """Add linked rows (no row twice) to the sums at their parents, or subtract them."""
-        blocks = self._blocks
-        parents, walkers = blocks.parent[rows], blocks.walkers[rows]
-        step.at(blocks.children, parents, _ONE)
-        shared = walkers >= 2
-        if shared.any():
-            step.at(blocks.shared_children, parents[shared], _ONE)
-            step.at(blocks.children_walks, parents[shared], walkers[shared])
 
 
 # Sessions that were forked from others: a subagent begins with what its parent has said.
@@ -276,10 +247,11 @@ class ForkBook:
 
     def parent_of(self, child: int) -> int:
         """Who waits for a session; ``NO_ROW`` for nobody. Rows are reused: names tell."""
-        name, parent, parents_name = self._parents.get(child, ("", NO_ROW, ""))
+        if child not in self._parents:
+            return NO_ROW
+        name, parent, parents_name = self._parents[child]
         names = self._sessions.names
-        same = parent != NO_ROW and names[child] == name and names[parent] == parents_name
-        return parent if same else NO_ROW
+        return parent if names[child] == name and names[parent] == parents_name else NO_ROW
 
     def works(self, child: int, now: float) -> None:
         """Note that a request of ``child`` began or ended."""

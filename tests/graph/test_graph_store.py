@@ -10,13 +10,15 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kvgraph.graph.compiled import core
 from kvgraph.graph.errors import GraphError
 from kvgraph.graph.kvcache_graph import KVCacheGraph
+from kvgraph.graph.tables.blocks import BlockTable
 from kvgraph.graph.tables.columns import Columns, RowPool, column
 from kvgraph.graph.tables.hash_index import HashIndex
 from kvgraph.graph.tables.sessions import QuietRows, SessionTable
 from kvgraph.graph.tables.tables import GraphLimits
-from kvgraph.graph.types import MAX_ENGINES, NO_ROW, Rows
+from kvgraph.graph.types import MAX_ENGINES, NO_ROW, Rows, Tier, as_keys
 from kvgraph.graph.wire.events import (
     AnyEvent,
     BlocksAttended,
@@ -471,9 +473,9 @@ def test_no_block_names_a_session_whose_row_another_one_has() -> None:
     graph = KVCacheGraph(limits=GraphLimits(max_sessions=SESSIONS), clock=lambda: now[0])
     for number in range(2 * SESSIONS + 7):
         now[0] += 1.0
-        graph.apply("e", turn(number))  # type: ignore[arg-type]
+        graph.apply("e", turn(number))
         if number == SESSIONS:
-            graph.apply("e", turn(2))  # which was to go next  # type: ignore[arg-type]
+            graph.apply("e", turn(2))  # which was to go next
     tables = graph.tables
     assert len(tables.sessions) == SESSIONS
     walked = tables.blocks.session[: tables.blocks.size]
@@ -496,3 +498,45 @@ def test_the_sessions_of_some_blocks_are_found_without_a_look_at_the_others() ->
     everybody = sessions.credit(9.0, 300.0, np.array(rows, dtype=np.int32))
     assert sessions.credit(9.0, 300.0, found).tolist() == everybody[[1, 3]].tolist()
     assert sessions.among(of_blocks[1:2]).tolist() == []
+
+
+def test_compiled_loops_follow_columns_that_are_replaced() -> None:
+    sessions, blocks = SessionTable(10), BlockTable()
+    row = sessions.ensure("s", NO_ROW, 0.0)
+    rows, _ = blocks.ensure(as_keys([5, 6]), 0.0)
+    for _ in range(2):
+        sessions.begin_turn(row, 0, 1.0, 10)
+        core.walk(blocks, rows, 2, 16, 1.0)
+        sessions.grow(2 * len(sessions.state))
+        blocks.grow(2 * len(blocks.alive))
+    assert sessions.running[row] == 2
+    assert blocks.walkers[rows].tolist() == blocks.hit_count[rows].tolist() == [2, 2]
+
+
+def test_compiled_loops_refuse_what_is_no_table_of_theirs() -> None:
+    blocks, sessions, rows = BlockTable(), SessionTable(10), np.zeros(1, dtype=np.int32)
+    with pytest.raises(TypeError, match="bound"):
+        core.own(sessions, rows, 0)
+    with pytest.raises(AttributeError):
+        core.own(None, rows, 0)
+    with pytest.raises(TypeError, match="row"):
+        core.begin_turn(sessions, len(sessions.state), 0, 0.0, 0, NO_ROW, NO_ROW)
+    with pytest.raises(TypeError, match="engine"):
+        core.block(blocks, len(blocks.tiers), 0)
+
+
+def test_a_key_is_not_found_beside_another_in_a_row_that_is_no_longer_in_use() -> None:
+    blocks = BlockTable()
+    rows, _ = blocks.ensure(as_keys([5, 6]), 0.0)
+    blocks.release(rows[1:])
+    _, new = blocks.ensure(as_keys([5, 6]), 1.0)
+    assert new.tolist() == [False, True]
+
+
+def test_blocks_leave_a_pool_in_any_order_and_once() -> None:
+    blocks, keys = BlockTable(), [5, 6, 7, 8, 9]
+    rows, _ = blocks.ensure(as_keys(keys), 0.0)
+    blocks.mark(0, rows[:4], Tier.HOT)
+    left = blocks.unhold(0, as_keys([8, 7, 6, 6, 5, 7, 9, 1]), np.uint64(0))
+    assert left.tolist() == rows[:4].tolist()
+    assert not blocks.resident(0).any()
