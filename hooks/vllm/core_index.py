@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from ...graph.types import Keys
+from ...graph.wire.advice import BlockIds
 from ...graph.wire.events import BlocksCleared, BlocksRemoved, BlocksStored
 from ..keys import key_in_pool, unpack
-from ..link.mailbox import Places
 from .index import BlockIndex
 from .tap import Changes, PackedHashes, PoolTap
 
@@ -96,7 +96,7 @@ class CoreIndex(BlockIndex):
         block_hash = block.block_hash
         return None if block_hash is None or key_in_pool(block_hash) != key else block
 
-    def holders(self, keys: Keys) -> Places:
+    def holders(self, keys: Keys) -> BlockIds:
         """Numbers of the blocks that hold ``keys``, or held them last; 0 where none is known, and
         where a key comes again. Takes long without the GIL."""
         self.catch_up()
