@@ -222,12 +222,13 @@ class Detachable(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Ruling:
-    """Who ranks an engine's blocks, for people.
+    """Whether the policy or LRU ranks an engine's blocks, and on what evidence; for pages and logs.
 
     Attributes:
         policy_rules: Whether the policy ranks; otherwise LRU does.
-        ahead: Blocks that the policy found more than LRU, lately; negative if LRU found more.
-        changes: How often the ruling changed.
+        ahead: How many more blocks the policy found than LRU since the last change; negative if LRU
+            found more.
+        changes: How often one took over from the other.
     """
 
     policy_rules: bool
@@ -262,4 +263,4 @@ class Referee(Protocol):
         """Forget an engine that is gone: the next one in its column has shown nothing yet."""
 
     def rulings(self) -> dict[int, Ruling]:
-        """The ruling on each engine that is watched, by residency column."""
+        """Who ranks each engine that is watched, by residency column."""

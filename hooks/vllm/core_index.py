@@ -70,7 +70,7 @@ class CoreIndex(BlockIndex):
             self._tell(self.core.work(False))
 
     def cached(self, keys: Sequence[int], block_ids: Iterable[int]) -> None:
-        """Note which blocks hold ``keys`` from now on."""
+        """Note that block ``block_ids[i]`` holds ``keys[i]`` from now on; as many ids as keys."""
         ids = np.fromiter(block_ids, np.int64)
         self.core.note(np.fromiter(keys, np.uint64, len(keys)), ids)
         self.catch_up()
