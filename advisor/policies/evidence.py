@@ -1,4 +1,4 @@
-"""``Trust``: chooses between a policy and LRU, by which of them finds more blocks in a pool.
+"""``Trust``: chooses whether a policy or LRU ranks a pool, by which of them finds more.
 
 Evidence is how many blocks the policy found more than LRU, request by request. Engines that one
 sidecar advises serve the same traffic: until an engine's own evidence is sure, that of all of them
