@@ -118,7 +118,7 @@ def prompt_of(
 
 
 def caller_of(headers: Headers) -> str:
-    """Return a digest of the API keys of a request."""
+    """Return 16 hexadecimal digits that stand for a request's API keys, and so for its caller."""
     return hashlib.blake2b(b"\0".join(keys_of(headers)), digest_size=8).hexdigest()
 
 

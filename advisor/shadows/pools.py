@@ -196,6 +196,7 @@ class LruPool:
 
     @property
     def policy_name(self) -> str:
+        """``lru``, as a policy's name stands elsewhere."""
         return "lru"
 
 

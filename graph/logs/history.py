@@ -436,7 +436,10 @@ class History(Departures):
         return running
 
     def listen(self) -> list[Heard]:
-        """Walks since the last call; the first call starts the recording."""
+        """Return the starts and ends of requests since the last call, the oldest first.
+
+        The first call starts the recording, and returns none.
+        """
         if self._heard is None:
             self._heard = HeardQueue()
         return self._heard.take()

@@ -204,10 +204,10 @@ class Weighted(Protocol):
 
 
 class Detachable(Protocol):
-    """A policy that can say once what it knows, so that nobody waits while it scores."""
+    """A policy whose present knowledge can be copied, to score without the graph's lock."""
 
     def detached(self, view: View, sessions: Rows) -> Policy:
-        """What scores as this policy does now, whatever it learns meanwhile.
+        """Return a policy that scores as this one does now, whatever this one learns later.
 
         Called under the graph's lock; what it returns is asked without it, about copies. Blocks
         that are alike but for their depth must differ by ``DEPTH_TIE`` a block. Where what it

@@ -27,15 +27,18 @@ class Ranker(Protocol):
     def queries(self) -> int: ...
 
     def first(self, mass: Tensor) -> Tensor:
-        """What to remember of a prompt's tokens, float32 [batch, tokens].
+        """Return what to remember of each token of a prompt, float32 [batch, tokens].
 
         ``mass``, float32 [batch, queries, tokens], is the attention of the prompt's last queries,
         averaged over heads; a query's row sums to 1.
         """
 
     def next(self, memory: Tensor, mass: Tensor) -> Tensor:
-        """What to remember after a step that paid ``mass`` to each token; all float32 [batch,
-        tokens]."""
+        """Return what to remember of each token after one more step.
+
+        ``memory`` was remembered before it, and ``mass`` is the step's attention to each token,
+        averaged over heads; all float32 [batch, tokens].
+        """
 
     def scores(self, memory: Tensor, position: Tensor, open_to: Tensor) -> Tensor:
         """The scores of tokens, [batch, tokens].

@@ -187,7 +187,8 @@ class BlockIndex:
         self.late.make_all()
 
     def doubt(self) -> None:
-        """Count no more: what was noted is not all that changed."""
+        """Note that some changes were missed: from now on duplicates are looked for in the pool, as
+        without ``hears_all``."""
         self._hears_all = False
 
     def cached(self, keys: Sequence[int], block_ids: Iterable[int]) -> None:
