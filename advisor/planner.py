@@ -55,13 +55,17 @@ class PrefetchOrders:
         return any(words.tiers for words in list(tables.words.values()))
 
     def look(self, _: str = "") -> None:
-        """Note which sessions of any engine are expected back soon."""
+        """Find the sessions, of any engine, that are expected back soon; see ``due``."""
         sessions = self._graph.tables.sessions
         sessions.soonest = math.inf
         self.due = sessions.soon(self._graph.rules.horizon_s, self._clock()).tolist()
 
     def made(self, engine: str) -> PrefetchOrder:
-        """An engine's order; kept if it is empty, and neither graph nor due sessions changed."""
+        """Return an engine's prefetch order.
+
+        The last one is returned again if it was empty, nothing changed on the engine since, and no
+        session is due.
+        """
         # With a session due it is computed even for an unchanged graph: its return comes closer.
         version, before = self._graph.changes.of(engine), self.latest.get(engine)
         idle = before is not None and not len(before.keys) and not self.due

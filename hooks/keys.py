@@ -32,7 +32,7 @@ def key_in_pool(block_hash: bytes) -> int:
 
 
 def keys_in_pool(hashes: Sequence[bytes]) -> list[int]:
-    """``key_in_pool`` of hashes of one length."""
+    """Return the key of each hash, as ``key_in_pool`` does; all hashes have the same length."""
     if _keys is not None:
         return _keys(hashes if type(hashes) is list else list(hashes), GROUP_BYTES)
     if len(hashes) < _VECTORISE_FROM:
@@ -42,7 +42,7 @@ def keys_in_pool(hashes: Sequence[bytes]) -> list[int]:
 
 
 def keys_of(hashes: list[bytes]) -> list[int]:
-    """``key_of`` of hashes of one length."""
+    """Return the key of each hash, as ``key_of`` does; all hashes have the same length."""
     return unpack(pack_hashes(hashes)) if _keys is None else _keys(hashes, 0)
 
 

@@ -264,10 +264,13 @@ def _settings(texts: tuple[tuple[str, str], ...]) -> EngineSettings:
 
 
 def engine_settings(*used: str) -> EngineSettings:
-    """Return the settings of this process.
+    """Read the settings from this process's environment.
+
+    Never raises: an invalid variable counts as its default.
 
     Args:
-        used: Fields that are about to be used; invalid ones are logged.
+        used: Names of the fields that the caller is about to use; those whose variables are invalid
+            are logged.
     """
     settings = EngineSettings.read(os.environ)
     for complaint in filter(None, map(settings.complaint, used)):

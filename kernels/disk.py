@@ -88,9 +88,10 @@ class DiskTier:
         return iter(self._slots)
 
     def write(self, key: bytes, record: ReadableBuffer) -> bool:
-        """Store a copy of a buffer of ``record_bytes``, in the oldest one's place if full.
+        """Write a copy of ``record``, which has ``record_bytes`` bytes, under ``key``.
 
-        Returns False if the disk fails.
+        If the file is full, it takes the place of the record that was read or written longest ago.
+        Returns False if the disk fails; the key has no record then.
         """
         slot = self._slot(key)
         if self._refusing:

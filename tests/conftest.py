@@ -109,7 +109,7 @@ class RouterEnd:
         return any(isinstance(event, kind) for event in self.events)
 
     def advise(self, advice: AnyAdvice, seq: int = 0) -> None:
-        self.send_frames(wire.encode_advice(seq, advice))
+        self.send_frames(wire.encode_advice(seq, advice, now=0.0))
 
     def send_frames(self, frames: list[bytes]) -> None:
         self._socket.send_multipart([self.peers[-1], *frames])

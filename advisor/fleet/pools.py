@@ -29,7 +29,7 @@ class PoolShadows:
     what an engine got from elsewhere.
 
     Args:
-        most: Links that are remembered over all engines, and as many that engines lost.
+        most: Prefixes that are remembered over all engines, and as many that engines lost.
     """
 
     def __init__(self, most: int = MOST_LINKS_HELD) -> None:

@@ -80,7 +80,7 @@ class Homes:
         return self._live.get(session) or self._idle.get(session)
 
     def settle(self, session: Hashable, engine: int, tokens: int, now: float) -> None:
-        """Note that a session's newest context, of ``tokens``, is at this engine."""
+        """Make an engine the home of a session, whose newest context has ``tokens`` tokens."""
         home = self.of(session)
         self._began += home is None
         self._came_back += home is not None and home.fresh
@@ -174,8 +174,13 @@ class Holdings(NamedTuple):
 
 
 class Wanted(NamedTuple):
-    """A request to be routed: its session, if known, its prompt's tokens, and the engines that
-    refused it."""
+    """A request that is to be routed.
+
+    Attributes:
+        session: Whose turn it is; None if that is unknown.
+        tokens: Tokens of its prompt.
+        refused_by: Numbers of the engines that have refused it already.
+    """
 
     session: Hashable | None
     tokens: int

@@ -64,6 +64,7 @@ class SessionSignals:
         self._logged: set[str] = set()
 
     def waits(self, session: str, tool: str | None) -> None:
+        """Signal that a session waits for a tool; None: for one without a name."""
         name, tool = session[:_NAME], (tool or "")[:_NAME] or None
         self._put(session, lambda to: to.waiting(name, tool, tenant=self._tenant), waits=True)
 
@@ -74,9 +75,11 @@ class SessionSignals:
                 del self._signals[session]
 
     def turn_ended(self, session: str) -> None:
+        """Signal that a session's turn is over, and a person reads the answer."""
         self._put(session, lambda to: to.turn_ended(session[:_NAME], self._tenant))
 
     def ended(self, session: str) -> None:
+        """Signal that a session is over and will not return."""
         self._put(session, lambda to: to.ended(session[:_NAME], self._tenant))
 
     def close(self, wait_s: float = 1.0) -> None:

@@ -89,8 +89,10 @@ def source_of(message: Message) -> str:
 
 
 def digest_of(message: Message) -> bytes:
-    """Return a digest of what clients repeat of a message: without thoughts and outer white
-    space."""
+    """Return a digest of the part of a message that clients send back unchanged.
+
+    It leaves out the reasoning of an answer, and white space at both ends of a text.
+    """
     calls = [
         [call.get("id"), *called(call)]
         for call in message.get("tool_calls") or ()

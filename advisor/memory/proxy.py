@@ -118,7 +118,7 @@ def prompt_of(
 
 
 def caller_of(headers: Headers) -> str:
-    """Return a digest of the API keys of a request."""
+    """Return 16 hexadecimal digits that stand for a request's API keys, and so for its caller."""
     return hashlib.blake2b(b"\0".join(keys_of(headers)), digest_size=8).hexdigest()
 
 
@@ -185,7 +185,10 @@ class MemoryProxy:
         self._remembering: set[asyncio.Task[None]] = set()
 
     async def begin(self, asked: ParsedRequest) -> tuple[Reply, ChatTurn | None]:
-        """Return the beginning of the engine's answer.
+        """Send a request on, a chat with the prompt that the memory chooses for it.
+
+        Returns the engine's answer as far as it has begun, and the chat's turn, to which the rest
+        of the answer must be given; None where the request is no chat.
 
         Raises:
             BadRequestError: The request cannot be passed on.

@@ -129,7 +129,7 @@ class CacheRuns:
         self._runs: OrderedDict[str, tuple[CacheSteps, float]] = OrderedDict()  # and when told of
 
     def shown(self, steps: int) -> Caches:
-        """The last ``steps`` of all runs, the latest to report first."""
+        """The last ``steps`` steps of each run; the run that reported last comes first."""
         with self._lock:
             runs = [run for run, _ in reversed(self._runs.values())]
         return Caches(at=self._wall(), runs=[run.latest(steps) for run in runs])

@@ -1,4 +1,4 @@
-"""``Trust``: decides by evidence whether a policy or LRU ranks a pool.
+"""``Trust``: chooses whether a policy or LRU ranks a pool, by which of them finds more.
 
 Evidence is how many blocks the policy found more than LRU, request by request. Engines that one
 sidecar advises serve the same traffic: until an engine's own evidence is sure, that of all of them
@@ -45,7 +45,8 @@ class Evidence:
 
 @dataclass(slots=True)
 class Trust:
-    """Decides whether a policy or LRU ranks a pool, by the blocks each finds; old evidence fades.
+    """Chooses whether a policy or LRU ranks a pool, by how many blocks each would have found there;
+    old evidence fades.
 
     Attributes:
         capacity: Blocks of the pool.
@@ -99,7 +100,7 @@ class Trust:
         return together.ahead > 0 and together.is_sure(_AHEAD * blocks)
 
     def anew(self, capacity: int) -> Trust:
-        """Return the same decision for a pool that is empty, or of another size."""
+        """Return the same choice without evidence, for a pool that was emptied or resized."""
         return Trust(capacity, self.trusted, decided=self.decided)
 
     def change_hands(self) -> None:

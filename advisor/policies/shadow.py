@@ -42,8 +42,13 @@ class LruStack:
         return self._stack.found(rows, keys)
 
     def use(self, rows: Rows, keys: Keys) -> None:
-        """Note that a request takes these blocks, or gives them back: its tail is the oldest of
-        them."""
+        """Note that a request starts or ends, and so uses these blocks.
+
+        Of the chain, the first block counts as used last: it is evicted after the others.
+
+        Args:
+            rows: int32 ``[n]``, block rows from the start of the chain; ``keys`` are theirs.
+        """
         self._stack.use(rows, keys)
 
 
@@ -59,14 +64,22 @@ class LruShadow:
         return self._stack.found(rows, keys)[0]
 
     def use(self, rows: Rows, keys: Keys) -> None:
-        """Note that a request takes these blocks, or gives them back: its tail is the oldest of
-        them."""
+        """Note that a request starts or ends, and so uses these blocks.
+
+        Of the chain, the first block counts as used last: it is evicted after the others.
+
+        Args:
+            rows: int32 ``[n]``, block rows from the start of the chain; ``keys`` are theirs.
+        """
         self._stack.use(rows, keys)
 
 
 class Found(NamedTuple):
-    """Which pools hold some blocks: by each pool's number how many, from the first on without a
-    gap."""
+    """How many of a chain's blocks each pool holds, counted from the first to the first missing.
+
+    Attributes:
+        counts: By the pools' numbers.
+    """
 
     counts: list[int]
 
@@ -76,10 +89,10 @@ class Found(NamedTuple):
 
 
 class Uses:
-    """When blocks were used last, and which pools hold them: one book for all pools that follow the
-    same requests, so that a request costs little more for many pools than for one.
+    """The last use of each block, and which of several simulated pools hold it.
 
-    The room that it takes grows with the pools, however many blocks the graph has.
+    All pools that follow the same requests share one, so that a request costs little more for many
+    pools than for one. Its memory grows with the pools, not with the graph.
     """
 
     def __init__(self) -> None:

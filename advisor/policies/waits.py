@@ -138,8 +138,10 @@ class Waits:
         return NewWaits(np.log(np.maximum(lasted, _LEAST_S)), prompts)
 
     def cohort(self, now: float, oldest_s: float) -> Cohort:
-        """Return every wait that began within ``oldest_s``, ended or not, so that neither kind is
-        favoured."""
+        """Return the waits that began in the last ``oldest_s`` seconds, ended or not.
+
+        Were only ended ones learned from, short waits would be counted too often.
+        """
         began = now - oldest_s
         if self._done > _KEPT:
             began = max(began, float(self._done_since.min()))

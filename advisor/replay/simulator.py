@@ -216,7 +216,13 @@ class Instance:
         return Admission(hit, warmed, len(new))
 
     def finish(self, request: int, chain: Sequence[int], now: float) -> None:
-        """End a request: its blocks come back, the last of the chain first."""
+        """End a request and free the blocks of its chain that no other request holds, the last
+        first.
+
+        Args:
+            chain: Numbers of the blocks of prompt and answer, from the first on.
+            now: Seconds since the trace began.
+        """
         self._order.finished(request, now)
         self.blank += self._unhashed.pop(request)
         self.running -= 1

@@ -231,6 +231,6 @@ class HostLink:
     bytes_per_token: int = BYTES_PER_TOKEN
 
     def seconds(self, blocks: int, block_size: int) -> float:
-        """Return the seconds to load ``blocks`` blocks."""
+        """Return the seconds to load ``blocks`` blocks of ``block_size`` tokens each."""
         size = blocks * block_size * self.bytes_per_token
         return size / self.bytes_per_s + blocks * self.s_per_transfer

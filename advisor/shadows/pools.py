@@ -26,8 +26,7 @@ class GuardedPool:
 
     Args:
         capacity: In blocks.
-        trust: What the guard thinks of the policy at first; None: there is no guard, and the policy
-            always ranks.
+        trust: Chooses whether the policy or LRU ranks; None: the policy always does.
         uses: What it follows, as the pools beside it do.
     """
 
@@ -197,6 +196,7 @@ class LruPool:
 
     @property
     def policy_name(self) -> str:
+        """``lru``, as a policy's name stands elsewhere."""
         return "lru"
 
 

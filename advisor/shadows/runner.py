@@ -273,11 +273,11 @@ class ShadowSet:
         return for_all(pool.found, heard.control, heard.sampled, heard.known, heard.asked)
 
     def asked_of(self, pool: LruPool | PolicyPool) -> int:
-        """Of how many blocks a shadow's ``found`` is."""
+        """Blocks that the requests followed by a shadow asked for, of which it found ``found``."""
         return self.asked if isinstance(pool, LruPool) else self.heard_by(pool).sampled
 
     def heard_by(self, pool: PolicyPool) -> Counted:
-        """What was counted since a shadow began."""
+        """The counts of all requests since a shadow began to follow them."""
         return self._counted(pool.beside).since(pool.before)
 
     def _counted(self, lru: LruPool) -> Counted:

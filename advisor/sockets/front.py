@@ -213,6 +213,7 @@ class EngineListener:
         return self._authenticator is not None
 
     def answer_handshakes(self, limit: int) -> None:
+        """Authenticate connections that wait for it, ``limit`` at most; never waits."""
         if self._authenticator is not None:
             self._authenticator.answer(limit)
 

@@ -13,12 +13,10 @@ import zmq
 from ...graph.wire import frames
 from ...graph.wire.advice import (
     AdmissionAdvice,
-    AdmissionMessage,
     AnyAdvice,
     ContentKey,
     EvictionRanking,
     PrefetchMessage,
-    RankingMessage,
     Refused,
     ResyncRequest,
     SendTips,
@@ -106,11 +104,10 @@ class AdvicePublisher:
     def _send_ranking(self, identity: bytes, ranking: EvictionRanking) -> None:
         if self._ts.get(identity) == ranking.ts:
             return
-        age = max(0.0, self._clock() - ranking.ts)
+        age_s = max(0.0, self._clock() - ranking.ts)
         whole = self._epoch.get(identity) != ranking.epoch
-        still = StillValid(ranking.epoch, age, ranking.heard)
-        message = RankingMessage.of(ranking, age) if whole else still
-        if not self._send(identity, message):
+        still = StillValid(ranking.epoch, age_s, ranking.heard)
+        if not self._send(identity, ranking if whole else still):
             return
         self._epoch[identity] = ranking.epoch
         self._ts[identity] = ranking.ts
@@ -130,15 +127,15 @@ class AdvicePublisher:
     def _send_admission(self, identity: bytes, advice: AdmissionAdvice) -> None:
         if self._admitted.get(identity) == advice.ts:
             return
-        age = max(0.0, self._clock() - advice.ts)
-        if self._send(identity, AdmissionMessage.of(advice, age)):
+        if self._send(identity, advice):
             self._admitted[identity] = advice.ts
             self.counters["admissions"] += 1
 
     def _send(self, identity: bytes, advice: AnyAdvice) -> bool:
         seq = self._seq.get(identity, 0)
+        message = frames.encode_advice(seq, advice, self._clock())
         try:
-            self._socket.send_multipart([identity, *frames.encode_advice(seq, advice)], zmq.NOBLOCK)
+            self._socket.send_multipart([identity, *message], zmq.NOBLOCK)
         except zmq.Again:
             self.counters["dropped_full"] += 1
             return False

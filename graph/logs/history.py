@@ -56,7 +56,9 @@ class Heard(Struct, frozen=True, gc=False):
 
 
 class HeardQueue:
-    """Walks since the last ``take``; the oldest are dropped if there are too many.
+    """Requests' starts and ends that wait to be replayed in the shadow caches.
+
+    If there are too many, the oldest are dropped.
 
     Attributes:
         nbytes: Bytes of the queued rows and keys.
@@ -74,7 +76,7 @@ class HeardQueue:
             self._count(self._walks.popleft(), -1)
 
     def take(self) -> list[Heard]:
-        """Take all of them, oldest first."""
+        """Remove and return all of them, the oldest first."""
         taken = list(self._walks)
         self._walks.clear()
         self._blocks = self.nbytes = 0
@@ -110,7 +112,13 @@ class ContentIndex:
         return int(self._slots.nbytes)
 
     def add(self, contents: Keys, keys: Keys, salt: int) -> None:
-        """Store which blocks have these contents, one each."""
+        """Store that block ``keys[i]`` has the content ``contents[i]`` under this cache salt.
+
+        Args:
+            contents: uint64 ``[n]``, digests of blocks' tokens.
+            keys: uint64 ``[n]``, the graph's block keys.
+            salt: The digest of the cache salt that all ``n`` blocks share.
+        """
         if not len(self._slots):
             self._slots = np.zeros(1 << _BITS, dtype=_SLOT)
         first, second = _slots_of(contents)
@@ -438,7 +446,10 @@ class History(Departures):
         return running
 
     def listen(self) -> list[Heard]:
-        """Walks since the last call; the first call starts the recording."""
+        """Return the starts and ends of requests since the last call, the oldest first.
+
+        The first call starts the recording, and returns none.
+        """
         if self._heard is None:
             self._heard = HeardQueue()
         return self._heard.take()

@@ -95,7 +95,14 @@ class PromptBlocks(Struct, frozen=True, gc=False):
 
 
 class Other(NamedTuple):
-    """The other session and engine that a miss involves; None where there is none."""
+    """The session or engine, besides the request's own, that explains a miss.
+
+    For example the engine that has the missing block, or the session that took its place.
+
+    Attributes:
+        session, tenant: Of the session; None where none is involved.
+        engine: Its id; None likewise.
+    """
 
     session: str | None = None
     tenant: str | None = None

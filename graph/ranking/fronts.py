@@ -64,8 +64,15 @@ class Copied(NamedTuple):
 
 
 def copied(view: View, policy: Policy, rows: Rows) -> Copied:
-    """Copies of rows, int32 ``[n]``, ascending, and what their scores depend on: of runs where
-    nothing is asked of single blocks."""
+    """Copy what the scores of some blocks depend on, so that they can be computed without the
+    graph's lock.
+
+    Where no rule and no copy in a colder tier can tell the blocks of a run apart, one row is copied
+    for each run of consecutive blocks instead of one for each block.
+
+    Args:
+        rows: int32 ``[n]``, ascending: rows of the block table.
+    """
     # What is kept is counted in blocks, and copies are of blocks. Without the lock this is a guess,
     # which spares the copies of runs that would be of no use.
     alone = view.blocks.had_copies or names_any(view, Selection(view.blocks, rows))

@@ -242,11 +242,11 @@ def is_under_lru(engine: int, policy: Policy, referee: Referee | None) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What decides which block an engine evicts first.
+    """Who ranks blocks on each engine, and what they said last, to explain a block's rank.
 
     Attributes:
         policy: Scores blocks, under the rules.
-        referee: Says which engines keep their own order all the same; None: no engine does.
+        referee: Says which engines evict in LRU's order instead; None: none does.
         known: Fresh rankings by engine, which need not be computed again.
     """
 

@@ -213,10 +213,10 @@ class Learner(Protocol):
 
 
 class Detachable(Protocol):
-    """A policy that can say once what it knows, so that nobody waits while it scores."""
+    """A policy whose present knowledge can be copied, to score without the graph's lock."""
 
     def detached(self, view: View, sessions: Rows) -> Policy:
-        """What scores as this policy does now, whatever it learns meanwhile.
+        """Return a policy that scores as this one does now, whatever this one learns later.
 
         Called under the graph's lock; what it returns is asked without it, about copies. Blocks
         that are alike but for their depth must differ by ``DEPTH_TIE`` a block. Where what it
@@ -231,12 +231,13 @@ class Detachable(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Ruling:
-    """Who ranks an engine's blocks, for people.
+    """Whether the policy or LRU ranks an engine's blocks, and on what evidence; for pages and logs.
 
     Attributes:
         policy_rules: Whether the policy ranks; otherwise LRU does.
-        ahead: Blocks that the policy found more than LRU, lately; negative if LRU found more.
-        changes: How often the ruling changed.
+        ahead: How many more blocks the policy found than LRU since the last change; negative if LRU
+            found more.
+        changes: How often one took over from the other.
     """
 
     policy_rules: bool
@@ -271,4 +272,4 @@ class Referee(Protocol):
         """Forget an engine that is gone: the next one in its column has shown nothing yet."""
 
     def rulings(self) -> dict[int, Ruling]:
-        """The ruling on each engine that is watched, by residency column."""
+        """Who ranks each engine that is watched, by residency column."""

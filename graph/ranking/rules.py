@@ -394,7 +394,7 @@ def flagged(view: View, picked: Selection, flag: BlockFlag) -> Mask:
 
 
 def of_session(values: npt.NDArray[_T], session: Rows) -> npt.NDArray[_T]:
-    """``values[session]``, and zero for blocks of no session."""
+    """``[n]``: ``values``, which has one for each session row, at ``session``; 0 for ``NO_ROW``."""
     padded = np.append(values, values.dtype.type(0))  # the last one stands for NO_ROW
     return np.take(padded, session, mode="wrap")
 

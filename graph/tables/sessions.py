@@ -134,7 +134,14 @@ class SessionTable(SessionOutlook):
         return [row for (_, known), row in self._rows.items() if known == name]
 
     def ensure(self, name: str, tenant: int, now: float) -> int:
-        """The row of a session, created if unknown: another one is forgotten where it is full."""
+        """Return a session's row; an unknown session gets one.
+
+        If the table is full, it gets that of a session which is forgotten for it.
+
+        Args:
+            tenant: The tenant's number; sessions of one name under two tenants are different ones.
+            now: Seconds on the graph's clock: when it was created and last seen, if it is new.
+        """
         row = self.find(name, tenant)
         if row != NO_ROW:
             return row

@@ -155,7 +155,7 @@ class ProtectionBudget:
 
 @dataclass(slots=True)
 class EngineWords:
-    """One engine's latest report of each kind; None if it never sent one."""
+    """The latest message of each kind that an engine sent about itself; None before the first."""
 
     hello: EngineHello | None = None
     pressure: Pressure | None = None
@@ -165,8 +165,10 @@ class EngineWords:
 
     @property
     def prefill_tokens_per_s(self) -> float:
-        """That computing prompts reaches: measured by the ends of steps where the engine has tiers,
-        else by their beginnings; 0: by neither."""
+        """The engine's speed in tokens per second while it computes prompts; 0: not measured yet.
+
+        An engine with tiers measures it by when steps end, another one by when they begin.
+        """
         for report in (self.tiers, self.pressure):
             if report is not None and report.prefill_tokens_per_s:
                 return report.prefill_tokens_per_s

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import Annotated, Final
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 
 from ..types import Keys, as_keys
 from .events import MAX_NAME, Count, Hashes, Seconds, Unit
@@ -26,11 +28,16 @@ prompts takes less to compute. Chosen: by then there is room, or the engine has 
 context again."""
 
 
+BlockIds = npt.NDArray[np.int64]
+"""Numbers of blocks in an engine's pool; 0 is its null block, which holds no key."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class EvictionRanking:
     """The order in which an engine should evict blocks; immutable.
 
-    One type from the graph that makes it to the engine that applies it.
+    One type from the graph that makes it to the engine's free queue. The last four attributes are
+    the engine's own: they are not sent, and None where nobody has looked them up.
 
     Attributes:
         epoch: Rises by one with each published ranking; 0 before it is published.
@@ -45,6 +52,11 @@ class EvictionRanking:
         demote_first: uint64 ``[w]`` keys of copies in the WARM tier, least worth keeping first.
         known_of: The ranking reflects engine events up to this time (same clock as ``ts``).
         heard: How many of the engine's event batches the ranking reflects.
+        order_blocks: int64 ``[k]``: the blocks that held the keys of ``order`` when the ranking
+            arrived; 0 for a key that none held.
+        spill_blocks: int64 ``[s]``: the same for ``spill_first``.
+        spill_keys: The keys of ``spill_first``.
+        protected_places: Each key of ``protected``, with its place there.
     """
 
     epoch: int
@@ -55,6 +67,10 @@ class EvictionRanking:
     demote_first: Keys
     known_of: float = math.inf
     heard: int = 0
+    order_blocks: BlockIds | None = None
+    spill_blocks: BlockIds | None = None
+    spill_keys: frozenset[int] | None = None
+    protected_places: dict[int, int] | None = None
 
     @classmethod
     def empty(cls, ts: float) -> EvictionRanking:
@@ -102,7 +118,7 @@ class Advice(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class RankingMessage(Advice, tag=1, frozen=True):
-    """An ``EvictionRanking`` on the wire; ``age_s`` is its age when it was sent."""
+    """How an ``EvictionRanking`` is encoded: its keys as bytes, and how old it is."""
 
     epoch: int
     age_s: Seconds
@@ -113,13 +129,18 @@ class RankingMessage(Advice, tag=1, frozen=True):
     heard: Count = 0
 
     @classmethod
-    def of(cls, ranking: EvictionRanking, age_s: float) -> RankingMessage:
-        """Encode a ranking that is ``age_s`` old."""
+    def of(cls, ranking: EvictionRanking, now: float) -> RankingMessage:
+        """The ranking as it is sent at ``now`` of the sender's clock."""
+        age_s = max(0.0, now - ranking.ts)
         order, protected, spill, demote = (packed(getattr(ranking, name)) for name in _BLOCKS)
         return cls(ranking.epoch, age_s, order, protected, spill, demote, ranking.heard)
 
     def at(self, now: float) -> EvictionRanking:
-        """The ranking, with ``ts`` in the receiver's clock."""
+        """The ranking, with ``ts`` in the clock of the receiver, which got it at ``now``.
+
+        Raises:
+            ValueError: Its keys are not whole 64-bit numbers.
+        """
         order, protected, spill, demote = (as_keys(getattr(self, name)) for name in _BLOCKS)
         ts, heard = now - self.age_s, self.heard
         return EvictionRanking(self.epoch, ts, order, protected, spill, demote, heard=heard)
@@ -152,7 +173,7 @@ class Refused(Advice, tag=5, frozen=True):
 
 
 class AdmissionMessage(Advice, tag=6, frozen=True):
-    """An ``AdmissionAdvice`` on the wire; ``age_s`` is its age when it was sent."""
+    """How an ``AdmissionAdvice`` is encoded: with its age instead of a time."""
 
     epoch: Count
     age_s: Seconds
@@ -163,14 +184,15 @@ class AdmissionMessage(Advice, tag=6, frozen=True):
     again: Unit = 0.0
 
     @classmethod
-    def of(cls, advice: AdmissionAdvice, age_s: float) -> AdmissionMessage:
-        """Encode an advice that is ``age_s`` old."""
+    def of(cls, advice: AdmissionAdvice, now: float) -> AdmissionMessage:
+        """The advice as it is sent at ``now`` of the sender's clock."""
+        age_s = max(0.0, now - advice.ts)
         room, live, fitting = advice.room_blocks, advice.live_sessions, advice.fitting_sessions
         again = min(1.0, max(0.0, advice.again))
         return cls(advice.epoch, age_s, room, live, fitting, advice.heard, again)
 
     def at(self, now: float) -> AdmissionAdvice:
-        """The advice, with ``ts`` in the receiver's clock."""
+        """The advice, with ``ts`` in the clock of the receiver, which got it at ``now``."""
         return AdmissionAdvice(
             self.epoch,
             now - self.age_s,
@@ -204,16 +226,10 @@ class ContentKey(Advice, tag=8, frozen=True):
     key: Annotated[bytes, msgspec.Meta(min_length=16, max_length=64)]
 
 
-AnyAdvice = (
-    RankingMessage
-    | StillValid
-    | PrefetchMessage
-    | ResyncRequest
-    | Refused
-    | AdmissionMessage
-    | SendTips
-    | ContentKey
-)
+_Undated = StillValid | PrefetchMessage | ResyncRequest | Refused | SendTips | ContentKey
+AnyAdvice = EvictionRanking | AdmissionAdvice | _Undated
+AnyMessage = RankingMessage | AdmissionMessage | _Undated
+"""What of ``AnyAdvice`` is encoded."""
 
 
 def packed(keys: Keys) -> bytes:

@@ -17,7 +17,14 @@ from typing import Annotated, Any, Final, NamedTuple
 import msgspec
 
 from ..errors import VersionError, WireError
-from .advice import AnyAdvice
+from .advice import (
+    AdmissionAdvice,
+    AdmissionMessage,
+    AnyAdvice,
+    AnyMessage,
+    EvictionRanking,
+    RankingMessage,
+)
 from .events import KINDS, MAX_EVENTS, RESIDENCY, AnyEvent, Event, EventBatch, Unreadable
 
 BAD_PAYLOAD: Final = (
@@ -88,7 +95,7 @@ MAX_SEQ: Final = (1 << 63) - 1
 _encoder = msgspec.msgpack.Encoder()
 _events = msgspec.msgpack.Decoder(EventBatch)
 _event: msgspec.msgpack.Decoder[AnyEvent] = msgspec.msgpack.Decoder(AnyEvent)
-_advice: msgspec.msgpack.Decoder[AnyAdvice] = msgspec.msgpack.Decoder(AnyAdvice)
+_advice: msgspec.msgpack.Decoder[AnyMessage] = msgspec.msgpack.Decoder(AnyMessage)
 
 
 def encode_events(seq: int, events: list[AnyEvent]) -> list[bytes]:
@@ -96,9 +103,17 @@ def encode_events(seq: int, events: list[AnyEvent]) -> list[bytes]:
     return _frames(seq, _encoder.encode(EventBatch(events)))
 
 
-def encode_advice(seq: int, advice: AnyAdvice) -> list[bytes]:
-    """Encode one advice message as number ``seq``."""
-    return _frames(seq, _encoder.encode(advice))
+def encode_advice(seq: int, advice: AnyAdvice, now: float) -> list[bytes]:
+    """Encode advice as message number ``seq``, sent at ``now`` of the clock that dates it."""
+    message: AnyMessage
+    match advice:
+        case EvictionRanking():
+            message = RankingMessage.of(advice, now)
+        case AdmissionAdvice():
+            message = AdmissionMessage.of(advice, now)
+        case _:
+            message = advice
+    return _frames(seq, _encoder.encode(message))
 
 
 class EventMessage(NamedTuple):
@@ -131,13 +146,17 @@ def decode_events(frames: Sequence[bytes]) -> EventMessage:
         return _decode_singly(seq, payload)
 
 
-def decode_advice(frames: Sequence[bytes]) -> tuple[int, AnyAdvice]:
-    """Decode one advice message to its number and content; raises like ``decode_events``."""
+def decode_advice(frames: Sequence[bytes], now: float) -> tuple[int, AnyAdvice]:
+    """Decode one advice message, received at ``now``, to its number and content, dated by the
+    receiver's clock; raises like ``decode_events``."""
     seq, payload = _unframe(frames)
     try:
-        return seq, _advice.decode(payload)
-    except BAD_PAYLOAD as error:
+        message = _advice.decode(payload)
+        if isinstance(message, RankingMessage | AdmissionMessage):
+            return seq, message.at(now)
+    except (*BAD_PAYLOAD, ValueError) as error:  # ValueError: keys that are not whole uint64s
         raise WireError(f"advice refused: {error}") from None
+    return seq, message
 
 
 class _RawBatch(msgspec.Struct, array_like=True):

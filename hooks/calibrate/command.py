@@ -143,8 +143,8 @@ def calibrate(
 
 
 def run(
-    name: str, text: Path | None, samples: int, bar: Bar, max_model_len: int | None, device: str,
-    quick: bool, furthest: int, rng: random.Random,
+    name: str, text: Path | None, samples: int, bar: Bar, max_model_len: int | None,
+    device: str, quick: bool, furthest: int, rng: random.Random,
 ) -> tuple[Calibration, str]:  # fmt: skip
     """Measure a model; returns the calibration, and a description of the text.
 

@@ -27,15 +27,18 @@ class Ranker(Protocol):
     def queries(self) -> int: ...
 
     def first(self, mass: Tensor) -> Tensor:
-        """What to remember of a prompt's tokens, float32 [batch, tokens].
+        """Return what to remember of each token of a prompt, float32 [batch, tokens].
 
         ``mass``, float32 [batch, queries, tokens], is the attention of the prompt's last queries,
         averaged over heads; a query's row sums to 1.
         """
 
     def next(self, memory: Tensor, mass: Tensor) -> Tensor:
-        """What to remember after a step that paid ``mass`` to each token; all float32 [batch,
-        tokens]."""
+        """Return what to remember of each token after one more step.
+
+        ``memory`` was remembered before it, and ``mass`` is the step's attention to each token,
+        averaged over heads; all float32 [batch, tokens].
+        """
 
     def scores(self, memory: Tensor, position: Tensor, open_to: Tensor) -> Tensor:
         """The scores of tokens, [batch, tokens].
@@ -49,19 +52,28 @@ class Ranker(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class AttentionAndRecency:
-    """α · moving average of attention + (1 − α) · recency, each scaled to 0 … 1 in the layer."""
+    """α · moving average of attention + (1 − α) · recency, each scaled to 0 … 1 in the layer.
+
+    Attributes:
+        alpha: Weight of attention beside recency, 0 … 1.
+        gamma: Share of the moving average that one step keeps, 0 … 1.
+        queries: How many of the prompt's last queries give the average its first value.
+    """
 
     alpha: float
     gamma: float
     queries: int = 64
 
     def first(self, mass: Tensor) -> Tensor:
+        """The mean attention of the prompt's last queries; see ``Ranker.first``."""
         return mean_of_queries(mass)
 
     def next(self, memory: Tensor, mass: Tensor) -> Tensor:
+        """The moving average after one more step; see ``Ranker.next``."""
         return memory.lerp(mass, 1.0 - self.gamma)
 
     def scores(self, memory: Tensor, position: Tensor, open_to: Tensor) -> Tensor:
+        """Attention and recency, weighed; see ``Ranker.scores``."""
         attention = scaled(memory, open_to)
         recency = scaled(position.to(memory.dtype), open_to)
         return self.alpha * attention + (1.0 - self.alpha) * recency

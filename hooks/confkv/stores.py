@@ -79,6 +79,7 @@ class FloatStore:
         self._values[:, :, : self.held] = values
 
     def parts(self) -> list[KvPart]:
+        """All tokens as one part, without scales."""
         return [KvPart(self.keys, self.values)]
 
     def select(self, rows: Tensor) -> None:

@@ -286,7 +286,7 @@ def check_sidecar(endpoint: str | None, timeout_s: float = 2.0) -> Check:
     if frames is None:
         return Check("sidecar", False, f"nobody answers at {endpoint}", remedy)
     try:
-        wire.decode_advice(frames)
+        wire.decode_advice(frames, 0.0)
     except VersionError as error:
         return Check("sidecar", False, str(error), "use one kvgraph version on both sides")
     except WireError as error:

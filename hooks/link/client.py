@@ -372,7 +372,7 @@ class AdvisorClient(Mailbox):
     def take_advice(self, frames: list[bytes]) -> None:
         """Handle one message of the sidecar; a malformed one is counted and ignored."""
         try:
-            _, advice = wire.decode_advice(frames)
+            _, advice = wire.decode_advice(frames, self._clock())
             self._act_on(advice)
         except VersionError as error:
             self.refused_version += 1

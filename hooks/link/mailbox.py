@@ -5,98 +5,51 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
-from typing import Any, Final
-
-import numpy as np
+from dataclasses import replace
+from typing import Final
 
 from ...graph.types import Keys, as_keys
 from ...graph.wire.advice import (
     AdmissionAdvice,
-    AdmissionMessage,
+    BlockIds,
     ContentKey,
     EvictionRanking,
     PrefetchMessage,
-    RankingMessage,
     SendTips,
     StillValid,
 )
 
-# ``HeldRanking``: a ranking as the engine holds it, with what is looked up in it made ready.
-
 NOBODY: Final = 0  # number of vLLM's null block, which never holds a key
-_FIELDS: Final = tuple(each.name for each in fields(EvictionRanking))
-Places = np.ndarray[tuple[int], np.dtype[np.int64]]
-"""Numbers of blocks in an engine's pool; 0 is its null block, which holds no key."""
-Finds = Callable[[Keys], Places]
+Finds = Callable[[Keys], BlockIds]
 """Finds the blocks that hold keys."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class HeldRanking(EvictionRanking):
-    """An ``EvictionRanking`` with lookup tables, made on the client's thread and not in a step.
+def looked_up(
+    ranking: EvictionRanking, finds: Finds | None = None, copies: bool = True
+) -> EvictionRanking:
+    """Return ``ranking`` with what an engine looks up in it, made here and not in a step.
 
-    Attributes:
-        worth: Keys of ``spill_first``.
-        places: Keys of ``protected``, each with its place.
-        blocks: Blocks that held the keys of ``order`` when it arrived; None where nobody could
-            tell.
-        worth_blocks: The same of ``spill_first``.
+    Args:
+        finds: Finds the blocks that hold its keys; None: whoever applies it does.
+        copies: Whether anybody asks which blocks are worth a copy.
     """
-
-    worth: frozenset[int] = frozenset()
-    places: dict[int, int] | None = None
-    blocks: Places | None = None
-    worth_blocks: Places | None = None
-
-    @classmethod
-    def of(
-        cls, ranking: EvictionRanking, finds: Finds | None = None, copies: bool = True
-    ) -> HeldRanking:
-        """Make the lookup tables of ``ranking``.
-
-        Args:
-            finds: Finds the blocks that hold its keys; None: whoever applies it does.
-            copies: Whether anybody asks which blocks are worth a copy.
-        """
-        values: dict[str, Any] = {name: getattr(ranking, name) for name in _FIELDS}
-        if copies:
-            values["worth"] = worth_of(ranking)
-        if finds is not None:
-            values["blocks"] = finds(ranking.order)
-            if copies:
-                values["worth_blocks"] = finds(ranking.spill_first)
-        return cls(**values, places=places_of(ranking))
+    return replace(
+        ranking,
+        order_blocks=None if finds is None else finds(ranking.order),
+        spill_blocks=finds(ranking.spill_first) if finds is not None and copies else None,
+        spill_keys=frozenset(ranking.spill_first.tolist()) if copies else None,
+        protected_places=places_of(ranking.protected),
+    )
 
 
-def blocks_of(ranking: EvictionRanking) -> Places | None:
-    """Return the blocks that hold the keys of a ranking's order, if they were found before."""
-    return ranking.blocks if isinstance(ranking, HeldRanking) else None
-
-
-def worth_blocks_of(ranking: EvictionRanking, finds: Finds) -> Places:
-    """Return the blocks that are worth a copy before they are evicted."""
-    found = ranking.worth_blocks if isinstance(ranking, HeldRanking) else None
-    return finds(ranking.spill_first) if found is None else found
-
-
-def worth_of(ranking: EvictionRanking) -> frozenset[int]:
-    """Return the keys of the blocks that are worth a copy before they are evicted."""
-    if isinstance(ranking, HeldRanking):
-        return ranking.worth
-    return frozenset(ranking.spill_first.tolist())
-
-
-def places_of(ranking: EvictionRanking) -> dict[int, int]:
-    """Return the places of protected keys, the least precious first."""
-    if isinstance(ranking, HeldRanking) and ranking.places is not None:
-        return ranking.places
-    return {key: place for place, key in enumerate(ranking.protected.tolist())}
+def places_of(keys: Keys) -> dict[int, int]:
+    """Return each key with its place."""
+    return {key: place for place, key in enumerate(keys.tolist())}
 
 
 Clock = Callable[[], float]
 AnyOpinion = (
-    RankingMessage | AdmissionMessage | StillValid | PrefetchMessage | SendTips | ContentKey
+    EvictionRanking | AdmissionAdvice | StillValid | PrefetchMessage | SendTips | ContentKey
 )
 
 _TOLD: Final = (
@@ -197,19 +150,17 @@ class Mailbox:
         self._told.append((batches, until))
 
     def put(self, advice: AnyOpinion) -> None:
-        """Hold ``advice``, dated by this clock.
+        """Hold ``advice``, which is dated by this clock.
 
         Raises:
-            ValueError: Its keys are not whole 64-bit numbers.
+            ValueError: The keys of a prefetch order are not whole 64-bit numbers.
         """
         match advice:
-            case RankingMessage():
-                ranking = advice.at(self._clock())
-                dated = replace(ranking, known_of=self._known_of(ranking.heard))
-                self._ranking = HeldRanking.of(dated, self.finds, self.copies)
-            case AdmissionMessage():
-                word = advice.at(self._clock())
-                self._admission = replace(word, known_of=self._known_of(word.heard))
+            case EvictionRanking():
+                known = replace(advice, known_of=self._known_of(advice.heard))
+                self._ranking = looked_up(known, self.finds, self.copies)
+            case AdmissionAdvice():
+                self._admission = replace(advice, known_of=self._known_of(advice.heard))
             case StillValid():
                 self._redate(advice)
             case PrefetchMessage():

@@ -72,7 +72,7 @@ class TokenBytes:
 
     @classmethod
     def of(cls, tokens: npt.ArrayLike) -> TokenBytes:
-        """Convert ``tokens``."""
+        """Pack token ids, integers ``[tokens]`` that fit into int32."""
         return cls(np.asarray(tokens, dtype=np.int32).tobytes())
 
     def __len__(self) -> int:

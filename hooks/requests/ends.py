@@ -208,9 +208,13 @@ class AnswerReader:
         return END_OF_TURN if ends else UNKNOWN
 
     def read_bound(self, answer: Tokens) -> Ending:
-        """Return why an answer ended that had to follow a grammar."""
-        # vLLM's grammar for a required call is a list of calls without any marks. Whether an
-        # answer in another form is for a person or a program cannot be told.
+        """Return why an answer ended whose text had to follow a grammar, as of a required tool
+        call.
+
+        Such a call has none of the model's marks. Of an answer in another form nothing is known:
+        a person or a program may have asked for it.
+        """
+        # vLLM's grammar for a required call is a list of calls.
         ending = self.read(answer)
         if ending.waiting_for_tool:
             return ending

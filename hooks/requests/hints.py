@@ -56,9 +56,14 @@ _NO: Final = (False, 0, "0", "false", "False")
 
 
 def other_words(request: Any) -> dict[str, Any]:
-    """Translate hints in other programs' forms into ours, as ``TagReader`` reads them.
+    """Translate a request's hints from the forms of other programs into kvgraph's fields.
 
-    Values stay as they came: ``TagReader`` checks them like a caller's own.
+    Read are Continuum's ``extra_args``, cache directives, and the actions ``kv.retain`` and
+    ``kv.evict``. Values are passed on unchecked: ``TagReader`` checks them as it does a caller's
+    own. Returns an empty mapping for a request without any.
+
+    Args:
+        request: vLLM's, with ``sampling_params`` and ``kv_transfer_params``.
     """
     sampling = getattr(request, "sampling_params", None)
     extra = getattr(sampling, "extra_args", None) or {}

@@ -238,7 +238,7 @@ class TierLedger:
             self.announce_dropped([copy.block_hash for copy in copies], Tier.WARM, cause)
 
     def lose_cold(self, hashes: Sequence[bytes], cause: Cause = Cause.ROOM) -> None:
-        """Drop records on disk."""
+        """Forget copies on disk and report them as dropped, for ``cause``; the records are gone."""
         for block_hash in hashes:
             self.directory.drop_cold(block_hash)
         self.announce_dropped(hashes, Tier.COLD, cause)

@@ -71,7 +71,8 @@ class WorkerCalls(KVConnectorBase_V1):  # type: ignore[misc]
         return None, (self.worker.take_finished() or None) if self.worker is not None else None
 
     def get_block_ids_with_load_errors(self) -> set[int]:
-        """Failed blocks of those requests: vLLM computes them."""
+        """Return the blocks of requests in ``get_finished`` whose load failed; vLLM computes
+        them instead."""
         return self.worker.take_failed() if self.worker is not None else set()
 
     def build_connector_worker_meta(self) -> TierWorkerMetadata | None:

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from ...graph.types import Keys
+from ...graph.wire.advice import BlockIds
 from ...graph.wire.events import BlocksCleared, BlocksRemoved, BlocksStored
 from ..keys import key_in_pool, unpack
-from ..link.mailbox import Places
 from .index import BlockIndex
 from .tap import Changes, PackedHashes, PoolTap
 
@@ -70,7 +70,7 @@ class CoreIndex(BlockIndex):
             self._tell(self.core.work(False))
 
     def cached(self, keys: Sequence[int], block_ids: Iterable[int]) -> None:
-        """Note which blocks hold ``keys`` from now on."""
+        """Note that block ``block_ids[i]`` holds ``keys[i]`` from now on; as many ids as keys."""
         ids = np.fromiter(block_ids, np.int64)
         self.core.note(np.fromiter(keys, np.uint64, len(keys)), ids)
         self.catch_up()
@@ -96,7 +96,7 @@ class CoreIndex(BlockIndex):
         block_hash = block.block_hash
         return None if block_hash is None or key_in_pool(block_hash) != key else block
 
-    def holders(self, keys: Keys) -> Places:
+    def holders(self, keys: Keys) -> BlockIds:
         """Numbers of the blocks that hold ``keys``, or held them last; 0 where none is known, and
         where a key comes again. Takes long without the GIL."""
         self.catch_up()

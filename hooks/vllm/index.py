@@ -16,8 +16,9 @@ import numpy.typing as npt
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
 
 from ...graph.types import Keys
+from ...graph.wire.advice import BlockIds
 from ..keys import array_in_pool, key_in_pool
-from ..link.mailbox import NOBODY, Places
+from ..link.mailbox import NOBODY
 
 if TYPE_CHECKING:
     from vllm.v1.core.block_pool import BlockPool
@@ -48,12 +49,12 @@ class FoundBlocks(NamedTuple):
     """
 
     places: Sequence[int]
-    ids: Places
+    ids: BlockIds
     blocks: list[KVCacheBlock]
     hashes: list[bytes]
 
     @classmethod
-    def of(cls, keys: Keys, held: list[KVCacheBlock], ids: Places) -> FoundBlocks:
+    def of(cls, keys: Keys, held: list[KVCacheBlock], ids: BlockIds) -> FoundBlocks:
         """Of ``held``, numbered ``ids``, those that are free and hold the key beside them."""
         hashes = list(map(hash_of, held))
         found = cls(range(len(held)), ids, held, hashes)
@@ -71,7 +72,7 @@ class FoundBlocks(NamedTuple):
         cls,
         blocks: list[KVCacheBlock],
         hashes: list[bytes] | None = None,
-        ids: Places | None = None,
+        ids: BlockIds | None = None,
     ) -> FoundBlocks:
         """Blocks that are known to be free, as they stand; what is not said of them is read."""
         return cls(
@@ -186,7 +187,8 @@ class BlockIndex:
         self.late.make_all()
 
     def doubt(self) -> None:
-        """Count no more: what was noted is not all that changed."""
+        """Note that some changes were missed: from now on duplicates are looked for in the pool, as
+        without ``hears_all``."""
         self._hears_all = False
 
     def cached(self, keys: Sequence[int], block_ids: Iterable[int]) -> None:
@@ -228,7 +230,7 @@ class BlockIndex:
         block_hash = block.block_hash
         return None if block_hash is None or key_in_pool(block_hash) != key else block
 
-    def holders(self, keys: Keys) -> Places:
+    def holders(self, keys: Keys) -> BlockIds:
         """Numbers of the blocks that hold ``keys``, or held them last; 0 where none is known, and
         where a key comes again.
 
@@ -246,7 +248,7 @@ class BlockIndex:
         return found
 
     def find_unused(
-        self, keys: Keys, since: float, at: Places | None = None, but: Mask | None = None
+        self, keys: Keys, since: float, at: BlockIds | None = None, but: Mask | None = None
     ) -> FoundBlocks:
         """The free blocks that hold ``keys`` and that no request gave back after ``since``; checked
         as in ``find``.
@@ -265,7 +267,7 @@ class BlockIndex:
         places = np.flatnonzero(unused)[found.places].tolist()
         return found._replace(places=places)
 
-    def _at(self, ids: Places) -> list[KVCacheBlock]:
+    def _at(self, ids: BlockIds) -> list[KVCacheBlock]:
         # Not from an array of objects: Python's collector does not look through one, and blocks
         # lead to their pool, so that an engine of this process would never go.
         return list(map(self._pool.blocks.__getitem__, ids.tolist()))

@@ -81,7 +81,7 @@ def is_tested(version: str) -> bool:
 
 
 def is_known(version: str) -> bool:
-    """Whether a release of this minor version was looked through."""
+    """Whether a release of this minor version was tested, or compared with one that was."""
     return is_tested(version) or _minor(version) in COMPARED
 
 

@@ -20,15 +20,16 @@ _LEAST: Final = 1  # block; of a pool so small that the share is less than one
 
 
 class PressingNews:
-    """Has news told at once that cannot wait for the client's next tick, 0.2 s later.
+    """Has queued events sent at once that should not wait for the client's next tick, 0.2 s later.
 
-    News is pressing after a step if a good part of the pool was stored since the last time: what
-    goes next should be chosen in sight of it. It is, too, when the last running request ends after
-    as much: the next one may come at once, and it should find advice that knows how this one ended.
+    That is after a step once ``PRESSING_SHARE`` of the pool was stored since the last time: the
+    next victims should be chosen with these blocks known. It is also when the last running request
+    ends after as much: the next request may come at once, and should find advice that knows how
+    this one ended.
 
     Args:
         pool_blocks: Blocks of the pool.
-        tell: Has what is queued sent now.
+        tell: Has what is queued sent now; must not wait.
     """
 
     def __init__(self, pool_blocks: int, tell: Callable[[], None]) -> None:
@@ -38,17 +39,17 @@ class PressingNews:
 
     @property
     def due_at(self) -> int:
-        """How many blocks must be stored until it is told after a step."""
+        """Blocks stored since the engine's start from which on events are sent after a step."""
         return self._at_step + self._much
 
     def after_step(self, stored: int) -> None:
-        """Have it told if the news is pressing; ``stored``: blocks, since the start."""
+        """Send if it is due after a step; ``stored``: blocks stored since the engine's start."""
         if stored - self._at_step >= self._much:
             self._at_step = stored
             self._tell()
 
     def at_rest(self, stored: int) -> None:
-        """The same when no request runs any more."""
+        """The same once no request runs any more."""
         if stored - self._at_rest >= self._much:
             self._at_rest = stored
             self._tell()

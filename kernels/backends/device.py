@@ -71,6 +71,7 @@ def rotate_in_place(cache: PagedKv, slots: Tensor, delta: Tensor, rope: Rope) ->
 def attention_mass(
     cache: PagedKv, layer: int, queries: Tensor, block_table: Tensor, lengths: Tensor, scale: float
 ) -> Tensor:
+    """The share of one layer's attention that each block gets; see ``base.Observer``."""
     device = str(device_of(cache))
     call, mass = attention_mass_call(cache, layer, queries, block_table, lengths, scale, device)
     run(call)

@@ -35,7 +35,6 @@ from kvgraph.graph.wire.advice import (
     AnyAdvice,
     EvictionRanking,
     PrefetchMessage,
-    RankingMessage,
     ResyncRequest,
     StillValid,
 )
@@ -90,17 +89,17 @@ class Engine:
             if not self.socket.poll(200):
                 self.send(PRESSURE)
                 continue
-            advice = wire.decode_advice(self.socket.recv_multipart())[1]
+            advice = wire.decode_advice(self.socket.recv_multipart(), now=0.0)[1]
             if isinstance(advice, kinds):
                 return advice
         raise AssertionError(f"no {kinds} arrived")
 
-    def ranking(self, condition: Callable[[set[int]], bool]) -> RankingMessage:
+    def ranking(self, condition: Callable[[set[int]], bool]) -> EvictionRanking:
         """The first ranking whose keys meet ``condition``."""
         while True:
-            advice = self.advice(RankingMessage)
-            assert isinstance(advice, RankingMessage)
-            if condition(set(advice.at(0).order.tolist())):
+            advice = self.advice(EvictionRanking)
+            assert isinstance(advice, EvictionRanking)
+            if condition(set(advice.order.tolist())):
                 return advice
 
     def close(self) -> None:
@@ -177,9 +176,9 @@ def test_an_engine_gets_a_ranking_of_its_blocks(start: Start, connect: Connect) 
     engine.greet([1, 2])
     engine.send(BlocksStored(packed([3, 4, 5]), 2, 16, "chat"))
     ranking = engine.ranking(lambda keys: keys == {1, 2, 3, 4, 5})
-    order = ranking.at(0).order.tolist()
+    order = ranking.order.tolist()
     assert order.index(5) < order.index(4) < order.index(3), "a chain goes tail first"
-    assert ranking.protected == b""
+    assert not len(ranking.protected)
     valid = engine.advice(StillValid)
     assert isinstance(valid, StillValid)
     assert valid.epoch == ranking.epoch
@@ -197,7 +196,7 @@ def test_protected_blocks_are_ranked_apart(start: Start, connect: Connect) -> No
         ),
     )  # fmt: skip
     ranking = engine.ranking(lambda keys: keys == {3, 4})
-    assert set(ranking.at(0).protected.tolist()) == {1, 2}
+    assert set(ranking.protected.tolist()) == {1, 2}
 
 
 def test_two_engines_are_advised_apart(start: Start, connect: Connect) -> None:
@@ -245,7 +244,7 @@ def test_a_session_that_is_due_is_brought_back_until_it_is_there(
         wanted = engine.advice(PrefetchMessage)
     assert wanted == PrefetchMessage(b"")
     while other.socket.poll(0):
-        _, advice = wire.decode_advice(other.socket.recv_multipart())
+        _, advice = wire.decode_advice(other.socket.recv_multipart(), now=0.0)
         assert not isinstance(advice, PrefetchMessage), "these are not its copies"
 
 
@@ -279,7 +278,7 @@ def test_copies_and_what_should_be_copied_are_part_of_a_ranking(
     engine.send(
         RequestStarted("chat", chain, 32, 0, 16, "chat"), BlocksStored(chain, None, 16, "chat")
     )
-    ranking = engine.ranking(lambda keys: keys == {11, 12}).at(0)
+    ranking = engine.ranking(lambda keys: keys == {11, 12})
     assert ranking.spill_first.tolist() == [12, 11]
     assert ranking.demote_first.tolist() == [2, 1]
 
@@ -336,7 +335,7 @@ def test_a_gap_is_made_good_by_a_resync(start: Start, connect: Connect) -> None:
     while True:
         engine.send(PRESSURE)
         if engine.socket.poll(100):
-            advice = wire.decode_advice(engine.socket.recv_multipart())[1]
+            advice = wire.decode_advice(engine.socket.recv_multipart(), now=0.0)[1]
             if isinstance(advice, ResyncRequest):
                 break
     engine.greet([2, 3])

@@ -18,7 +18,7 @@ from kvgraph.graph.types import Keys, as_keys
 from kvgraph.graph.wire.advice import EvictionRanking
 from kvgraph.hooks.keys import pack_hashes, unpack
 from kvgraph.hooks.link.client import AdvisorClient, EngineEnd
-from kvgraph.hooks.link.mailbox import HeldRanking
+from kvgraph.hooks.link.mailbox import looked_up
 from kvgraph.hooks.vllm.free_queue.arranger import FreeQueueArranger
 from kvgraph.hooks.vllm.index import BlockIndex
 
@@ -82,7 +82,7 @@ def _measure_apply(figures: Figures) -> None:
     for epoch in range(1, 4 * REPEATS):
         order = shuffled.permutation(keys)
         ranking = a_ranking(order[512:], epoch, protected=order[:512])
-        ranking = HeldRanking.of(ranking, index.holders)  # as the client's thread does
+        ranking = looked_up(ranking, index.holders)  # as the client's thread does
         samples.append(apply_us_per_block(arranger, ranking))
     figures.add("apply_us_per_block", samples, "us", "≤ 1")
 

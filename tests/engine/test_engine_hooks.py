@@ -8,12 +8,13 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from kvgraph.graph.wire.advice import RankingMessage
+from kvgraph.graph.wire.advice import EvictionRanking
 from kvgraph.graph.wire.events import (
     AdviceApplied,
     BlocksRemoved,
@@ -74,8 +75,8 @@ def _advise_until_over(router: Any, engine: Any) -> None:
             continue
         epoch += 1
         heard = router.batches[-1][0] + 1
-        blocks = once.tobytes(), hot.tobytes(), b"", b""
-        router.advise(RankingMessage(epoch, 0.0, *blocks, heard), epoch)
+        named = {"order": once, "protected": hot, "heard": heard}
+        router.advise(replace(EvictionRanking.empty(0.0), epoch=epoch, **named), epoch)
         router.send_frames([b"KVG\x01", b"short", b"\xff" * 50])
     router.read(0.1)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 import random
 import threading
 from typing import Any
@@ -12,8 +13,9 @@ import msgspec
 import numpy as np
 import pytest
 from kvgraph.graph.errors import VersionError, WireError
+from kvgraph.graph.types import as_keys
 from kvgraph.graph.wire import frames as wire
-from kvgraph.graph.wire.advice import AdmissionMessage, RankingMessage, ResyncRequest
+from kvgraph.graph.wire.advice import AdmissionAdvice, EvictionRanking, ResyncRequest
 from kvgraph.graph.wire.events import (
     BlocksCleared,
     BlocksRemoved,
@@ -40,12 +42,41 @@ encode = msgspec.msgpack.encode
 def test_events_and_advice_survive_the_wire() -> None:
     assert wire.decode_events(wire.encode_events(7, EVENTS)) == wire.EventMessage(7, EVENTS)
     for advice in (
-        RankingMessage(3, 0.1, pack(1, 2), b"", b""),
         ResyncRequest("gap"),
-        AdmissionMessage(9, 0.25, 480, 38, 31, again=0.25),
-        AdmissionMessage(9, 0.25, None, 3, 31),
+        AdmissionAdvice(9, 7.75, 480, 38, 31, again=0.25),
+        AdmissionAdvice(9, 7.75, None, 3, 31),
     ):
-        assert wire.decode_advice(wire.encode_advice(1, advice)) == (1, advice)
+        assert wire.decode_advice(wire.encode_advice(1, advice, now=8.0), now=8.0) == (1, advice)
+
+
+def test_a_ranking_is_sent_with_its_age_and_without_what_an_engine_looked_up() -> None:
+    order, none = as_keys([1, 2]), as_keys([])
+    held = EvictionRanking(
+        3, 7.75, order, as_keys([9]), as_keys([2]), none, 5.0, 4, order_blocks=as_keys([7, 8]),
+        spill_keys=frozenset({2}), protected_places={9: 0},
+    )  # fmt: skip
+    frames = wire.encode_advice(1, held, now=8.0)
+    assert frames[2] == encode([1, 3, 0.25, pack(1, 2), pack(9), pack(2), b"", 4])
+    _, sent = wire.decode_advice(frames, now=100.0)
+    assert isinstance(sent, EvictionRanking)
+    assert (sent.epoch, sent.ts, sent.heard, sent.known_of) == (3, 99.75, 4, math.inf)
+    blocks = sent.order, sent.protected, sent.spill_first, sent.demote_first
+    assert [keys.tolist() for keys in blocks] == [[1, 2], [9], [2], []]
+    looked_up = sent.order_blocks, sent.spill_blocks, sent.spill_keys, sent.protected_places
+    assert looked_up == (None, None, None, None)
+
+
+def test_a_ranking_of_an_older_build_and_of_a_newer_one_are_understood() -> None:
+    for sent in ([1, 3, 0.0, pack(1), b"", b""], [1, 3, 0.0, pack(1), b"", b"", b"", 4, "more"]):
+        _, ranking = wire.decode_advice([wire.HEADER, bytes(8), encode(sent)], now=0.0)
+        assert isinstance(ranking, EvictionRanking)
+        assert (ranking.order.tolist(), ranking.demote_first.tolist()) == ([1], [])
+
+
+def test_keys_that_are_not_whole_are_refused() -> None:
+    torn = encode([1, 3, 0.0, b"123", b"", b""])
+    with pytest.raises(WireError, match="advice refused"):
+        wire.decode_advice([wire.HEADER, bytes(8), torn], now=0.0)
 
 
 def test_a_hello_of_an_older_build_and_of_a_newer_one_are_understood() -> None:
@@ -66,7 +97,7 @@ def test_a_hello_of_an_older_build_and_of_a_newer_one_are_understood() -> None:
 )  # fmt: skip
 def test_room_out_of_range_is_refused(room: list[Any]) -> None:
     with pytest.raises(WireError, match="advice refused"):
-        wire.decode_advice([wire.HEADER, b"\0" * 8, encode(room)])
+        wire.decode_advice([wire.HEADER, b"\0" * 8, encode(room)], now=0.0)
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 4, 100])

@@ -8,19 +8,22 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import zmq
 from hand_clock import Clock
 from kvgraph.graph.kvcache_graph import KVCacheGraph
+from kvgraph.graph.types import as_keys
 from kvgraph.graph.wire import frames
 from kvgraph.graph.wire import frames as wire
 from kvgraph.graph.wire.advice import (
-    AdmissionMessage,
+    AdmissionAdvice,
     EvictionRanking,
     RankingMessage,
     Refused,
@@ -399,7 +402,7 @@ def test_garbage_and_a_foreign_version_each_leave_one_line_and_the_link_lives(
     for _ in range(5):
         router.send_frames([b"nonsense", b"\xff" * 100])
         router.send_frames([b"KVG\x63", bytes(8), b"\x90"])
-    router.advise(ranking(epoch=7))
+    router.advise(ranking(epoch=7).at(0.0))
     router.read_until(lambda: client.ranking() is not None)
     assert client.garbage == 5
     assert client.refused_version == 5
@@ -450,7 +453,7 @@ def test_a_peer_of_another_protocol_is_nobody(engine: Engine) -> None:
 
 def test_closing_forgets_the_ranking(router: Any, client: AdvisorClient) -> None:
     router.read_until(lambda: router.peers)
-    router.advise(ranking())
+    router.advise(ranking().at(0.0))
     router.read_until(lambda: client.ranking() is not None)
     client.close()
     assert client.ranking() is None
@@ -512,12 +515,12 @@ def silent_client(clock: Clock) -> AdvisorClient:
 
 
 def tell(silent_client: AdvisorClient, message: Any) -> None:
-    silent_client.take_advice(frames.encode_advice(1, message))
+    silent_client.take_advice(frames.encode_advice(1, message, now=100.0))
 
 
 def test_it_is_dated_and_goes_stale(silent_client: AdvisorClient, clock: Clock) -> None:
     assert silent_client.admission() is None
-    tell(silent_client, AdmissionMessage(3, 0.5, 480, 38, 31))
+    tell(silent_client, AdmissionAdvice(3, 99.5, 480, 38, 31))
     word = silent_client.admission()
     assert (word.epoch, word.ts, word.room_blocks) == (3, 99.5, 480)
     assert (word.live_sessions, word.fitting_sessions) == (38, 31)
@@ -530,34 +533,34 @@ def test_it_is_dated_and_goes_stale(silent_client: AdvisorClient, clock: Clock) 
 def test_it_knows_of_what_was_told_before_it_was_made(
     silent_client: AdvisorClient, clock: Clock
 ) -> None:
-    tell(silent_client, AdmissionMessage(1, 0.0, 480, 38, 31))
+    tell(silent_client, AdmissionAdvice(1, 100.0, 480, 38, 31))
     word = silent_client.admission()
     assert word.known_of == -math.inf, "nothing was told yet"
     now = clock.now
     silent_client.mark_sent(7, until=now - 1.0)
     silent_client.mark_sent(8, until=now - 0.2)
-    tell(silent_client, AdmissionMessage(2, 0.1, 480, 38, 31, heard=7))
+    tell(silent_client, AdmissionAdvice(2, 99.9, 480, 38, 31, heard=7))
     word = silent_client.admission()
     assert word.known_of == now - 1.0, "the eighth batch was on its way"
 
 
 def test_no_limit_is_a_word_too(silent_client: AdvisorClient) -> None:
-    tell(silent_client, AdmissionMessage(1, 0.0, None, 3, 31))
+    tell(silent_client, AdmissionAdvice(1, 100.0, None, 3, 31))
     word = silent_client.admission()
     assert word.room_blocks is None
 
 
 @pytest.mark.parametrize("age", [float("nan"), float("inf"), -1.0])
 def test_a_word_of_an_absurd_age_is_never_fresh(silent_client: AdvisorClient, age: float) -> None:
-    tell(silent_client, AdmissionMessage(1, age, 0, 3, 31))
+    silent_client.take_advice([HEADER, bytes(8), msgspec.msgpack.encode([6, 1, age, 0, 3, 31])])
     assert silent_client.admission() is None
 
 
 def test_a_refusal_and_the_end_take_it_back(silent_client: AdvisorClient) -> None:
-    tell(silent_client, AdmissionMessage(1, 0.0, 0, 3, 2))
+    tell(silent_client, AdmissionAdvice(1, 100.0, 0, 3, 2))
     tell(silent_client, Refused("it serves 64 engines already"))
     assert silent_client.admission() is None
-    tell(silent_client, AdmissionMessage(2, 0.0, 0, 3, 2))
+    tell(silent_client, AdmissionAdvice(2, 100.0, 0, 3, 2))
     silent_client.close()
     assert silent_client.admission() is None
 
@@ -608,8 +611,7 @@ def test_it_evicts_by_the_ranking(router: Any) -> None:
         engine.run(prompt(3, 2))
         newest = engine.keys(prompt(3, 2))[::-1]
         router.read_until(lambda: router.peers)
-        packed = struct.pack("<3Q", *newest)
-        router.advise(RankingMessage(1, 0.0, packed, b"", b""))
+        router.advise(replace(EvictionRanking.empty(0.0), epoch=1, order=as_keys(newest)))
         router.read_until(lambda: engine.client.ranking() is not None)
         engine.run(prompt(3, 3))
     assert engine.evicted == newest
@@ -621,7 +623,8 @@ def test_what_is_protected_goes_last(router: Any) -> None:
         engine.run(prompt(3, 1))
         engine.run(prompt(3, 2))
         router.read_until(lambda: router.peers)
-        router.advise(RankingMessage(1, 0.0, b"", struct.pack("<3Q", *kept[::-1]), b""))
+        protected = as_keys(kept[::-1])
+        router.advise(replace(EvictionRanking.empty(0.0), epoch=1, protected=protected))
         router.read_until(lambda: engine.client.ranking() is not None)
         engine.run(prompt(4, 3))
     assert engine.evicted == [*other[::-1], kept[-1]]

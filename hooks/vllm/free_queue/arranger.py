@@ -156,7 +156,7 @@ class FreeQueueArranger:
 
     @property
     def held_back(self) -> int:
-        """Blocks that were moved because some are protected."""
+        """Blocks moved away from the head because they are protected, since the engine's start."""
         return self._guard.moved
 
     @property
@@ -166,7 +166,7 @@ class FreeQueueArranger:
 
     @property
     def recycled(self) -> int:
-        """Ranked blocks left alone."""
+        """Ranked blocks left where they were, since the engine's start."""
         return self._window.recycled
 
     @property

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ....graph.wire.advice import EvictionRanking
-from ...link.mailbox import blocks_of
 from ..core_index import CoreIndex
 from ..index import FoundBlocks
 from .window import AT_ONCE, FADE, LEAST_AHEAD, REACH_STEP, SCAN_PER_VICTIM, Victims, Window
@@ -131,7 +130,7 @@ class CoreWindow(Window):
     def adopt(self, ranking: EvictionRanking, carried: int = 0) -> Victims:
         """Follow ``ranking`` from now on; see ``Window``."""
         self._followed = self._order = ranking.order
-        found = blocks_of(ranking)
+        found = ranking.order_blocks
         if found is None:
             found = self._index.holders(ranking.order)
         order = np.ascontiguousarray(ranking.order, dtype=np.uint64)

@@ -84,7 +84,8 @@ class ProtectedKeys:
         news = keys.tobytes() != self._keys.tobytes()
         before = self._place
         if news:
-            self._place = {} if ranking is None else places_of(ranking)
+            places = None if ranking is None else ranking.protected_places
+            self._place = places_of(keys) if places is None else places
         if ranking is not None and ranking.ts >= linked_since != self._linked_since:
             self._linked_since = linked_since
             self._keep_unheard(before.keys() - self._place.keys() - self._stated.keys())

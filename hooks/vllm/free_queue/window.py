@@ -11,8 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ....graph.types import Keys
-from ....graph.wire.advice import EvictionRanking
-from ...link.mailbox import Places, blocks_of
+from ....graph.wire.advice import BlockIds, EvictionRanking
 from ..index import BlockIndex, FoundBlocks, hash_of, stands
 
 if TYPE_CHECKING:
@@ -203,7 +202,7 @@ class Window:
         self._index = index
         self._stated = stated
         self._followed = self._order = _NO_KEYS  # of its keys, those that are left to look for
-        self._holders: Places | None = None  # numbers of the blocks that held these keys
+        self._holders: BlockIds | None = None  # numbers of the blocks that held these keys
         self._next = 0  # place in the order of the next victim
         self._victims = Victims(len(pool.blocks))
         self._due = False
@@ -248,7 +247,7 @@ class Window:
         """Follow ``ranking`` from now on; its victims go behind those of the last one that
         ``carried`` steps take, which are returned."""
         self._followed = self._order = ranking.order
-        self._holders, self._next, self._due = blocks_of(ranking), 0, True
+        self._holders, self._next, self._due = ranking.order_blocks, 0, True
         self._victims.drop_taken()
         self._victims.keep_first(carried * max(self.prompts, int(self._largest_step)))
         if len(self._victims) and self._holders is not None:

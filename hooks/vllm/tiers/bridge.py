@@ -34,7 +34,7 @@ _LOOKUPS_IN_VAIN: Final = 64  # before the workers have reported what their disk
 
 
 class FirstWords:
-    """Collects the workers' starts until all are there.
+    """Collects what each worker reports at its start, until all workers have.
 
     Args:
         workers: How many there are.
@@ -57,7 +57,7 @@ class FirstWords:
         return True
 
     def add(self, starts: Iterable[WorkerStart]) -> Sequence[WorkerStart]:
-        """Take ``starts``; returns all of them, once, when the last has come."""
+        """Add workers' reports; returns the reports of all workers once, when the last has come."""
         for start in starts:
             if len(self._starts) < self._workers:
                 self._starts.append(start)

@@ -14,7 +14,7 @@ import numpy as np
 from ....graph.types import Keys
 from ....graph.wire.advice import EvictionRanking
 from ...keys import GROUP_BYTES, key_in_pool, keys_in_pool
-from ...link.mailbox import NOBODY, Finds, worth_blocks_of, worth_of
+from ...link.mailbox import NOBODY, Finds
 from ...tiers.directory import Copy, all_leave
 from ...tiers.jobs import Finish, JobDone, Spill
 from ...tiers.ledger import TierLedger
@@ -266,7 +266,10 @@ class CopyMarks:
         if ranking is None:
             self.worth = None
             return bool(self._passed.any())
-        self.worth, blocks = worth_of(ranking), worth_blocks_of(ranking, self._finds)
+        worth, blocks = ranking.spill_keys, ranking.spill_blocks
+        self.worth = frozenset(ranking.spill_first.tolist()) if worth is None else worth
+        if blocks is None:
+            blocks = self._finds(ranking.spill_first)
         self._elsewhere = frozenset(ranking.spill_first[blocks == NOBODY].tolist())
         self._marked = self._none.copy()
         self._marked[blocks] = True

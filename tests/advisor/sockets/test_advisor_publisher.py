@@ -18,12 +18,10 @@ from kvgraph.advisor.sockets.subscriber import Peer, SequenceTracker
 from kvgraph.graph.wire import frames
 from kvgraph.graph.wire.advice import (
     AdmissionAdvice,
-    AdmissionMessage,
     AnyAdvice,
     ContentKey,
     EvictionRanking,
     PrefetchMessage,
-    RankingMessage,
     ResyncRequest,
     StillValid,
 )
@@ -91,7 +89,7 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
 
 def read(socket: zmq.Socket[bytes]) -> AnyAdvice:
     assert socket.poll(5000)
-    return frames.decode_advice(socket.recv_multipart())[1]
+    return frames.decode_advice(socket.recv_multipart(), now=100.0)[1]
 
 
 def test_a_ranking_is_sent_whole_once_and_then_dated_again(bench: Bench) -> None:
@@ -100,9 +98,9 @@ def test_a_ranking_is_sent_whole_once_and_then_dated_again(bench: Bench) -> None
     bench.clock.now += 0.25
     bench.publish([peer], {peer.engine: first})
     sent = read(socket)
-    assert isinstance(sent, RankingMessage)
-    assert sent.at(100.0).order.tolist() == [3, 1, 2]
-    assert sent.at(100.0).ts == 99.75
+    assert isinstance(sent, EvictionRanking)
+    assert sent.order.tolist() == [3, 1, 2]
+    assert sent.ts == 99.75
     bench.publish([peer], {peer.engine: first})
     assert not socket.poll(20), "nothing new, nothing sent"
     bench.clock.now += 0.5
@@ -112,7 +110,7 @@ def test_a_ranking_is_sent_whole_once_and_then_dated_again(bench: Bench) -> None
     assert not socket.poll(20), "of the same moment: already said"
     bench.clock.now += 0.5
     bench.publish([peer], {peer.engine: bench.ranking(8, 1)})
-    assert isinstance(read(socket), RankingMessage)
+    assert isinstance(read(socket), EvictionRanking)
 
 
 def test_after_a_resync_the_ranking_is_sent_whole_again(bench: Bench) -> None:
@@ -126,7 +124,7 @@ def test_after_a_resync_the_ranking_is_sent_whole_again(bench: Bench) -> None:
     peer.synced = True
     bench.clock.now += 0.5
     bench.publish([peer], {peer.engine: bench.ranking(7, 1)})
-    assert isinstance(read(socket), RankingMessage)
+    assert isinstance(read(socket), EvictionRanking)
 
 
 def test_each_engine_gets_the_sidecars_key_once(bench: Bench) -> None:
@@ -174,7 +172,7 @@ def test_each_message_to_an_engine_has_the_next_number(bench: Bench) -> None:
         bench.clock.now += 0.5
         bench.publish([peer], {peer.engine: bench.ranking(epoch, 1)})
         assert socket.poll(5000)
-        numbers.append(frames.decode_advice(socket.recv_multipart())[0])
+        numbers.append(frames.decode_advice(socket.recv_multipart(), now=0.0)[0])
     assert numbers == [0, 1, 2]
 
 
@@ -191,14 +189,14 @@ def test_an_engine_that_does_not_read_is_dropped_and_the_other_is_not(bench: Ben
     lively, socket = bench.engine()
     heard: list[AnyAdvice] = []
     flood(bench, [deaf, lively], lambda: heard.append(read(socket)))
-    assert [each.epoch for each in heard if isinstance(each, RankingMessage)] == list(range(50))
+    assert [each.epoch for each in heard if isinstance(each, EvictionRanking)] == list(range(50))
     assert bench.publisher.counters["dropped_full"] > 0
     while deaf_socket.poll(20):
         deaf_socket.recv_multipart()
     bench.clock.now += 0.5
     bench.publish([deaf], {deaf.engine: bench.ranking(50, 50)})
     latest = read(deaf_socket)
-    assert isinstance(latest, RankingMessage)
+    assert isinstance(latest, EvictionRanking)
     assert latest.epoch == 50, "once it reads again it gets the newest, whole"
 
 
@@ -224,12 +222,12 @@ def test_room_is_said_each_time_anew_with_its_age(bench: Bench) -> None:
     word = AdmissionAdvice(3, bench.clock.now, 480, 38, 31)
     bench.clock.now += 0.25
     bench.publish([peer], {}, admissions={peer.engine: word})
-    assert read(socket) == AdmissionMessage(3, 0.25, 480, 38, 31)
+    assert read(socket) == AdmissionAdvice(3, 99.75, 480, 38, 31)
     bench.publish([peer], {}, admissions={peer.engine: word})
     assert not socket.poll(20), "of the same moment: already said"
     again = AdmissionAdvice(4, bench.clock.now, None, 30, 31)
     bench.publish([peer], {}, admissions={peer.engine: again})
-    assert read(socket) == AdmissionMessage(4, 0.0, None, 30, 31)
+    assert read(socket) == AdmissionAdvice(4, 100.0, None, 30, 31)
     assert bench.publisher.counters["admissions"] == 2
 
 

@@ -57,7 +57,7 @@ class Engine:
 
     def advice(self) -> AnyAdvice:
         assert self.socket.poll(5000), "no advice arrived"
-        return wire.decode_advice(self.socket.recv_multipart())[1]
+        return wire.decode_advice(self.socket.recv_multipart(), now=0.0)[1]
 
     def has_advice(self) -> bool:
         return bool(self.socket.poll(50))
@@ -518,7 +518,7 @@ class Flood:
         self._send([PULSE])
         self.hear()
         while self._dealer.poll(1):
-            advice = frames.decode_advice(self._dealer.recv_multipart())[1]
+            advice = frames.decode_advice(self._dealer.recv_multipart(), now=0.0)[1]
             if isinstance(advice, ResyncRequest):
                 self.listings += 1
                 self._list()

@@ -22,7 +22,7 @@ from typing import Any, Final
 
 import numpy as np
 from kvgraph.graph.wire import frames
-from kvgraph.hooks.link.mailbox import HeldRanking
+from kvgraph.hooks.link.mailbox import looked_up
 from kvgraph.hooks.settings import CORE_VARIABLE, PYTHON
 from kvgraph.hooks.vllm.core_choice import reason_against
 
@@ -327,6 +327,6 @@ def measure_taking(compiled: bool) -> list[float]:
         order = shuffled.permutation(keys)[:_RANKED]
         ranking = a_ranking(order[256:], epoch, protected=order[:256])
         began = time.thread_time()
-        HeldRanking.of(ranking, index.holders, copies=False)
+        looked_up(ranking, index.holders, copies=False)
         took.append((time.thread_time() - began) * 1e3)
     return took

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-from kvgraph.hooks.link.mailbox import HeldRanking
+from kvgraph.hooks.link.mailbox import looked_up
 from kvgraph.hooks.vllm.core_choice import reason_against
 from kvgraph.hooks.vllm.free_queue.arranger import FreeQueueArranger
 
@@ -130,7 +130,7 @@ def measure_apply(compiled: bool) -> list[float]:
     shuffled, samples = np.random.default_rng(7), []
     for epoch in range(1, 4 * REPEATS):
         order = shuffled.permutation(keys)[:8192]
-        ranking = HeldRanking.of(a_ranking(order, epoch), index.holders)  # as it arrives
+        ranking = looked_up(a_ranking(order, epoch), index.holders)  # as it arrives
         samples.append(apply_us_per_block(arranger, ranking))
     return samples
 

@@ -13,7 +13,7 @@ from kvgraph.advisor.config.config import Config
 from kvgraph.advisor.config.sections import PolicyConfig
 from kvgraph.advisor.planner import GraphEvictionAdvisor
 from kvgraph.graph.kvcache_graph import KVCacheGraph
-from kvgraph.graph.wire.advice import PrefetchMessage, RankingMessage
+from kvgraph.graph.wire.advice import PrefetchMessage
 from kvgraph.graph.wire.events import BlocksRemoved
 from kvgraph.hooks.tiers.jobs import JobDone, TierAnswer, TierWork
 
@@ -228,8 +228,7 @@ class StepSidecar:
         self._planner.tick()
         ranking = self._planner.latest.get(self._name)
         if ranking is not None:
-            knowing = replace(ranking, heard=self._heard)
-            client.put(RankingMessage.of(knowing, max(0.0, now - ranking.ts)))
+            client.put(replace(ranking, heard=self._heard))
         order = self._planner.orders.latest.get(self._name)
         if order is not None:
             client.put(PrefetchMessage(order.keys.tobytes()))

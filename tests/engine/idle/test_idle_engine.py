@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from kvgraph.graph.wire.advice import PrefetchMessage, RankingMessage
+from kvgraph.graph.wire.advice import EvictionRanking, PrefetchMessage
 from kvgraph.graph.wire.events import BlocksLoaded, RequestFinished, RequestStarted
 
 pytestmark = pytest.mark.engine
@@ -54,7 +55,7 @@ def order_until_back(router: Any, keys: bytes) -> None:
     while not of_kind(router, BlocksLoaded) and time.monotonic() < deadline:
         epoch += 1
         heard = router.batches[-1][0] + 1
-        router.advise(RankingMessage(epoch, 0.0, b"", b"", b"", b"", heard), 2 * epoch)
+        router.advise(replace(EvictionRanking.empty(0.0), epoch=epoch, heard=heard), 2 * epoch)
         router.advise(PrefetchMessage(keys), 2 * epoch + 1)
         router.read(0.5)
     router.advise(PrefetchMessage(b""), 2 * epoch + 2)

@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from kvgraph.graph.wire.advice import EvictionRanking, RankingMessage
+from kvgraph.graph.wire.advice import EvictionRanking
 from kvgraph.graph.wire.events import BlocksRemoved, BlocksStored
 from kvgraph.hooks.keys import key_of, pack_hashes, unpack
 from kvgraph.hooks.link.client import AdvisorClient
-from kvgraph.hooks.link.mailbox import HeldRanking, places_of, worth_of
+from kvgraph.hooks.link.mailbox import looked_up
 from kvgraph.hooks.settings import CORE_VARIABLE
 from kvgraph.hooks.vllm.free_queue.arranger import FreeQueueArranger
 from kvgraph.hooks.vllm.free_queue.window import move_behind
@@ -428,11 +428,11 @@ def test_victims_that_stand_already_are_not_looked_for_again() -> None:
     arranger = busy_arranger(pool, index, 100)
     arranger.copies_first(SimpleNamespace(touched=len, laid_more=lambda victims, at_head: None))
     order = np.random.default_rng(5).permutation(keys)
-    arranger.step(HeldRanking.of(ranked(order), index.holders))
+    arranger.step(looked_up(ranked(order), index.holders))
     asked: list[int] = []
     find = index.find_unused
     index.find_unused = lambda keys, *rest: asked.extend(keys.tolist()) or find(keys, *rest)
-    arranger.step(HeldRanking.of(ranked(order.copy(), epoch=2), index.holders))
+    arranger.step(looked_up(ranked(order.copy(), epoch=2), index.holders))
     assert asked
     assert set(order[:200].tolist()).isdisjoint(asked), "two steps' victims are carried over"
     head = pool.free_block_queue.get_all_free_blocks()[:300]
@@ -455,9 +455,9 @@ def test_after_a_rest_too_victims_that_may_have_copies_go_first() -> None:
 def test_victims_that_were_found_when_the_ranking_arrived_are_checked_all_the_same() -> None:
     pool, keys, index = cached_pool(BLOCKS)
     arranger = busy_arranger(pool, index, 40)
-    held = HeldRanking.of(ranked(keys.copy()), index.holders)
-    assert held.blocks is not None
-    assert (held.blocks > 0).all()
+    held = looked_up(ranked(keys.copy()), index.holders)
+    assert held.order_blocks is not None
+    assert (held.order_blocks > 0).all()
     recycled, in_use = (index.find(key) for key in keys[:2].tolist())
     pool.evict_blocks({recycled.block_id})
     pool.touch([in_use])
@@ -575,11 +575,11 @@ def pool_keys(hashes: Iterable[bytes]) -> bytes:
 def test_marks_are_made_where_the_ranking_arrives() -> None:
     client = AdvisorClient("ipc:///nowhere", SimpleNamespace())  # type: ignore[arg-type]
     keys = np.arange(9, dtype="<u8")
-    client.put(RankingMessage(1, 0.0, b"", keys[:3].tobytes(), keys[3:].tobytes()))
+    named = {"protected": keys[:3], "spill_first": keys[3:]}
+    client.put(replace(EvictionRanking.empty(time.monotonic()), epoch=1, **named))
     held = client.ranking()
-    assert isinstance(held, HeldRanking)
-    assert worth_of(held) is held.worth == set(range(3, 9))
-    assert places_of(held) is held.places == {0: 0, 1: 1, 2: 2}
+    assert held.spill_keys == set(range(3, 9))
+    assert held.protected_places == {0: 0, 1: 1, 2: 2}
 
 
 def test_spills_begun_in_a_step_follow_what_a_step_takes() -> None:

@@ -104,7 +104,7 @@ class ChurningEngine:
         asked = False
         while self._socket.poll(0):
             try:
-                _, advice = frames.decode_advice(self._socket.recv_multipart())
+                _, advice = frames.decode_advice(self._socket.recv_multipart(), 0.0)
             except WireError:
                 continue
             asked |= isinstance(advice, ResyncRequest)
