@@ -208,17 +208,12 @@ def new_context_blocks(prompt: int, found: int, pool: int, *, new: bool) -> int:
 
 @dataclass(frozen=True, slots=True)
 class HoldingBounds:
-    """Limits for holding requests.
+    """Limits for holding requests."""
 
-    Attributes:
-        pool_blocks: Blocks of the pool. A request that needs this many never fits and is not held.
-        most_s: The longest a request is held, in seconds.
-        step_blocks: Prompt blocks that the engine computes in one step.
-    """
-
+    # Blocks of the pool; a request that needs this many never fits and is not held.
     pool_blocks: int
-    most_s: float
-    step_blocks: int = 1
+    most_s: float  # the longest a request is held, in seconds
+    step_blocks: int = 1  # prompt blocks that the engine computes in one step
 
 
 class HoldingRule:

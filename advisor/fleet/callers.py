@@ -118,19 +118,14 @@ class Effect(IntEnum):
 
 
 class Call(NamedTuple):
-    """A request as it is sent to an engine.
-
-    Attributes:
-        streams: Whether the answer comes token by token.
-        effect: Of a request that generates.
-    """
+    """A request as it is sent to an engine."""
 
     method: str
     path: str
     headers: Headers
     body: Body
-    streams: bool = False
-    effect: Effect = Effect.NONE
+    streams: bool = False  # whether the answer comes token by token
+    effect: Effect = Effect.NONE  # of a request that generates
 
     @property
     def repeatable(self) -> bool:
@@ -146,20 +141,13 @@ class Call(NamedTuple):
 
 
 class Turn(NamedTuple):
-    """A request with a prompt, and the session that it belongs to.
+    """A request with a prompt, and the session that it belongs to."""
 
-    Attributes:
-        session: Unique over all callers.
-        name: The caller's name for the session, or a generated one.
-        ends: Whether the session ends with this answer.
-        engine_name: The name that is sent to the engine; empty: none, and the engine infers its own
-            sessions.
-    """
-
-    session: str
-    name: str
+    session: str  # unique over all callers
+    name: str  # the caller's name for the session, or a generated one
     prompt: Prompt
-    ends: bool
+    ends: bool  # whether the session ends with this answer
+    # The name that is sent to the engine; empty: none, and the engine infers its own sessions.
     engine_name: str = ""
 
     @property
@@ -201,16 +189,11 @@ def check_path(path: str) -> None:
 
 
 class _Name(NamedTuple):
-    """A session's name.
-
-    Attributes:
-        engine_name: As engines accept it; empty: vLLM refuses such a name.
-        shared: Whether several sessions may have it.
-    """
+    """A session's name."""
 
     name: str
-    engine_name: str
-    shared: bool = False
+    engine_name: str  # as engines accept it; empty: vLLM refuses such a name
+    shared: bool = False  # whether several sessions may have it
 
 
 class Callers:

@@ -31,15 +31,10 @@ _MOST: Final = 1 << 53  # tokens; chosen: beyond any pool
 
 
 class CacheFacts(NamedTuple):
-    """What an engine's metrics say of its KV cache.
+    """What an engine's metrics say of its KV cache."""
 
-    Attributes:
-        tokens: Capacity of its pool over all ranks; 0 where it does not say.
-        hashing: Block size and hash algorithm in words; empty where it does not say.
-    """
-
-    tokens: int = 0
-    hashing: str = ""
+    tokens: int = 0  # capacity of its pool over all ranks; 0 where it does not say
+    hashing: str = ""  # block size and hash algorithm in words; empty where it does not say
 
 
 def cache_facts(exposition: str) -> CacheFacts:

@@ -53,59 +53,36 @@ Words = frozenset[int]
 
 
 class End(NamedTuple):
-    """The end of a prompt without messages.
+    """The end of a prompt without messages."""
 
-    Attributes:
-        after: Digest of its last link, or of its scope.
-        size: Characters or token ids after that link; 0: none.
-        digest: Digest of the whole prompt.
-    """
-
-    after: bytes
-    size: int
-    digest: bytes
+    after: bytes  # digest of its last link, or of its scope
+    size: int  # characters or token ids after that link; 0: none
+    digest: bytes  # digest of the whole prompt
 
 
 class MessageDigest(NamedTuple):
-    """A message of a chat, or a whole piece of another prompt.
+    """A message of a chat, or a whole piece of another prompt."""
 
-    Attributes:
-        digest: Of it alone: what stands before it may change.
-        chain: Of all messages up to here, without the system prompt.
-        tokens: Estimated.
-        by_model: Whether a model wrote it.
-    """
-
-    digest: bytes
-    chain: bytes
-    tokens: int
-    by_model: bool
+    digest: bytes  # of it alone: what stands before it may change
+    chain: bytes  # of all messages up to here, without the system prompt
+    tokens: int  # estimated
+    by_model: bool  # whether a model wrote it
 
 
 class Prompt(NamedTuple):
-    """A prompt as digests.
-
-    Attributes:
-        tokens: Estimated.
-        end: None where longer prompts do not continue it: a batch, a system prompt alone, or a
-            chat.
-        pieces: All of a prompt without messages, in order; not to be kept.
-        said: Its messages without the leading system prompt, or its pieces.
-        texts: Texts of the last messages; not to be kept.
-        newest: Words of the last message; empty where it has none.
-        system: Words of the system prompt.
-        scope: Digest of caller, salt and model.
-    """
+    """A prompt as digests."""
 
     links: list[Link]
-    tokens: int
+    tokens: int  # estimated
+    # None where longer prompts do not continue it: a batch, a system prompt alone, or a chat.
     end: End | None = None
-    pieces: Sequence[Any] = ()
+    pieces: Sequence[Any] = ()  # all of a prompt without messages, in order; not to be kept
+    # Its messages without the leading system prompt, or its pieces.
     said: Sequence[MessageDigest] = ()
-    texts: Sequence[str] = ()
-    newest: Words = frozenset()
-    system: Words = frozenset()
-    scope: bytes = b""
+    texts: Sequence[str] = ()  # texts of the last messages; not to be kept
+    newest: Words = frozenset()  # words of the last message; empty where it has none
+    system: Words = frozenset()  # words of the system prompt
+    scope: bytes = b""  # digest of caller, salt and model
 
     @property
     def known_by(self) -> Prompt:
@@ -373,14 +350,10 @@ Digest = Callable[[bytes, Any], bytes]
 
 
 class _MessageOwner(NamedTuple):
-    """The session whose message it is; None: several sessions'.
-
-    Attributes:
-        first: Whether it was in the session's first prompt.
-    """
+    """The session whose message it is; None: several sessions'."""
 
     session: str | None
-    first: bool = True
+    first: bool = True  # whether it was in the session's first prompt
 
 
 class _LastPrompt(NamedTuple):

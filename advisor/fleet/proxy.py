@@ -49,27 +49,16 @@ _LEAST_TIMED: Final = 512  # tokens to compute from which an engine's speed is m
 
 @dataclass
 class Counts:
-    """Counts requests by outcome.
+    """Counts requests by outcome."""
 
-    Attributes:
-        answered: Answered to the end.
-        retried: Sent to another engine because the first answered nothing.
-        turned_away: Sent to another engine because the first refused it.
-        hung: Given up because an engine was silent for too long.
-        broken: The engine went away in the middle of the answer.
-        left: The client left before the end.
-        refused: Not sent to any engine: the request is invalid.
-        unserved: No engine answered.
-    """
-
-    answered: int = 0
-    retried: int = 0
-    turned_away: int = 0
-    hung: int = 0
-    broken: int = 0
-    left: int = 0
-    refused: int = 0
-    unserved: int = 0
+    answered: int = 0  # answered to the end
+    retried: int = 0  # sent to another engine because the first answered nothing
+    turned_away: int = 0  # sent to another engine because the first refused it
+    hung: int = 0  # given up because an engine was silent for too long
+    broken: int = 0  # the engine went away in the middle of the answer
+    left: int = 0  # the client left before the end
+    refused: int = 0  # not sent to any engine: the request is invalid
+    unserved: int = 0  # no engine answered
 
 
 class Placed(NamedTuple):

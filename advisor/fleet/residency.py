@@ -31,21 +31,14 @@ class AdvisedEngine(NamedTuple):
 
 
 class HeldContext(NamedTuple):
-    """The shares of a session's last context that an engine holds.
-
-    Attributes:
-        pool: In its pool.
-        copied: In its pool or its own tiers; at least ``pool``.
-        shared: In a store that engines share.
-        idle_s: Seconds since its sidecar last saw the session.
-    """
+    """The shares of a session's last context that an engine holds."""
 
     engine: AdvisedEngine
     tokens: int
-    pool: float
-    copied: float
-    shared: float
-    idle_s: float
+    pool: float  # in its pool
+    copied: float  # in its pool or its own tiers; at least ``pool``
+    shared: float  # in a store that engines share
+    idle_s: float  # seconds since its sidecar last saw the session
 
 
 def sessions_in(sidecar: str, content: bytes) -> dict[str, HeldContext]:

@@ -20,17 +20,12 @@ MOST_SESSIONS: Final = 1_000_000
 
 
 class Home(NamedTuple):
-    """The engine that has a session's KV, and the tokens of its last context.
-
-    Attributes:
-        seen_at: Time of its last turn.
-        fresh: Whether it has had one turn so far.
-    """
+    """The engine that has a session's KV, and the tokens of its last context."""
 
     engine: int
     tokens: int
-    seen_at: float
-    fresh: bool = True
+    seen_at: float  # time of its last turn
+    fresh: bool = True  # whether it has had one turn so far
 
 
 class Homes:
@@ -148,19 +143,13 @@ class Reason(StrEnum):
 
 
 class Holdings(NamedTuple):
-    """What each engine holds of one prompt, in tokens from its start.
+    """What each engine holds of one prompt, in tokens from its start."""
 
-    Attributes:
-        pool: int64 ``[engines]`` (or ``[1]``, for all): in the engine's pool.
-        copied: int64, likewise: in its pool or its own tiers; at least ``pool``.
-        shared: Tokens in a store that engines share.
-        lost: bool ``[engines]`` (or ``[1]``, for all): what is missing was there and is gone;
-            False: it may never have been sent.
-    """
-
-    pool: Tokens = _NOTHING
-    copied: Tokens = _NOTHING
-    shared: int = 0
+    pool: Tokens = _NOTHING  # int64 ``[engines]`` (or ``[1]``, for all): in the engine's pool
+    copied: Tokens = _NOTHING  # int64, likewise: in its pool or its own tiers; at least ``pool``
+    shared: int = 0  # tokens in a store that engines share
+    # bool ``[engines]`` (or ``[1]``, for all): what is missing was there and is gone; False: it may
+    # never have been sent.
     lost: Mask = _NONE_LOST
 
     def within(self, tokens: int) -> Holdings:
@@ -183,18 +172,12 @@ class Wanted(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """Where a request goes, and why.
+    """Where a request goes, and why."""
 
-    Attributes:
-        engine: Its number.
-        seconds: Expected time to first token there.
-        tokens: Prompt tokens that the engine has to compute: what the request adds to its queue.
-    """
-
-    engine: int
-    seconds: float
+    engine: int  # its number
+    seconds: float  # expected time to first token there
     reason: Reason
-    tokens: int
+    tokens: int  # prompt tokens that the engine has to compute: what the request adds to its queue
 
 
 class NoEngineError(Exception):
@@ -203,18 +186,14 @@ class NoEngineError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Stickiness:
-    """How much a session's home may cost before a later turn goes elsewhere.
+    """How much a session's home may cost before a later turn goes elsewhere."""
 
-    Attributes:
-        overload: By how much the home may cost more than the best other engine, in units of the
-            time that the home takes to compute the whole prompt: what is short for a slow engine is
-            long for a fast one. Chosen: of 0 to 4 and none, prompts of recorded agents wait least
-            with it.
-        kept: Share of its last context that the home must hold. Chosen: with less, most of it is
-            computed again anyway, wherever that is.
-    """
-
+    # By how much the home may cost more than the best other engine, in units of the time that the
+    # home takes to compute the whole prompt: what is short for a slow engine is long for a fast
+    # one; chosen: of 0 to 4 and none, prompts of recorded agents wait least with it.
     overload: float = 4.0
+    # Share of its last context that the home must hold; chosen: with less, most of it is computed
+    # again anyway, wherever that is.
     kept: float = 0.5
 
 

@@ -142,15 +142,11 @@ class BrokenAnswerError(Exception):
 
 
 class Reply(NamedTuple):
-    """An answer that has begun.
-
-    Attributes:
-        first: Its first bytes; empty where it has none.
-    """
+    """An answer that has begun."""
 
     status: int
     headers: list[tuple[bytes, bytes]]
-    first: bytes
+    first: bytes  # its first bytes; empty where it has none
     response: aiohttp.ClientResponse
 
     @property

@@ -26,26 +26,16 @@ THOUGHTS: Final = ("reasoning_content", "reasoning")
 class Block(msgspec.Struct):
     """One or more messages of a chat; a tool's results stay with their call, since engines require
     that.
-
-    Attributes:
-        name: Unique name within the chat.
-        source: ``system``, ``user``, ``assistant`` or ``tool``.
-        messages: As sent to engines; empty if dropped from memory for want of room.
-        digests: One for each message, of what clients repeat of it.
-        tokens: Size in a prompt; 0 if not counted yet.
-        turn: Turn in which it was said, or last came back.
-        place: Order in the prompt, ascending; None if it has left.
-        tags: The client's hints about it.
     """
 
-    name: str
-    source: str
-    messages: list[Message]
-    digests: list[bytes]
-    turn: Count
-    place: Count | None
-    tokens: Count = 0
-    tags: dict[str, Any] = {}
+    name: str  # unique name within the chat
+    source: str  # ``system``, ``user``, ``assistant`` or ``tool``
+    messages: list[Message]  # as sent to engines; empty if dropped from memory for want of room
+    digests: list[bytes]  # one for each message, of what clients repeat of it
+    turn: Count  # turn in which it was said, or last came back
+    place: Count | None  # order in the prompt, ascending; None if it has left
+    tokens: Count = 0  # size in a prompt; 0 if not counted yet
+    tags: dict[str, Any] = {}  # the client's hints about it
 
     @property
     def text(self) -> str:

@@ -287,15 +287,10 @@ _log = logging.getLogger(__name__)
 
 
 class PromptChoice(NamedTuple):
-    """What was changed in a prompt.
+    """What was changed in a prompt."""
 
-    Attributes:
-        back: Blocks that came back, and stay.
-        line: The line that names what has left; empty for none.
-    """
-
-    back: list[Block]
-    line: str
+    back: list[Block]  # blocks that came back, and stay
+    line: str  # the line that names what has left; empty for none
 
 
 class PromptChooser:

@@ -33,23 +33,15 @@ class Form(IntEnum):
 
 
 class EnginePrompt(NamedTuple):
-    """A chat's request, in each form.
-
-    Attributes:
-        sent: Our messages.
-        tags: Hints about them.
-        recalls: Whether recall is asked for, unless the client says otherwise.
-        own: The client's own messages: the body as it came, or the whole chat if the client
-            appends.
-        salt: Cache salt where text may come back; empty for the client's own.
-    """
+    """A chat's request, in each form."""
 
     request: ChatRequest
-    sent: Sequence[Message]
-    tags: Sequence[object]
-    recalls: bool
+    sent: Sequence[Message]  # our messages
+    tags: Sequence[object]  # hints about them
+    recalls: bool  # whether recall is asked for, unless the client says otherwise
+    # The client's own messages: the body as it came, or the whole chat if the client appends.
     own: bytes | Sequence[Message]
-    salt: str = ""
+    salt: str = ""  # cache salt where text may come back; empty for the client's own
 
     def body(self, form: Form) -> bytes:
         """Return the request's body in a form."""

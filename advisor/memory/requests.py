@@ -22,19 +22,12 @@ _LIMITS: Final = ("max_completion_tokens", "max_tokens")
 
 
 class ChatRequest(NamedTuple):
-    """A chat request.
+    """A chat request."""
 
-    Attributes:
-        fields: The body's fields.
-        messages: The client's messages.
-        appends: Whether they continue the chat instead of repeating it.
-        tags: Hints about messages, by message number.
-    """
-
-    fields: dict[str, Any]
-    messages: list[Message]
-    appends: bool
-    tags: dict[int, dict[str, Any]]
+    fields: dict[str, Any]  # the body's fields
+    messages: list[Message]  # the client's messages
+    appends: bool  # whether they continue the chat instead of repeating it
+    tags: dict[int, dict[str, Any]]  # hints about messages, by message number
 
     @property
     def model(self) -> object:

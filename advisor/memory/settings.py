@@ -86,29 +86,18 @@ class MemorySettings:
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingSettings:
-    """The server that embeds texts.
+    """The server that embeds texts."""
 
-    Attributes:
-        url: An OpenAI-compatible API, with its ``/v1``.
-        model: The model's name there.
-        key: API key, if needed.
-    """
-
-    url: str
-    model: str
-    key: str | None = None
+    url: str  # an OpenAI-compatible API, with its ``/v1``
+    model: str  # the model's name there
+    key: str | None = None  # API key, if needed
 
 
 @dataclass(frozen=True, slots=True)
 class ChatStoreSettings:
-    """Where chats are kept.
+    """Where chats are kept."""
 
-    Attributes:
-        ram_bytes: For the text of all chats.
-        directory: Keeps chats across restarts, in clear text; None for memory only.
-        disk_bytes: Limit of that directory; the least recently used chats go first.
-    """
-
-    ram_bytes: int = 512 << 20
+    ram_bytes: int = 512 << 20  # for the text of all chats
+    # Keeps chats across restarts, in clear text; None for memory only.
     directory: Path | None = None
-    disk_bytes: int = 4 << 30
+    disk_bytes: int = 4 << 30  # limit of that directory; the least recently used chats go first

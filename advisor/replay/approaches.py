@@ -48,22 +48,14 @@ class Approach:
 
 @dataclass(frozen=True, slots=True)
 class ApproachRow:
-    """The result of one approach.
-
-    Attributes:
-        capacity: Blocks of all pools together.
-        hit_rate: Prompt blocks found in a pool / all prompt blocks.
-        host_rate: Prompt blocks loaded from host memory / all prompt blocks.
-        prefill_tokens: Prompt tokens still computed.
-        ttft_saved_ms: Mean prefill time saved per request, less the time for loading.
-    """
+    """The result of one approach."""
 
     approach: str
-    capacity: int
-    hit_rate: float
-    host_rate: float
-    prefill_tokens: int
-    ttft_saved_ms: float
+    capacity: int  # blocks of all pools together
+    hit_rate: float  # prompt blocks found in a pool / all prompt blocks
+    host_rate: float  # prompt blocks loaded from host memory / all prompt blocks
+    prefill_tokens: int  # prompt tokens still computed
+    ttft_saved_ms: float  # mean prefill time saved per request, less the time for loading
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values."""

@@ -54,17 +54,11 @@ class ClosedCell(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ClosedPlan:
-    """Parameters that all cells of a table share.
+    """Parameters that all cells of a table share."""
 
-    Attributes:
-        sessions: What users play.
-        loop: Parameters of the loop; the number of users is a cell's own.
-        host: Host memory of the arms that have some, in pools.
-    """
-
-    sessions: Sequence[Session]
-    loop: Loop
-    host: float = 1.0
+    sessions: Sequence[Session]  # what users play
+    loop: Loop  # parameters of the loop; the number of users is a cell's own
+    host: float = 1.0  # host memory of the arms that have some, in pools
     seed: int = 1
 
 
@@ -106,19 +100,12 @@ class ClosedRow:
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """An arm, parsed from its name.
+    """An arm, parsed from its name."""
 
-    Attributes:
-        order: ``lru``, ``lpm`` or a graph policy: the eviction order.
-        hints: Whether callers name their sessions and state what the trace knows.
-        host: Whether there is host memory below the pool.
-        admission: Whether new and cold sessions are held.
-    """
-
-    order: str
-    hints: bool
-    host: bool
-    admission: bool
+    order: str  # ``lru``, ``lpm`` or a graph policy: the eviction order
+    hints: bool  # whether callers name their sessions and state what the trace knows
+    host: bool  # whether there is host memory below the pool
+    admission: bool  # whether new and cold sessions are held
 
     @classmethod
     def of(cls, name: str) -> Arm:

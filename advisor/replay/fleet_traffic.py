@@ -32,25 +32,17 @@ no end."""
 
 @dataclass(frozen=True, slots=True)
 class FleetRequest:
-    """A turn of a session that a user plays.
+    """A turn of a session that a user plays."""
 
-    Attributes:
-        at: Seconds since the fleet began.
-        run: Name of this run of the session; a session played again has another.
-        scope: The run in which its recorded block numbers hold: a subagent's is its parent's.
-        index: Index of the turn in ``session``.
-        returns_s: Seconds until the session's next request, cut; None after the last one.
-        lap: How often the fleet has begun its sessions anew by then, from 1.
-    """
-
-    at: float
+    at: float  # seconds since the fleet began
     user: int
-    run: str
-    scope: str
+    run: str  # name of this run of the session; a session played again has another
+    scope: str  # the run in which its recorded block numbers hold: a subagent's is its parent's
     session: Session
-    index: int
+    index: int  # index of the turn in ``session``
+    # Seconds until the session's next request, cut; None after the last one.
     returns_s: float | None
-    lap: int = 1
+    lap: int = 1  # how often the fleet has begun its sessions anew by then, from 1
 
     @property
     def turn(self) -> RecordedTurn:

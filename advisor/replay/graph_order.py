@@ -26,16 +26,11 @@ from .trace import Trace
 
 
 class EngineUpdate(NamedTuple):
-    """An event of an engine, or, without one, the eviction of blocks.
+    """An event of an engine, or, without one, the eviction of blocks."""
 
-    Attributes:
-        at: Seconds of the trace.
-        blocks: Blocks that became resident by the event, or were evicted.
-    """
-
-    at: float
+    at: float  # seconds of the trace
     event: AnyEvent | None
-    blocks: Sequence[int] = ()
+    blocks: Sequence[int] = ()  # blocks that became resident by the event, or were evicted
 
     @property
     def is_eviction(self) -> bool:
@@ -145,22 +140,16 @@ _SLICE: Final = 128  # keys looked up at a time; chosen
 
 @dataclass(frozen=True, slots=True)
 class Planning:
-    """The timing and size of a live sidecar's rankings.
+    """The timing and size of a live sidecar's rankings."""
 
-    Attributes:
-        interval_s: Seconds between two rankings.
-        delay_s: Seconds until a sidecar receives an event: an engine reports five times per second.
-        pressing_share: Share of a pool; after so many stored blocks an engine reports at once, and
-            is answered at once.
-        pressing_delay_s: Seconds that this takes.
-        max_ranked: Blocks per ranking; behind them an engine's own order holds.
-    """
-
-    interval_s: float = 0.5
+    interval_s: float = 0.5  # seconds between two rankings
+    # Seconds until a sidecar receives an event: an engine reports five times per second.
     delay_s: float = 0.2
+    # Share of a pool; after so many stored blocks an engine reports at once, and is answered at
+    # once.
     pressing_share: float = PRESSING_SHARE
-    pressing_delay_s: float = 0.02
-    max_ranked: int = 8192
+    pressing_delay_s: float = 0.02  # seconds that this takes
+    max_ranked: int = 8192  # blocks per ranking; behind them an engine's own order holds
 
 
 class GraphOrder(EvictionOrder):

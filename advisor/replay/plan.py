@@ -147,35 +147,25 @@ ROUTINGS: Final = ("round-robin", "prefix", "home")
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A fleet to buy, and its routing.
-
-    Attributes:
-        host: Blocks of host memory per block of the pool.
-    """
+    """A fleet to buy, and its routing."""
 
     engines: int
-    host: float
+    host: float  # blocks of host memory per block of the pool
     routing: str
 
 
 @dataclass(frozen=True, slots=True)
 class PlanTerms:
-    """The properties and cost of an engine.
+    """The properties and cost of an engine."""
 
-    Attributes:
-        blocks: Of an engine's pool, where the engine costs 1.
-        prefill_tokens_per_s: Prompt tokens that it computes per second, one prompt at a time.
-        policy: Its eviction policy.
-        host_cost: Cost of as much host memory as a pool, where an engine costs 1; the default is
-            chosen.
-        times: How many pools of ``blocks`` each engine has, as one that is spread over as many
-            GPUs; it costs as much.
-    """
-
-    blocks: int
+    blocks: int  # of an engine's pool, where the engine costs 1
+    # Prompt tokens that it computes per second, one prompt at a time.
     prefill_tokens_per_s: float = AGENTS_SERVICE.prefill_tokens_per_s
-    policy: str = "lru"
+    policy: str = "lru"  # its eviction policy
+    # Cost of as much host memory as a pool, where an engine costs 1; the default is chosen.
     host_cost: float = 0.05
+    # How many pools of ``blocks`` each engine has, as one that is spread over as many GPUs; it
+    # costs as much.
     times: int = 1
 
     @property

@@ -64,22 +64,15 @@ class Line(msgspec.Struct, omit_defaults=True):
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """The properties of a trace format.
-
-    Attributes:
-        block_size: Tokens a hash id stands for; None where the header says.
-        unit: Seconds that one unit of ``timestamp`` is.
-        timed: Whether each line says when it came; sessions without time stamps come as their
-            answers let them.
-        required: Fields without which a line means nothing.
-        foreign: Fields that only lines of another format have.
-    """
+    """The properties of a trace format."""
 
     name: str
-    block_size: int | None
-    unit: float
-    required: tuple[str, ...]
-    foreign: tuple[str, ...]
+    block_size: int | None  # tokens a hash id stands for; None where the header says
+    unit: float  # seconds that one unit of ``timestamp`` is
+    required: tuple[str, ...]  # fields without which a line means nothing
+    foreign: tuple[str, ...]  # fields that only lines of another format have
+    # Whether each line says when it came; sessions without time stamps come as their answers let
+    # them.
     timed: bool = True
 
     def check(self, line: Line) -> None:

@@ -31,25 +31,17 @@ Word = Annotated[str, msgspec.Meta(max_length=64)]
 
 @dataclass(frozen=True, slots=True)
 class RecordedTurn:
-    """One request of a session, as it was recorded.
+    """One request of a session, as it was recorded."""
 
-    Attributes:
-        at: Seconds since the session began.
-        hash_ids: One number per full block; it stands for the block and everything before it.
-        stop: Why the answer ended: ``tool_use``, ``end_turn`` …; empty where unknown.
-        input_types: What came in since the turn before: ``text``, ``tool_result`` …
-        api_s: Seconds until the answer was complete; None where unknown.
-        think_s: Seconds before the request in which none ran; None where unknown.
-    """
-
-    at: float
+    at: float  # seconds since the session began
     input_tokens: int
     output_tokens: int
+    # One number per full block; it stands for the block and everything before it.
     hash_ids: array[int]
-    stop: str
-    input_types: tuple[str, ...]
-    api_s: float | None
-    think_s: float | None
+    stop: str  # why the answer ended: ``tool_use``, ``end_turn`` …; empty where unknown
+    input_types: tuple[str, ...]  # what came in since the turn before: ``text``, ``tool_result`` …
+    api_s: float | None  # seconds until the answer was complete; None where unknown
+    think_s: float | None  # seconds before the request in which none ran; None where unknown
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,17 +20,13 @@ from .trace import ReplayError, Trace
 
 @dataclass(frozen=True, slots=True)
 class HitTable:
-    """The result of a replay.
-
-    Attributes:
-        rates: arm → capacity in blocks → prompt blocks matched by prefix / all prompt blocks.
-        seconds: How long the whole table took.
-    """
+    """The result of a replay."""
 
     trace: Trace
     capacities: tuple[int, ...]
+    # Arm → capacity in blocks → prompt blocks matched by prefix / all prompt blocks.
     rates: dict[str, dict[int, float]]
-    seconds: float
+    seconds: float  # how long the whole table took
     notes: list[str] = field(default_factory=list)
 
     def as_dict(self) -> dict[str, Any]:

@@ -113,16 +113,12 @@ class OtherWeights:
     """A policy with other weights and rules; it shares what the policy learns.
 
     Asked under the graph's lock: the policy is given these weights for as long as it scores.
-
-    Attributes:
-        weights: None for a policy that heeds none.
-        said: Which these are, in words.
     """
 
     policy: Policy
-    weights: Weights | None
+    weights: Weights | None  # None for a policy that heeds none
     rules: Rules
-    said: str = ""
+    said: str = ""  # which these are, in words
 
     @classmethod
     def in_force(cls, graph: KVCacheGraph, said: str = "") -> OtherWeights:
@@ -178,22 +174,14 @@ NOTHING: Final = Counted()
 
 @dataclass(slots=True)
 class LruPool:
-    """A simulated pool under LRU, which follows all sessions: it needs no rankings, and is cheap.
-
-    Attributes:
-        capacity: Its size, as a factor of the live pool's.
-        blocks: The same in blocks.
-        found: Blocks that it found, of those that all sessions asked for.
-        sampled_found: Of these, those that sessions of the sample asked for.
-        has_tiers: Whether copies in colder tiers count: as so many blocks more.
-    """
+    """A simulated pool under LRU, which follows all sessions; needs no rankings, and is cheap."""
 
     name: str
-    capacity: float
-    blocks: int
-    found: int = 0
-    sampled_found: int = 0
-    has_tiers: bool = False
+    capacity: float  # its size, as a factor of the live pool's
+    blocks: int  # the same in blocks
+    found: int = 0  # blocks that it found, of those that all sessions asked for
+    sampled_found: int = 0  # of these, those that sessions of the sample asked for
+    has_tiers: bool = False  # whether copies in colder tiers count: as so many blocks more
 
     @property
     def policy_name(self) -> str:
@@ -204,22 +192,16 @@ class LruPool:
 class PolicyPool:
     """A simulated pool that a policy ranks, guarded as the live one is, which follows a sample of
     sessions.
-
-    Attributes:
-        policy_name: Who ranks it.
-        scores: Of blocks, under the rules, chains whole; higher goes first.
-        beside: LRU in a pool as large, by which its sample stands for all.
-        found: Blocks that it found, of those that the sample asked for.
-        since: When it began, if that was later than the others; ``before``: what had been counted
-            by then.
     """
 
     name: str
-    policy_name: str
+    policy_name: str  # who ranks it
+    # Of blocks, under the rules, chains whole; higher goes first.
     scores: Callable[[View, Selection], Scores]
-    beside: LruPool
+    beside: LruPool  # LRU in a pool as large, by which its sample stands for all
     pool: GuardedPool
-    found: int = 0
+    found: int = 0  # blocks that it found, of those that the sample asked for
+    # When it began, if that was later than the others; ``before``: what had been counted by then.
     since: float | None = None
     before: Counted = NOTHING
 

@@ -149,22 +149,14 @@ _EVICTED_NAMES: Final = [f"evicted_{name}" for name in LAYER_NAMES]
 
 
 class Stores(NamedTuple):
-    """What some events that stored blocks told, packed; see ``core.churn``.
+    """What some events that stored blocks told, packed; see ``core.churn``."""
 
-    Attributes:
-        hashes: uint64 ``[n]``, event after event.
-        counts: int64 ``[events]``: how many each has.
-        parents: uint64 ``[events]``: the key before them, where bool ``has_parent`` says so.
-        sizes: uint16 ``[events]``: tokens of a block.
-        sessions: Who stored them; None: nobody has a name.
-    """
-
-    hashes: bytes
-    counts: bytes
-    parents: bytes
+    hashes: bytes  # uint64 ``[n]``, event after event
+    counts: bytes  # int64 ``[events]``: how many each has
+    parents: bytes  # uint64 ``[events]``: the key before them, where bool ``has_parent`` says so
     has_parent: bytes
-    sizes: bytes
-    sessions: list[str | None] | None
+    sizes: bytes  # uint16 ``[events]``: tokens of a block
+    sessions: list[str | None] | None  # who stored them; None: nobody has a name
 
 
 class ChurnRecorder:

@@ -39,15 +39,10 @@ _MOST_LET_GO: Final = 1_024  # of them: that wait no longer and have not begun; 
 
 @dataclass(frozen=True, slots=True)
 class HeldRequest:
-    """A request that waits for room.
+    """A request that waits for room."""
 
-    Attributes:
-        request: The engine's report of it.
-        since: When the sidecar received it, in monotonic seconds.
-    """
-
-    request: RequestHeld
-    since: float
+    request: RequestHeld  # the engine's report of it
+    since: float  # when the sidecar received it, in monotonic seconds
 
 
 class HeldBook:

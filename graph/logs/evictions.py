@@ -113,37 +113,23 @@ Ids = npt.NDArray[np.int64]
 
 
 class EvictedBlocks(NamedTuple):
-    """Blocks that leave together, ``[n]``, and columns in which they stand, by row.
+    """Blocks that leave together, ``[n]``, and columns in which they stand, by row."""
 
-    Attributes:
-        rows: int32 ``[n]``.
-        place: Each one's place in the ranking in force.
-        rule: Why it left: a ``DepartureRule``.
-        used: float64 ``[n]``: when it was used last.
-        tiers: In which its engine holds each row.
-        states: Of sessions, by their rows.
-    """
-
-    rows: Rows
-    place: Places
-    rule: Bytes
-    used: npt.NDArray[np.float64]
-    tiers: Bytes
-    states: Bytes
+    rows: Rows  # int32 ``[n]``
+    place: Places  # each one's place in the ranking in force
+    rule: Bytes  # why it left: a ``DepartureRule``
+    used: npt.NDArray[np.float64]  # float64 ``[n]``: when it was used last
+    tiers: Bytes  # in which its engine holds each row
+    states: Bytes  # of sessions, by their rows
 
 
 class Eviction(NamedTuple):
-    """The fields that a record packs into bits.
-
-    Attributes:
-        copies: Colder tiers that had a copy.
-        session_state: A ``SessionState``; one above the highest: the block had no session.
-    """
+    """The fields that a record packs into bits."""
 
     rule: DepartureRule
     layer: SourceLayer
-    copies: Tier
-    session_state: int
+    copies: Tier  # colder tiers that had a copy
+    session_state: int  # a ``SessionState``; one above the highest: the block had no session
     shared: bool
 
 

@@ -28,29 +28,20 @@ _MOST_WALKS: Final = 65_536  # that wait; chosen
 
 
 class Heard(NamedTuple):
-    """A request's start or end, as shadow caches replay it.
-
-    Attributes:
-        session: The tenant's and the session's name, joined.
-        rows: int32, the chain's block rows; ``keys`` are their graph keys at that time.
-        reach: How many of them a prefix match could cover; at the request's end, how many belong to
-            the prompt.
-        found: How many of them the engine's pool held; -1 at the request's end.
-        tokens: Tokens of the prompt; at the request's end, of prompt and answer.
-        loaded: Further blocks to be loaded from a colder tier.
-        size: Tokens per block; 0: unknown.
-    """
+    """A request's start or end, as shadow caches replay it."""
 
     engine: int
-    session: str
-    rows: Rows
+    session: str  # the tenant's and the session's name, joined
+    rows: Rows  # int32, the chain's block rows; ``keys`` are their graph keys at that time
     keys: Keys
+    # How many of them a prefix match could cover; at the request's end, how many belong to the
+    # prompt.
     reach: int
-    found: int
-    tokens: int
+    found: int  # how many of them the engine's pool held; -1 at the request's end
+    tokens: int  # tokens of the prompt; at the request's end, of prompt and answer
     at: float
-    loaded: int = 0
-    size: int = 0
+    loaded: int = 0  # further blocks to be loaded from a colder tier
+    size: int = 0  # tokens per block; 0: unknown
 
 
 class HeardQueue:

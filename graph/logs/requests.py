@@ -25,31 +25,24 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Miss:
-    """The first block that a prompt did not find, and why.
+    """The first block that a prompt did not find, and why."""
 
-    Attributes:
-        index: Which block of the prompt.
-        key: The engine's key of the block; 0: it has none.
-        detail: A ``DepartureRule`` for EVICTED, a ``Cause`` for COPY_LOST, a group index for
-            OTHER_GROUP, else a ``Detail``.
-        eviction: Record id in the engine's eviction log; -1: none.
-        left: When the block left the pool, in the clock's seconds; NaN: it did not.
-        session: Name and tenant of the other session involved.
-        engine: Another engine that has the block.
-        short: By about how many blocks the pool was too small to keep every block that this request
-            computes again: the evictions since the oldest of them left. 0: unknown.
-        same: Leading tokens of the block that a known prompt shares, where it diverges; 0: unknown.
-    """
-
-    index: int
-    key: int
+    index: int  # which block of the prompt
+    key: int  # the engine's key of the block; 0: it has none
     reason: Reason
+    # A ``DepartureRule`` for EVICTED, a ``Cause`` for COPY_LOST, a group index for OTHER_GROUP,
+    # else a ``Detail``.
     detail: int = Detail.NONE
-    eviction: int = -1
+    eviction: int = -1  # record id in the engine's eviction log; -1: none
+    # When the block left the pool, in the clock's seconds; NaN: it did not.
     left: float = float("nan")
+    # Name and tenant of the other session involved.
     session: tuple[str | None, str | None] = (None, None)
-    engine: str | None = None
+    engine: str | None = None  # another engine that has the block
+    # By about how many blocks the pool was too small to keep every block that this request computes
+    # again: the evictions since the oldest of them left; 0: unknown.
     short: int = 0
+    # Leading tokens of the block that a known prompt shares, where it diverges; 0: unknown.
     same: int = 0
 
     def keeping_all(self, short: int) -> Miss:
@@ -58,30 +51,17 @@ class Miss:
 
 
 class Hold(NamedTuple):
-    """How long a request was held for room.
+    """How long a request was held for room."""
 
-    Attributes:
-        seconds: How long it was held.
-        reason: Why it was released: one of ``HOLD_ENDS``.
-        fitting: Sessions that fit, according to the advice that held it; 0: unknown.
-        live: Live sessions, according to the same advice.
-    """
-
-    seconds: float
-    reason: str
-    fitting: int
-    live: int
+    seconds: float  # how long it was held
+    reason: str  # why it was released: one of ``HOLD_ENDS``
+    fitting: int  # sessions that fit, according to the advice that held it; 0: unknown
+    live: int  # live sessions, according to the same advice
 
 
 @dataclass(frozen=True, slots=True)
 class PromptBlocks:
-    """What a request asked for and found; in blocks, except ``tokens`` and ``size``.
-
-    Attributes:
-        again: Computed blocks that were once in this pool.
-        waited_s: Seconds between arrival and first scheduling.
-        hold: How it was held during that wait; None: it was not.
-    """
+    """What a request asked for and found; in blocks, except ``tokens`` and ``size``."""
 
     tokens: int
     size: int
@@ -90,9 +70,9 @@ class PromptBlocks:
     loaded: int
     prefetched: int
     spliced: int
-    again: int
-    waited_s: float = 0.0
-    hold: Hold | None = None
+    again: int  # computed blocks that were once in this pool
+    waited_s: float = 0.0  # seconds between arrival and first scheduling
+    hold: Hold | None = None  # how it was held during that wait; None: it was not
 
 
 class Other(NamedTuple):
@@ -173,21 +153,13 @@ _PACKED: Final = Struct(  # the same: written so, a record costs a third
 
 
 class Repeats(NamedTuple):
-    """How requests that could have found cached blocks fared.
+    """How requests that could have found cached blocks fared."""
 
-    Attributes:
-        requests: Their number.
-        repeated: Those that found nothing although an earlier prompt began the same.
-        found: Blocks that they found.
-        asked: Full blocks of their prompts.
-        reason: The most frequent reason in ``repeated``; None without any.
-    """
-
-    requests: int
-    repeated: int
-    found: int
-    asked: int
-    reason: Reason | None
+    requests: int  # their number
+    repeated: int  # those that found nothing although an earlier prompt began the same
+    found: int  # blocks that they found
+    asked: int  # full blocks of their prompts
+    reason: Reason | None  # the most frequent reason in ``repeated``; None without any
 
 
 class RequestLog:
@@ -406,18 +378,13 @@ _AT_ONCE: Final = 2_048  # requests, in one hold of the graph's lock; chosen
 
 
 class Running(NamedTuple):
-    """A request that was scheduled.
+    """A request that was scheduled."""
 
-    Attributes:
-        number: Its id in the log of requests.
-        first: Index in ``rows`` of the first block that it computes.
-    """
-
-    number: int
+    number: int  # its id in the log of requests
     engine: int
     rows: Rows
     session: str
-    first: int = 0
+    first: int = 0  # index in ``rows`` of the first block that it computes
 
 
 class RunningRequests:

@@ -113,19 +113,12 @@ def known_depth(depth: Rows) -> Rows:
 
 
 class Known(NamedTuple):
-    """What was found of chains.
+    """What was found of chains."""
 
-    Attributes:
-        keys: uint64 ``[n]``: the graph's, chain after chain.
-        rows: int32 ``[n]``: ``NO_ROW`` where it is not known.
-        unknown: How many are not.
-        bad: How many chains have a key twice.
-    """
-
-    keys: Keys
-    rows: Rows
-    unknown: int
-    bad: int
+    keys: Keys  # uint64 ``[n]``: the graph's, chain after chain
+    rows: Rows  # int32 ``[n]``: ``NO_ROW`` where it is not known
+    unknown: int  # how many are not
+    bad: int  # how many chains have a key twice
 
 
 _T = TypeVar("_T", bound=np.generic)

@@ -34,20 +34,13 @@ Finds = Callable[[Keys], Places]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HeldRanking(EvictionRanking):
-    """An ``EvictionRanking`` with lookup tables, made on the client's thread and not in a step.
+    """An ``EvictionRanking`` with lookup tables, made on the client's thread and not in a step."""
 
-    Attributes:
-        worth: Keys of ``spill_first``.
-        places: Keys of ``protected``, each with its place.
-        blocks: Blocks that held the keys of ``order`` when it arrived; None where nobody could
-            tell.
-        worth_blocks: The same of ``spill_first``.
-    """
-
-    worth: frozenset[int] = frozenset()
-    places: dict[int, int] | None = None
+    worth: frozenset[int] = frozenset()  # keys of ``spill_first``
+    places: dict[int, int] | None = None  # keys of ``protected``, each with its place
+    # Blocks that held the keys of ``order`` when it arrived; None where nobody could tell.
     blocks: Places | None = None
-    worth_blocks: Places | None = None
+    worth_blocks: Places | None = None  # the same of ``spill_first``
 
     @classmethod
     def of(

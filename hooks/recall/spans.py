@@ -63,12 +63,9 @@ _BYTES: Final = 4  # of a token
 class TokenBytes:
     """Tokens as int32 bytes, because most comparisons are of equal runs and one ``==`` settles
     them.
-
-    Attributes:
-        raw: int32 ``[tokens]``.
     """
 
-    raw: bytes
+    raw: bytes  # int32 ``[tokens]``
 
     @classmethod
     def of(cls, tokens: npt.ArrayLike) -> TokenBytes:
@@ -102,20 +99,14 @@ _MOST_CHILDREN: Final = 8  # following blocks remembered per block and domain; c
 
 @dataclass(slots=True, eq=False)
 class TextBlock:
-    """The text of one block.
-
-    Attributes:
-        start: Position of its first token in the sequence.
-        before: Hash of the block before it; empty for a sequence's first block.
-        prints: Fingerprints of its adjoining windows.
-    """
+    """The text of one block."""
 
     block_hash: bytes
     domain: Domain
-    start: int
+    start: int  # position of its first token in the sequence
     text: TokenBytes
-    before: bytes
-    prints: list[int]
+    before: bytes  # hash of the block before it; empty for a sequence's first block
+    prints: list[int]  # fingerprints of its adjoining windows
 
 
 class TextBlocks:
@@ -184,32 +175,20 @@ _MOST_FOLLOWED: Final = 4096  # blocks to follow before giving up; chosen: some 
 
 
 class BlockSpan(NamedTuple):
-    """A run of tokens inside one block.
+    """A run of tokens inside one block."""
 
-    Attributes:
-        block_hash: Hash of the block.
-        first: Offset of the run's first token in the block.
-        tokens: Length of the run.
-    """
-
-    block_hash: bytes
-    first: int
-    tokens: int
+    block_hash: bytes  # hash of the block
+    first: int  # offset of the run's first token in the block
+    tokens: int  # length of the run
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A run of prompt tokens that consecutive blocks of one sequence hold.
+    """A run of prompt tokens that consecutive blocks of one sequence hold."""
 
-    Attributes:
-        at: Position of the run in the prompt.
-        delta: Δ: that position minus the one at which the blocks were computed.
-        segments: Where the tokens are, in order.
-    """
-
-    at: int
-    delta: int
-    segments: tuple[BlockSpan, ...]
+    at: int  # position of the run in the prompt
+    delta: int  # δ: that position minus the one at which the blocks were computed
+    segments: tuple[BlockSpan, ...]  # where the tokens are, in order
 
     @property
     def tokens(self) -> int:

@@ -30,37 +30,27 @@ _Text = Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
 
 
 class Border(msgspec.Struct, frozen=True, array_like=True):
-    """Tokens after which a layer begins.
+    """Tokens after which a layer begins."""
 
-    Attributes:
-        layer: ``types.SourceLayer``.
-        tokens: What the template writes there.
-    """
-
-    layer: _Layer
+    layer: _Layer  # ``types.SourceLayer``
+    # What the template writes there.
     tokens: Annotated[tuple[_Token, ...], msgspec.Meta(min_length=1, max_length=LONGEST_BORDER)]
 
 
 class BorderTable(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """The borders between messages in one model's chat template.
+    """The borders between messages in one model's chat template."""
 
-    Attributes:
-        borders: Borders that begin with a special token, and count wherever that token is real.
-        inner: Borders of plain text, which count only before the first user message.
-        sealed: Whether a special token's name, typed as text, never becomes that token.
-        system_last: Whether a system text inside a user's turn is in one of the last turns.
-        sections: Lines that begin a section of a system text, each with its layer.
-        proof: Secret that shows that marks come from this server's API process.
-        model: The model that the table belongs to.
-    """
-
+    # Borders that begin with a special token, and count wherever that token is real.
     borders: Annotated[tuple[Border, ...], msgspec.Meta(max_length=64)]
+    # Borders of plain text, which count only before the first user message.
     inner: Annotated[tuple[Border, ...], msgspec.Meta(max_length=16)] = ()
-    sealed: bool = False
+    sealed: bool = False  # whether a special token's name, typed as text, never becomes that token
+    # Whether a system text inside a user's turn is in one of the last turns.
     system_last: bool = False
+    # Lines that begin a section of a system text, each with its layer.
     sections: Annotated[tuple[tuple[_Text, _Layer], ...], msgspec.Meta(max_length=64)] = ()
-    proof: str = ""
-    model: str = ""
+    proof: str = ""  # secret that shows that marks come from this server's API process
+    model: str = ""  # the model that the table belongs to
 
     @property
     def has_system(self) -> bool:

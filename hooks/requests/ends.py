@@ -25,28 +25,21 @@ _Text = Annotated[str, msgspec.Meta(max_length=256)]
 
 
 class EndMarks(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """How one model's answers end.
+    """How one model's answers end."""
 
-    Attributes:
-        turn_ends: Tokens that end an answer's turn.
-        call_ends: Tokens that end an answer whose last part is a tool call.
-        opener: Last special token before a tool's name; None if there is none.
-        divider: Last special token between a tool's name and its arguments, if there is no opener.
-        before: Text between that token and the name, or before the name; white space may differ.
-        after: Text after the name: one character, or all up to the arguments if only a call's shape
-            identifies it.
-        closers: Texts that end a call, before any of the tokens above.
-        model: The model that these marks belong to; empty for whichever engine reads them.
-    """
-
-    turn_ends: _Tokens
-    call_ends: _Tokens = ()
-    opener: _Token | None = None
+    turn_ends: _Tokens  # tokens that end an answer's turn
+    call_ends: _Tokens = ()  # tokens that end an answer whose last part is a tool call
+    opener: _Token | None = None  # last special token before a tool's name; None if there is none
+    # Last special token between a tool's name and its arguments, if there is no opener.
     divider: _Token | None = None
+    # Text between that token and the name, or before the name; white space may differ.
     before: _Text = ""
+    # Text after the name: one character, or all up to the arguments if only a call's shape
+    # identifies it.
     after: _Text = ""
+    # Texts that end a call, before any of the tokens above.
     closers: Annotated[tuple[_Text, ...], msgspec.Meta(max_length=16)] = ()
-    model: str = ""
+    model: str = ""  # the model that these marks belong to; empty for whichever engine reads them
 
     @property
     def by_shape(self) -> bool:

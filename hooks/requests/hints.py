@@ -223,15 +223,10 @@ class HintTrust(Enum):
 
 @dataclass(frozen=True, slots=True)
 class HintPolicy:
-    """Which requests are trusted, and how far.
+    """Which requests are trusted, and how far."""
 
-    Attributes:
-        trust: What a request without the secret may state.
-        secret: Secret that makes a request fully trusted; None if there is none.
-    """
-
-    trust: HintTrust
-    secret: str | None = None
+    trust: HintTrust  # what a request without the secret may state
+    secret: str | None = None  # secret that makes a request fully trusted; None if there is none
 
     @property
     def name(self) -> str:
@@ -281,15 +276,10 @@ def hint_policy(settings: EngineSettings) -> HintPolicy:
 
 
 class ExposedSecret(NamedTuple):
-    """A secret's file that more than its owner and group can open.
+    """A secret's file that more than its owner and group can open."""
 
-    Attributes:
-        problem: The file, its mode, and who can open it.
-        remedy: The command that fixes it.
-    """
-
-    problem: str
-    remedy: str
+    problem: str  # the file, its mode, and who can open it
+    remedy: str  # the command that fixes it
 
 
 def exposed_secret(settings: EngineSettings) -> ExposedSecret | None:

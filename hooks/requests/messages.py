@@ -53,18 +53,12 @@ _SEGMENTS_NAME: Final = {"identity": "name"}
 
 
 class MessageHint(NamedTuple):
-    """A client's hint about its messages.
+    """A client's hint about its messages."""
 
-    Attributes:
-        number: Index of the message among the client's own, negative from the end; None for all of
-            the role.
-        role: Role of the messages, if no number is given.
-        segment: Fields of the segment to be made, without its range.
-    """
-
+    # Index of the message among the client's own, negative from the end; None for all of the role.
     number: int | None
-    role: str | None
-    segment: dict[str, Any]
+    role: str | None  # role of the messages, if no number is given
+    segment: dict[str, Any]  # fields of the segment to be made, without its range
 
 
 def layer_of(role: str) -> str:
@@ -426,16 +420,11 @@ _DEEPEST_PLACE: Final = 4  # nesting of parts in a content; chosen
 
 
 class ClientMessage(NamedTuple):
-    """A message as its client sent it.
-
-    Attributes:
-        texts: All strings in its content, in order.
-        numbered: Whether it counts for message indices; a separate system field does not.
-    """
+    """A message as its client sent it."""
 
     role: str
-    texts: tuple[str, ...]
-    numbered: bool = True
+    texts: tuple[str, ...]  # all strings in its content, in order
+    numbered: bool = True  # whether it counts for message indices; a separate system field does not
 
 
 def client_messages(messages: Sequence[Any]) -> list[ClientMessage]:
@@ -540,18 +529,12 @@ CLIENTS: Final[ContextVar[list[ClientMessage] | None]] = ContextVar("kvgraph_cli
 
 
 class RenderedChat(NamedTuple):
-    """A rendered prompt beside the client's messages.
+    """A rendered prompt beside the client's messages."""
 
-    Attributes:
-        marks: The prompt's layers as marks; None if they were not read.
-        messages: The client's own messages.
-        text: The text that was tokenized; None if only the tokens are known.
-    """
-
-    marks: dict[str, Any] | None
-    messages: list[ClientMessage]
+    marks: dict[str, Any] | None  # the prompt's layers as marks; None if they were not read
+    messages: list[ClientMessage]  # the client's own messages
     tokens: Sequence[int]
-    text: str | None
+    text: str | None  # the text that was tokenized; None if only the tokens are known
     tokenizer: Any
 
 

@@ -50,21 +50,13 @@ class ReleasedCopies:
 
 @dataclass(slots=True, eq=False)
 class Copy:
-    """One block's copy in every worker's memory.
+    """One block's copy in every worker's memory."""
 
-    Attributes:
-        id: Its number, used once.
-        block_hash: The hash of the block that it is a copy of.
-        era: How often the directory had been cleared when the copy was begun.
-        may_demote: Whether it may be written to disk, and so reach another process.
-        pins: Jobs under way that read or write it.
-    """
-
-    id: int
-    block_hash: bytes
-    era: int
-    may_demote: bool
-    pins: int = 0
+    id: int  # its number, used once
+    block_hash: bytes  # the hash of the block that it is a copy of
+    era: int  # how often the directory had been cleared when the copy was begun
+    may_demote: bool  # whether it may be written to disk, and so reach another process
+    pins: int = 0  # jobs under way that read or write it
 
 
 def _nobody_listens(hashes: list[bytes]) -> None:
