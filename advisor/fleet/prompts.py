@@ -357,17 +357,13 @@ class _MessageOwner(NamedTuple):
 
 
 class _LastPrompt(NamedTuple):
-    """A session's last prompt.
+    """A session's last prompt."""
 
-    Attributes:
-        at: Order in which it was noted.
-        messages, tokens: Of it, without the system prompt.
-        newest, newest_tokens, digest: Of its last message.
-    """
-
-    at: int
+    at: int  # order in which it was noted
+    # ``messages``, ``tokens``: of it, without the system prompt.
     messages: int
     tokens: int
+    # ``newest``, ``newest_tokens``, ``digest``: of its last message.
     newest: Words
     newest_tokens: int
     digest: bytes

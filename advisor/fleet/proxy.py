@@ -62,18 +62,14 @@ class Counts:
 
 
 class Placed(NamedTuple):
-    """Where a request was sent, and what to undo if it is not answered there.
-
-    Attributes:
-        before, made: Its session's home before, and the home that the request made.
-        new: Links of its prompt that the engine did not hold.
-    """
+    """Where a request was sent, and what to undo if it is not answered there."""
 
     choice: Choice
     wanted: Wanted
+    # ``before``, ``made``: its session's home before, and the home that the request made.
     before: Home | None = None
     made: Home | None = None
-    new: Sequence[Hashable] = ()
+    new: Sequence[Hashable] = ()  # links of its prompt that the engine did not hold
 
 
 class FleetProxy:

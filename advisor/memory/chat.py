@@ -194,39 +194,26 @@ def _about(message: Message) -> str:
 
 
 class ChatSession(msgspec.Struct, weakref=True):
-    """A chat: its blocks, and which of them are in the prompt.
+    """A chat: its blocks, and which of them are in the prompt."""
 
-    Attributes:
-        key: Identifies the chat to requests: its owner, and its name.
-        name: The client's name for it.
-        caller, salt: Digests of its API keys and cache salt; who has both may read it. An empty
-            salt stands for none.
-        named: Whether the client named it.
-        blocks: In the client's order, oldest first.
-        turn: Number of requests in which the user spoke.
-        requests: Number of requests.
-        places: Next free place in the prompt.
-        fixed: Tokens of a prompt that belong to no block, such as the tools' descriptions.
-        crumb: Tokens of the line in the prompt that names the blocks that left.
-        evictions, recalls: How many blocks have left the prompt, and have come back.
-        gone_on: Orders versions by when a client last continued each; 0 for never.
-        other: Another version of the chat, see ``version_for``; that one has none itself.
-    """
-
-    key: str
-    name: str
+    key: str  # identifies the chat to requests: its owner, and its name
+    name: str  # the client's name for it
+    # ``caller``, ``salt``: digests of its API keys and cache salt; who has both may read it; an
+    # empty salt stands for none.
     caller: str
     salt: str = ""
-    named: bool = True
-    blocks: list[Block] = []
-    turn: Count = 0
-    requests: Count = 0
-    places: Count = 0
-    fixed: Count = 0
+    named: bool = True  # whether the client named it
+    blocks: list[Block] = []  # in the client's order, oldest first
+    turn: Count = 0  # number of requests in which the user spoke
+    requests: Count = 0  # number of requests
+    places: Count = 0  # next free place in the prompt
+    fixed: Count = 0  # tokens of a prompt that belong to no block, such as the tools' descriptions
+    # ``evictions``, ``recalls``: how many blocks have left the prompt, and have come back.
     evictions: Count = 0
     recalls: Count = 0
-    crumb: Count = 0
-    gone_on: Count = 0
+    crumb: Count = 0  # tokens of the line in the prompt that names the blocks that left
+    gone_on: Count = 0  # orders versions by when a client last continued each; 0 for never
+    # Another version of the chat, see ``version_for``; that one has none itself.
     other: ChatSession | None = None
 
     @property

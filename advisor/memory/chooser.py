@@ -138,28 +138,20 @@ def about(block: Block) -> int:
 
 @dataclass
 class MemoryCounts:
-    """Counts of a memory since its start.
+    """Counts of a memory since its start."""
 
-    Attributes:
-        turns: Requests of chats.
-        evicted, recalled: Blocks that left prompts, and that came back.
-        beyond: Prompts longer than the budget because no further block may leave.
-        as_sent: Requests that the engine refused in our form and got in their client's.
-        plain: Requests sent without hints, because the engine rejects them.
-        unscored: How often the similarity's server did not answer.
-        refused, unserved, left: As the proxy counts them.
-    """
-
-    turns: int = 0
+    turns: int = 0  # requests of chats
+    # ``refused``, ``unserved``, ``left``: as the proxy counts them.
     refused: int = 0
     unserved: int = 0
     left: int = 0
+    # ``evicted``, ``recalled``: blocks that left prompts, and that came back.
     evicted: int = 0
     recalled: int = 0
-    beyond: int = 0
-    as_sent: int = 0
-    plain: int = 0
-    unscored: int = 0
+    beyond: int = 0  # prompts longer than the budget because no further block may leave
+    as_sent: int = 0  # requests that the engine refused in our form and got in their client's
+    plain: int = 0  # requests sent without hints, because the engine rejects them
+    unscored: int = 0  # how often the similarity's server did not answer
 
     def note(self, chat: ChatSession, left: int, back: int) -> None:
         """Count blocks that left a chat's prompt and that came back, in the chat too."""

@@ -14,37 +14,27 @@ from .trace import Trace
 
 @dataclass(frozen=True, slots=True)
 class LossAnalysis:
-    """LRU against an infinite cache, at one capacity.
-
-    Attributes:
-        gap_points: Hit rate of the infinite cache less LRU's, in percentage points.
-        gap_tokens: The same in prompt tokens computed again.
-        multi_turn_share: Share of the lost blocks that an earlier turn of the same session had.
-        cross_session_share: Share of the lost blocks that only other sessions had before.
-        multi_turn_sessions: Share of sessions with two turns or more.
-        gap_requests_p50, gap_requests_p90: Others' requests between two turns of a session.
-        gap_s_p50, gap_s_p90: Seconds between them.
-        session_blocks_p50: KV of a session at its largest, in blocks.
-        needed_sessions_p50, needed_sessions_max: Sessions that will return, at each arrival.
-        budget_blocks: Most distinct blocks that returning sessions need at once.
-    """
+    """LRU against an infinite cache, at one capacity."""
 
     capacity_blocks: int
     infinite_hit_rate: float
     lru_hit_rate: float
-    gap_points: float
-    gap_tokens: int
-    multi_turn_share: float
-    cross_session_share: float
-    multi_turn_sessions: float
+    gap_points: float  # hit rate of the infinite cache less LRU's, in percentage points
+    gap_tokens: int  # the same in prompt tokens computed again
+    multi_turn_share: float  # share of the lost blocks that an earlier turn of the same session had
+    cross_session_share: float  # share of the lost blocks that only other sessions had before
+    multi_turn_sessions: float  # share of sessions with two turns or more
+    # ``gap_requests_p50``, ``gap_requests_p90``: others' requests between two turns of a session.
     gap_requests_p50: float
     gap_requests_p90: float
+    # ``gap_s_p50``, ``gap_s_p90``: seconds between them.
     gap_s_p50: float
     gap_s_p90: float
-    session_blocks_p50: float
+    session_blocks_p50: float  # KV of a session at its largest, in blocks
+    # ``needed_sessions_p50``, ``needed_sessions_max``: sessions that will return, at each arrival.
     needed_sessions_p50: float
     needed_sessions_max: int
-    budget_blocks: int
+    budget_blocks: int  # most distinct blocks that returning sessions need at once
 
     def as_dict(self) -> dict[str, Any]:
         """Return every figure, rounded to five digits."""

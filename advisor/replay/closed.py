@@ -238,27 +238,20 @@ class Loop:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Played:
-    """The outcome of each request, in the runs' order; NaN and 0 for those that never arrived.
+    """The outcome of each request, in the runs' order; NaN and 0 for those that never arrived."""
 
-    Attributes:
-        at, started, first_token, done: float64 ``[requests]``, seconds.
-        prompt, found: int32 ``[requests]``, blocks.
-        opens: bool ``[requests]``: whether it opens its session.
-        held_s: float64 ``[requests]``: how long it waited for room.
-        ended: float64 ``[runs]``: when each run was over; NaN: it was not.
-        refused: Requests larger than the pool.
-    """
-
+    # ``at``, ``started``, ``first_token``, ``done``: float64 ``[requests]``, seconds.
     at: npt.NDArray[np.float64]
     started: npt.NDArray[np.float64]
     first_token: npt.NDArray[np.float64]
     done: npt.NDArray[np.float64]
+    # ``prompt``, ``found``: int32 ``[requests]``, blocks.
     prompt: npt.NDArray[np.int32]
     found: npt.NDArray[np.int32]
-    opens: npt.NDArray[np.bool_]
-    held_s: npt.NDArray[np.float64]
-    ended: npt.NDArray[np.float64]
-    refused: int
+    opens: npt.NDArray[np.bool_]  # bool ``[requests]``: whether it opens its session
+    held_s: npt.NDArray[np.float64]  # float64 ``[requests]``: how long it waited for room
+    ended: npt.NDArray[np.float64]  # float64 ``[runs]``: when each run was over; NaN: it was not
+    refused: int  # requests larger than the pool
 
 
 def play(

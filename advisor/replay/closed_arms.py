@@ -64,34 +64,24 @@ class ClosedPlan:
 
 @dataclass(frozen=True, slots=True)
 class ClosedRow:
-    """A cell's result after warm-up; seconds unless stated otherwise.
-
-    Attributes:
-        turns_per_hour: Complete answers; a refusal is none.
-        sessions: Sessions that ended.
-        computed: The share of prompt blocks that were computed.
-        returning_p50, returning_p95: TTFT of sessions' later turns.
-        first_p50, first_p95: TTFT of their first turns.
-        held: The share of requests that waited for room.
-        longest_hold: Of any request, at any time.
-        starved: Requests that waited longer than a client does, at any time.
-        refused: Requests larger than the pool, at any time.
-    """
+    """A cell's result after warm-up; seconds unless stated otherwise."""
 
     arm: str
     capacity: int
     users: int
-    turns_per_hour: float
-    sessions: int
-    computed: float
+    turns_per_hour: float  # complete answers; a refusal is none
+    sessions: int  # sessions that ended
+    computed: float  # the share of prompt blocks that were computed
+    # ``returning_p50``, ``returning_p95``: TTFT of sessions' later turns.
     returning_p50: float
     returning_p95: float
+    # ``first_p50``, ``first_p95``: TTFT of their first turns.
     first_p50: float
     first_p95: float
-    held: float
-    longest_hold: float
-    starved: int
-    refused: int
+    held: float  # the share of requests that waited for room
+    longest_hold: float  # of any request, at any time
+    starved: int  # requests that waited longer than a client does, at any time
+    refused: int  # requests larger than the pool, at any time
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values, rounded to four digits behind the point."""

@@ -187,25 +187,19 @@ class PlanTerms:
 
 @dataclass(frozen=True, slots=True)
 class PlanFound:
-    """A plan's result on a trace.
-
-    Attributes:
-        cost: In engines.
-        hit_rate, host_rate: Shares of the prompt blocks found in pools, and loaded.
-        ttft_p50_s, ttft_p95_s: Seconds from a request's arrival until its prompt is computed.
-        busiest: Share of the time in which the busiest engine computes prompts.
-        blocks: Of each engine's pool.
-        refused: Requests that are larger than that pool: a plan with any does not serve the trace.
-    """
+    """A plan's result on a trace."""
 
     plan: Plan
-    cost: float
+    cost: float  # in engines
+    # ``hit_rate``, ``host_rate``: shares of the prompt blocks found in pools, and loaded.
     hit_rate: float
     host_rate: float
+    # ``ttft_p50_s``, ``ttft_p95_s``: seconds from a request's arrival until its prompt is computed.
     ttft_p50_s: float
     ttft_p95_s: float
-    busiest: float
-    blocks: int
+    busiest: float  # share of the time in which the busiest engine computes prompts
+    blocks: int  # of each engine's pool
+    # Requests that are larger than that pool: a plan with any does not serve the trace.
     refused: int
 
     def as_dict(self) -> dict[str, Any]:

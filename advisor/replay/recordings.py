@@ -46,28 +46,19 @@ class RecordedTurn:
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """A recorded session; a subagent is one of its own.
+    """A recorded session; a subagent is one of its own."""
 
-    Attributes:
-        name: The file's, and a number behind it for subagents.
-        block_size: Tokens a hash id stands for.
-        tool_tokens, system_tokens: The head of the prompt, in this order.
-        began: Seconds after its parent's first request; 0 without a parent.
-        turns: By time; at least one.
-        harness: Agent harness whose tools and system prompt these are; empty: shared by equal
-            lengths.
-        is_global: Whether block numbers hold across all sessions.
-    """
-
-    name: str
-    block_size: int
+    name: str  # the file's, and a number behind it for subagents
+    block_size: int  # tokens a hash id stands for
+    # ``tool_tokens``, ``system_tokens``: the head of the prompt, in this order.
     tool_tokens: int
     system_tokens: int
-    began: float
-    turns: tuple[RecordedTurn, ...]
+    began: float  # seconds after its parent's first request; 0 without a parent
+    turns: tuple[RecordedTurn, ...]  # by time; at least one
     subagents: tuple[Session, ...]
+    # Agent harness whose tools and system prompt these are; empty: shared by equal lengths.
     harness: str = ""
-    is_global: bool = False
+    is_global: bool = False  # whether block numbers hold across all sessions
 
 
 class _Entry(msgspec.Struct):

@@ -44,16 +44,12 @@ class Ceiling(NamedTuple):
 
 
 class Beside(NamedTuple):
-    """What a shadow found of a ceiling's requests.
+    """What a shadow found of a ceiling's requests."""
 
-    Attributes:
-        asked, found: Blocks of those that it followed.
-        share: What that says of them all; None where there is none.
-    """
-
+    # ``asked``, ``found``: blocks of those that it followed.
     asked: int
     found: int
-    share: float | None
+    share: float | None  # what that says of them all; None where there is none
 
 
 class RequestWindow:

@@ -150,17 +150,14 @@ Guarding = Callable[[int], Trust | None]
 
 
 class Counted(NamedTuple):
-    """Blocks, of some requests.
+    """Blocks, of some requests."""
 
-    Attributes:
-        asked, ours: That all sessions asked for, and of these what the live pool found.
-        sampled: That sessions of the sample asked for.
-        known, control: What LRU found in a pool as large as another: of ``asked``, of ``sampled``.
-    """
-
+    # ``asked``, ``ours``: that all sessions asked for, and of these what the live pool found.
     asked: int = 0
     ours: int = 0
-    sampled: int = 0
+    sampled: int = 0  # that sessions of the sample asked for
+    # ``known``, ``control``: what LRU found in a pool as large as another: of ``asked``, of
+    # ``sampled``.
     known: int = 0
     control: int = 0
 

@@ -55,17 +55,13 @@ class EdgeList:
     A node id is a block row, except as the target of SPILL_LINK (a copy id) and MEMORY_REF (an
     interned memory name). A PREFIX_SHARE edge from a block to itself is the link from the root, the
     empty prefix, to the first block of a chain.
-
-    Attributes:
-        kind: uint8 ``[n]``, types.EdgeType.
-        source, target: int32 ``[n]``, node ids.
-        weight: float32 ``[n]``.
     """
 
-    kind: npt.NDArray[np.uint8]
+    kind: npt.NDArray[np.uint8]  # uint8 ``[n]``, types.EdgeType
+    # ``source``, ``target``: int32 ``[n]``, node ids.
     source: Rows
     target: Rows
-    weight: Weights
+    weight: Weights  # float32 ``[n]``
 
     @classmethod
     def of(cls, kind: EdgeType, source: Rows, target: Rows, weight: npt.NDArray[Any]) -> EdgeList:

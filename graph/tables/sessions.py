@@ -257,17 +257,13 @@ _SESSIONS: Final = 64  # that are remembered of a memory, the last ones; chosen
 
 @dataclass(slots=True)
 class MemoryFacts:
-    """Properties of a MEMORY node.
+    """Properties of a MEMORY node."""
 
-    Attributes:
-        first_seen, last_recalled: Monotonic seconds.
-        recalls: How often it was named by a session that had not, or at other blocks.
-        sessions: Rows of the last sessions that named it, in their order; rows are reused.
-    """
-
+    # ``first_seen``, ``last_recalled``: monotonic seconds.
     first_seen: float
     last_recalled: float = field(init=False)
-    recalls: int = 0
+    recalls: int = 0  # how often it was named by a session that had not, or at other blocks
+    # Rows of the last sessions that named it, in their order; rows are reused.
     sessions: dict[int, None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
