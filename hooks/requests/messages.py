@@ -27,12 +27,11 @@ from ...graph.types import LAYER_BY_NAME, SourceLayer
 from ...graph.wire.events import MAX_NAME
 from ..threads import Once
 from .borders import BorderTable, LayerReader, Run, TokenPlaces, decoder
-from .hints import KEY, MAX_SEGMENTS, importance_of, lease_of, name_of
+from .hints import KEY, MAX_SEGMENTS, importance_of, lease_of, name_of, priority_of
 from .sections import SectionSplitter
 
 EVOKE: Final = "evoke"
 LONGEST: Final = 1 << 20  # characters of hints in a string; chosen
-_FULL: Final = 100  # highest priority
 _ROLES: Final = {
     "system": "rules", "developer": "rules", "user": "user_turn", "assistant": "generation",
     "tool": "tool_result", "function": "tool_result",
@@ -43,13 +42,14 @@ _FIELDS: Final = frozenset(
 )
 
 
-_READERS: Final[dict[str, Callable[[object], Any]]] = {
-    "importance": importance_of,
-    "pinned": lease_of,
-    "identity": name_of,
-    "memory_id": name_of,
+# Field → the segment's field, and what reads it; an importance counts before a priority.
+_READERS: Final[dict[str, tuple[str, Callable[[object], Any]]]] = {
+    "priority": ("importance", priority_of),
+    "importance": ("importance", importance_of),
+    "pinned": ("pinned", lease_of),
+    "identity": ("name", name_of),
+    "memory_id": ("memory_id", name_of),
 }
-_SEGMENTS_NAME: Final = {"identity": "name"}
 
 
 class MessageHint(NamedTuple):
@@ -132,16 +132,11 @@ def _hints(item: object, once: Once) -> Iterator[MessageHint]:
     if unknown := item.keys() - _FIELDS:
         _warn(once, "an unknown field of a message", f"is left out ({len(unknown)} of them)")
     role, index = item.get("role"), item.get("index")
-    segment = {_SEGMENTS_NAME.get(name, name): item[name] for name in _allowed(item, once)}
+    segment = dict(_allowed(item, once))
     if isinstance(layer := item.get("layer"), str) and layer in LAYER_BY_NAME:
         segment["layer"] = layer
     elif item.get("layer") is not None:
         _warn(once, "messages.layer", f"must be one of {', '.join(LAYER_BY_NAME)}")
-    if (
-        item.get("importance") is None
-        and (worth := _priority(item.get("priority"), once)) is not None
-    ):
-        segment["importance"] = worth
     if isinstance(index, int) and not isinstance(index, bool):
         yield MessageHint(index, None, segment)
     elif isinstance(role, str) and index is None:
@@ -150,27 +145,16 @@ def _hints(item: object, once: Once) -> Iterator[MessageHint]:
         _warn(once, "messages", "must name an index, an integer, or a role")
 
 
-def _allowed(item: dict[str, Any], once: Once) -> Iterator[str]:
-    """Yield the names of a hint's valid fields that a segment has too."""
-    for name, read in _READERS.items():
-        if item.get(name) is None:
-            continue
-        try:
-            read(item[name])
-        except (ValueError, TypeError) as error:
-            _warn(once, f"messages.{name}", str(error))
-        else:
-            yield name
-
-
-def _priority(value: object, once: Once) -> float | None:
-    """Return a priority from 0 to 100 as an importance."""
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= _FULL:
-        _warn(once, "messages.priority", f"must be a number from 0 to {_FULL}")
-        return None
-    return float(value) / _FULL
+def _allowed(item: dict[str, Any], once: Once) -> Iterator[tuple[str, Any]]:
+    """Yield a segment's fields from a hint's valid ones."""
+    for name, (called, read) in _READERS.items():
+        if item.get(name) is not None:
+            try:
+                value = read(item[name])
+            except (ValueError, TypeError) as error:
+                _warn(once, f"messages.{name}", str(error))
+            else:
+                yield called, value
 
 
 def _object(value: object, once: Once) -> dict[str, Any]:
