@@ -21,16 +21,11 @@ from .wire.events import SessionSignal
 class IntentKind(StrEnum):
     """What to do with the target's blocks."""
 
-    PIN = "pin"
-    """Lease them for some seconds, whatever the policy says."""
-    RETAIN = "retain"
-    """Set their importance, from 0 to 1, until a request states another."""
-    DEMOTE = "demote"
-    """Evict them first, until a request walks them again."""
-    PREFETCH = "prefetch"
-    """Load their copies back, since a request will need them."""
-    SHARE = "share"
-    """Other sessions will use them, so the end of their session does not demote them."""
+    PIN = "pin"  # lease them for some seconds, whatever the policy says
+    RETAIN = "retain"  # set their importance, from 0 to 1, until a request states another
+    DEMOTE = "demote"  # evict them first, until a request walks them again
+    PREFETCH = "prefetch"  # load their copies back, since a request will need them
+    SHARE = "share"  # other sessions will use them: the end of their session does not demote them
 
 
 class Verdict(StrEnum):
@@ -228,9 +223,6 @@ class IntentBook:
     Args:
         signalled: Applies a session signal; returns False for an unknown session.
         clock: Monotonic seconds.
-
-    Attributes:
-        bounds: Lease bounds; may be replaced at any time.
     """
 
     def __init__(
@@ -242,7 +234,7 @@ class IntentBook:
         self._tables = tables
         self._signalled = signalled
         self._clock = clock
-        self.bounds = LeaseBounds()
+        self.bounds = LeaseBounds()  # lease bounds; may be replaced at any time
 
     def signal(self, signal: SessionSignal) -> IntentAnswer:
         """Apply what a caller states about a session outside any request."""

@@ -170,8 +170,7 @@ class HoldingOrder:
         return place.held if place is not None else None
 
     def _least_served(self, latest: float) -> tuple[float, str | None, int] | None:
-        """Start, payer and priority of the tenant whose turn it is, among requests held since
-        ``latest``."""
+        """Start, payer and priority of the next tenant, among requests held since ``latest``."""
         for priority in sorted(self._lanes):
             firsts = map(_first, islice(self._lanes[priority].values(), _MOST_EXAMINED))
             patient = [place for place in firsts if place.held.since <= latest]

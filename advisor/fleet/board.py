@@ -94,8 +94,7 @@ _COLUMNS: Final = (
     "compute_s", "load_s", "fetch_s", "asked", "waiting", "live", "pool", "fresh", "refusing",
     "up", "draining",
 )  # fmt: skip
-MOST_REFUSING: Final = 8
-"""Refusals in a row that are counted; chosen."""
+MOST_REFUSING: Final = 8  # refusals in a row that are counted; chosen
 _UNKNOWN_POOL: Final = 500_000  # tokens of pools where no engine says how large its own is; chosen
 
 

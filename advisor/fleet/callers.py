@@ -22,8 +22,7 @@ Headers = list[tuple[bytes, bytes]]
 
 MOST_BODY: Final = 64 << 20
 """Bytes of a request's body; chosen: several times the longest context in JSON."""
-MOST_NAME: Final = 128
-"""Characters of a session's name: vLLM's own bound."""
+MOST_NAME: Final = 128  # characters of a session's name: vLLM's own bound
 _NOT_IN_NAMES: Final = frozenset("@/\\\0")  # vLLM's own rule
 _SERVED: Final = ("/tokenize", "/detokenize", "/version")  # beside what is below /v1/
 _DECODINGS: Final = 3  # of a path that servers in turn may do; chosen: one more than double
@@ -111,10 +110,8 @@ class Effect(IntEnum):
     """What a generating request may have changed on its engine, beside the KV cache."""
 
     NONE = 0
-    KEEPS = 1
-    """Its answer is kept, if there is one."""
-    ACTS = 2
-    """Anything: tools have run, or nobody knows what it asks for."""
+    KEEPS = 1  # its answer is kept, if there is one
+    ACTS = 2  # anything: tools have run, or nobody knows what it asks for
 
 
 class Call(NamedTuple):

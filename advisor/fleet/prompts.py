@@ -17,12 +17,9 @@ from cachetools import FIFOCache
 
 from .pools import MOST_LINKS_HELD, Link
 
-MOST_LINKS: Final = 2048
-"""Links of one prompt; longer prompts are known by their beginning. Chosen."""
-PIECE: Final = 1024
-"""Characters of a prompt without messages per link; chosen."""
-PIECE_TOKENS: Final = 256
-"""Tokens per link of a prompt given as token ids; chosen."""
+MOST_LINKS: Final = 2048  # links of one prompt; longer prompts are known by their beginning; chosen
+PIECE: Final = 1024  # characters of a prompt without messages per link; chosen
+PIECE_TOKENS: Final = 256  # tokens per link of a prompt given as token ids; chosen
 CHARACTERS_PER_TOKEN: Final = 4
 """For English text, by OpenAI's rule of thumb; costs, and how much fits a pool, depend on it."""
 BINARY_TOKENS: Final = 1024
@@ -48,8 +45,7 @@ _MOST_WORDS: Final = 128  # of one text that are kept, the smallest digests: a f
 _EXCERPT: Final = 1024  # characters at a text's either end whose words count; chosen
 _WORD: Final = re.compile(r"[!-~]+|\S")  # other scripts do not always write spaces
 
-Words = frozenset[int]
-"""Hashes of pairs of neighbouring words."""
+Words = frozenset[int]  # hashes of pairs of neighbouring words
 
 
 class End(NamedTuple):
@@ -345,8 +341,7 @@ _FOUND_BY: Final = 4  # words of a message by which it is found again; chosen
 _LEAST_WORDS: Final = 8  # of a system prompt that tells two apart; chosen
 _KEPT: Final = 0.5  # of a last prompt: what keeps more goes on with it, as for the sidecar
 
-Digest = Callable[[bytes, Any], bytes]
-"""Digest of a piece, given the digest of what is before it."""
+Digest = Callable[[bytes, Any], bytes]  # digest of a piece, given the digest of what is before it
 
 
 class _MessageOwner(NamedTuple):
@@ -447,8 +442,7 @@ class LastPrompts:
         return None
 
     def _likeliest(self, prompt: Prompt) -> str | None:
-        """Return the session of whose last prompt this one keeps most, if that is more than
-        half."""
+        """Return the session of whose last prompt this one keeps most, and more than half."""
         said, kept, beyond = prompt.said, Counter[str](), set[str]()
         answered, again = set[str](), dict[str, float]()
         digests = {each.digest for each in said[:-1]}
@@ -480,8 +474,7 @@ class LastPrompts:
         return best
 
     def _asked_again(self, prompt: Prompt) -> Iterator[tuple[str, float]]:
-        """Yield sessions whose newest message is partly in this prompt, before its end, and how
-        large a part."""
+        """Yield sessions whose newest message is in this prompt, before its end; and its share."""
         last = len(prompt.said) - 1
         for each, text in zip(
             prompt.said[max(0, last - NEAREST) : last], prompt.texts, strict=False

@@ -139,8 +139,7 @@ class FleetProxy:
     async def _elsewhere(
         self, asked: ParsedRequest, refusal: Reply, refuser: Upstream
     ) -> tuple[Reply, Upstream]:
-        """Ask another engine; return the first refusal if there is none, or if it only wants
-        another key."""
+        """Ask another engine; return the first refusal if none answers, or all want another key."""
         try:
             reply, upstream, placed = await self._begun(asked, frozenset({refuser.number}))
         except (NoEngineError, NothingAnsweredError):

@@ -114,8 +114,7 @@ class Homes:
         self._board.fresh[home.engine] += sign * home.tokens * home.fresh
 
     def _expire(self, now: float) -> None:
-        """Stop counting sessions that are idle for too long, and forget the oldest beyond
-        ``most``."""
+        """Stop counting sessions idle for too long; forget the oldest beyond ``most``."""
         while self._live:
             session, home = next(iter(self._live.items()))
             if home.seen_at > now - self._live_s and len(self._live) <= self._most:
@@ -212,16 +211,12 @@ class FleetRouter:
 
     Sessions with one turn so far count by the share of such sessions that came back. Among equal
     costs, the engine whose live sessions have the least KV is chosen.
-
-    Attributes:
-        homes: Where sessions live.
-        counts: Decisions by reason.
     """
 
     def __init__(self, board: EngineBoard, stickiness: Stickiness | None = None) -> None:
         self.board = board
-        self.homes = Homes(board)
-        self.counts: Counter[Reason] = Counter()
+        self.homes = Homes(board)  # where sessions live
+        self.counts: Counter[Reason] = Counter()  # decisions by reason
         self._stickiness = stickiness or Stickiness()
 
     def route(self, wanted: Wanted, holdings: Holdings, now: float) -> Choice:

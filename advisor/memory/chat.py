@@ -116,8 +116,7 @@ def called(call: Mapping[str, Any]) -> Sequence[str]:
 
 
 def _said_of(text: str) -> str:
-    """Return an answer without the thoughts before it, whose opening tag templates may have
-    written."""
+    """Return an answer without the thoughts before it, whose opening tag may be the template's."""
     return _THOUGHT.sub("", text, count=1) if _THOUGHTS_END in text else text
 
 
@@ -369,8 +368,7 @@ class ChatSession(msgspec.Struct, weakref=True):
         return number
 
     def _tag(self, tags: Mapping[int, dict[str, Any]], same: int, sent: int) -> None:
-        """Apply hints to the ``sent`` messages: the first ``same`` are the chat's first, the others
-        its last."""
+        """Apply hints to ``sent`` messages: the chat's first ``same`` ones, and then its last."""
         of = [block for block in self.blocks for _ in block.digests]
         names = BlockNames(block.name for block in self.blocks) if tags else BlockNames(())
         for number, said in tags.items():

@@ -256,8 +256,7 @@ def recall(chat: ChatSession, about: Shares, by: MemorySettings, room: int) -> l
 
 
 def _newest(chat: ChatSession, by: MemorySettings) -> list[Block]:
-    """Return the newest blocks of earlier turns with ``settled`` tokens together; none if they are
-    too long."""
+    """Return the newest blocks of earlier turns, of ``settled`` tokens; none if too long."""
     first = [block for block in chat.blocks if block.source != "system"][: by.sinks]
     fixed = {id(block) for block in first}
     newest: list[Block] = []
@@ -358,8 +357,7 @@ class PromptChooser:
         return budget - min(answer, most)
 
     async def _line(self, chat: ChatSession, request: ChatRequest, room: int) -> str:
-        """Return the line that names what has left, letting blocks leave until it fits; empty if it
-        never does."""
+        """Return the line that names what has left, blocks leaving until it fits; or nothing."""
         chat.crumb = 0
         while self._settings.mode is Mode.BREADCRUMB:
             line = summary_line(chat, room // _LINE * CHARACTERS_PER_TOKEN)
@@ -381,8 +379,7 @@ class PromptChooser:
         return evict(chat, about, attention, self._settings, until)
 
     async def _about(self, chat: ChatSession) -> Shares:
-        """Return how much each block is about the user's last message; 0 if the server does not
-        answer."""
+        """Return how much each block is about the user's last message; 0 if no server answers."""
         said = next((each.text for each in reversed(chat.blocks) if each.source == "user"), "")
         try:
             return await relevance_of(self._similarity, said, chat.blocks)

@@ -24,12 +24,9 @@ _OK, _REFUSED = 200, 400
 class Form(IntEnum):
     """Forms of a request, in the order in which they are tried."""
 
-    OURS = 0
-    """Our messages, with hints."""
-    PLAIN = 1
-    """Our messages alone: servers exist that refuse fields which they do not know."""
-    OWN = 2
-    """The client's own messages: some templates require alternating roles."""
+    OURS = 0  # our messages, with hints
+    PLAIN = 1  # our messages alone: servers exist that refuse fields which they do not know
+    OWN = 2  # the client's own messages: some templates require alternating roles
 
 
 class EnginePrompt(NamedTuple):
@@ -129,15 +126,11 @@ class CompletionReader:
 
     Args:
         streams: Whether the answer comes as server-sent events.
-
-    Attributes:
-        is_over: Whether a stream's last event was read.
-        prompt_tokens: The engine's count; 0 if it gave none.
     """
 
     def __init__(self, streams: bool) -> None:
         self.streams = streams
-        self.is_over = False
+        self.is_over = False  # whether a stream's last event was read
         self._rest = bytearray()
         self._size = 0
         self._message: dict[str, Any] = {}
@@ -145,7 +138,7 @@ class CompletionReader:
         self._calls: list[dict[str, Any]] = []  # of an answer that came as a whole
         self._begun: dict[int, dict[str, Any]] = {}  # of a stream: parts likewise
         self._ended = self._is_odd = False
-        self.prompt_tokens = 0
+        self.prompt_tokens = 0  # the engine's count; 0 if it gave none
 
     def feed(self, chunk: bytes) -> None:
         """Read bytes as they come."""

@@ -115,8 +115,7 @@ def read_chat_request(body: bytes) -> ChatRequest | None:
 
 
 def _tags(ours: Mapping[str, Any], messages: Sequence[Message]) -> dict[int, dict[str, Any]]:
-    """Return the hints about each message, by number or by role; the last hint of each kind
-    wins."""
+    """Return the hints about each message, by number or role; the last of each kind wins."""
     said: dict[int | str, dict[str, tuple[int, Any]]] = {}  # with the numbers of hints
     listed = ours.get("messages")
     for order, hint in enumerate(listed if isinstance(listed, list) else ()):

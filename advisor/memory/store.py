@@ -53,9 +53,6 @@ class ChatFiles:
         directory: Created if missing.
         most: Bytes of all files; those set aside do not count.
 
-    Attributes:
-        unwritten: Keys of chats whose newest state could not be written.
-
     Raises:
         ConfigError: ``directory`` cannot be created or written to.
     """
@@ -64,7 +61,7 @@ class ChatFiles:
         self._directory, self._most = directory, most
         self._files: OrderedDict[str, _File] = OrderedDict()  # by digests of chats' keys
         self._bytes = 0
-        self.unwritten: set[str] = set()
+        self.unwritten: set[str] = set()  # keys of chats whose newest state could not be written
         try:
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         except (FileExistsError, NotADirectoryError, PermissionError) as error:

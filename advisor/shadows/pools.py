@@ -141,8 +141,7 @@ class OtherWeights:
 CAPACITIES: Final = (1.0, 0.75, 1.25, 2.0)
 """Of the live pool's: as it is, a quarter less and more, and twice."""
 
-OTHERWISE: Final = "other weights"
-"""The name of the shadow of weights that are not in force."""
+OTHERWISE: Final = "other weights"  # the name of the shadow of weights that are not in force
 
 
 Guarding = Callable[[int], Trust | None]

@@ -269,8 +269,7 @@ class ChurnRecorder:
         return before
 
     def _claims(self, stored: Stores, now: float) -> Rows:
-        """The session that stored each run, which owns those of its blocks that nobody did;
-        ``NO_ROW`` for none."""
+        """The session that stored each run, which owns what nobody did; ``NO_ROW``: none."""
         if stored.sessions is None:
             return np.full(len(stored.counts) // 8, NO_ROW, dtype=np.int32)
         known = self._tables.sessions

@@ -78,8 +78,7 @@ class LayerBook:
         return np.asarray((stated <= authority) & ~holds)
 
     def _yields(self, raised_by: Rows, session: int) -> npt.NDArray[np.bool_]:
-        """Whether ``session`` may override earlier statements: by its own tenant, or ended
-        sessions."""
+        """Whether ``session`` may override statements: of its own tenant, or ended sessions."""
         sessions = self._tables.sessions
         gone = (raised_by == NO_ROW) | (sessions.state[raised_by] == SessionState.ENDED)
         tenant = sessions.tenant[session] if session != NO_ROW else NO_ROW

@@ -16,8 +16,7 @@ from ..wire.events import ConfidenceSampled, RequestStarted
 
 # If no caller names a request's session, it is inferred from the request's blocks.
 
-SHARED: Final = -2
-"""Owner of a block that several sessions walked."""
+SHARED: Final = -2  # owner of a block that several sessions walked
 
 # All chosen, with recorded agents' sessions in sight.
 _NEAR_FULL: Final = 0.75  # of the longest prompt: from here on histories are compacted

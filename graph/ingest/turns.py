@@ -256,8 +256,7 @@ class TurnRecorder:
         tip[np.append(gone, False)[tip]] = NO_ROW  # the last one stands for NO_ROW
 
     def _with_skipped(self, engine: int, turn: Turn) -> Turn:
-        """Restore a request's whole chain; the chain is emptied if the skipped blocks are
-        unknown."""
+        """Restore a request's whole chain; empty if the skipped blocks are unknown."""
         if not turn.skipped:
             return turn
         blocks, keys = self._tables.blocks, as_keys(turn.hashes)

@@ -45,16 +45,12 @@ class Heard(NamedTuple):
 
 
 class HeardQueue:
-    """Walks since the last ``take``; the oldest are dropped if there are too many.
-
-    Attributes:
-        nbytes: Bytes of the queued rows and keys.
-    """
+    """Walks since the last ``take``; the oldest are dropped if there are too many."""
 
     def __init__(self) -> None:
         self._walks: deque[Heard] = deque()
         self._blocks = 0
-        self.nbytes = 0
+        self.nbytes = 0  # bytes of the queued rows and keys
 
     def add(self, heard: Heard) -> None:
         self._walks.append(heard)
@@ -250,41 +246,33 @@ _BUCKETS: Final = 32  # powers of two of blocks; chosen
 
 
 class History(Departures):
-    """Logs requests beside departures: what they asked for and found, and why they missed.
-
-    Attributes:
-        requests: The log of requests of all engines.
-        running: Requests whose end is awaited.
-        open_cases: Running requests that miss a block which the tables say is in the pool; judged
-            again once their step's evictions are reported.
-        tokens: Prompt tokens, in steps of ten seconds for four hours.
-        reasons: Requests and computed blocks by reason, in steps of a minute for twelve hours.
-        minutes: In steps of a minute for twelve hours: prompt tokens, full prompt blocks, tokens
-            found, blocks evicted, and evicted blocks requested again.
-        totals: Sums of ``reasons`` since the start.
-        given: Sums of ``tokens`` since the start.
-        lost: Blocks computed again, in the session's own turns or in shared prefixes
-            (``LOST_WAYS``).
-        beyond: The same, by powers of two of the number of blocks evicted between a block's
-            eviction and its return, which is by how much the pool was too small for it.
-        contents: Prompt contents, where callers use cache salts.
-    """
+    """Logs requests beside departures: what they asked for and found, and why they missed."""
 
     def __init__(self, tables: Tables) -> None:
         super().__init__(tables)
-        self.given = [0] * len(TOKEN_COLUMNS)
+        self.given = [0] * len(TOKEN_COLUMNS)  # sums of ``tokens`` since the start
         self._asked: Counter[int] = Counter()  # tokens, by engine
         self._found: Counter[int] = Counter()
-        self.running = RunningRequests()
+        self.running = RunningRequests()  # requests whose end is awaited
         self._heard: HeardQueue | None = None  # no listener yet
+        # Running requests that miss a block which the tables say is in the pool; judged again once
+        # their step's evictions are reported.
         self.open_cases = OpenCases(tables, self.evictions, self._closed)
-        self.requests = RequestLog()
-        self.contents = ContentIndex()
+        self.requests = RequestLog()  # the log of requests of all engines
+        self.contents = ContentIndex()  # prompt contents, where callers use cache salts
+        # Prompt tokens, in steps of ten seconds for four hours.
         self.tokens = StepSums(TOKEN_COLUMNS, 10.0, 1440)
+        # Requests and computed blocks by reason, in steps of a minute for twelve hours.
         self.reasons = StepSums(REASON_COLUMNS, 60.0, 720)
+        # In steps of a minute for twelve hours: prompt tokens, full prompt blocks, tokens found,
+        # blocks evicted, and evicted blocks requested again.
         self.minutes = StepSums(MINUTE_COLUMNS, 60.0, 720)
+        # Sums of ``reasons`` since the start.
         self.totals = np.zeros(len(REASON_COLUMNS), dtype=np.int64)
+        # Blocks computed again, in the session's own turns or in shared prefixes (``LOST_WAYS``).
         self.lost = np.zeros(len(LOST_WAYS), dtype=np.int64)
+        # The same, by powers of two of the number of blocks evicted between a block's eviction and
+        # its return, which is by how much the pool was too small for it.
         self.beyond = np.zeros((len(LOST_WAYS), _BUCKETS), dtype=np.int64)
 
     @property

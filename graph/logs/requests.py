@@ -392,16 +392,13 @@ class RunningRequests:
 
     An engine that lost events may have reported ends that never arrived: its requests are doubted
     from then on, and overdue after ten minutes.
-
-    Attributes:
-        nbytes: Bytes of their rows.
     """
 
     def __init__(self) -> None:
         self._running: dict[int, dict[str, Running]] = {}
         self._doubted: dict[int, dict[str, tuple[Running, float]]] = {}  # since when
         self._requests = self._blocks = 0
-        self.nbytes = 0
+        self.nbytes = 0  # bytes of their rows
 
     def add(self, name: str, running: Running) -> None:
         """Add a request that is not in it yet."""

@@ -204,14 +204,10 @@ def _unwritten(declared: Column, capacity: int) -> npt.NDArray[Any]:
 
 
 class RowPool:
-    """Hands out row numbers; those that were given back first.
-
-    Attributes:
-        size: Rows below this were handed out at some time.
-    """
+    """Hands out row numbers; those that were given back first."""
 
     def __init__(self) -> None:
-        self.size = 0
+        self.size = 0  # rows below this were handed out at some time
         self._free: Rows = np.empty(0, dtype=np.int32)
 
     @property

@@ -109,11 +109,7 @@ Places = npt.NDArray[np.intp]
 
 
 class EdgeStore(Columns):
-    """Typed, weighted edges; at most one of a type between two nodes. Valid where ``alive``.
-
-    Attributes:
-        counts: int64 ``[edge types]``, zero for types that are not ``STORED``.
-    """
+    """Typed, weighted edges; at most one of a type between two nodes. Valid where ``alive``."""
 
     alive: Mask = column(np.bool_, False)
     source: Rows = column(np.int32, 0)  # node ids
@@ -127,6 +123,7 @@ class EdgeStore(Columns):
         self._blocks = blocks
         self._index = HashIndex(_INITIAL_EDGES)
         self._rows = RowPool()
+        # int64 ``[edge types]``, zero for types that are not ``STORED``.
         self.counts = np.zeros(len(EdgeType), dtype=np.int64)
 
     def __len__(self) -> int:
@@ -422,8 +419,7 @@ class AllEdges:
 
 
 def _is_shared(blocks: BlockTable, picked: Selection) -> Mask:
-    """bool ``[len(picked)]``: whether a PREFIX_SHARE edge leads to each, including edges from the
-    root."""
+    """bool ``[len(picked)]``: whether a PREFIX_SHARE edge, of the root too, leads to each."""
     linked = (picked.of(blocks.parent) != NO_ROW) | (picked.of(blocks.depth) == 0)
     return np.asarray(linked & (picked.of(blocks.walkers) >= 2))
 

@@ -56,8 +56,7 @@ class QuietRows:
         return int(rows[0]), np.asarray(rows, dtype=np.int32)
 
 
-INFERRED: Final = "~"
-"""Opens the name of a session that no caller named."""
+INFERRED: Final = "~"  # opens the name of a session that no caller named
 
 
 _OF_RANKINGS: Final = (
@@ -72,11 +71,6 @@ class SessionTable(SessionOutlook):
     Args:
         limit: Sessions kept at most.
         clear: Is told of rows that are about to be reused: nothing may name them any more.
-
-    Attributes:
-        changes: Rises whenever a session appears, begins or ends a turn, or is over.
-        soonest: The earliest return that was told, or is predicted, of sessions that began to wait
-            since it was last set to inf, in seconds.
     """
 
     def __init__(self, limit: int, clear: Callable[[Rows], None] = lambda rows: None) -> None:
@@ -86,7 +80,9 @@ class SessionTable(SessionOutlook):
         self._quiet = QuietRows()
         self._rows: dict[tuple[int, str], int] = {}
         self._name_bytes = 0
-        self.changes = 0
+        self.changes = 0  # rises whenever a session appears, begins or ends a turn, or is over
+        # The earliest return that was told, or is predicted, of sessions that began to wait since
+        # it was last set to inf, in seconds.
         self.soonest = math.inf
 
     def __len__(self) -> int:

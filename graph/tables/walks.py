@@ -288,5 +288,4 @@ class ForkBook:
         return bool(sessions.expected_return[parent] == NEVER)
 
 
-_UNKNOWN_S: Final = 10.0
-"""Until the next turn of a fork that has had one only; chosen."""
+_UNKNOWN_S: Final = 10.0  # until the next turn of a fork that has had one only; chosen

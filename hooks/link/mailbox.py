@@ -28,8 +28,7 @@ NOBODY: Final = 0  # number of vLLM's null block, which never holds a key
 _FIELDS: Final = tuple(each.name for each in fields(EvictionRanking))
 Places = np.ndarray[tuple[int], np.dtype[np.int64]]
 """Numbers of blocks in an engine's pool; 0 is its null block, which holds no key."""
-Finds = Callable[[Keys], Places]
-"""Finds the blocks that hold keys."""
+Finds = Callable[[Keys], Places]  # finds the blocks that hold keys
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -221,7 +220,6 @@ class Mailbox:
             self._ranking = replace(held, ts=ts, known_of=known_of)
 
     def _known_of(self, heard: int) -> float:
-        """Return the time up to which advice knows events, if it knows the first ``heard``
-        batches."""
+        """Return until when advice knows events, if it knows the first ``heard`` batches."""
         told = (until for batches, until in self._told if batches <= heard)
         return max(told, default=-math.inf)

@@ -166,8 +166,7 @@ class TextBlocks:
             assert all(self._blocks.get(entry.block_hash) is entry for entry in after)
 
 
-UNFINDABLE: Final = -1
-"""Stands for a token that must not be found: no prompt has it."""
+UNFINDABLE: Final = -1  # stands for a token that must not be found: no prompt has it
 
 WINDOW: Final = 16  # tokens at most; chosen: a common block size, and more than a phrase
 _MOST_PLACES: Final = 4  # places remembered per window and domain; chosen
@@ -214,9 +213,6 @@ class SpanIndex:
         rng: See ``Fingerprints``.
         shortest: Length in tokens of the shortest piece that is sure to be found; a smaller one
             takes more memory.
-
-    Attributes:
-        version: Grows with every change.
     """
 
     def __init__(
@@ -226,7 +222,7 @@ class SpanIndex:
         rng: np.random.Generator,
         shortest: int = 2 * WINDOW,
     ) -> None:
-        self.version = 0
+        self.version = 0  # grows with every change
         self._size, self._most = block_size, most_blocks
         fits = (w for w in (WINDOW, 8, 4, 2) if block_size % w == 0 and 2 * w <= shortest + 1)
         window = next(fits, 1)
@@ -334,8 +330,7 @@ class SpanIndex:
     def _places_of(
         self, domains: Collection[Domain], tokens: Tokens, at: int
     ) -> Iterator[tuple[TextBlock, int]]:
-        """Yield blocks that hold a window found near ``at``, and the offset of ``at`` in each,
-        which is negative before its first token."""
+        """Yield blocks with a window found near ``at``, and the offset of ``at`` in each."""
         windows = self._prints.of(tokens[at : at + 2 * self._prints.window - 1])
         for ahead, fingerprint in enumerate(windows):
             for domain in domains:
@@ -351,8 +346,7 @@ class SpanIndex:
         at: int,
         usable: Callable[[bytes], bool],
     ) -> Iterator[BlockSpan]:
-        """Follow a sequence's blocks for as long as they match the prompt, from offset ``first`` in
-        ``entry`` on."""
+        """Follow blocks while they match the prompt, from offset ``first`` in ``entry`` on."""
         block: TextBlock | None = entry
         while first < 0:
             block = self._blocks.get(block.before) if block is not None else None

@@ -228,8 +228,7 @@ class LayerReader:
                 yield found
 
     def _last_before(self, tokens: Sequence[int], first: int, end: int) -> int:
-        """Return the layer of the last border in ``tokens[first:end]``; a user's if there is
-        none."""
+        """Return the layer of the last border in ``tokens[first:end]``; a user's without one."""
         last: int | None = None
         while end > first:
             start = max(first, end - _SLICE)
@@ -252,8 +251,7 @@ _Borders = dict[int, list[Border]]
 
 
 def _without_mentions(found: Iterable[BorderMatch]) -> Iterator[BorderMatch]:
-    """Drop borders of answers before the first user message: there a template explains the format
-    of answers."""
+    """Drop borders of answers before the first user message: a template explains them there."""
     head, begun = False, False
     for each in found:
         begun |= each.layer in (USER, SourceLayer.TOOL_RESULT)
@@ -318,10 +316,6 @@ class TokenPlaces:
     """Maps characters of decoded text to tokens, without the tokenizer's offsets.
 
     Tokens are decoded in parts, each only a few times, however long the text is.
-
-    Attributes:
-        length: Characters of all parts. If it differs from the whole text's length, this
-            tokenizer's parts do not add up, and no position is valid.
     """
 
     def __init__(self, decode: Decode, tokens: Sequence[int]) -> None:
@@ -330,6 +324,8 @@ class TokenPlaces:
         self._begins = [0]  # characters before each part
         for start in range(0, len(tokens), _PART):
             self._begins.append(self._begins[-1] + self._characters(start, start + _PART))
+        # Characters of all parts; if it differs from the whole text's length, this tokenizer's
+        # parts do not add up, and no position is valid.
         self.length = self._begins[-1]
 
     def of(self, place: int) -> int:
@@ -348,8 +344,7 @@ class TokenPlaces:
         return len(self._decode([*before, *self._tokens[start:end]])) - len(self._decode(before))
 
 
-MARKS_KEY: Final = "kvgraph_layers"
-"""In ``kv_transfer_params``, and beside a rendered prompt."""
+MARKS_KEY: Final = "kvgraph_layers"  # in ``kv_transfer_params``, and beside a rendered prompt
 MOST_RUNS: Final = 8192  # runs of one prompt; chosen
 
 

@@ -16,8 +16,7 @@ from ..settings import ENDS_KEY, ENDS_VARIABLE, OFF
 
 logger = logging.getLogger(__name__)
 
-BRACKETS: Final = "]})"
-"""End of a call where the template puts nothing after its arguments."""
+BRACKETS: Final = "]})"  # end of a call where the template puts nothing after its arguments
 
 _Token = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
 _Tokens = Annotated[tuple[_Token, ...], msgspec.Meta(max_length=64)]
@@ -235,8 +234,7 @@ class AnswerReader:
         return opener is None or next(_places(answer, opener, body), None) is not None
 
     def _name(self, answer: Tokens, body: int) -> str | None:
-        """Return the tool that a call names: after the first opener with a name, or else the last
-        name."""
+        """Return the tool that a call names: behind the first opener with a name, or the last."""
         if self._shape is None:
             return None
         if self._marks.opener is not None:
@@ -271,8 +269,7 @@ class AnswerReader:
         return None
 
     def _runs_through(self, answer: Tokens, first: int, body: int) -> bool:
-        """Return whether a call that begins at ``first`` is all of the rest; one too long to check
-        counts as such."""
+        """Return whether a call from ``first`` on is all of the rest, or too long to check."""
         if not self._marks.by_shape or body - first > _LONGEST:
             return True
         return is_one_expression(self._decode(answer[first:body]))

@@ -90,8 +90,7 @@ _FLOATS: Final = 1 << 1023  # and from here on not at all: no float is as large
 
 
 def _cut(name: str, value: Any) -> Any:
-    """Return what of a field is sent to the engine: nothing longer than it may be, and nothing that
-    cannot be encoded."""
+    """Return what of a field is sent to the engine: not too long, and encodable."""
     if isinstance(value, str):
         return _plain(value, _LONG)
     if isinstance(value, int) and not -_INTEGERS <= value < _INTEGERS:
@@ -269,8 +268,7 @@ class LayerMarker:
         return frozenset(place for name, place in zip(names, places, strict=True) if inside(name))
 
     def _spans(self, text: str, messages: Messages) -> list[tuple[int, int]] | None:
-        """Return where messages that name special tokens stand in the prompt; None if one is not
-        found, or may be the template's own."""
+        """Return where messages that name special tokens stand; None if one cannot be told."""
         spans, cursor = [], 0
         typed = Counter(s for s in strings_in(list(messages)) if self._special.search(s))
         if typed.total() > _MOST_TYPED:
@@ -371,8 +369,7 @@ def strings_in(value: Any, depth: int = 0) -> Iterator[str]:
 
 
 def _by_message(messages: Messages) -> Iterator[tuple[str, bool]]:
-    """Yield all strings in messages, and whether each belongs to a content, whose strings keep
-    their order in a prompt."""
+    """Yield all strings in messages, and whether each belongs to a content, in order."""
     for message in messages:
         for name, value in message.items():
             yield from ((string, name == "content") for string in strings_in(value))
@@ -586,6 +583,5 @@ def hints_by_message(
 
 
 def _one(places: list[int], number: int) -> list[int]:
-    """Return the element at ``number``, negative from the end, as a list; empty if there is
-    none."""
+    """Return the element at ``number``, negative from the end, as a list; or none."""
     return [places[number]] if -len(places) <= number < len(places) else []

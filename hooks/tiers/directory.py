@@ -23,19 +23,13 @@ class Void(NamedTuple):
 
 
 class ReleasedCopies:
-    """Collects what was given up or completed, until the workers are told.
-
-    Attributes:
-        released: Copies whose memory is free.
-        erased: Hashes of records on disk.
-        cleared: Whether everything was given up.
-        named: Complete copies that no disk has and that may be written there, with their hashes.
-    """
+    """Collects what was given up or completed, until the workers are told."""
 
     def __init__(self) -> None:
-        self.released: list[int] = []
-        self.erased: list[bytes] = []
-        self.cleared = False
+        self.released: list[int] = []  # copies whose memory is free
+        self.erased: list[bytes] = []  # hashes of records on disk
+        self.cleared = False  # whether everything was given up
+        # Complete copies that no disk has and that may be written there, with their hashes.
         self.named: list[tuple[int, bytes]] = []
 
     def __bool__(self) -> bool:

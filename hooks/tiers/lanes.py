@@ -33,9 +33,6 @@ class AnswerWatch:
     A system call to a disk that hangs (a network's, a dying one) cannot be cancelled. So the
     waiting side answers instead, and what the lane's thread reports later is ignored.
 
-    Attributes:
-        stuck: Whether nothing has moved for too long.
-
     Args:
         clock: Monotonic seconds.
         patience_s: Seconds without a record read or written after which the lane counts as stuck.
@@ -46,7 +43,7 @@ class AnswerWatch:
         self._patience_s = patience_s
         self._jobs: dict[int, Job] = {}  # ``pop`` is how either side takes a job, and it alone
         self._moved_at = clock()
-        self.stuck = False
+        self.stuck = False  # whether nothing has moved for too long
 
     def add(self, job: Job) -> None:
         """Note that the lane's thread was given ``job``."""
@@ -116,9 +113,6 @@ class RecordLane:
         watch: Whether the lane's thread still answers.
         release: Called on the memory's thread with copies that were released meanwhile.
         refuse: Called there with a job that failed, the seconds that it took, and why.
-
-    Attributes:
-        copies: Copies that the lane's thread uses.
     """
 
     def __init__(
@@ -131,7 +125,7 @@ class RecordLane:
         release: Callable[[Sequence[int]], None],
         refuse: Callable[[Job, float, Exception], None],
     ) -> None:
-        self.copies: set[int] = set()
+        self.copies: set[int] = set()  # copies that the lane's thread uses
         self.records, self._arena, self._memory, self._watch = records, arena, memory, watch
         self._name, self._release, self._refuse = name, release, refuse
         self._thread = TaskThread(f"kvgraph-{name}") if records is not None else memory
