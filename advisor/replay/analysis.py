@@ -9,6 +9,7 @@ import numpy as np
 from rich.table import Table
 
 from .fast import infinite_hits, lru_hits
+from .tables import capacity_table
 from .trace import Trace
 
 
@@ -64,12 +65,12 @@ def analyze(trace: Trace, capacity: int) -> LossAnalysis:
         multi_turn_share=float(lost_own.sum() / all_lost),
         cross_session_share=float((lost - lost_own).sum() / all_lost),
         multi_turn_sessions=float((turns > 1).sum() / max(1, (turns > 0).sum())),
-        gap_requests_p50=_percentile(between_requests, 50),
-        gap_requests_p90=_percentile(between_requests, 90),
-        gap_s_p50=_percentile(between_s, 50),
-        gap_s_p90=_percentile(between_s, 90),
-        session_blocks_p50=_percentile(session_blocks(trace), 50),
-        needed_sessions_p50=_percentile(needed, 50),
+        gap_requests_p50=percentile(between_requests, 50),
+        gap_requests_p90=percentile(between_requests, 90),
+        gap_s_p50=percentile(between_s, 50),
+        gap_s_p90=percentile(between_s, 90),
+        session_blocks_p50=percentile(session_blocks(trace), 50),
+        needed_sessions_p50=percentile(needed, 50),
         needed_sessions_max=int(needed.max(initial=0)),
         budget_blocks=int(budget.max(initial=0)),
     )
@@ -77,10 +78,7 @@ def analyze(trace: Trace, capacity: int) -> LossAnalysis:
 
 def losses_table(trace: Trace, capacities: list[int], losses: list[LossAnalysis]) -> Table:
     """Return a table with one column per capacity."""
-    table = Table(title=f"{trace.name}: where LRU loses", title_justify="left")
-    table.add_column("capacity in blocks")
-    for capacity in capacities:
-        table.add_column(f"{capacity:,}", justify="right")
+    table = capacity_table(f"{trace.name}: where LRU loses", capacities)
     columns = [loss.as_dict() for loss in losses]
     for name in list(columns[0])[1:]:
         table.add_row(name.replace("_", " "), *(f"{column[name]:,}" for column in columns))
@@ -139,5 +137,6 @@ def needed_at_once(trace: Trace) -> tuple[Any, Any]:
     return needed, budget
 
 
-def _percentile(values: Any, share: float) -> float:
+def percentile(values: Any, share: float) -> float:
+    """Return a percentile of values; 0 of none."""
     return float(np.percentile(values, share)) if len(values) else 0.0

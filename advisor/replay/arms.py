@@ -43,8 +43,7 @@ ended, as it does by default where its chat template has a form for tool calls."
 
 SUFFIXES: Final = (HINTS, LAYERS, STOPS)
 
-BY_DEFAULT: Final = "default"
-"""The graph policy that a sidecar runs with no configuration."""
+BY_DEFAULT: Final = "default"  # the graph policy that a sidecar runs with no configuration
 
 
 @dataclass(frozen=True, slots=True)

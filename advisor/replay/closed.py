@@ -172,8 +172,7 @@ def runs_for(
 
 
 def _requests(sessions: Sequence[Session], count: int, seed: int) -> Iterator[FleetRequest]:
-    """Yield requests run by run; a request's time is its number, so that a trace keeps this
-    order."""
+    """Yield requests run by run; each one's time is its number, so that a trace keeps them so."""
     rng = random.Random(f"{seed}/closed")
     pile: list[Session] = []
     number = lap = 0
@@ -192,8 +191,7 @@ def _requests(sessions: Sequence[Session], count: int, seed: int) -> Iterator[Fl
 
 
 def _pause_s(session: Session, index: int) -> float:
-    """Return the seconds from the end of the answer before to this turn, cut; 0 before the
-    first."""
+    """Return the seconds from the answer before to this turn, cut; 0 before the first."""
     if not index:
         return 0.0
     before, turn = session.turns[index - 1], session.turns[index]
@@ -215,10 +213,8 @@ AGENTS_LINK: Final = HostLink(bytes_per_token=327_680)
 class Queue(StrEnum):
     """The order in which an engine takes waiting requests."""
 
-    FCFS = "fcfs"
-    """First come, first served: vLLM."""
-    LPM = "lpm"
-    """Longest prefix match first: SGLang."""
+    FCFS = "fcfs"  # first come, first served: vLLM
+    LPM = "lpm"  # longest prefix match first: SGLang
 
 
 @dataclass(frozen=True, slots=True)

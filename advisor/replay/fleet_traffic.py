@@ -186,8 +186,7 @@ def _busy_s(session: Session) -> float:
     return max(LEAST_S, _offsets(session)[-1] + (session.turns[-1].api_s or 0.0))
 
 
-MAGNITUDE: Final = 4.0
-"""A tool's pause is stated within this factor."""
+MAGNITUDE: Final = 4.0  # a tool's pause is stated within this factor
 
 _LEAST_PAUSE_S: Final = 0.5  # recorded times are whole seconds: a pause of 0 is up to half a one
 _WAITING: Final = {"tool_use": True, "end_turn": False, "stop_sequence": False}
@@ -196,14 +195,10 @@ _WAITING: Final = {"tool_use": True, "end_turn": False, "stop_sequence": False}
 class Signals(StrEnum):
     """How much callers state; each level is what a client of that kind can know."""
 
-    NONE = "none"
-    """Nothing."""
-    ENDS = "ends"
-    """That a session is over, with its last request."""
-    STOPS = "stops"
-    """Why answers ended, which an engine could see by itself."""
-    ALL = "all"
-    """Ends, why answers ended, and roughly how long a tool takes."""
+    NONE = "none"  # nothing
+    ENDS = "ends"  # that a session is over, with its last request
+    STOPS = "stops"  # why answers ended, which an engine could see by itself
+    ALL = "all"  # ends, why answers ended, and roughly how long a tool takes
 
 
 def waiting_for_tool(request: FleetRequest) -> bool | None:

@@ -52,9 +52,6 @@ class SimulatedSidecar:
         layers: Whether the engines find the parts of each prompt themselves.
         stops: Whether they read off each answer why it ended.
         guard: Whether LRU ranks until the policy has shown that it finds more.
-
-    Attributes:
-        now: The graph's clock, in seconds of the trace.
     """
 
     def __init__(
@@ -68,7 +65,7 @@ class SimulatedSidecar:
         stops: bool = False,
         guard: bool = True,
     ) -> None:
-        self.now = 0.0
+        self.now = 0.0  # the graph's clock, in seconds of the trace
         self.events = TraceEvents(trace, hints, layers, stops)
         self.graph = KVCacheGraph(
             policy=policy,
@@ -268,8 +265,7 @@ class GraphOrder(EvictionOrder):
         return bool(self._slice)
 
     def _refresh(self, now: float) -> None:
-        """Rank as of the last tick if that was not done yet, or as of now if much was stored
-        since."""
+        """Rank as of the last tick, once, or as of now if much was stored since."""
         tick = math.floor(now / self.planning.interval_s) * self.planning.interval_s
         if self._stored >= self._pressing:
             self._rank(now, now - self.planning.pressing_delay_s)

@@ -19,6 +19,7 @@ from rich.table import Table
 from ..fleet.board import EngineBoard, Speed
 from ..fleet.router import Choice, FleetRouter, Holdings, Wanted
 from .arms import Settings, new_orders, run_cells
+from .cli import parse_numbers
 from .simulator import (
     EvictionOrder,
     HostTier,
@@ -28,6 +29,7 @@ from .simulator import (
     Router,
     simulate,
 )
+from .tables import pyplot, table_of
 from .trace import AGENTS_SERVICE, HostLink, Ints, ReplayError, Trace
 
 
@@ -71,15 +73,11 @@ _ALL_LOST: Final = np.ones(1, dtype=np.bool_)
 
 
 class NotingRouter:
-    """Asks another router, and remembers where it sent each request.
-
-    Attributes:
-        where: Engine numbers, by request.
-    """
+    """Asks another router, and remembers where it sent each request."""
 
     def __init__(self, router: Router) -> None:
         self._router = router
-        self.where: list[int] = []
+        self.where: list[int] = []  # engine numbers, by request
 
     def __call__(self, request: int, instances: Sequence[Instance]) -> int:
         self.where.append(self._router(request, instances))
@@ -334,8 +332,10 @@ def plan(
     """How many engines, how much host memory, which routing: hit rate and TTFT over cost."""
     from .reader import load_trace
 
+    sizes = "numbers from {} to 1024, with commas"
     plans = plans_of(
-        [int(each) for each in _numbers("--engines", engines, whole=True)], _numbers("--host", host)
+        parse_numbers("--engines", engines, int, sizes.format(1), most=1024),
+        parse_numbers("--host", host, float, sizes.format(0), least=0, most=1024),
     )
     terms = PlanTerms(blocks, prefill, policy, host_cost)
     console = Console(stderr=True, quiet=as_json)
@@ -367,22 +367,11 @@ def plan(
     typer.echo(f"picture: {picture}")
 
 
-def _numbers(option: str, text: str, whole: bool = False) -> list[float]:
-    try:
-        numbers = sorted({float(part) for part in text.split(",")})
-    except ValueError:
-        numbers = [-1.0]
-    least = 1 if whole else 0
-    if not all(least <= n <= 1024 and (not whole or n == int(n)) for n in numbers):
-        raise ReplayError(f"{option} {text!r}: allowed: numbers from {least} to 1024, with commas")
-    return numbers
-
-
 def _table(found: Sequence[PlanFound], best: PlanFound | None, name: str) -> Table:
-    table = Table(title=f"{name}: plans by cost", title_justify="left")
-    for column in ("engines", "host", "cost", "hit rate", "loaded", "TTFT p50", "p95", "busiest"):
-        table.add_column(column, justify="right")
-    table.add_column("routing")
+    heads = (
+        "engines", "host", "cost", "hit rate", "loaded", "TTFT p50", "p95", "busiest", "routing",
+    )  # fmt: skip
+    table = table_of(f"{name}: plans by cost", heads, ["routing"])
     for row in found:
         table.add_row(
             f"{row.plan.engines}", f"{row.plan.host:g} pools", f"{row.cost:.2f}",
@@ -417,14 +406,8 @@ def draw_plans(
     Raises:
         ReplayError: matplotlib is missing, or the file cannot be written.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ModuleNotFoundError:
-        raise ReplayError(
-            "the picture needs matplotlib; install it with pip install 'kvgraph[replay]'"
-        ) from None
-    figure = Figure(figsize=(10, 4.2), layout="constrained")
-    rates, times = figure.subplots(1, 2)
+    plots = pyplot()
+    figure, (rates, times) = plots.subplots(1, 2, figsize=(10, 4.2), layout="constrained")
     for routing in ROUTINGS:
         rows = [row for row in found if row.plan.routing == routing]
         _points(rates, rows, [row.hit_rate + row.host_rate for row in rows], routing)
@@ -447,6 +430,8 @@ def draw_plans(
         figure.savefig(path, dpi=120)
     except (OSError, ValueError) as error:
         raise ReplayError(f"--picture {str(path)!r}: {error}") from None
+    finally:
+        plots.close(figure)
 
 
 def _points(axes: Any, rows: Sequence[PlanFound], values: Sequence[float], routing: str) -> None:

@@ -493,8 +493,7 @@ class _Draft:
             )
 
     def _chain(self, hashes: list[int]) -> list[int]:
-        """Return block ids of a chain; a hash behind another prefix is another block, whatever the
-        file meant."""
+        """Return block ids of a chain; a hash behind another prefix is another block."""
         before, chain = -1, []
         for value in hashes:
             before = self._links.setdefault((before, value), len(self._links))
@@ -527,8 +526,7 @@ class _Draft:
         return self._session_rows.setdefault(name, len(self._session_rows))
 
     def _conversation(self, line: Line) -> int:
-        """Return the conversation's row: a chat points to the chat that it continues, which may
-        stand further down."""
+        """Return the conversation's row; the chat that one continues may stand further down."""
         assert line.chat_id is not None
         row = self._row_of(line.chat_id)
         if line.parent_chat_id is not None and line.parent_chat_id >= 0:

@@ -204,8 +204,7 @@ class _Builder:
         )
 
     def _check_prefixes(self, hash_ids: array[int], where: str) -> None:
-        """Check that each number follows the same number everywhere: it stands for its whole
-        prefix."""
+        """Check that each number, which stands for its prefix, follows the same one everywhere."""
         known = len(self._checked)
         start = known if hash_ids[:known] == self._checked else 0
         before = hash_ids[start - 1] if start else -1

@@ -276,8 +276,7 @@ class Instance:
         return end - hit
 
 
-Router = Callable[[int, Sequence[Instance]], int]
-"""``(request, instances) → instance number``."""
+Router = Callable[[int, Sequence[Instance]], int]  # ``(request, instances) → instance number``
 
 
 @dataclass(frozen=True, slots=True)
