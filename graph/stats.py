@@ -184,10 +184,8 @@ def shared_chains(tables: Tables, tips: Rows) -> Rows:
 def _last_held(
     tables: Tables, tips: Rows, engines: EngineColumns | None, tiers: int
 ) -> tuple[Rows, Mask]:
-    """The last block of each chain that is in one of ``tiers``, and which chains were given up.
-
-    ``engines`` is as in ``held_chains``; None: in a tier of any engine.
-    """
+    """The last block of each chain that is in one of ``tiers``, and which chains were given up."""
+    # ``engines`` is as in ``held_chains``; None: in a tier of any engine.
     blocks, at = tables.blocks, tips.copy()
     open_ = np.flatnonzero(at != NO_ROW)
     for _ in range(_MOST_WINDOWS):

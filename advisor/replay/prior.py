@@ -93,11 +93,9 @@ def recorded_waits(sessions: Sequence[Session], seed: int = 0) -> RecordedWaits:
 
 
 def _threads(turns: Sequence[RecordedTurn]) -> list[list[RecordedTurn]]:
-    """Split a session's turns by the context that they extend.
-
-    A turn that keeps at most half of every context before it (because it was compacted, or began
-    anew) begins a new thread: no turn comes back to the blocks of the other.
-    """
+    """Split a session's turns by the context that they extend."""
+    # A turn that keeps at most half of every context before it (because it was compacted, or began
+    # anew) begins a new thread: no turn comes back to the blocks of the other.
     threads: list[list[RecordedTurn]] = []
     for turn in turns:
         kept = [(_common(each[-1].hash_ids, turn.hash_ids), each) for each in threads]

@@ -591,12 +591,10 @@ class ShadowRunner:
             self._spent, self._judged = 0.0, now
 
     def _do_less(self) -> None:
-        """Rank half as often; where that is seldom enough, follow half as many sessions.
-
-        In this order, since a ranking that is a minute old finds nearly what a fresh one does, and
-        half of the sessions often find something else than all of them (``kvgraph bench
-        dashboard``).
-        """
+        """Rank half as often; where that is seldom enough, follow half as many sessions."""
+        # In this order, since a ranking that is a minute old finds nearly what a fresh one does,
+        # and half of the sessions often find something else than all of them (``kvgraph bench
+        # dashboard``).
         if self._is_watched() and self.sets and self.rank_every_s < _RANK_AT_LEAST_EVERY_S:
             self.rank_every_s *= 2
             logger.info(

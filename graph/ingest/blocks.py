@@ -179,10 +179,8 @@ class ChurnRecorder:
         self._apply(engine, self._after_step(engine, churn, now), now)
 
     def _after_step(self, engine: int, churn: Sequence[Churn], now: float) -> Sequence[Churn]:
-        """Apply events up to the first evictions, if these are awaited; returns the rest.
-
-        These evictions belong to the step whose requests were reported last.
-        """
+        """Apply events up to the first evictions, if these are awaited; returns the rest."""
+        # These evictions belong to the step whose requests were reported last.
         open_cases = self._tables.history.open_cases
         if not open_cases.awaits(engine):
             return churn

@@ -171,10 +171,8 @@ class SegmentTagger:
                 self._memories.refer(covered, segment, session, now)
 
     def _begin_protection(self, rows: Rows, authority: Authority) -> int:
-        """How many blocks become protected by this request.
-
-        Stated ones count at once, inferred ones when a second request walks them.
-        """
+        """How many blocks become protected by this request."""
+        # Stated ones count at once, inferred ones when a second request walks them.
         if authority is not Authority.INFERRED:
             return len(rows)
         return int(np.count_nonzero(self._tables.blocks.walkers[rows] == 2))
@@ -189,11 +187,9 @@ class SegmentTagger:
 
 
 def _affordable(segments: Sequence[Segment], blocks: int, size: int) -> list[Segment]:
-    """The segments that a request of ``blocks`` blocks may have, least precious first.
-
-    In total they cover each block at most twice, plus one block each shared with a neighbour:
-    otherwise a thousand overlapping segments would write every block a thousand times.
-    """
+    """The segments that a request of ``blocks`` blocks may have, least precious first."""
+    # In total they cover each block at most twice, plus one block each shared with a neighbour:
+    # otherwise a thousand overlapping segments would write every block a thousand times.
     room, kept = 2 * blocks + len(segments), []
     for segment in sorted(segments, key=lambda each: each.layer):
         covered = min(-(-segment.end // size), blocks) - segment.start // size

@@ -325,9 +325,7 @@ class TurnRecorder:
 
 
 def _is_tip(event: RequestStarted, rows: Rows) -> bool:
-    """Whether a start reports only blocks the prefix cache held (see ``SendTips``).
-
-    What the session abandoned shows at the next start that is reported whole.
-    """
+    """Whether a start reports only blocks the prefix cache held (see ``SendTips``)."""
+    # What the session abandoned shows at the next start that is reported whole.
     size = event.block_size
     return len(rows) < event.prompt_tokens // size and len(rows) <= event.cached_tokens // size

@@ -421,11 +421,9 @@ class History(Departures):
             self._heard.add(Heard(*told))
 
     def _again(self, log: EvictionLog, session: int, rows: Rows, now: float) -> tuple[int, int]:
-        """Count blocks computed again after being in this pool.
-
-        Also returns by about how many blocks the pool was too small to keep those that the log
-        remembers.
-        """
+        """Count blocks computed again after being in this pool."""
+        # Also returns by about how many blocks the pool was too small to keep those that the log
+        # remembers.
         blocks = self._tables.blocks
         own = (blocks.session[rows] == session) & (session != NO_ROW)
         own &= (blocks.flags[rows] & int(BlockFlag.SHARED)) == 0
