@@ -104,8 +104,7 @@ class HoldingOrder:
         self._queue(place)
 
     def served(self, tenant: str | None) -> None:
-        """Note that a request of ``tenant`` starts without having waited: the tenant is known
-        now."""
+        """Note that a request of ``tenant`` starts without a wait: the tenant is known now."""
         if tenant is not None:
             self._end(tenant, self._ended(tenant))
 

@@ -52,8 +52,7 @@ class Homes:
 
     @property
     def return_rate(self) -> float:
-        """Return the share of sessions that came back after their first turn; 1 before any
-        began."""
+        """Return the share of sessions that came back after their first turn; 1 before any did."""
         return (self._came_back + 1) / (self._began + 1)
 
     def counted(self, session: Hashable) -> float:
@@ -162,8 +161,7 @@ class Holdings(NamedTuple):
 
 
 class Wanted(NamedTuple):
-    """A request to be routed: its session, if known, its prompt's tokens, and the engines that
-    refused it."""
+    """A request to route: its session, if known, its prompt's tokens, and who refused it."""
 
     session: Hashable | None
     tokens: int

@@ -47,8 +47,7 @@ def engine_in(words: str) -> Listed:
 
 
 def is_address(url: str) -> bool:
-    """Tell whether this is ``http(s)://HOST[:PORT][/PATH]``, without user, password, query,
-    fragment."""
+    """Whether this is ``http(s)://HOST[:PORT][/PATH]``, without user, password, query, fragment."""
     try:
         parts = urlsplit(url)
         host = (parts.hostname or "").encode("idna")  # a name that cannot be looked up raises

@@ -261,8 +261,7 @@ class SampledAttention:
         return np.clip(found / most, 0.0, 1.0)
 
     async def _sampled(self, chat: ChatSession) -> Mapping[str, float]:
-        """Return the attention by block name: the most that any of the block's engine blocks
-        gets."""
+        """Return the attention by block name: the most that any of its engine blocks gets."""
         now = time.monotonic()
         while self._last and next(iter(self._last.values())).until <= now:
             self._last.popitem(last=False)

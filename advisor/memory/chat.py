@@ -79,8 +79,7 @@ def source_of(message: Message) -> str:
 
 
 def digest_of(message: Message) -> bytes:
-    """Return a digest of what clients repeat of a message: without thoughts and outer white
-    space."""
+    """Return a digest of what clients repeat of a message: no thoughts, no outer white space."""
     calls = [
         [call.get("id"), *called(call)]
         for call in message.get("tool_calls") or ()

@@ -27,8 +27,7 @@ from .store import ChatStore
 
 
 class ChatQueue:
-    """Lets requests that append to one chat run one at a time, since each needs the answer before
-    it."""
+    """Lets requests that append to a chat run one at a time: each needs the answer before it."""
 
     def __init__(self) -> None:
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()

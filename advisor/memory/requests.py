@@ -67,8 +67,7 @@ class ChatRequest(NamedTuple):
         return self._with(messages, {_OURS: ours}, salted)
 
     def plain(self, messages: Sequence[Message]) -> bytes:
-        """Return the body for an engine that rejects hints, with ``messages`` in place of the
-        client's."""
+        """The body for an engine that rejects hints, with ``messages`` in place of the client's."""
         return self._with(messages, {_OURS: {}})
 
     @property

@@ -86,8 +86,7 @@ def losses_table(trace: Trace, capacities: list[int], losses: list[LossAnalysis]
 
 
 def own_history(trace: Trace) -> Any:
-    """Return, for each prompt, how many blocks from its start an earlier turn of its session
-    walked."""
+    """For each prompt, how many blocks from its start an earlier turn of its session walked."""
     walked: dict[int, set[int]] = {}
     own = np.zeros(len(trace), dtype=np.int32)
     for request, (chain, session) in enumerate(

@@ -202,8 +202,7 @@ class Signals(StrEnum):
 
 
 def waiting_for_tool(request: FleetRequest) -> bool | None:
-    """Return whether the answer ended in a tool call (True) or the turn (False); None if
-    unknown."""
+    """Whether the answer ended in a tool call (True) or the turn (False); None if unknown."""
     return _WAITING.get(request.turn.stop)
 
 

@@ -236,8 +236,7 @@ class GraphOrder(EvictionOrder):
         self._tell(now, self._sidecar.events.finished(request, now))
 
     def advised(self, admission: Admission, now: float) -> AdmissionAdvice:
-        """Return the advice on admission as of ``now``, which is renewed at every multiple of the
-        interval."""
+        """Advice on admission as of ``now``, renewed at every multiple of the interval."""
         tick = math.floor(now / self.planning.interval_s) * self.planning.interval_s
         if self._word is None or tick > self._word.ts:
             known_of = tick - self.planning.delay_s

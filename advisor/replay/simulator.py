@@ -42,8 +42,7 @@ class EvictionOrder(ABC):
         """Take ``count`` free blocks, to be evicted now."""
 
     def started(self, request: int, hit: int, new: Sequence[int], now: float) -> None:  # noqa: B027
-        """Note that a request was scheduled: its first ``hit`` blocks were matched, ``new``
-        allocated."""
+        """Note that a request was scheduled: first ``hit`` blocks matched, ``new`` allocated."""
 
     def evicted(self, blocks: Sequence[int], now: float) -> None:  # noqa: B027
         """Note that the blocks which ``victims`` gave are gone."""

@@ -34,8 +34,7 @@ class Statements:
 
     @property
     def anything(self) -> bool:
-        """Tell whether any caller stated what a session is doing, or what its prompt consists
-        of."""
+        """Whether any caller stated what a session is doing, or what its prompt consists of."""
         told = (self.ended, ~np.isnan(self.expected_return_s))
         return self.tells_stops or any(bool(c.any()) for c in told) or any(self.layers)
 

@@ -186,9 +186,7 @@ class LruPool:
 
 @dataclass(slots=True)
 class PolicyPool:
-    """A simulated pool that a policy ranks, guarded as the live one is, which follows a sample of
-    sessions.
-    """
+    """A simulated pool that a policy ranks, guarded as the live one; it follows a sample."""
 
     name: str
     policy_name: str  # who ranks it

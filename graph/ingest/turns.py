@@ -249,8 +249,7 @@ class TurnRecorder:
         self._sessions.forget(engine)
 
     def forget(self, gone: Mask) -> None:
-        """Forget rows that are about to be reused: those where ``gone``, bool ``[blocks.size]``, is
-        true."""
+        """Forget rows about to be reused: those where ``gone``, bool ``[blocks.size]``, is true."""
         sessions = self._tables.sessions
         tip = sessions.tip[: sessions.size]
         tip[np.append(gone, False)[tip]] = NO_ROW  # the last one stands for NO_ROW

@@ -206,8 +206,7 @@ class EvictionLog:
         return ids
 
     def note_wanted(self, ids: Ids, now: float, window_s: float) -> Ids:
-        """Note that a request asks for these blocks again; returns those evicted within the
-        window."""
+        """Note that a request asks for these again; returns those evicted within the window."""
         slots = ids % LIMIT
         passed = self._origin.ticks(now) - self._ring["at"][slots].astype(np.int64)
         ago = self._origin.seconds(passed)
@@ -238,8 +237,7 @@ class EvictionLog:
         return found
 
     def by_rule(self) -> dict[str, tuple[int, int]]:
-        """Rule name → evictions and how many of them were regretted; rules without evictions are
-        omitted."""
+        """Rule name → evictions and how many of them were regretted; only rules that evicted."""
         counts = zip(RULE_NAMES, self.evicted.tolist(), self.wanted.tolist(), strict=True)
         return {name: (gone, back) for name, gone, back in counts if gone}
 

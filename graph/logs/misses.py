@@ -185,8 +185,7 @@ def _sibling(tables: Tables, session: int, rows: Rows, index: int, now: float) -
 
 
 def apart(tables: Tables, miss: Miss, key: int) -> Miss:
-    """The miss of a prompt whose content another salt's block has; ``key`` is that block's graph
-    key."""
+    """The miss of a prompt whose content another salt's block has, of graph key ``key``."""
     row = int(tables.blocks.find(as_keys([key]))[0])
     if row == NO_ROW:
         return Miss(miss.index, miss.key, Reason.OTHER_SALT, Detail.APART)

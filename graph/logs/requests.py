@@ -245,8 +245,7 @@ class RequestLog:
             record["answer"] = max(0, event.total_tokens - event.prompt_tokens)
 
     def doubt(self, number: int) -> None:
-        """Note that the report of a request's end may have been lost; ``finish`` or ``lose``
-        follows."""
+        """Note that the report of a request's end may be lost; ``finish`` or ``lose`` follows."""
         self._end_unheard(number, DOUBTED)
 
     def lose(self, number: int) -> None:
@@ -292,8 +291,7 @@ class RequestLog:
         return Repeats(len(could), len(reasons), int(found.sum()), int(could["asked"].sum()), most)
 
     def queued(self, engine: str, since: float) -> npt.NDArray[np.float32]:
-        """float32 ``[n]``: seconds that requests begun after ``since`` queued, without holding
-        time."""
+        """float32 ``[n]``: seconds that requests begun after ``since`` queued, holding left out."""
         begun = self._begun(engine, since)
         held = np.where(begun["until"] > 0, begun["held"], np.float32(0.0))
         found: npt.NDArray[np.float32] = begun["waited"] - held
@@ -415,8 +413,7 @@ class RunningRequests:
         return running
 
     def doubt(self, engine: int, now: float) -> Iterator[int]:
-        """Note that an engine lost events; gives the log ids of requests newly doubted, one by
-        one."""
+        """Note that an engine lost events; gives the log ids of requests newly in doubt."""
         those = self._running.get(engine, {})
         for name in list(those):
             running = those.pop(name)

@@ -342,8 +342,7 @@ class BlockTable(BlockColumns):
         return np.asarray((self.flags[rows] & int(flag)) != 0)
 
     def sums_of(self, kind: EdgeType) -> EdgeSums:
-        """The sums of a type's stored edges at each block; their columns are made at the first
-        call."""
+        """The sums of a type's stored edges at each block; the first call makes their columns."""
         if kind not in self.sums:
             self.sums[kind] = EdgeSums(len(self.alive))
         return self.sums[kind]
@@ -429,8 +428,7 @@ class Selection:
         return np.maximum(self.of(self._blocks.last_attended), self.of(self._blocks.last_hit))
 
     def parents(self) -> Places:
-        """intp ``[n + 1]``: position of each one's parent among these rows; ``n`` if it is not
-        among them."""
+        """intp ``[n + 1]``: position of each one's parent among these rows; ``n`` if not there."""
         return self._blocks.parents(self.rows)
 
 

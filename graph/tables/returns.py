@@ -156,8 +156,7 @@ _SHARE: Final = 0.2  # weight of the newest in an exponential mean; chosen
 
 
 def note_pause(sessions: PauseColumns, row: int, seconds: float) -> None:
-    """Note that a session came back after ``seconds``; ``turns`` is still the number of turns
-    before."""
+    """Note that a session came back after ``seconds``; ``turns`` is still that before."""
     pause = math.log(max(seconds, _LEAST_S))
     pauses = int(sessions.turns[row])
     sessions.third_pause[row] = sessions.second_pause[row]

@@ -27,8 +27,7 @@ _NONE: Final[Rows] = np.empty(0, dtype=np.int32)
 
 
 class QuietRows:
-    """Chooses rows in batches, since choosing reads every session, and clearing reads every
-    block."""
+    """Chooses rows in batches: choosing reads every session, and clearing reads every block."""
 
     def __init__(self) -> None:
         self._chosen: list[tuple[int, float]] = []  # and when each was last seen; the next one last
@@ -182,8 +181,7 @@ class SessionTable(SessionOutlook):
         self.last_seen[row] = now
 
     def wait(self, row: int, expected_return: float, tool: int = NO_ROW) -> None:
-        """Note that the session is paused (a tool runs); ``expected_return`` is a time, or
-        NEVER."""
+        """Note that the session pauses (a tool runs); ``expected_return`` is a time, or NEVER."""
         if self.running[row] == 0:
             self._take_back_end(row)
             self.changes += 1
@@ -194,8 +192,7 @@ class SessionTable(SessionOutlook):
             self.soonest = min(self.soonest, float(self._due(np.array([row]))[0]))
 
     def rest(self, row: int) -> None:
-        """Note that the session's last answer ended its turn, or its tool asks: it waits for a
-        person."""
+        """Note that the session's last answer ended its turn, or its tool asks a person."""
         if self.running[row] == 0:
             self.stop[row] = StopReason.END_OF_TURN
             if self.state[row] == SessionState.WAITING_FOR_TOOL:

@@ -28,8 +28,7 @@ class Walk(NamedTuple):
 
 
 class WalkLog:
-    """Walks by engine since they were last taken; nothing is kept of engines that nobody
-    watches."""
+    """Walks by engine since they were last taken; nothing is kept of engines nobody watches."""
 
     def __init__(self) -> None:
         self._walks: dict[int, deque[Walk]] = {}

@@ -138,29 +138,25 @@ class Mailbox:
         return held
 
     def remembered(self) -> EvictionRanking | None:
-        """Return the latest ranking for as long as its protection counts, even if its order has
-        expired."""
+        """Return the latest ranking while its protection counts, even if its order has expired."""
         held = self._ranking
         if held is None or not self._clock() - held.ts <= self._protect_stale:
             return None
         return held
 
     def wanted(self) -> Keys | None:
-        """Return the keys that the sidecar suggests to prefetch, best first; as old as the
-        ranking."""
+        """Return the keys that the sidecar would prefetch, best first; as old as the ranking."""
         return self._wanted if self.ranking() is not None else None
 
     def admission(self) -> AdmissionAdvice | None:
-        """Return the latest advice on room for new sessions, or None if there is none fresh
-        enough."""
+        """Return the latest advice on room for new sessions, or None if none is fresh enough."""
         held = self._admission  # and this one
         if held is None or not self._clock() - held.ts <= self.max_stale_s:
             return None
         return held
 
     def wants_tips(self) -> bool:
-        """Tell whether the sidecar asks that requests be reported by the last key of their
-        chain."""
+        """Whether the sidecar asks that requests be reported by the last key of their chain."""
         return self._clock() < self._tips_until
 
     def hold_ranking(self, ranking: EvictionRanking | None) -> None:

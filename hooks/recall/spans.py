@@ -61,9 +61,7 @@ _BYTES: Final = 4  # of a token
 
 @dataclass(frozen=True, slots=True)
 class TokenBytes:
-    """Tokens as int32 bytes, because most comparisons are of equal runs and one ``==`` settles
-    them.
-    """
+    """Tokens as int32 bytes: most compared runs are equal, and one ``==`` settles those."""
 
     raw: bytes  # int32 ``[tokens]``
 
@@ -76,8 +74,7 @@ class TokenBytes:
         return len(self.raw) // _BYTES
 
     def common(self, first: int, other: TokenBytes, at: int) -> int:
-        """Return the length of the common run that starts at ``first`` here and at ``at`` in
-        ``other``."""
+        """The length of the common run that starts at ``first`` here and at ``at`` in ``other``."""
         mine = self.raw[_BYTES * first :]
         theirs = other.raw[_BYTES * at : _BYTES * at + len(mine)]
         if mine == theirs:

@@ -288,8 +288,7 @@ class ExposedSecret(NamedTuple):
 
 
 def exposed_secret(settings: EngineSettings) -> ExposedSecret | None:
-    """Return what is wrong with the mode of the secret's file; None if nothing is, or there is
-    none."""
+    """What is wrong with the mode of the secret's file; None if nothing is, or there is none."""
     value = settings.hints
     path = Path(value.removeprefix(_SECRET))
     try:

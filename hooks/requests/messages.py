@@ -376,8 +376,7 @@ def _by_message(messages: Messages) -> Iterator[tuple[str, bool]]:
 
 
 def find_string(text: str, string: str, first: int) -> tuple[int, int] | None:
-    """Return where a message's string stands in a prompt: as it is, stripped, or escaped as
-    JSON."""
+    """Where a message's string stands in a prompt: as it is, stripped, or escaped as JSON."""
     for form in (string, string.strip(), json.dumps(string)[1:-1],
                  json.dumps(string, ensure_ascii=False)[1:-1]):  # fmt: skip
         at = text.find(form, first)
@@ -564,8 +563,7 @@ def resolve_message_hints(
 def hints_by_message(
     hints: Sequence[MessageHint], messages: Sequence[ClientMessage]
 ) -> dict[int, list[MessageHint]]:
-    """Group hints by the index of the message that they concern; at most ``MAX_SEGMENTS`` in
-    all."""
+    """Group hints by the index of the message they concern; at most ``MAX_SEGMENTS`` in all."""
     numbered = [at for at, message in enumerate(messages) if message.numbered]
     of_role: dict[str | None, list[int]] = {}
     for at, message in enumerate(messages):

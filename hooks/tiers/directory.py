@@ -125,8 +125,7 @@ class CopyDirectory:
         return list(self._order)
 
     def cold_hashes(self) -> list[bytes]:
-        """Return the blocks on disk, least recently used first; safe to call from another
-        thread."""
+        """Return the blocks on disk, least recently used first; safe from another thread."""
         return list(self._cold)
 
     def run(self, hashes: Sequence[bytes]) -> int:
@@ -179,8 +178,7 @@ class CopyDirectory:
         return completed
 
     def holds(self, copy: Copy) -> bool:
-        """Tell whether the copy's bytes are what its hash says: nothing was cleared since it
-        began."""
+        """Whether the copy's bytes are what its hash says: nothing was cleared since it began."""
         return copy.era == self._era
 
     def abandon(self, copy: Copy) -> None:
@@ -189,8 +187,7 @@ class CopyDirectory:
         self.voided.released.append(copy.id)
 
     def used(self, hashes: Sequence[bytes]) -> None:
-        """Note that the pool uses this chain; on disk, the chain's tail is dropped before its
-        head."""
+        """Note that the pool uses this chain; on disk, its tail is dropped before its head."""
         self._order.used(hashes)
         for block_hash in reversed(hashes if self._cold else ()):
             if block_hash in self._cold:

@@ -234,8 +234,7 @@ class Answers:
         self._starts: tuple[WorkerStart, ...] = (start,)
 
     def report(self, job: Job, failed: frozenset[int], seconds: float, size: int) -> None:
-        """Report that ``job`` is over and moved ``size`` bytes, except for the positions
-        ``failed``."""
+        """Report that ``job`` is over and moved ``size`` bytes, but not positions ``failed``."""
         with self._lock:
             self._done.append(JobDone(job.id, failed, seconds, size))
             if isinstance(job, Load) and job.request is not None:
@@ -255,8 +254,7 @@ class Answers:
         return TierAnswer(done, starts)
 
     def take_loaded(self) -> tuple[set[str], set[int]]:
-        """Return the requests whose loads ended since the last call, and their blocks that
-        failed."""
+        """Requests whose loads ended since the last call, and their blocks that failed."""
         with self._lock:
             finished, self._finished = self._finished, set()
             failed, self._failed_blocks = self._failed_blocks, set()

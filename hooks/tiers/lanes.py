@@ -144,8 +144,7 @@ class RecordLane:
         return self.records is None or self._thread.close()
 
     def keep_back(self, copies: Sequence[int]) -> list[int]:
-        """Return those of ``copies`` that no job uses; the others are released at the end of
-        ``use``."""
+        """Return those of ``copies`` that no job uses; ``use`` releases the others at its end."""
         self._freed_late |= self.copies.intersection(copies)
         return [copy for copy in copies if copy not in self.copies]
 
@@ -188,8 +187,7 @@ class RecordLane:
         return {at for at, (key, view) in pairs if not self._write(key, view)}
 
     def write_last(self, copies: Sequence[tuple[bytes, int]]) -> None:
-        """Write copies before the lane closes, by their hashes and in this order, as time
-        allows."""
+        """Write copies before the lane closes, by their hashes, in this order, as time allows."""
         if self.records is not None and not self._watch.stuck:
             until = time.perf_counter() + LAST_WRITES_S
             self._thread.put(lambda: self._write_last(copies, until))
@@ -336,8 +334,7 @@ class RecordLanes:
         lane.use(job, lambda: lane.write_all(job, records), rest)
 
     def read(self, job: Load, records: Sequence[int], rest: Rest) -> None:
-        """Read those of a load's copies that are not in memory; ``rest`` gets the positions that
-        failed."""
+        """Read a load's copies that are not in memory; ``rest`` gets the positions that failed."""
         sources = [
             (self.disk, job.from_disk, math.inf),
             (self.store_in, job.from_store, job.within_s),

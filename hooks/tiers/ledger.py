@@ -212,8 +212,7 @@ class TierLedger:
         return min(count, directory.room)
 
     def begin_copies(self, full_hashes: Sequence[bytes]) -> list[Copy]:
-        """Begin copies of blocks, by their hashes with the prefix cache's group id; there must be
-        room."""
+        """Begin copies of blocks, by their hashes with the cache's group id; there must be room."""
         kept_off = self.kept_off_disk
         may_demote: Iterable[bool] = repeat(True)
         if kept_off:
