@@ -189,10 +189,8 @@ class Intake:
 
 
 def _joined(batches: Iterable[ReceivedBatch]) -> Iterator[ReceivedBatch]:
-    """Join consecutive batches of one engine: the graph applies longer runs at less cost.
-
-    At most ``KEYS_AT_ONCE`` keys: until they are applied, no other engine's events are.
-    """
+    """Join consecutive batches of one engine: the graph applies longer runs at less cost."""
+    # At most ``KEYS_AT_ONCE`` keys: until they are applied, no other engine's events are.
     run, keys = ReceivedBatch("", [], 0), 0
     for batch in batches:
         if run.events and (batch.engine != run.engine or keys >= KEYS_AT_ONCE):

@@ -329,8 +329,7 @@ def _note(graph: KVCacheGraph, engine: str, ranking: EvictionRanking, log: RateL
 def _terms(
     graph: KVCacheGraph, view: View, ranking: EvictionRanking, log: RateLimitedLog
 ) -> TermsThen:
-    """The score's terms of a ranking's first blocks; none where a custom policy fails to state
-    them."""
+    """The score's terms of a ranking's first blocks; none where a custom policy fails."""
     try:
         return TermsThen.of(front_terms(view, graph.policy, graph.referee, ranking))
     except Exception as error:

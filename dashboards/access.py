@@ -60,8 +60,7 @@ _REFUSAL: Final = (
 
 
 class Access:
-    """Checks the tokens and cookies of requests, which are derived from the sidecar's
-    ``secret``."""
+    """Checks requests' tokens and cookies, which are derived from the sidecar's ``secret``."""
 
     def __init__(self, secret: str) -> None:
         self._bearers = [secret, page_token(secret)]

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Final
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Final, NamedTuple
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from ..graph.wire.advice import AdmissionAdvice
-from ..graph.wire.events import HOLD_ENDS, AdmissionReport
+from ..graph.wire.events import HOLD_ENDS
 from .source import EngineStatus, LogTotals, SidecarStatus, StatusSource
 
 # Label values that come from engines.
@@ -68,73 +67,140 @@ def _by_shadow(totals: LogTotals) -> Iterator[Metric]:
     yield from (asked, found)
 
 
-# Prometheus metrics of requests that engines hold until there is room for them.
+# Metrics of engines: each family takes a part of an engine's status, and makes samples of it.
 
-_PREFIX: Final = "kvgraph_admission_"
-_LEVELS: Final = (
-    ("waiting", "waiting", "Requests that are held now"),
-    ("waiting_blocks", "waiting_blocks", "Blocks of context that they want"),
-    ("oldest_seconds", "oldest_s", "How long the first of them waits"),
-    ("longest_seconds", "longest_s", "The longest that any was held since the engine's start"),
-    ("queued_share", "queued_share", "Share of the latest requests that met others in the queue"),
-)
-_COUNTS: Final = (
-    ("held", "held", "Requests that were held"),
-    ("not_held", "not_held", "Requests that started without being held"),
-    ("waited_seconds", "waited_s", "Seconds that requests were held in all"),
-)
+_Samples = Iterable[tuple[Any, ...]]  # further labels, and the value
 
 
-def admission_metrics(reports: Sequence[tuple[str, AdmissionReport]]) -> Iterator[Metric]:
-    for name, field, text in _LEVELS:
-        level = _gauge(_PREFIX + name, text, "engine")
-        for label, report in reports:
-            level.add_metric([label], getattr(report, field))
-        yield level
-    for name, field, text in _COUNTS:
-        count = _counter(_PREFIX + name, text, "engine")
-        for label, report in reports:
-            count.add_metric([label], getattr(report, field))
-        yield count
-    ends = _counter(
-        _PREFIX + "released", "Held requests by why they wait no longer", "engine", "reason"
-    )
-    for label, report in reports:
-        for reason, released in zip(HOLD_ENDS, report.released, strict=False):
-            ends.add_metric([label, reason], released)
-    yield ends
+class _OfEngines(NamedTuple):
+    kind: type[GaugeMetricFamily] | type[CounterMetricFamily]
+    name: str
+    text: str
+    part: str  # of ``EngineStatus``, with dots; where it is None, an engine has no sample
+    samples: Callable[[Any], _Samples]
+    labels: tuple[str, ...]
+
+    def of(self, engines: Iterable[EngineStatus]) -> Metric:
+        family = self.kind(self.name, self.text, labels=["engine", *self.labels])
+        for engine in engines:
+            part: Any = engine
+            for name in filter(None, self.part.split(".")):
+                part = None if part is None else getattr(part, name)
+            for *labels, value in () if part is None else self.samples(part):
+                family.add_metric([cut(engine.id), *labels], value)
+        return family
 
 
-def room_metrics(said: Sequence[tuple[str, AdmissionAdvice]]) -> Iterator[Metric]:
-    """Metric families of engines' advice, by label; room only where it is limited."""
-    live = _gauge(_PREFIX + "live_sessions", "Sessions that are live", "engine")
-    fits = _gauge(_PREFIX + "fitting_sessions", "Sessions that fit", "engine")
-    shut = _gauge(_PREFIX + "closed", "1: new context needs room", "engine")
-    again = _gauge(_PREFIX + "computed_again", "Share of the latest prompts", "engine")
-    lifted = _gauge(
-        _PREFIX + "lifted_pools",
-        "Pools' worth of prompts without a limit: one saved nothing",
-        "engine",
-    )
-    room = _gauge(_PREFIX + "room_blocks", "Blocks of new context that may start", "engine")
-    for label, advice in said:
-        live.add_metric([label], advice.live_sessions)
-        fits.add_metric([label], advice.fitting_sessions)
-        shut.add_metric([label], int(advice.room_blocks is not None))
-        again.add_metric([label], advice.again)
-        lifted.add_metric([label], advice.lifted_pools)
-        if advice.room_blocks is not None:
-            room.add_metric([label], advice.room_blocks)
-    yield from (live, fits, shut, again, lifted, room)
+def _itself(value: float) -> _Samples:
+    return [(value,)]
 
 
-_TIER_COUNTS = (
+def _gauge(
+    name: str, text: str, part: str, samples: Callable[[Any], _Samples] = _itself, *labels: str
+) -> _OfEngines:
+    return _OfEngines(GaugeMetricFamily, name, text, part, samples, labels)
+
+
+def _count(
+    name: str, text: str, part: str, samples: Callable[[Any], _Samples] = _itself, *labels: str
+) -> _OfEngines:
+    return _OfEngines(CounterMetricFamily, name, text, part, samples, labels)
+
+
+def _fields(*names: str) -> Callable[[Any], _Samples]:
+    """A sample for each of these fields, labelled with its name."""
+    return lambda part: [(name, getattr(part, name)) for name in names]
+
+
+def _levels(engine: EngineStatus) -> Iterator[tuple[str, int, int]]:
+    """An engine's tiers, their blocks and how many fit; none where it has no colder ones."""
+    tiers, graph = engine.tiers, engine.graph
+    if tiers is not None:
+        if graph is not None and graph.pressure is not None:
+            yield "hot", graph.resident, graph.pressure.total_blocks
+        yield "warm", tiers.warm_blocks, tiers.warm_capacity
+        yield "cold", tiers.cold_blocks, tiers.cold_capacity
+
+
+_TIER_COUNTS: Final = _fields(
     "spilled", "spill_lost", "spill_failed", "passed_over", "demoted", "dropped", "loaded",
     "load_failed", "stalls", "recomputed", "prefetched", "prefetch_useful", "prefetch_wasted",
     "prefetch_cancelled", "shared", "share_failed", "store_loaded", "store_failed",
 )  # fmt: skip
+_FAMILIES: Final = (
+    _gauge("kvgraph_engine_state", "1 for the state it is in", "state", lambda s: [(s, 1)],
+           "state"),
+    _gauge("kvgraph_ranking_age_seconds", "Age of its ranking", "ranking_age_s"),
+    _gauge("kvgraph_resident_blocks", "Blocks in its prefix cache", "graph.layers",
+           lambda layers: layers.items(), "layer"),
+    _gauge("kvgraph_policy_rules", "1 while the policy ranks, 0 while LRU does",
+           "ruling.policy_rules"),
+    _gauge("kvgraph_policy_ahead_blocks", "Blocks that the policy found more than LRU, lately",
+           "ruling.ahead"),
+    _count("kvgraph_ruling_changes", "Times that LRU and policy changed", "ruling.changes"),
+    _count("kvgraph_sequence_gaps", "Gaps in its events", "gaps"),
+    # Engines report these since their own start.
+    _count("kvgraph_advice_applied", "What an engine did with rankings", "graph.applied",
+           _fields("moved", "recycled", "stale", "protected_evicted"), "what"),
+    _count("kvgraph_events_dropped", "Events that its full queue dropped",
+           "graph.applied.dropped"),
+    _gauge("kvgraph_protection_blocks", "Blocks that are named to be kept, by whether they are",
+           "graph", lambda graph: [("yes", graph.kept), ("no", graph.over_share)], "kept"),
+    _gauge("kvgraph_protection_share", "Of a pool, that may be kept", "graph.kept_share"),
+    _gauge("kvgraph_protection_price_points", "Points of what is found that this costs, lately",
+           "graph.budget.points"),
+    _gauge("kvgraph_tier_blocks", "Blocks in a tier", "",
+           lambda engine: [(tier, held) for tier, held, _ in _levels(engine)], "tier"),
+    _gauge("kvgraph_tier_capacity_blocks", "Blocks that fit into a tier", "",
+           lambda engine: [(tier, room) for tier, _, room in _levels(engine)], "tier"),
+    _count("kvgraph_tier_events", "Counted by an engine's tiers", "tiers", _TIER_COUNTS, "what"),
+    _count("kvgraph_tier_bytes", "Moved between tiers, on one worker", "tiers",
+           lambda tiers: [("spill", tiers.spilled * tiers.bytes_per_block),
+                          ("load", (tiers.loaded + tiers.prefetched) * tiers.bytes_per_block)],
+           "direction"),
+    _gauge("kvgraph_tier_bytes_per_second", "What a transfer reaches", "tiers",
+           lambda tiers: [("spill", tiers.spill_bytes_per_s), ("load", tiers.load_bytes_per_s)],
+           "direction"),
+    _gauge("kvgraph_prefill_tokens_per_second", "What computing reaches",
+           "tiers.prefill_tokens_per_s"),
+    _count("kvgraph_stall_seconds", "Requests waited for loads", "tiers.stall_s"),
+    _gauge("kvgraph_admission_waiting", "Requests that are held now", "graph.admission.waiting"),
+    _gauge("kvgraph_admission_waiting_blocks", "Blocks of context that they want",
+           "graph.admission.waiting_blocks"),
+    _gauge("kvgraph_admission_oldest_seconds", "How long the first of them waits",
+           "graph.admission.oldest_s"),
+    _gauge("kvgraph_admission_longest_seconds",
+           "The longest that any was held since the engine's start", "graph.admission.longest_s"),
+    _gauge("kvgraph_admission_queued_share",
+           "Share of the latest requests that met others in the queue",
+           "graph.admission.queued_share"),
+    _count("kvgraph_admission_held", "Requests that were held", "graph.admission.held"),
+    _count("kvgraph_admission_not_held", "Requests that started without being held",
+           "graph.admission.not_held"),
+    _count("kvgraph_admission_waited_seconds", "Seconds that requests were held in all",
+           "graph.admission.waited_s"),
+    _count("kvgraph_admission_released", "Held requests by why they wait no longer",
+           "graph.admission.released", lambda n: zip(HOLD_ENDS, n, strict=False), "reason"),
+    _gauge("kvgraph_admission_live_sessions", "Sessions that are live", "room.live_sessions"),
+    _gauge("kvgraph_admission_fitting_sessions", "Sessions that fit", "room.fitting_sessions"),
+    _gauge("kvgraph_admission_closed", "1: new context needs room", "room",
+           lambda room: [(int(room.room_blocks is not None),)]),
+    _gauge("kvgraph_admission_computed_again", "Share of the latest prompts", "room.again"),
+    _gauge("kvgraph_admission_lifted_pools",
+           "Pools' worth of prompts without a limit: one saved nothing", "room.lifted_pools"),
+    _gauge("kvgraph_admission_room_blocks", "Blocks of new context that may start",
+           "room.room_blocks"),
+)  # fmt: skip
 
-_ADVICE_COUNTS = ("moved", "recycled", "stale", "protected_evicted")
+
+def engine_metrics(engines: Sequence[EngineStatus]) -> Iterator[Metric]:
+    info = InfoMetricFamily("kvgraph_engine", "Who an engine is", labels=["engine"])
+    for engine in engines:
+        names = {"name": cut(engine.name), "model": cut(engine.model),
+                 "version": cut(engine.version), "kind": engine.kind}  # fmt: skip
+        info.add_metric([cut(engine.id)], names)
+    yield info
+    yield from (family.of(engines) for family in _FAMILIES)
 
 
 class SidecarCollector(Collector):
@@ -147,20 +213,7 @@ class SidecarCollector(Collector):
         status = self._source.status()
         yield _value("kvgraph_uptime_seconds", "Seconds since the sidecar started", status.uptime_s)
         yield from _graph(status)
-        yield from _engines(status.engines)
-        yield from _reports(status.engines)
-        yield from _protection(status.engines)
-        yield from _tiers(status.engines)
-        yield from admission_metrics(
-            [
-                (cut(engine.id), engine.graph.admission)
-                for engine in status.engines
-                if engine.graph is not None and engine.graph.admission is not None
-            ]
-        )
-        yield from room_metrics(
-            [(cut(engine.id), engine.room) for engine in status.engines if engine.room is not None]
-        )
+        yield from engine_metrics(status.engines)
         yield from _counters(status)
         yield from log_metrics(self._source.totals())
 
@@ -176,111 +229,6 @@ def _graph(status: SidecarStatus) -> Iterator[Metric]:
         yield _value("kvgraph_snapshot_age_seconds", "Age of the last good snapshot", written)
 
 
-def _engines(engines: tuple[EngineStatus, ...]) -> Iterator[Metric]:
-    info = InfoMetricFamily("kvgraph_engine", "Who an engine is", labels=["engine"])
-    state = _gauge("kvgraph_engine_state", "1 for the state it is in", "engine", "state")
-    age = _gauge("kvgraph_ranking_age_seconds", "Age of its ranking", "engine")
-    blocks = _gauge("kvgraph_resident_blocks", "Blocks in its prefix cache", "engine", "layer")
-    rules = _gauge("kvgraph_policy_rules", "1 while the policy ranks, 0 while LRU does", "engine")
-    ahead = _gauge(
-        "kvgraph_policy_ahead_blocks",
-        "Blocks that the policy found more than LRU, lately",
-        "engine",
-    )
-    changes = _counter("kvgraph_ruling_changes", "Times that LRU and policy changed", "engine")
-    gaps = _counter("kvgraph_sequence_gaps", "Gaps in its events", "engine")
-    for engine in engines:
-        label = [cut(engine.id)]
-        names = {"name": cut(engine.name), "model": cut(engine.model),
-                 "version": cut(engine.version), "kind": engine.kind}  # fmt: skip
-        info.add_metric(label, names)
-        state.add_metric([*label, engine.state], 1)
-        gaps.add_metric(label, engine.gaps)
-        if engine.ranking_age_s is not None:
-            age.add_metric(label, engine.ranking_age_s)
-        if engine.ruling is not None:
-            rules.add_metric(label, int(engine.ruling.policy_rules))
-            ahead.add_metric(label, engine.ruling.ahead)
-            changes.add_metric(label, engine.ruling.changes)
-        for layer, count in (engine.graph.layers if engine.graph else {}).items():
-            blocks.add_metric([*label, layer], count)
-    yield from (info, state, age, blocks, rules, ahead, changes, gaps)
-
-
-def _reports(engines: tuple[EngineStatus, ...]) -> Iterator[Metric]:
-    """Counters that engines report, since their own start."""
-    advice = _counter(
-        "kvgraph_advice_applied", "What an engine did with rankings", "engine", "what"
-    )
-    dropped = _counter("kvgraph_events_dropped", "Events that its full queue dropped", "engine")
-    for engine in engines:
-        applied = engine.graph.applied if engine.graph is not None else None
-        if applied is None:
-            continue
-        for what in _ADVICE_COUNTS:
-            advice.add_metric([cut(engine.id), what], getattr(applied, what))
-        dropped.add_metric([cut(engine.id)], applied.dropped)
-    yield from (advice, dropped)
-
-
-def _protection(engines: tuple[EngineStatus, ...]) -> Iterator[Metric]:
-    blocks = _gauge(
-        "kvgraph_protection_blocks",
-        "Blocks that are named to be kept, by whether they are",
-        "engine",
-        "kept",
-    )
-    share = _gauge("kvgraph_protection_share", "Of a pool, that may be kept", "engine")
-    price = _gauge(
-        "kvgraph_protection_price_points",
-        "Points of what is found that this costs, lately",
-        "engine",
-    )
-    for engine in engines:
-        known, label = engine.graph, cut(engine.id)
-        if known is None:
-            continue
-        blocks.add_metric([label, "yes"], known.kept)
-        blocks.add_metric([label, "no"], known.over_share)
-        share.add_metric([label], known.kept_share)
-        if known.budget is not None and known.budget.points is not None:
-            price.add_metric([label], known.budget.points)
-    yield from (blocks, share, price)
-
-
-def _tiers(engines: tuple[EngineStatus, ...]) -> Iterator[Metric]:
-    level = _gauge("kvgraph_tier_blocks", "Blocks in a tier", "engine", "tier")
-    room = _gauge("kvgraph_tier_capacity_blocks", "Blocks that fit into a tier", "engine", "tier")
-    counts = _counter("kvgraph_tier_events", "Counted by an engine's tiers", "engine", "what")
-    moved = _counter(
-        "kvgraph_tier_bytes", "Moved between tiers, on one worker", "engine", "direction"
-    )
-    rates = _gauge(
-        "kvgraph_tier_bytes_per_second", "What a transfer reaches", "engine", "direction"
-    )
-    prefill = _gauge("kvgraph_prefill_tokens_per_second", "What computing reaches", "engine")
-    stalls = _counter("kvgraph_stall_seconds", "Requests waited for loads", "engine")
-    for engine in engines:
-        tiers, known, label = engine.tiers, engine.graph, cut(engine.id)
-        if tiers is None:
-            continue
-        if known is not None and known.pressure is not None:
-            level.add_metric([label, "hot"], known.resident)
-            room.add_metric([label, "hot"], known.pressure.total_blocks)
-        for tier in ("warm", "cold"):
-            level.add_metric([label, tier], getattr(tiers, f"{tier}_blocks"))
-            room.add_metric([label, tier], getattr(tiers, f"{tier}_capacity"))
-        for what in _TIER_COUNTS:
-            counts.add_metric([label, what], getattr(tiers, what))
-        back = tiers.loaded + tiers.prefetched
-        for direction, blocks in (("spill", tiers.spilled), ("load", back)):
-            moved.add_metric([label, direction], blocks * tiers.bytes_per_block)
-            rates.add_metric([label, direction], getattr(tiers, f"{direction}_bytes_per_s"))
-        prefill.add_metric([label], tiers.prefill_tokens_per_s)
-        stalls.add_metric([label], tiers.stall_s)
-    yield from (level, room, counts, moved, rates, prefill, stalls)
-
-
 def _counters(status: SidecarStatus) -> Iterator[Metric]:
     for group, counts in status.counters.items():
         family = _counter(f"kvgraph_{group}", f"Counted by {group}", "what")
@@ -291,10 +239,6 @@ def _counters(status: SidecarStatus) -> Iterator[Metric]:
 
 def _value(name: str, text: str, value: float) -> Metric:
     return GaugeMetricFamily(name, text, value=value)
-
-
-def _gauge(name: str, text: str, *labels: str) -> GaugeMetricFamily:
-    return GaugeMetricFamily(name, text, labels=labels)
 
 
 def _counter(name: str, text: str, *labels: str) -> CounterMetricFamily:

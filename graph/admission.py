@@ -139,23 +139,18 @@ SATURATED: Final = 0.4
 """Share of requests that found others queued from which the engine counts as saturated. Chosen in
 the closed loop of the replay lab, on other sessions than those of the figures: there an engine that
 keeps up shows at most 0.2, and one whose cache thrashes 1. From 0.3 to 0.5 nothing changes."""
-AT_EASE: Final = 0.15
-"""Below this share a saturated engine no longer counts as such. Chosen."""
+AT_EASE: Final = 0.15  # below this share a saturated engine no longer counts as such; chosen
 
 
 class Saturation:
     """Measures how many recent requests found others in the engine's queue.
 
     It counts requests rather than seconds, so it means the same at any pace of users or engine.
-
-    Attributes:
-        share: Share of these requests, recent ones weighted more.
-        is_reached: Whether requests queue so often that the engine cannot keep up.
     """
 
     def __init__(self) -> None:
-        self.share = 0.0
-        self.is_reached = False
+        self.share = 0.0  # share of these requests, recent ones weighted more
+        self.is_reached = False  # whether requests queue so often that the engine cannot keep up
 
     def note_arrival(self, *, queued: bool) -> None:
         """Count a request that arrived.
@@ -211,17 +206,12 @@ def new_context_blocks(prompt: int, found: int, pool: int, *, new: bool) -> int:
 
 @dataclass(frozen=True, slots=True)
 class HoldingBounds:
-    """Limits for holding requests.
+    """Limits for holding requests."""
 
-    Attributes:
-        pool_blocks: Blocks of the pool. A request that needs this many never fits and is not held.
-        most_s: The longest a request is held, in seconds.
-        step_blocks: Prompt blocks that the engine computes in one step.
-    """
-
+    # Blocks of the pool; a request that needs this many never fits and is not held.
     pool_blocks: int
-    most_s: float
-    step_blocks: int = 1
+    most_s: float  # the longest a request is held, in seconds
+    step_blocks: int = 1  # prompt blocks that the engine computes in one step
 
 
 class HoldingRule:
@@ -231,9 +221,6 @@ class HoldingRule:
     silent or reports room for all, while nothing else runs, or longer than the bound. While few
     requests queue, a request is held only behind other held ones, and held requests need no
     patience: as many start at a time as one step computes. All times are seconds of one clock.
-
-    Attributes:
-        saturation: Whether requests queue so often that holding some is worthwhile.
     """
 
     def __init__(self, bounds: HoldingBounds) -> None:
@@ -241,6 +228,7 @@ class HoldingRule:
         self._order = HoldingOrder()
         self._room = RoomLedger()
         self._pacing = Pacing()
+        # Whether requests queue so often that holding some is worthwhile.
         self.saturation = Saturation()
         self._met: bool | None = None  # whether who arrives since the last step meets others
         self._ran_at = -math.inf
@@ -406,8 +394,7 @@ class HoldingRule:
         return idle and now - self._ran_at >= _ABOUT_TO_RUN_S
 
     def _pass(self, asks: Held) -> None:
-        """Let in a request that does not wait; one without new context does not count for its
-        tenant."""
+        """Let in a request that does not wait; without new context it costs its tenant nothing."""
         if asks.blocks:
             self._order.served(asks.tenant)
         self._let_in(asks)

@@ -155,8 +155,7 @@ def _memories(tables: Tables, row: int) -> list[str]:
     return [tables.memories.name(each) or "" for each in found if each != NO_ROW]
 
 
-ROOT = "root"
-"""The node before every first block: the empty prefix."""
+ROOT = "root"  # the node before every first block: the empty prefix
 
 _TIERS = {"hot": Tier.HOT, "warm": Tier.WARM, "cold": Tier.COLD, "store": Tier.POOL}
 

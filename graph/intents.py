@@ -21,16 +21,11 @@ from .wire.events import SessionSignal
 class IntentKind(StrEnum):
     """What to do with the target's blocks."""
 
-    PIN = "pin"
-    """Lease them for some seconds, whatever the policy says."""
-    RETAIN = "retain"
-    """Set their importance, from 0 to 1, until a request states another."""
-    DEMOTE = "demote"
-    """Evict them first, until a request walks them again."""
-    PREFETCH = "prefetch"
-    """Load their copies back, since a request will need them."""
-    SHARE = "share"
-    """Other sessions will use them, so the end of their session does not demote them."""
+    PIN = "pin"  # lease them for some seconds, whatever the policy says
+    RETAIN = "retain"  # set their importance, from 0 to 1, until a request states another
+    DEMOTE = "demote"  # evict them first, until a request walks them again
+    PREFETCH = "prefetch"  # load their copies back, since a request will need them
+    SHARE = "share"  # other sessions will use them: the end of their session does not demote them
 
 
 class Verdict(StrEnum):
@@ -45,21 +40,15 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Which blocks an intent is about; exactly one of the first four fields must be given.
+    """Which blocks an intent is about; exactly one of the first four fields must be given."""
 
-    Attributes:
-        block: A key: this block and all blocks before it in its chain.
-        session: The blocks of the session's last turn.
-        identity: The blocks of all segments with this name, as in ``tool:search#3``; or one of
-            them, as in ``tool:search#3#0``.
-        memory_id: The blocks that refer to this memory.
-        tenant: Only this tenant's blocks are affected. None: blocks without a tenant.
-    """
-
-    block: BlockKey | None = None
-    session: str | None = None
+    block: BlockKey | None = None  # a key: this block and all blocks before it in its chain
+    session: str | None = None  # the blocks of the session's last turn
+    # The blocks of all segments with this name, as in ``tool:search#3``; or one of them, as in
+    # ``tool:search#3#0``.
     identity: str | None = None
-    memory_id: str | None = None
+    memory_id: str | None = None  # the blocks that refer to this memory
+    # Only this tenant's blocks are affected; None: blocks without a tenant.
     tenant: str | None = None
 
     @property
@@ -71,34 +60,24 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Intent:
-    """A request to pin, value, demote, prefetch or share blocks.
-
-    Attributes:
-        seconds: How long a lease or a prefetch order lasts; None: as long as allowed.
-        importance: For ``RETAIN``: from 0 to 1.
-    """
+    """A request to pin, value, demote, prefetch or share blocks."""
 
     kind: IntentKind
     target: Target
+    # How long a lease or a prefetch order lasts; None: as long as allowed.
     seconds: float | None = None
-    importance: float = 1.0
+    importance: float = 1.0  # for ``RETAIN``: from 0 to 1
 
 
 @dataclass(frozen=True, slots=True)
 class IntentAnswer:
-    """The outcome of an intent.
-
-    Attributes:
-        blocks: Blocks that it was applied to.
-        asked: Blocks of its target.
-        seconds: How long it holds; None: no time limit.
-    """
+    """The outcome of an intent."""
 
     verdict: Verdict
     reason: str
-    blocks: int = 0
-    asked: int = 0
-    seconds: float | None = None
+    blocks: int = 0  # blocks that it was applied to
+    asked: int = 0  # blocks of its target
+    seconds: float | None = None  # how long it holds; None: no time limit
 
 
 NOTHING: Final = IntentAnswer(Verdict.MISSING, "no block of that target is known for this tenant")
@@ -109,18 +88,12 @@ Mask = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class LeaseBounds:
-    """How much of a pool may be leased, and for how long; all chosen.
+    """How much of a pool may be leased, and for how long; all chosen."""
 
-    Attributes:
-        pool_share: Share of a pool for all leases together; never more than protection may keep
-            there.
-        tenant_share: Share of a pool for one named tenant's leases.
-        longest_s: Longest lease or prefetch order, in seconds.
-    """
-
+    # Share of a pool for all leases together; never more than protection may keep there.
     pool_share: float = 0.25
-    tenant_share: float = 0.125
-    longest_s: float = 900.0
+    tenant_share: float = 0.125  # share of a pool for one named tenant's leases
+    longest_s: float = 900.0  # longest lease or prefetch order, in seconds
 
 
 def leasable(
@@ -250,9 +223,6 @@ class IntentBook:
     Args:
         signalled: Applies a session signal; returns False for an unknown session.
         clock: Monotonic seconds.
-
-    Attributes:
-        bounds: Lease bounds; may be replaced at any time.
     """
 
     def __init__(
@@ -264,7 +234,7 @@ class IntentBook:
         self._tables = tables
         self._signalled = signalled
         self._clock = clock
-        self.bounds = LeaseBounds()
+        self.bounds = LeaseBounds()  # lease bounds; may be replaced at any time
 
     def signal(self, signal: SessionSignal) -> IntentAnswer:
         """Apply what a caller states about a session outside any request."""

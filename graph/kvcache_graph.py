@@ -41,14 +41,10 @@ from .wire.events import (
 
 
 class ChangeCounts:
-    """Counts changes per engine, to tell whether a ranking is out of date.
-
-    Attributes:
-        total: Changes of all engines.
-    """
+    """Counts changes per engine, to tell whether a ranking is out of date."""
 
     def __init__(self) -> None:
-        self.total = 0
+        self.total = 0  # changes of all engines
         self._all = 0
         self._own: Counter[str] = Counter()
 

@@ -21,39 +21,24 @@ _MOST_EXAMINED: Final = 64  # lanes of a priority, requests of a lane, in ``pop_
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A request that waits for room.
+    """A request that waits for room."""
 
-    Attributes:
-        request_id: The engine's request id.
-        since: When it began to wait, in seconds of the engine's clock.
-        blocks: Blocks of its context that are not in the pool.
-        priority: As in vLLM: a lower value goes first.
-        returning: Whether its session has been served here before.
-        session: Its session's name, if known.
-        tenant: Its tenant's name, if known.
-    """
-
-    request_id: str
-    since: float
-    blocks: int
-    priority: int = 0
-    returning: bool = False
-    session: str | None = None
-    tenant: str | None = None
+    request_id: str  # the engine's request id
+    since: float  # when it began to wait, in seconds of the engine's clock
+    blocks: int  # blocks of its context that are not in the pool
+    priority: int = 0  # as in vLLM: a lower value goes first
+    returning: bool = False  # whether its session has been served here before
+    session: str | None = None  # its session's name, if known
+    tenant: str | None = None  # its tenant's name, if known
 
 
 class _Place(NamedTuple):
-    """A request's place in its lane.
+    """A request's place in its lane."""
 
-    Attributes:
-        since: Value of ``HoldingOrder._now`` on its arrival.
-        number: Requests that arrived before it.
-        payer: The tenant charged for it: its own, or the one that stands for all unknown tenants.
-    """
-
-    since: float
-    number: int
+    since: float  # value of ``HoldingOrder._now`` on its arrival
+    number: int  # requests that arrived before it
     held: Held
+    # The tenant charged for it: its own, or the one that stands for all unknown tenants.
     payer: str | None
 
 
@@ -119,8 +104,7 @@ class HoldingOrder:
         self._queue(place)
 
     def served(self, tenant: str | None) -> None:
-        """Note that a request of ``tenant`` starts without having waited: the tenant is known
-        now."""
+        """Note that a request of ``tenant`` starts without a wait: the tenant is known now."""
         if tenant is not None:
             self._end(tenant, self._ended(tenant))
 
@@ -185,8 +169,7 @@ class HoldingOrder:
         return place.held if place is not None else None
 
     def _least_served(self, latest: float) -> tuple[float, str | None, int] | None:
-        """Start, payer and priority of the tenant whose turn it is, among requests held since
-        ``latest``."""
+        """Start, payer and priority of the next tenant, among requests held since ``latest``."""
         for priority in sorted(self._lanes):
             firsts = map(_first, islice(self._lanes[priority].values(), _MOST_EXAMINED))
             patient = [place for place in firsts if place.held.since <= latest]

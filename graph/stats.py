@@ -141,17 +141,11 @@ a query, and blocks stored together stand in consecutive rows."""
 
 
 class HeldChains(NamedTuple):
-    """How much of each chain an engine holds: int32 ``[chains]`` each, in blocks.
+    """How much of each chain an engine holds: int32 ``[chains]`` each, in blocks."""
 
-    Attributes:
-        length: Blocks of the whole chain; 0: the chain, or what is held of it, is unknown.
-        pool: How many of its first blocks are in the engine's pool.
-        copied: How many of its first blocks are in the pool or in the engine's colder tiers.
-    """
-
-    length: Rows
-    pool: Rows
-    copied: Rows
+    length: Rows  # blocks of the whole chain; 0: the chain, or what is held of it, is unknown
+    pool: Rows  # how many of its first blocks are in the engine's pool
+    copied: Rows  # how many of its first blocks are in the pool or in the engine's colder tiers
 
 
 def held_chains(tables: Tables, tips: Rows, engines: EngineColumns) -> HeldChains:
@@ -190,10 +184,8 @@ def shared_chains(tables: Tables, tips: Rows) -> Rows:
 def _last_held(
     tables: Tables, tips: Rows, engines: EngineColumns | None, tiers: int
 ) -> tuple[Rows, Mask]:
-    """The last block of each chain that is in one of ``tiers``, and which chains were given up.
-
-    ``engines`` is as in ``held_chains``; None: in a tier of any engine.
-    """
+    """The last block of each chain that is in one of ``tiers``, and which chains were given up."""
+    # ``engines`` is as in ``held_chains``; None: in a tier of any engine.
     blocks, at = tables.blocks, tips.copy()
     open_ = np.flatnonzero(at != NO_ROW)
     for _ in range(_MOST_WINDOWS):

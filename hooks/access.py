@@ -70,8 +70,7 @@ class EndpointAccess:
         return self._is_tcp
 
     def has_changed(self) -> bool:
-        """Tell whether to connect again: with another token, or with keys that may be allowed by
-        now."""
+        """Whether to connect again: with another token, or with keys that may be allowed by now."""
         return self._keys is not None or self._known_token() not in ("", self._token)
 
     def _known_token(self) -> str:

@@ -161,8 +161,7 @@ class FakeEngine:
         self.client.emit(BlocksRemoved(_pack(victims)))
 
     def _in_order(self, ranking: EvictionRanking | None) -> dict[int, None]:
-        """Yield evictable blocks, the first to go first: ranked ones, then the longest unused, then
-        protected ones."""
+        """Yield evictable blocks: ranked ones, then the longest unused, then protected ones."""
         if ranking is None:
             return dict.fromkeys(self._cached)
         kept = ranking.protected.tolist()

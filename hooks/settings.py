@@ -297,20 +297,13 @@ def _config_error(text: str) -> ValueError:
 
 @dataclass(frozen=True, slots=True)
 class StoreSettings:
-    """A shared store, and what may be kept there.
+    """A shared store, and what may be kept there."""
 
-    Attributes:
-        place: A directory's path, or ``mooncake://HOST:PORT``.
-        capacity_bytes: Of a directory in all; with Mooncake, what each worker adds to the store.
-        at_turn_end: Whether blocks go there when their request ends; else when they are about to be
-            evicted.
-        salted: Whether blocks of requests with a cache salt go there too.
-    """
-
-    place: str
-    capacity_bytes: int
+    place: str  # a directory's path, or ``mooncake://HOST:PORT``
+    capacity_bytes: int  # of a directory in all; with Mooncake, what each worker adds to the store
+    # Whether blocks go there when their request ends; else when they are about to be evicted.
     at_turn_end: bool = True
-    salted: bool = False
+    salted: bool = False  # whether blocks of requests with a cache salt go there too
 
     @property
     def is_mooncake(self) -> bool:
@@ -320,28 +313,18 @@ class StoreSettings:
 
 @dataclass(frozen=True, slots=True)
 class TierSettings:
-    """The tiers of one worker.
+    """The tiers of one worker."""
 
-    Attributes:
-        warm_bytes: Bytes of host memory for copies.
-        cold_bytes: Bytes of disk below that memory; 0 for none.
-        cold_dir: Directory of the disk tier's files; None without one.
-        prefetch: Whether copies are loaded before any request asks.
-        ahead: Whether they are loaded for requests that wait in vLLM's queue, too.
-        spill_all: A plain LRU memory: every block that is about to be evicted is copied, and the
-            least recently used copy makes room, whatever the graph knows of them.
-        sharers: Workers on this machine, each with a budget of this size.
-        store: The shared store below that memory; None without one.
-    """
-
-    warm_bytes: int
-    cold_bytes: int = 0
-    cold_dir: Path | None = None
-    prefetch: bool = True
-    ahead: bool = False
+    warm_bytes: int  # bytes of host memory for copies
+    cold_bytes: int = 0  # bytes of disk below that memory; 0 for none
+    cold_dir: Path | None = None  # directory of the disk tier's files; None without one
+    prefetch: bool = True  # whether copies are loaded before any request asks
+    ahead: bool = False  # whether they are loaded for requests that wait in vLLM's queue, too
+    # A plain LRU memory: every block that is about to be evicted is copied, and the least recently
+    # used copy makes room, whatever the graph knows of them.
     spill_all: bool = False
-    sharers: int = 1
-    store: StoreSettings | None = None
+    sharers: int = 1  # workers on this machine, each with a budget of this size
+    store: StoreSettings | None = None  # the shared store below that memory; None without one
 
     @property
     def keeps_more(self) -> bool:

@@ -198,8 +198,7 @@ class Arena:
         return None
 
     def _leave_some(self, locked: int, error: TransferError) -> None:
-        """Release some of the ``locked`` slabs, so that the engine's own buffers can be locked
-        too."""
+        """Release some of the ``locked`` slabs, for the engine's own buffers to be locked too."""
         kept = locked - max(_LEFT_SLABS, round(locked * _LEFT_SHARE))
         self._release(np.arange(max(kept, 0), locked))
         if kept <= 0:

@@ -110,8 +110,7 @@ class DiskTier:
         return True
 
     def read(self, key: bytes, into: WriteableBuffer) -> bool:
-        """Fill a writable buffer with a record; False, and it is undefined, without an intact
-        one."""
+        """Fill a writable buffer with a record; False, and it is undefined, if none is intact."""
         slot = self._slot(key)
         if slot is None:
             return False

@@ -28,5 +28,4 @@ class StorageError(KernelError):
 
 
 class TransferError(KernelError):
-    """The GPU's driver refused a copy, a launch, or to page-lock memory; the message quotes its
-    error."""
+    """The GPU's driver refused a copy, a launch, or to page-lock memory; its error is quoted."""

@@ -49,6 +49,5 @@ def from_cells(cells: Tensor, scale: Tensor) -> Tensor:
 
 
 def rescaled(cells: Tensor, old: Tensor, new: Tensor) -> Tensor:
-    """Requantise to the wider scale ``new``; where a scale did not change, cells keep their
-    bits."""
+    """Requantise to the wider scale ``new``; where no scale changed, cells keep their bits."""
     return to_cells(from_cells(cells, old), new)

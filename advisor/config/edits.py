@@ -135,8 +135,7 @@ class WeightEditor:
         return len(self._changes)
 
     def apply(self, change: Change, who: str) -> Config:
-        """Write a change; returns the resulting configuration. ``who``: the token's name, for the
-        log."""
+        """Write a change; returns the new configuration. ``who``: the token's name, for the log."""
         with self._lock:
             path, text, edited = self._edited(change, self._file())
             config = self._checked(path, edited, change)

@@ -94,8 +94,7 @@ _COLUMNS: Final = (
     "compute_s", "load_s", "fetch_s", "asked", "waiting", "live", "pool", "fresh", "refusing",
     "up", "draining",
 )  # fmt: skip
-MOST_REFUSING: Final = 8
-"""Refusals in a row that are counted; chosen."""
+MOST_REFUSING: Final = 8  # refusals in a row that are counted; chosen
 _UNKNOWN_POOL: Final = 500_000  # tokens of pools where no engine says how large its own is; chosen
 
 
@@ -105,20 +104,13 @@ class Speed:
 
     The defaults are chosen: an 8B model on a GPU whose host memory is behind PCIe 5, and a store
     behind a network of 40 Gbit/s.
-
-    Attributes:
-        prefill_tokens_per_s: Prompt tokens computed per second.
-        load_bytes_per_s: Bandwidth of the engine's own host memory.
-        store_bytes_per_s: Bandwidth of a store that engines share.
-        bytes_per_token: KV of one token in all layers; 131,072 for an 8B model in bf16.
-        pool_tokens: Tokens that the engine's pool holds; 0: unknown.
     """
 
-    prefill_tokens_per_s: float = 20_000.0
-    load_bytes_per_s: float = 50e9
-    store_bytes_per_s: float = 5e9
-    bytes_per_token: int = 131_072
-    pool_tokens: int = 0
+    prefill_tokens_per_s: float = 20_000.0  # prompt tokens computed per second
+    load_bytes_per_s: float = 50e9  # bandwidth of the engine's own host memory
+    store_bytes_per_s: float = 5e9  # bandwidth of a store that engines share
+    bytes_per_token: int = 131_072  # KV of one token in all layers; 131,072 for an 8B model in bf16
+    pool_tokens: int = 0  # tokens that the engine's pool holds; 0: unknown
 
 
 class EngineBoard:

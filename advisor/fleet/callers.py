@@ -22,8 +22,7 @@ Headers = list[tuple[bytes, bytes]]
 
 MOST_BODY: Final = 64 << 20
 """Bytes of a request's body; chosen: several times the longest context in JSON."""
-MOST_NAME: Final = 128
-"""Characters of a session's name: vLLM's own bound."""
+MOST_NAME: Final = 128  # characters of a session's name: vLLM's own bound
 _NOT_IN_NAMES: Final = frozenset("@/\\\0")  # vLLM's own rule
 _SERVED: Final = ("/tokenize", "/detokenize", "/version")  # beside what is below /v1/
 _DECODINGS: Final = 3  # of a path that servers in turn may do; chosen: one more than double
@@ -111,26 +110,19 @@ class Effect(IntEnum):
     """What a generating request may have changed on its engine, beside the KV cache."""
 
     NONE = 0
-    KEEPS = 1
-    """Its answer is kept, if there is one."""
-    ACTS = 2
-    """Anything: tools have run, or nobody knows what it asks for."""
+    KEEPS = 1  # its answer is kept, if there is one
+    ACTS = 2  # anything: tools have run, or nobody knows what it asks for
 
 
 class Call(NamedTuple):
-    """A request as it is sent to an engine.
-
-    Attributes:
-        streams: Whether the answer comes token by token.
-        effect: Of a request that generates.
-    """
+    """A request as it is sent to an engine."""
 
     method: str
     path: str
     headers: Headers
     body: Body
-    streams: bool = False
-    effect: Effect = Effect.NONE
+    streams: bool = False  # whether the answer comes token by token
+    effect: Effect = Effect.NONE  # of a request that generates
 
     @property
     def repeatable(self) -> bool:
@@ -146,20 +138,13 @@ class Call(NamedTuple):
 
 
 class Turn(NamedTuple):
-    """A request with a prompt, and the session that it belongs to.
+    """A request with a prompt, and the session that it belongs to."""
 
-    Attributes:
-        session: Unique over all callers.
-        name: The caller's name for the session, or a generated one.
-        ends: Whether the session ends with this answer.
-        engine_name: The name that is sent to the engine; empty: none, and the engine infers its own
-            sessions.
-    """
-
-    session: str
-    name: str
+    session: str  # unique over all callers
+    name: str  # the caller's name for the session, or a generated one
     prompt: Prompt
-    ends: bool
+    ends: bool  # whether the session ends with this answer
+    # The name that is sent to the engine; empty: none, and the engine infers its own sessions.
     engine_name: str = ""
 
     @property
@@ -201,16 +186,11 @@ def check_path(path: str) -> None:
 
 
 class _Name(NamedTuple):
-    """A session's name.
-
-    Attributes:
-        engine_name: As engines accept it; empty: vLLM refuses such a name.
-        shared: Whether several sessions may have it.
-    """
+    """A session's name."""
 
     name: str
-    engine_name: str
-    shared: bool = False
+    engine_name: str  # as engines accept it; empty: vLLM refuses such a name
+    shared: bool = False  # whether several sessions may have it
 
 
 class Callers:

@@ -31,15 +31,10 @@ _MOST: Final = 1 << 53  # tokens; chosen: beyond any pool
 
 
 class CacheFacts(NamedTuple):
-    """What an engine's metrics say of its KV cache.
+    """What an engine's metrics say of its KV cache."""
 
-    Attributes:
-        tokens: Capacity of its pool over all ranks; 0 where it does not say.
-        hashing: Block size and hash algorithm in words; empty where it does not say.
-    """
-
-    tokens: int = 0
-    hashing: str = ""
+    tokens: int = 0  # capacity of its pool over all ranks; 0 where it does not say
+    hashing: str = ""  # block size and hash algorithm in words; empty where it does not say
 
 
 def cache_facts(exposition: str) -> CacheFacts:
@@ -57,8 +52,7 @@ def cache_facts(exposition: str) -> CacheFacts:
 
 
 def _hashing(rank: dict[str, str]) -> str:
-    """Describe how a rank hashes blocks; empty where it states no block size, as with a stated
-    capacity it need not."""
+    """Describe how a rank hashes blocks; empty where it states no block size."""
     algorithm = rank.get("prefix_caching_hash_algo", "")[:_LONGEST_NAME]
     try:
         size = f"blocks of {int(rank['block_size'])} tokens"
@@ -68,8 +62,7 @@ def _hashing(rank: dict[str, str]) -> str:
 
 
 def _tokens(rank: dict[str, str]) -> int:
-    """Return the tokens of one rank's pool; raises KeyError or ValueError where they are not
-    stated."""
+    """Return the tokens of a rank's pool; raises KeyError or ValueError if they are not stated."""
     # With several KV cache groups a request takes blocks of each, and the product is wrong.
     with contextlib.suppress(ValueError, OverflowError):
         if 0 < (stated := int(float(rank.get(_STATED, "")))) <= _MOST:
@@ -80,8 +73,7 @@ def _tokens(rank: dict[str, str]) -> int:
 INTERVAL_S: Final = 0.5
 """Seconds between two health checks; chosen: a death that no request notices is known within a
 second."""
-TIMEOUT_S: Final = 2.0
-"""Seconds for an answer; chosen."""
+TIMEOUT_S: Final = 2.0  # seconds for an answer; chosen
 SLOW: Final = 3
 """Health checks in a row that may time out before an engine is down: a busy one is slow. Chosen."""
 _LONGEST_DOUBT_S: Final = 30.0  # chosen: about as long as an engine takes to start anew
@@ -144,13 +136,6 @@ class HealthWatch:
     Args:
         came_back: Called with an engine that was down and is up.
         hashing: Returns an engine's hashing as its sidecar states it, by number; "": unknown.
-
-    Attributes:
-        refused: By number, why a healthy engine gets no requests.
-        why: By number, why an engine is down.
-        keyed: Numbers of engines that want an API key.
-        by_metrics, by_sidecars: Hashing compared by each source. Metrics do not tell the seed;
-            sidecars do.
     """
 
     def __init__(
@@ -170,9 +155,11 @@ class HealthWatch:
         self._models: list[str] | None = None
         self._serves: dict[int, list[str]] = {}  # by an engine's number: what it said last
         self._last_up = clock()
-        self.refused: dict[int, str] = {}
-        self.why: dict[int, str] = {}
-        self.keyed: set[int] = set()
+        self.refused: dict[int, str] = {}  # by number, why a healthy engine gets no requests
+        self.why: dict[int, str] = {}  # by number, why an engine is down
+        self.keyed: set[int] = set()  # numbers of engines that want an API key
+        # ``by_metrics``, ``by_sidecars``: hashing compared by each source; metrics do not tell the
+        # seed; sidecars do.
         self.by_metrics, self.by_sidecars = HashingWatch(board), HashingWatch(board)
 
     async def check(self, upstream: Upstream) -> None:
@@ -280,8 +267,7 @@ async def _facts(upstream: Upstream) -> CacheFacts:
 
 
 def _models(answer: OwnAnswer) -> list[str] | None:
-    """Return the models that an engine serves, with their context lengths; None if it lists
-    none."""
+    """Return the models that an engine lists, with their context lengths; None without any."""
     if answer.status != _OK:
         return None
     with contextlib.suppress(orjson.JSONDecodeError, KeyError, TypeError, AttributeError):
@@ -312,9 +298,6 @@ class EngineRoster:
         board: An engine's number is its index there and in ``upstreams``.
         speed: Assumed of engines until it is measured.
         first_byte_s: Seconds for which an engine may be silent before an answer's first byte.
-
-    Attributes:
-        upstreams: All engines that were ever listed.
     """
 
     def __init__(
@@ -324,7 +307,7 @@ class EngineRoster:
         speed: Speed | None = None,
         first_byte_s: float = FIRST_BYTE_S,
     ) -> None:
-        self.upstreams: list[Upstream] = []
+        self.upstreams: list[Upstream] = []  # all engines that were ever listed
         self._board, self._health = board, health
         self._speed, self._first_byte_s = speed, first_byte_s
         self._listed: set[int] = set()

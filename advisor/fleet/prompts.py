@@ -17,12 +17,9 @@ from cachetools import FIFOCache
 
 from .pools import MOST_LINKS_HELD, Link
 
-MOST_LINKS: Final = 2048
-"""Links of one prompt; longer prompts are known by their beginning. Chosen."""
-PIECE: Final = 1024
-"""Characters of a prompt without messages per link; chosen."""
-PIECE_TOKENS: Final = 256
-"""Tokens per link of a prompt given as token ids; chosen."""
+MOST_LINKS: Final = 2048  # links of one prompt; longer prompts are known by their beginning; chosen
+PIECE: Final = 1024  # characters of a prompt without messages per link; chosen
+PIECE_TOKENS: Final = 256  # tokens per link of a prompt given as token ids; chosen
 CHARACTERS_PER_TOKEN: Final = 4
 """For English text, by OpenAI's rule of thumb; costs, and how much fits a pool, depend on it."""
 BINARY_TOKENS: Final = 1024
@@ -48,64 +45,40 @@ _MOST_WORDS: Final = 128  # of one text that are kept, the smallest digests: a f
 _EXCERPT: Final = 1024  # characters at a text's either end whose words count; chosen
 _WORD: Final = re.compile(r"[!-~]+|\S")  # other scripts do not always write spaces
 
-Words = frozenset[int]
-"""Hashes of pairs of neighbouring words."""
+Words = frozenset[int]  # hashes of pairs of neighbouring words
 
 
 class End(NamedTuple):
-    """The end of a prompt without messages.
+    """The end of a prompt without messages."""
 
-    Attributes:
-        after: Digest of its last link, or of its scope.
-        size: Characters or token ids after that link; 0: none.
-        digest: Digest of the whole prompt.
-    """
-
-    after: bytes
-    size: int
-    digest: bytes
+    after: bytes  # digest of its last link, or of its scope
+    size: int  # characters or token ids after that link; 0: none
+    digest: bytes  # digest of the whole prompt
 
 
 class MessageDigest(NamedTuple):
-    """A message of a chat, or a whole piece of another prompt.
+    """A message of a chat, or a whole piece of another prompt."""
 
-    Attributes:
-        digest: Of it alone: what stands before it may change.
-        chain: Of all messages up to here, without the system prompt.
-        tokens: Estimated.
-        by_model: Whether a model wrote it.
-    """
-
-    digest: bytes
-    chain: bytes
-    tokens: int
-    by_model: bool
+    digest: bytes  # of it alone: what stands before it may change
+    chain: bytes  # of all messages up to here, without the system prompt
+    tokens: int  # estimated
+    by_model: bool  # whether a model wrote it
 
 
 class Prompt(NamedTuple):
-    """A prompt as digests.
-
-    Attributes:
-        tokens: Estimated.
-        end: None where longer prompts do not continue it: a batch, a system prompt alone, or a
-            chat.
-        pieces: All of a prompt without messages, in order; not to be kept.
-        said: Its messages without the leading system prompt, or its pieces.
-        texts: Texts of the last messages; not to be kept.
-        newest: Words of the last message; empty where it has none.
-        system: Words of the system prompt.
-        scope: Digest of caller, salt and model.
-    """
+    """A prompt as digests."""
 
     links: list[Link]
-    tokens: int
+    tokens: int  # estimated
+    # None where longer prompts do not continue it: a batch, a system prompt alone, or a chat.
     end: End | None = None
-    pieces: Sequence[Any] = ()
+    pieces: Sequence[Any] = ()  # all of a prompt without messages, in order; not to be kept
+    # Its messages without the leading system prompt, or its pieces.
     said: Sequence[MessageDigest] = ()
-    texts: Sequence[str] = ()
-    newest: Words = frozenset()
-    system: Words = frozenset()
-    scope: bytes = b""
+    texts: Sequence[str] = ()  # texts of the last messages; not to be kept
+    newest: Words = frozenset()  # words of the last message; empty where it has none
+    system: Words = frozenset()  # words of the system prompt
+    scope: bytes = b""  # digest of caller, salt and model
 
     @property
     def known_by(self) -> Prompt:
@@ -368,33 +341,24 @@ _FOUND_BY: Final = 4  # words of a message by which it is found again; chosen
 _LEAST_WORDS: Final = 8  # of a system prompt that tells two apart; chosen
 _KEPT: Final = 0.5  # of a last prompt: what keeps more goes on with it, as for the sidecar
 
-Digest = Callable[[bytes, Any], bytes]
-"""Digest of a piece, given the digest of what is before it."""
+Digest = Callable[[bytes, Any], bytes]  # digest of a piece, given the digest of what is before it
 
 
 class _MessageOwner(NamedTuple):
-    """The session whose message it is; None: several sessions'.
-
-    Attributes:
-        first: Whether it was in the session's first prompt.
-    """
+    """The session whose message it is; None: several sessions'."""
 
     session: str | None
-    first: bool = True
+    first: bool = True  # whether it was in the session's first prompt
 
 
 class _LastPrompt(NamedTuple):
-    """A session's last prompt.
+    """A session's last prompt."""
 
-    Attributes:
-        at: Order in which it was noted.
-        messages, tokens: Of it, without the system prompt.
-        newest, newest_tokens, digest: Of its last message.
-    """
-
-    at: int
+    at: int  # order in which it was noted
+    # ``messages``, ``tokens``: of it, without the system prompt.
     messages: int
     tokens: int
+    # ``newest``, ``newest_tokens``, ``digest``: of its last message.
     newest: Words
     newest_tokens: int
     digest: bytes
@@ -478,8 +442,7 @@ class LastPrompts:
         return None
 
     def _likeliest(self, prompt: Prompt) -> str | None:
-        """Return the session of whose last prompt this one keeps most, if that is more than
-        half."""
+        """Return the session of whose last prompt this one keeps most, and more than half."""
         said, kept, beyond = prompt.said, Counter[str](), set[str]()
         answered, again = set[str](), dict[str, float]()
         digests = {each.digest for each in said[:-1]}
@@ -511,8 +474,7 @@ class LastPrompts:
         return best
 
     def _asked_again(self, prompt: Prompt) -> Iterator[tuple[str, float]]:
-        """Yield sessions whose newest message is partly in this prompt, before its end, and how
-        large a part."""
+        """Yield sessions whose newest message is in this prompt, before its end; and its share."""
         last = len(prompt.said) - 1
         for each, text in zip(
             prompt.said[max(0, last - NEAREST) : last], prompt.texts, strict=False

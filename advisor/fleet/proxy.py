@@ -49,42 +49,27 @@ _LEAST_TIMED: Final = 512  # tokens to compute from which an engine's speed is m
 
 @dataclass
 class Counts:
-    """Counts requests by outcome.
+    """Counts requests by outcome."""
 
-    Attributes:
-        answered: Answered to the end.
-        retried: Sent to another engine because the first answered nothing.
-        turned_away: Sent to another engine because the first refused it.
-        hung: Given up because an engine was silent for too long.
-        broken: The engine went away in the middle of the answer.
-        left: The client left before the end.
-        refused: Not sent to any engine: the request is invalid.
-        unserved: No engine answered.
-    """
-
-    answered: int = 0
-    retried: int = 0
-    turned_away: int = 0
-    hung: int = 0
-    broken: int = 0
-    left: int = 0
-    refused: int = 0
-    unserved: int = 0
+    answered: int = 0  # answered to the end
+    retried: int = 0  # sent to another engine because the first answered nothing
+    turned_away: int = 0  # sent to another engine because the first refused it
+    hung: int = 0  # given up because an engine was silent for too long
+    broken: int = 0  # the engine went away in the middle of the answer
+    left: int = 0  # the client left before the end
+    refused: int = 0  # not sent to any engine: the request is invalid
+    unserved: int = 0  # no engine answered
 
 
 class Placed(NamedTuple):
-    """Where a request was sent, and what to undo if it is not answered there.
-
-    Attributes:
-        before, made: Its session's home before, and the home that the request made.
-        new: Links of its prompt that the engine did not hold.
-    """
+    """Where a request was sent, and what to undo if it is not answered there."""
 
     choice: Choice
     wanted: Wanted
+    # ``before``, ``made``: its session's home before, and the home that the request made.
     before: Home | None = None
     made: Home | None = None
-    new: Sequence[Hashable] = ()
+    new: Sequence[Hashable] = ()  # links of its prompt that the engine did not hold
 
 
 class FleetProxy:
@@ -154,8 +139,7 @@ class FleetProxy:
     async def _elsewhere(
         self, asked: ParsedRequest, refusal: Reply, refuser: Upstream
     ) -> tuple[Reply, Upstream]:
-        """Ask another engine; return the first refusal if there is none, or if it only wants
-        another key."""
+        """Ask another engine; return the first refusal if none answers, or all want another key."""
         try:
             reply, upstream, placed = await self._begun(asked, frozenset({refuser.number}))
         except (NoEngineError, NothingAnsweredError):

@@ -19,8 +19,7 @@ from .callers import MOST_BODY, BadRequestError, Call, Callers, ParsedRequest, i
 from .router import NoEngineError
 from .upstream import BrokenAnswerError, NothingAnsweredError, Reply
 
-BODY_S: Final = 25.0
-"""Seconds in which a whole body must arrive; chosen."""
+BODY_S: Final = 25.0  # seconds in which a whole body must arrive; chosen
 MOST_BODIES: Final = 256 << 20
 """Bytes of all bodies that are held at a time; chosen: four of the largest."""
 _SMALL: Final = 1 << 20
@@ -78,8 +77,7 @@ class BodyShare:
         self._bytes = 0
 
 
-Known = TypeVar("Known")
-"""What a proxy passes from ``begin`` to ``rest``."""
+Known = TypeVar("Known")  # what a proxy passes from ``begin`` to ``rest``
 
 
 class Refusals(Protocol):

@@ -31,21 +31,14 @@ class AdvisedEngine(NamedTuple):
 
 
 class HeldContext(NamedTuple):
-    """The shares of a session's last context that an engine holds.
-
-    Attributes:
-        pool: In its pool.
-        copied: In its pool or its own tiers; at least ``pool``.
-        shared: In a store that engines share.
-        idle_s: Seconds since its sidecar last saw the session.
-    """
+    """The shares of a session's last context that an engine holds."""
 
     engine: AdvisedEngine
     tokens: int
-    pool: float
-    copied: float
-    shared: float
-    idle_s: float
+    pool: float  # in its pool
+    copied: float  # in its pool or its own tiers; at least ``pool``
+    shared: float  # in a store that engines share
+    idle_s: float  # seconds since its sidecar last saw the session
 
 
 def sessions_in(sidecar: str, content: bytes) -> dict[str, HeldContext]:
@@ -106,10 +99,8 @@ def _held(sidecar: str, told: _Session) -> HeldContext | None:
     return HeldContext(engine, told.tokens, pool, max(pool, copied), shared, told.idle_s)
 
 
-INTERVAL_S: Final = 1.0
-"""Seconds between two rounds; chosen: a sidecar ranks twice a second."""
-TIMEOUT_S: Final = 2.0
-"""Seconds for all of a sidecar's answer; chosen."""
+INTERVAL_S: Final = 1.0  # seconds between two rounds; chosen: a sidecar ranks twice a second
+TIMEOUT_S: Final = 2.0  # seconds for all of a sidecar's answer; chosen
 MOST_SESSIONS: Final = 1000  # the sidecar's own bound: those heard of last
 
 _OK, _BUSY = 200, 503
@@ -130,10 +121,6 @@ class ResidencyView:
 
     Args:
         sidecars: Finds them; by default this user's on this machine.
-
-    Attributes:
-        silent: Sidecar → why its last poll failed; None: it answered.
-        failed: Rounds that raised an error of ours.
     """
 
     def __init__(
@@ -147,8 +134,9 @@ class ResidencyView:
             AdvisedEngine, Counter[int]
         ] = {}  # sessions at home at each of our numbers
         self._hashing: dict[str, dict[str, str]] = {}  # by sidecar, engine → how, in words
+        # Sidecar → why its last poll failed; None: it answered.
         self.silent: dict[str, str | None] = {}
-        self.failed = 0
+        self.failed = 0  # rounds that raised an error of ours
         self._began = clock()
         self._answered_at: dict[str, float] = {}  # when each sidecar answered last
 

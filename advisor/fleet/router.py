@@ -20,17 +20,12 @@ MOST_SESSIONS: Final = 1_000_000
 
 
 class Home(NamedTuple):
-    """The engine that has a session's KV, and the tokens of its last context.
-
-    Attributes:
-        seen_at: Time of its last turn.
-        fresh: Whether it has had one turn so far.
-    """
+    """The engine that has a session's KV, and the tokens of its last context."""
 
     engine: int
     tokens: int
-    seen_at: float
-    fresh: bool = True
+    seen_at: float  # time of its last turn
+    fresh: bool = True  # whether it has had one turn so far
 
 
 class Homes:
@@ -57,8 +52,7 @@ class Homes:
 
     @property
     def return_rate(self) -> float:
-        """Return the share of sessions that came back after their first turn; 1 before any
-        began."""
+        """Return the share of sessions that came back after their first turn; 1 before any did."""
         return (self._came_back + 1) / (self._began + 1)
 
     def counted(self, session: Hashable) -> float:
@@ -119,8 +113,7 @@ class Homes:
         self._board.fresh[home.engine] += sign * home.tokens * home.fresh
 
     def _expire(self, now: float) -> None:
-        """Stop counting sessions that are idle for too long, and forget the oldest beyond
-        ``most``."""
+        """Stop counting sessions idle for too long; forget the oldest beyond ``most``."""
         while self._live:
             session, home = next(iter(self._live.items()))
             if home.seen_at > now - self._live_s and len(self._live) <= self._most:
@@ -148,19 +141,13 @@ class Reason(StrEnum):
 
 
 class Holdings(NamedTuple):
-    """What each engine holds of one prompt, in tokens from its start.
+    """What each engine holds of one prompt, in tokens from its start."""
 
-    Attributes:
-        pool: int64 ``[engines]`` (or ``[1]``, for all): in the engine's pool.
-        copied: int64, likewise: in its pool or its own tiers; at least ``pool``.
-        shared: Tokens in a store that engines share.
-        lost: bool ``[engines]`` (or ``[1]``, for all): what is missing was there and is gone;
-            False: it may never have been sent.
-    """
-
-    pool: Tokens = _NOTHING
-    copied: Tokens = _NOTHING
-    shared: int = 0
+    pool: Tokens = _NOTHING  # int64 ``[engines]`` (or ``[1]``, for all): in the engine's pool
+    copied: Tokens = _NOTHING  # int64, likewise: in its pool or its own tiers; at least ``pool``
+    shared: int = 0  # tokens in a store that engines share
+    # bool ``[engines]`` (or ``[1]``, for all): what is missing was there and is gone; False: it may
+    # never have been sent.
     lost: Mask = _NONE_LOST
 
     def within(self, tokens: int) -> Holdings:
@@ -174,32 +161,20 @@ class Holdings(NamedTuple):
 
 
 class Wanted(NamedTuple):
-    """A request that is to be routed.
+    """A request that is to be routed."""
 
-    Attributes:
-        session: Whose turn it is; None if that is unknown.
-        tokens: Tokens of its prompt.
-        refused_by: Numbers of the engines that have refused it already.
-    """
-
-    session: Hashable | None
-    tokens: int
-    refused_by: frozenset[int] = frozenset()
+    session: Hashable | None  # whose turn it is; None: that is unknown
+    tokens: int  # of its prompt
+    refused_by: frozenset[int] = frozenset()  # numbers of the engines that refused it already
 
 
 class Choice(NamedTuple):
-    """Where a request goes, and why.
+    """Where a request goes, and why."""
 
-    Attributes:
-        engine: Its number.
-        seconds: Expected time to first token there.
-        tokens: Prompt tokens that the engine has to compute: what the request adds to its queue.
-    """
-
-    engine: int
-    seconds: float
+    engine: int  # its number
+    seconds: float  # expected time to first token there
     reason: Reason
-    tokens: int
+    tokens: int  # prompt tokens that the engine has to compute: what the request adds to its queue
 
 
 class NoEngineError(Exception):
@@ -208,18 +183,14 @@ class NoEngineError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Stickiness:
-    """How much a session's home may cost before a later turn goes elsewhere.
+    """How much a session's home may cost before a later turn goes elsewhere."""
 
-    Attributes:
-        overload: By how much the home may cost more than the best other engine, in units of the
-            time that the home takes to compute the whole prompt: what is short for a slow engine is
-            long for a fast one. Chosen: of 0 to 4 and none, prompts of recorded agents wait least
-            with it.
-        kept: Share of its last context that the home must hold. Chosen: with less, most of it is
-            computed again anyway, wherever that is.
-    """
-
+    # By how much the home may cost more than the best other engine, in units of the time that the
+    # home takes to compute the whole prompt: what is short for a slow engine is long for a fast
+    # one; chosen: of 0 to 4 and none, prompts of recorded agents wait least with it.
     overload: float = 4.0
+    # Share of its last context that the home must hold; chosen: with less, most of it is computed
+    # again anyway, wherever that is.
     kept: float = 0.5
 
 
@@ -238,16 +209,12 @@ class FleetRouter:
 
     Sessions with one turn so far count by the share of such sessions that came back. Among equal
     costs, the engine whose live sessions have the least KV is chosen.
-
-    Attributes:
-        homes: Where sessions live.
-        counts: Decisions by reason.
     """
 
     def __init__(self, board: EngineBoard, stickiness: Stickiness | None = None) -> None:
         self.board = board
-        self.homes = Homes(board)
-        self.counts: Counter[Reason] = Counter()
+        self.homes = Homes(board)  # where sessions live
+        self.counts: Counter[Reason] = Counter()  # decisions by reason
         self._stickiness = stickiness or Stickiness()
 
     def route(self, wanted: Wanted, holdings: Holdings, now: float) -> Choice:

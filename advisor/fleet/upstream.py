@@ -19,11 +19,9 @@ from .callers import Call, check_path, text_of
 FIRST_BYTE_S: Final = 600.0
 """Seconds for which an engine may be silent before an answer's first byte; chosen: twice as long as
 admission holds a request, and as long as OpenAI's clients wait."""
-MOST_ENGINES: Final = 1024
-"""Chosen: decisions are measured with 1,000."""
+MOST_ENGINES: Final = 1024  # chosen: decisions are measured with 1,000
 
-MOST_SHOWN: Final = 80
-"""Characters of a bad address that an error shows; chosen."""
+MOST_SHOWN: Final = 80  # characters of a bad address that an error shows; chosen
 
 
 class Listed(NamedTuple):
@@ -49,8 +47,7 @@ def engine_in(words: str) -> Listed:
 
 
 def is_address(url: str) -> bool:
-    """Tell whether this is ``http(s)://HOST[:PORT][/PATH]``, without user, password, query,
-    fragment."""
+    """Whether this is ``http(s)://HOST[:PORT][/PATH]``, without user, password, query, fragment."""
     try:
         parts = urlsplit(url)
         host = (parts.hostname or "").encode("idna")  # a name that cannot be looked up raises
@@ -94,10 +91,8 @@ def checked(engines: list[Listed]) -> list[Listed]:
 
 CONNECT_S: Final = 2.0
 """Seconds until a connection stands; chosen: engines are on this machine or beside it."""
-IDLE_S: Final = 3.0
-"""Seconds for which an idle connection is kept: uvicorn closes one after five."""
-HEALTH_S: Final = 2.0
-"""Seconds for an engine's health after it answered an error; chosen."""
+IDLE_S: Final = 3.0  # seconds for which an idle connection is kept: uvicorn closes one after five
+HEALTH_S: Final = 2.0  # seconds for an engine's health after it answered an error; chosen
 _LEAST_ERROR, _LEAST_OF_SERVER = 400, 500  # statuses
 _ERRORS: Final = (b'data: {"error"', b"event: error")
 """First bytes of a streamed answer of which the engine computed nothing."""
@@ -113,8 +108,7 @@ ENGINE_HEADER: Final = b"x-kvgraph-engine"
 MOST_ANSWER: Final = 16 << 20
 """Bytes of an answer to a question of the proxy's own; chosen: several times the largest
 ``/metrics``."""
-AS_IT_IS: Final = {"Accept-Encoding": "identity"}
-"""Headers of such a question."""
+AS_IT_IS: Final = {"Accept-Encoding": "identity"}  # headers of such a question
 _DROPPED: Final = frozenset(
     b"connection keep-alive transfer-encoding te trailer upgrade date server".split()
 ) | {ENGINE_HEADER}
@@ -142,15 +136,11 @@ class BrokenAnswerError(Exception):
 
 
 class Reply(NamedTuple):
-    """An answer that has begun.
-
-    Attributes:
-        first: Its first bytes; empty where it has none.
-    """
+    """An answer that has begun."""
 
     status: int
     headers: list[tuple[bytes, bytes]]
-    first: bytes
+    first: bytes  # its first bytes; empty where it has none
     response: aiohttp.ClientResponse
 
     @property

@@ -239,9 +239,6 @@ class SampledAttention:
 
     Args:
         url: The page's; its token comes from the sidecar's note, or the environment.
-
-    Attributes:
-        told: How often it reported on a block that may leave.
     """
 
     wants_names = True
@@ -251,7 +248,7 @@ class SampledAttention:
         self._last: OrderedDict[str, _Answer] = OrderedDict()  # by chats' keys, the oldest first
         self._asks_from = 0.0
         self._said: set[str] = set()
-        self.told = 0
+        self.told = 0  # how often it reported on a block that may leave
 
     async def of(self, chat: ChatSession, always: Collection[int]) -> Shares:
         attention = await self._sampled(chat)
@@ -264,8 +261,7 @@ class SampledAttention:
         return np.clip(found / most, 0.0, 1.0)
 
     async def _sampled(self, chat: ChatSession) -> Mapping[str, float]:
-        """Return the attention by block name: the most that any of the block's engine blocks
-        gets."""
+        """Return the attention by block name: the most that any of its engine blocks gets."""
         now = time.monotonic()
         while self._last and next(iter(self._last.values())).until <= now:
             self._last.popitem(last=False)

@@ -26,26 +26,16 @@ THOUGHTS: Final = ("reasoning_content", "reasoning")
 class Block(msgspec.Struct):
     """One or more messages of a chat; a tool's results stay with their call, since engines require
     that.
-
-    Attributes:
-        name: Unique name within the chat.
-        source: ``system``, ``user``, ``assistant`` or ``tool``.
-        messages: As sent to engines; empty if dropped from memory for want of room.
-        digests: One for each message, of what clients repeat of it.
-        tokens: Size in a prompt; 0 if not counted yet.
-        turn: Turn in which it was said, or last came back.
-        place: Order in the prompt, ascending; None if it has left.
-        tags: The client's hints about it.
     """
 
-    name: str
-    source: str
-    messages: list[Message]
-    digests: list[bytes]
-    turn: Count
-    place: Count | None
-    tokens: Count = 0
-    tags: dict[str, Any] = {}
+    name: str  # unique name within the chat
+    source: str  # ``system``, ``user``, ``assistant`` or ``tool``
+    messages: list[Message]  # as sent to engines; empty if dropped from memory for want of room
+    digests: list[bytes]  # one for each message, of what clients repeat of it
+    turn: Count  # turn in which it was said, or last came back
+    place: Count | None  # order in the prompt, ascending; None if it has left
+    tokens: Count = 0  # size in a prompt; 0 if not counted yet
+    tags: dict[str, Any] = {}  # the client's hints about it
 
     @property
     def text(self) -> str:
@@ -128,8 +118,7 @@ def called(call: Mapping[str, Any]) -> Sequence[str]:
 
 
 def _said_of(text: str) -> str:
-    """Return an answer without the thoughts before it, whose opening tag templates may have
-    written."""
+    """Return an answer without the thoughts before it, whose opening tag may be the template's."""
     return _THOUGHT.sub("", text, count=1) if _THOUGHTS_END in text else text
 
 
@@ -206,39 +195,26 @@ def _about(message: Message) -> str:
 
 
 class ChatSession(msgspec.Struct, weakref=True):
-    """A chat: its blocks, and which of them are in the prompt.
+    """A chat: its blocks, and which of them are in the prompt."""
 
-    Attributes:
-        key: Identifies the chat to requests: its owner, and its name.
-        name: The client's name for it.
-        caller, salt: Digests of its API keys and cache salt; who has both may read it. An empty
-            salt stands for none.
-        named: Whether the client named it.
-        blocks: In the client's order, oldest first.
-        turn: Number of requests in which the user spoke.
-        requests: Number of requests.
-        places: Next free place in the prompt.
-        fixed: Tokens of a prompt that belong to no block, such as the tools' descriptions.
-        crumb: Tokens of the line in the prompt that names the blocks that left.
-        evictions, recalls: How many blocks have left the prompt, and have come back.
-        gone_on: Orders versions by when a client last continued each; 0 for never.
-        other: Another version of the chat, see ``version_for``; that one has none itself.
-    """
-
-    key: str
-    name: str
+    key: str  # identifies the chat to requests: its owner, and its name
+    name: str  # the client's name for it
+    # ``caller``, ``salt``: digests of its API keys and cache salt; who has both may read it; an
+    # empty salt stands for none.
     caller: str
     salt: str = ""
-    named: bool = True
-    blocks: list[Block] = []
-    turn: Count = 0
-    requests: Count = 0
-    places: Count = 0
-    fixed: Count = 0
+    named: bool = True  # whether the client named it
+    blocks: list[Block] = []  # in the client's order, oldest first
+    turn: Count = 0  # number of requests in which the user spoke
+    requests: Count = 0  # number of requests
+    places: Count = 0  # next free place in the prompt
+    fixed: Count = 0  # tokens of a prompt that belong to no block, such as the tools' descriptions
+    # ``evictions``, ``recalls``: how many blocks have left the prompt, and have come back.
     evictions: Count = 0
     recalls: Count = 0
-    crumb: Count = 0
-    gone_on: Count = 0
+    crumb: Count = 0  # tokens of the line in the prompt that names the blocks that left
+    gone_on: Count = 0  # orders versions by when a client last continued each; 0 for never
+    # Another version of the chat, see ``version_for``; that one has none itself.
     other: ChatSession | None = None
 
     @property
@@ -394,8 +370,7 @@ class ChatSession(msgspec.Struct, weakref=True):
         return number
 
     def _tag(self, tags: Mapping[int, dict[str, Any]], same: int, sent: int) -> None:
-        """Apply hints to the ``sent`` messages: the first ``same`` are the chat's first, the others
-        its last."""
+        """Apply hints to ``sent`` messages: the chat's first ``same`` ones, and then its last."""
         of = [block for block in self.blocks for _ in block.digests]
         names = BlockNames(block.name for block in self.blocks) if tags else BlockNames(())
         for number, said in tags.items():

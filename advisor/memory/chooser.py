@@ -138,28 +138,20 @@ def about(block: Block) -> int:
 
 @dataclass
 class MemoryCounts:
-    """Counts of a memory since its start.
+    """Counts of a memory since its start."""
 
-    Attributes:
-        turns: Requests of chats.
-        evicted, recalled: Blocks that left prompts, and that came back.
-        beyond: Prompts longer than the budget because no further block may leave.
-        as_sent: Requests that the engine refused in our form and got in their client's.
-        plain: Requests sent without hints, because the engine rejects them.
-        unscored: How often the similarity's server did not answer.
-        refused, unserved, left: As the proxy counts them.
-    """
-
-    turns: int = 0
+    turns: int = 0  # requests of chats
+    # ``refused``, ``unserved``, ``left``: as the proxy counts them.
     refused: int = 0
     unserved: int = 0
     left: int = 0
+    # ``evicted``, ``recalled``: blocks that left prompts, and that came back.
     evicted: int = 0
     recalled: int = 0
-    beyond: int = 0
-    as_sent: int = 0
-    plain: int = 0
-    unscored: int = 0
+    beyond: int = 0  # prompts longer than the budget because no further block may leave
+    as_sent: int = 0  # requests that the engine refused in our form and got in their client's
+    plain: int = 0  # requests sent without hints, because the engine rejects them
+    unscored: int = 0  # how often the similarity's server did not answer
 
     def note(self, chat: ChatSession, left: int, back: int) -> None:
         """Count blocks that left a chat's prompt and that came back, in the chat too."""
@@ -264,8 +256,7 @@ def recall(chat: ChatSession, about: Shares, by: MemorySettings, room: int) -> l
 
 
 def _newest(chat: ChatSession, by: MemorySettings) -> list[Block]:
-    """Return the newest blocks of earlier turns with ``settled`` tokens together; none if they are
-    too long."""
+    """Return the newest blocks of earlier turns, of ``settled`` tokens; none if too long."""
     first = [block for block in chat.blocks if block.source != "system"][: by.sinks]
     fixed = {id(block) for block in first}
     newest: list[Block] = []
@@ -287,15 +278,10 @@ _log = logging.getLogger(__name__)
 
 
 class PromptChoice(NamedTuple):
-    """What was changed in a prompt.
+    """What was changed in a prompt."""
 
-    Attributes:
-        back: Blocks that came back, and stay.
-        line: The line that names what has left; empty for none.
-    """
-
-    back: list[Block]
-    line: str
+    back: list[Block]  # blocks that came back, and stay
+    line: str  # the line that names what has left; empty for none
 
 
 class PromptChooser:
@@ -371,8 +357,7 @@ class PromptChooser:
         return budget - min(answer, most)
 
     async def _line(self, chat: ChatSession, request: ChatRequest, room: int) -> str:
-        """Return the line that names what has left, letting blocks leave until it fits; empty if it
-        never does."""
+        """Return the line that names what has left, blocks leaving until it fits; or nothing."""
         chat.crumb = 0
         while self._settings.mode is Mode.BREADCRUMB:
             line = summary_line(chat, room // _LINE * CHARACTERS_PER_TOKEN)
@@ -394,8 +379,7 @@ class PromptChooser:
         return evict(chat, about, attention, self._settings, until)
 
     async def _about(self, chat: ChatSession) -> Shares:
-        """Return how much each block is about the user's last message; 0 if the server does not
-        answer."""
+        """Return how much each block is about the user's last message; 0 if no server answers."""
         said = next((each.text for each in reversed(chat.blocks) if each.source == "user"), "")
         try:
             return await relevance_of(self._similarity, said, chat.blocks)

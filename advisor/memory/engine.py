@@ -24,32 +24,21 @@ _OK, _REFUSED = 200, 400
 class Form(IntEnum):
     """Forms of a request, in the order in which they are tried."""
 
-    OURS = 0
-    """Our messages, with hints."""
-    PLAIN = 1
-    """Our messages alone: servers exist that refuse fields which they do not know."""
-    OWN = 2
-    """The client's own messages: some templates require alternating roles."""
+    OURS = 0  # our messages, with hints
+    PLAIN = 1  # our messages alone: servers exist that refuse fields which they do not know
+    OWN = 2  # the client's own messages: some templates require alternating roles
 
 
 class EnginePrompt(NamedTuple):
-    """A chat's request, in each form.
-
-    Attributes:
-        sent: Our messages.
-        tags: Hints about them.
-        recalls: Whether recall is asked for, unless the client says otherwise.
-        own: The client's own messages: the body as it came, or the whole chat if the client
-            appends.
-        salt: Cache salt where text may come back; empty for the client's own.
-    """
+    """A chat's request, in each form."""
 
     request: ChatRequest
-    sent: Sequence[Message]
-    tags: Sequence[object]
-    recalls: bool
+    sent: Sequence[Message]  # our messages
+    tags: Sequence[object]  # hints about them
+    recalls: bool  # whether recall is asked for, unless the client says otherwise
+    # The client's own messages: the body as it came, or the whole chat if the client appends.
     own: bytes | Sequence[Message]
-    salt: str = ""
+    salt: str = ""  # cache salt where text may come back; empty for the client's own
 
     def body(self, form: Form) -> bytes:
         """Return the request's body in a form."""
@@ -137,15 +126,11 @@ class CompletionReader:
 
     Args:
         streams: Whether the answer comes as server-sent events.
-
-    Attributes:
-        is_over: Whether a stream's last event was read.
-        prompt_tokens: The engine's count; 0 if it gave none.
     """
 
     def __init__(self, streams: bool) -> None:
         self.streams = streams
-        self.is_over = False
+        self.is_over = False  # whether a stream's last event was read
         self._rest = bytearray()
         self._size = 0
         self._message: dict[str, Any] = {}
@@ -153,7 +138,7 @@ class CompletionReader:
         self._calls: list[dict[str, Any]] = []  # of an answer that came as a whole
         self._begun: dict[int, dict[str, Any]] = {}  # of a stream: parts likewise
         self._ended = self._is_odd = False
-        self.prompt_tokens = 0
+        self.prompt_tokens = 0  # the engine's count; 0 if it gave none
 
     def feed(self, chunk: bytes) -> None:
         """Read bytes as they come."""

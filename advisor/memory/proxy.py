@@ -27,8 +27,7 @@ from .store import ChatStore
 
 
 class ChatQueue:
-    """Lets requests that append to one chat run one at a time, since each needs the answer before
-    it."""
+    """Lets requests that append to a chat run one at a time: each needs the answer before it."""
 
     def __init__(self) -> None:
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
@@ -50,26 +49,16 @@ class ChatQueue:
 
 
 class ChatTurn(NamedTuple):
-    """A chat's request in progress.
+    """A chat's request in progress."""
 
-    Attributes:
-        chat: The chat, or the version of it that the request belongs to.
-        before: The encoded version before the request, to restore if no answer comes.
-        number: Number of the request within the chat.
-        model: The model's name in the request.
-        over: Called when the answer is stored, or none will come.
-        counted: Tokens of the blocks in the prompt; None if the engine got the client's own
-            messages.
-        back: Names of blocks that came back.
-    """
-
-    chat: ChatSession
-    before: bytes
-    number: int
-    model: object
-    over: Callable[[], None]
+    chat: ChatSession  # the chat, or the version of it that the request belongs to
+    before: bytes  # the encoded version before the request, to restore if no answer comes
+    number: int  # number of the request within the chat
+    model: object  # the model's name in the request
+    over: Callable[[], None]  # called when the answer is stored, or none will come
+    # Tokens of the blocks in the prompt; None if the engine got the client's own messages.
     counted: int | None = None
-    back: tuple[str, ...] = ()
+    back: tuple[str, ...] = ()  # names of blocks that came back
 
     @property
     def is_last(self) -> bool:

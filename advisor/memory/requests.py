@@ -22,19 +22,12 @@ _LIMITS: Final = ("max_completion_tokens", "max_tokens")
 
 
 class ChatRequest(NamedTuple):
-    """A chat request.
+    """A chat request."""
 
-    Attributes:
-        fields: The body's fields.
-        messages: The client's messages.
-        appends: Whether they continue the chat instead of repeating it.
-        tags: Hints about messages, by message number.
-    """
-
-    fields: dict[str, Any]
-    messages: list[Message]
-    appends: bool
-    tags: dict[int, dict[str, Any]]
+    fields: dict[str, Any]  # the body's fields
+    messages: list[Message]  # the client's messages
+    appends: bool  # whether they continue the chat instead of repeating it
+    tags: dict[int, dict[str, Any]]  # hints about messages, by message number
 
     @property
     def model(self) -> object:
@@ -74,8 +67,7 @@ class ChatRequest(NamedTuple):
         return self._with(messages, {_OURS: ours}, salted)
 
     def plain(self, messages: Sequence[Message]) -> bytes:
-        """Return the body for an engine that rejects hints, with ``messages`` in place of the
-        client's."""
+        """The body for an engine that rejects hints, with ``messages`` in place of the client's."""
         return self._with(messages, {_OURS: {}})
 
     @property
@@ -122,8 +114,7 @@ def read_chat_request(body: bytes) -> ChatRequest | None:
 
 
 def _tags(ours: Mapping[str, Any], messages: Sequence[Message]) -> dict[int, dict[str, Any]]:
-    """Return the hints about each message, by number or by role; the last hint of each kind
-    wins."""
+    """Return the hints about each message, by number or role; the last of each kind wins."""
     said: dict[int | str, dict[str, tuple[int, Any]]] = {}  # with the numbers of hints
     listed = ours.get("messages")
     for order, hint in enumerate(listed if isinstance(listed, list) else ()):

@@ -63,8 +63,7 @@ def memory_app(proxy: MemoryProxy) -> Router:
 
 
 def _named(store: ChatStore, request: Request, name: str) -> list[ChatSession]:
-    """Return a caller's chats of this name; a header may have carried the name as UTF-8 read as
-    Latin-1."""
+    """Return a caller's chats of this name, which a header may carry as UTF-8 or Latin-1."""
     caller = caller_of(request.headers.raw)
     salt = salt_of(request.query_params.get(CACHE_SALT, ""))
     names = {name, name.encode().decode("latin-1")}

@@ -29,50 +29,36 @@ class Mode(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class MemorySettings:
-    """How a memory chooses prompts.
+    """How a memory chooses prompts."""
 
-    Attributes:
-        budget: Tokens of a chat's prompt and answer together.
-        high, low: Shares of the budget: above ``high``, blocks leave until ``low`` is reached.
-        mode: What happens to them.
-        top: How many blocks a user's message may be about.
-        least_similarity: Below it, a message is not about a block.
-        resident_gate: Whether blocks in the prompt count among ``top``.
-        similarity, recency: Weights of both in a score; they add up to 1.
-        attention: Weight of the model's attention; the other two share the rest.
-        half_life: Turns after which recency has halved.
-        sinks: Blocks after the system's at the beginning of a chat that always stay.
-        tail: Newest blocks that always stay.
-        settled: Tokens of the newest blocks that stand after what comes back, because an engine
-            splices only next to whole blocks that it holds. Chosen: two of the largest common
-            blocks.
-        most_moved: If those newest blocks take more tokens than this, what comes back stands after
-            them. Chosen, for engines that compute what moves.
-        shortest: Shortest block in tokens that engines splice. Chosen: their default.
-        strip_think: Whether an assistant's thoughts leave the prompt after their turn.
-        salt_key: Key of the hash that gives each API key its own cache salt where recall is asked
-            for; None lets one caller's text come back for another.
-        floors: Least score of a block, by its source.
-    """
-
-    budget: int
+    budget: int  # tokens of a chat's prompt and answer together
+    # ``high``, ``low``: shares of the budget: above ``high``, blocks leave until ``low`` is
+    # reached.
     high: float = 0.9
     low: float = 0.7
-    mode: Mode = Mode.KV_RESTORE
-    top: int = 4
-    least_similarity: float = 0.1
-    resident_gate: bool = True
+    mode: Mode = Mode.KV_RESTORE  # what happens to them
+    top: int = 4  # how many blocks a user's message may be about
+    least_similarity: float = 0.1  # below it, a message is not about a block
+    resident_gate: bool = True  # whether blocks in the prompt count among ``top``
+    # ``similarity``, ``recency``: weights of both in a score; they add up to 1.
     similarity: float = 0.6
     recency: float = 0.4
-    attention: float = 0.0
-    half_life: float = 8.0
-    sinks: int = 1
-    tail: int = 2
+    attention: float = 0.0  # weight of the model's attention; the other two share the rest
+    half_life: float = 8.0  # turns after which recency has halved
+    sinks: int = 1  # blocks after the system's at the beginning of a chat that always stay
+    tail: int = 2  # newest blocks that always stay
+    # Tokens of the newest blocks that stand after what comes back, because an engine splices only
+    # next to whole blocks that it holds; chosen: two of the largest common blocks.
     settled: int = 64
+    # If those newest blocks take more tokens than this, what comes back stands after them; chosen,
+    # for engines that compute what moves.
     most_moved: int = 1024
-    shortest: int = 32
-    strip_think: bool = True
+    shortest: int = 32  # shortest block in tokens that engines splice; chosen: their default
+    strip_think: bool = True  # whether an assistant's thoughts leave the prompt after their turn
+    # Key of the hash that gives each API key its own cache salt where recall is asked for; None
+    # lets one caller's text come back for another.
     salt_key: bytes | None = field(default_factory=lambda: secrets.token_bytes(32), repr=False)
+    # Least score of a block, by its source.
     floors: dict[str, float] = field(default_factory=lambda: dict(FLOORS))
 
     def __post_init__(self) -> None:
@@ -86,29 +72,18 @@ class MemorySettings:
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingSettings:
-    """The server that embeds texts.
+    """The server that embeds texts."""
 
-    Attributes:
-        url: An OpenAI-compatible API, with its ``/v1``.
-        model: The model's name there.
-        key: API key, if needed.
-    """
-
-    url: str
-    model: str
-    key: str | None = None
+    url: str  # an OpenAI-compatible API, with its ``/v1``
+    model: str  # the model's name there
+    key: str | None = None  # API key, if needed
 
 
 @dataclass(frozen=True, slots=True)
 class ChatStoreSettings:
-    """Where chats are kept.
+    """Where chats are kept."""
 
-    Attributes:
-        ram_bytes: For the text of all chats.
-        directory: Keeps chats across restarts, in clear text; None for memory only.
-        disk_bytes: Limit of that directory; the least recently used chats go first.
-    """
-
-    ram_bytes: int = 512 << 20
+    ram_bytes: int = 512 << 20  # for the text of all chats
+    # Keeps chats across restarts, in clear text; None for memory only.
     directory: Path | None = None
-    disk_bytes: int = 4 << 30
+    disk_bytes: int = 4 << 30  # limit of that directory; the least recently used chats go first

@@ -20,7 +20,7 @@ import msgspec
 
 from ...graph.errors import ConfigError
 from ...graph.wire.frames import BAD_PAYLOAD
-from .chat import Block, ChatSession, is_message
+from .chat import Block, ChatSession
 from .settings import ChatStoreSettings
 
 # A file is a line that names its format, a digest of the rest, and the chat. A damaged or foreign
@@ -30,20 +30,12 @@ _SUFFIX: Final = ".chat"
 _UNFINISHED: Final = ".new"  # of a file that is being written
 _ASIDE: Final = ".unreadable"  # behind the name of a file that is no chat
 _OURS: Final = re.compile(r"([0-9a-f]{16})-([0-9a-f]{32})\.chat")
-_BEGUN: Final = re.compile(r"([0-9a-f]{16}-[0-9a-f]{32}\.|tmp)[a-z0-9_]{8}\.new")
+_BEGUN: Final = re.compile(r"[0-9a-f]{16}-[0-9a-f]{32}\.[a-z0-9_]{8}\.new")
 _HEAD: Final = b"kvgraph chat 3\n"
 _DIGEST: Final = 32  # bytes
-_OLD_HEAD: Final = b"\x82\xa7version\x02"  # beginning of the older format, without a digest
-_VERSION: Final = 2  # of their form
+_BODY: Final = len(_HEAD) + _DIGEST  # where the chat begins
 
 _log = logging.getLogger(__name__)
-
-
-class _Kept(msgspec.Struct):
-    """A chat in the older file format."""
-
-    version: int
-    chat: ChatSession
 
 
 class _File(NamedTuple):
@@ -61,9 +53,6 @@ class ChatFiles:
         directory: Created if missing.
         most: Bytes of all files; those set aside do not count.
 
-    Attributes:
-        unwritten: Keys of chats whose newest state could not be written.
-
     Raises:
         ConfigError: ``directory`` cannot be created or written to.
     """
@@ -72,7 +61,7 @@ class ChatFiles:
         self._directory, self._most = directory, most
         self._files: OrderedDict[str, _File] = OrderedDict()  # by digests of chats' keys
         self._bytes = 0
-        self.unwritten: set[str] = set()
+        self.unwritten: set[str] = set()  # keys of chats whose newest state could not be written
         try:
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         except (FileExistsError, NotADirectoryError, PermissionError) as error:
@@ -87,11 +76,11 @@ class ChatFiles:
             path = directory / name
             if _BEGUN.fullmatch(name):
                 # A write may have ended before the head was there.
-                if _is_ours(head) or _HEAD.startswith(head) or _OLD_HEAD.startswith(head):
+                if _HEAD.startswith(head):
                     with contextlib.suppress(OSError):
                         path.unlink()
             elif ours := _OURS.fullmatch(name):
-                if _is_ours(head):
+                if head == _HEAD:
                     found.append((about.st_mtime_ns, ours[2], ours[1], about.st_size))
                 else:
                     _set_aside(path)
@@ -132,7 +121,7 @@ class ChatFiles:
         if chat.key in self.unwritten:
             self.unwritten.discard(chat.key)
             _log.info("chats are written again")
-        self._note(digest, _File(owner, len(_HEAD) + _DIGEST + len(data)))
+        self._note(digest, _File(owner, _BODY + len(data)))
         while self._bytes > self._most and len(self._files) > 1:
             self._remove(next(iter(self._files)))
         return len(data)
@@ -201,35 +190,12 @@ def _regular_files(directory: Path) -> Iterator[tuple[str, os.stat_result, bytes
                     yield entry.name, about, head
 
 
-def _is_ours(head: bytes) -> bool:
-    return head == _HEAD or head.startswith(_OLD_HEAD)
-
-
 def _chat_in(data: bytes) -> ChatSession | None:
-    """Return the chat in a file's content; None if it is damaged, or of another format.
-
-    Raises:
-        BAD_PAYLOAD: Likewise.
-    """
-    if data.startswith(_HEAD):
-        digest, data = data[len(_HEAD) :][:_DIGEST], data[len(_HEAD) + _DIGEST :]
-        if _sum(data) != digest:
-            return None
-        chat = msgspec.msgpack.decode(data, type=ChatSession)
-    else:
-        kept = msgspec.msgpack.decode(data, type=_Kept)
-        chat = kept.chat
-        if kept.version != _VERSION:
-            return None
-    # The older format has no digest, so a message may contain anything.
-    fits = all(
-        len(block.messages) in (0, len(block.digests)) and all(map(is_message, block.messages))
-        for each in chat.versions
-        for block in each.blocks
-    )
-    if chat.other is not None:
-        chat.other.other = None
-    return chat if fits else None
+    """Return the chat in a file's content; None if it is damaged, or of another format."""
+    head, digest, data = data[: len(_HEAD)], data[len(_HEAD) : _BODY], data[_BODY:]
+    if head != _HEAD or _sum(data) != digest:
+        return None
+    return msgspec.msgpack.decode(data, type=ChatSession)
 
 
 def _signed(data: bytes) -> bytes:
@@ -320,14 +286,6 @@ class ChatStore:
         if chat is None:
             chat = self._files.read(key) if self._files is not None else None
         chat = new if chat is None else chat
-        # An earlier release may have stored fewer of the fields that identify the owner.
-        for each in chat.versions:
-            each.name, each.caller, each.salt, each.named = (
-                new.name,
-                new.caller,
-                new.salt,
-                new.named,
-            )
         self._load(chat)
         self.put(chat)
         if key not in self._sizes:

@@ -166,8 +166,7 @@ def _fresh(news: News, told: News | int | None) -> News | None:
 
 
 def _since(history: TokenHistory, told: TokenHistory) -> TokenHistory:
-    """The steps that a client lacks, and the last two that it has, which may have grown since; all
-    steps if their length changed."""
+    """The steps that a client lacks, and its last two, which may have grown; or all steps."""
     if told.step_s != history.step_s or len(told.starts) < 2:
         return history
     # Clocks drift: the same step may seem to start a little earlier or later.

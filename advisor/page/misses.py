@@ -377,8 +377,7 @@ def _wait_view(work: WorkAhead, hold: Hold | None, largest: int | None) -> Wait:
 
 
 def _freed_after(log: RequestLog, number: int, running: npt.NDArray[np.int64]) -> float | None:
-    """Seconds from a request's arrival until the first running request ended; None: none did before
-    it began."""
+    """Seconds from a request's arrival until one that ran ended; None: none did in time."""
     record, ran = log.record(number), log.records(running)
     ends = ran["at"] + ran["ran"]
     in_time = ends[ends <= record["at"]]  # NaN: it runs

@@ -9,42 +9,33 @@ import numpy as np
 from rich.table import Table
 
 from .fast import infinite_hits, lru_hits
+from .tables import capacity_table
 from .trace import Trace
 
 
 @dataclass(frozen=True, slots=True)
 class LossAnalysis:
-    """LRU against an infinite cache, at one capacity.
-
-    Attributes:
-        gap_points: Hit rate of the infinite cache less LRU's, in percentage points.
-        gap_tokens: The same in prompt tokens computed again.
-        multi_turn_share: Share of the lost blocks that an earlier turn of the same session had.
-        cross_session_share: Share of the lost blocks that only other sessions had before.
-        multi_turn_sessions: Share of sessions with two turns or more.
-        gap_requests_p50, gap_requests_p90: Others' requests between two turns of a session.
-        gap_s_p50, gap_s_p90: Seconds between them.
-        session_blocks_p50: KV of a session at its largest, in blocks.
-        needed_sessions_p50, needed_sessions_max: Sessions that will return, at each arrival.
-        budget_blocks: Most distinct blocks that returning sessions need at once.
-    """
+    """LRU against an infinite cache, at one capacity."""
 
     capacity_blocks: int
     infinite_hit_rate: float
     lru_hit_rate: float
-    gap_points: float
-    gap_tokens: int
-    multi_turn_share: float
-    cross_session_share: float
-    multi_turn_sessions: float
+    gap_points: float  # hit rate of the infinite cache less LRU's, in percentage points
+    gap_tokens: int  # the same in prompt tokens computed again
+    multi_turn_share: float  # share of the lost blocks that an earlier turn of the same session had
+    cross_session_share: float  # share of the lost blocks that only other sessions had before
+    multi_turn_sessions: float  # share of sessions with two turns or more
+    # ``gap_requests_p50``, ``gap_requests_p90``: others' requests between two turns of a session.
     gap_requests_p50: float
     gap_requests_p90: float
+    # ``gap_s_p50``, ``gap_s_p90``: seconds between them.
     gap_s_p50: float
     gap_s_p90: float
-    session_blocks_p50: float
+    session_blocks_p50: float  # KV of a session at its largest, in blocks
+    # ``needed_sessions_p50``, ``needed_sessions_max``: sessions that will return, at each arrival.
     needed_sessions_p50: float
     needed_sessions_max: int
-    budget_blocks: int
+    budget_blocks: int  # most distinct blocks that returning sessions need at once
 
     def as_dict(self) -> dict[str, Any]:
         """Return every figure, rounded to five digits."""
@@ -74,12 +65,12 @@ def analyze(trace: Trace, capacity: int) -> LossAnalysis:
         multi_turn_share=float(lost_own.sum() / all_lost),
         cross_session_share=float((lost - lost_own).sum() / all_lost),
         multi_turn_sessions=float((turns > 1).sum() / max(1, (turns > 0).sum())),
-        gap_requests_p50=_percentile(between_requests, 50),
-        gap_requests_p90=_percentile(between_requests, 90),
-        gap_s_p50=_percentile(between_s, 50),
-        gap_s_p90=_percentile(between_s, 90),
-        session_blocks_p50=_percentile(session_blocks(trace), 50),
-        needed_sessions_p50=_percentile(needed, 50),
+        gap_requests_p50=percentile(between_requests, 50),
+        gap_requests_p90=percentile(between_requests, 90),
+        gap_s_p50=percentile(between_s, 50),
+        gap_s_p90=percentile(between_s, 90),
+        session_blocks_p50=percentile(session_blocks(trace), 50),
+        needed_sessions_p50=percentile(needed, 50),
         needed_sessions_max=int(needed.max(initial=0)),
         budget_blocks=int(budget.max(initial=0)),
     )
@@ -87,10 +78,7 @@ def analyze(trace: Trace, capacity: int) -> LossAnalysis:
 
 def losses_table(trace: Trace, capacities: list[int], losses: list[LossAnalysis]) -> Table:
     """Return a table with one column per capacity."""
-    table = Table(title=f"{trace.name}: where LRU loses", title_justify="left")
-    table.add_column("capacity in blocks")
-    for capacity in capacities:
-        table.add_column(f"{capacity:,}", justify="right")
+    table = capacity_table(f"{trace.name}: where LRU loses", capacities)
     columns = [loss.as_dict() for loss in losses]
     for name in list(columns[0])[1:]:
         table.add_row(name.replace("_", " "), *(f"{column[name]:,}" for column in columns))
@@ -98,8 +86,7 @@ def losses_table(trace: Trace, capacities: list[int], losses: list[LossAnalysis]
 
 
 def own_history(trace: Trace) -> Any:
-    """Return, for each prompt, how many blocks from its start an earlier turn of its session
-    walked."""
+    """For each prompt, how many blocks from its start an earlier turn of its session walked."""
     walked: dict[int, set[int]] = {}
     own = np.zeros(len(trace), dtype=np.int32)
     for request, (chain, session) in enumerate(
@@ -149,5 +136,6 @@ def needed_at_once(trace: Trace) -> tuple[Any, Any]:
     return needed, budget
 
 
-def _percentile(values: Any, share: float) -> float:
+def percentile(values: Any, share: float) -> float:
+    """Return a percentile of values; 0 of none."""
     return float(np.percentile(values, share)) if len(values) else 0.0

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Final
+from dataclasses import dataclass
+from typing import Final
 
 from rich.table import Table
 
@@ -22,12 +22,11 @@ from .simulator import (
     SessionSticky,
     simulate,
 )
+from .tables import table_of
 from .trace import HostLink, ServiceModel, Trace
 
-HOST_FACTOR: Final = 4
-"""Blocks of host memory for each block of an instance's pool."""
-RESERVED: Final = 0.7
-"""Share of a pool that approach A keeps for sessions with several turns."""
+HOST_FACTOR: Final = 4  # blocks of host memory for each block of an instance's pool
+RESERVED: Final = 0.7  # share of a pool that approach A keeps for sessions with several turns
 
 ROUTERS: Final[dict[str, Callable[[Trace], Router]]] = {
     "round-robin": lambda trace: RoundRobin(),
@@ -48,26 +47,14 @@ class Approach:
 
 @dataclass(frozen=True, slots=True)
 class ApproachRow:
-    """The result of one approach.
-
-    Attributes:
-        capacity: Blocks of all pools together.
-        hit_rate: Prompt blocks found in a pool / all prompt blocks.
-        host_rate: Prompt blocks loaded from host memory / all prompt blocks.
-        prefill_tokens: Prompt tokens still computed.
-        ttft_saved_ms: Mean prefill time saved per request, less the time for loading.
-    """
+    """The result of one approach."""
 
     approach: str
-    capacity: int
-    hit_rate: float
-    host_rate: float
-    prefill_tokens: int
-    ttft_saved_ms: float
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return plain values."""
-        return asdict(self)
+    capacity: int  # blocks of all pools together
+    hit_rate: float  # prompt blocks found in a pool / all prompt blocks
+    host_rate: float  # prompt blocks loaded from host memory / all prompt blocks
+    prefill_tokens: int  # prompt tokens still computed
+    ttft_saved_ms: float  # mean prefill time saved per request, less the time for loading
 
 
 def approaches() -> list[Approach]:
@@ -123,10 +110,8 @@ def run_approach(
 
 def approaches_table(trace: Trace, rows: Sequence[ApproachRow]) -> Table:
     """Return the rows as a table."""
-    table = Table(title=f"{trace.name}: approaches side by side", title_justify="left")
-    table.add_column("approach")
-    for column in ("blocks", "hit rate", "from host", "prefill M tokens", "TTFT saved"):
-        table.add_column(column, justify="right")
+    heads = "approach", "blocks", "hit rate", "from host", "prefill M tokens", "TTFT saved"
+    table = table_of(f"{trace.name}: approaches side by side", heads, heads[:1])
     for row in rows:
         table.add_row(
             row.approach,

@@ -43,27 +43,18 @@ ended, as it does by default where its chat template has a form for tool calls."
 
 SUFFIXES: Final = (HINTS, LAYERS, STOPS)
 
-BY_DEFAULT: Final = "default"
-"""The graph policy that a sidecar runs with no configuration."""
+BY_DEFAULT: Final = "default"  # the graph policy that a sidecar runs with no configuration
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Settings that all arms share.
+    """Settings that all arms share."""
 
-    Attributes:
-        planning: How graph policies plan.
-        profile: Weights and rules; None takes the defaults.
-        guard: Whether LRU ranks until a graph policy has shown that it finds more.
-        load: Makes requests take time, for arms that simulate it.
-        session_ttl_s: Of the session TTL baseline.
-    """
-
-    planning: Planning = field(default_factory=Planning)
-    profile: ScoreProfile | None = None
-    guard: bool = True
-    load: Load | None = None
-    session_ttl_s: float = 300.0
+    planning: Planning = field(default_factory=Planning)  # how graph policies plan
+    profile: ScoreProfile | None = None  # weights and rules; None takes the defaults
+    guard: bool = True  # whether LRU ranks until a graph policy has shown that it finds more
+    load: Load | None = None  # makes requests take time, for arms that simulate it
+    session_ttl_s: float = 300.0  # of the session TTL baseline
 
 
 OrderMaker = Callable[[Trace, Settings], EvictionOrder]

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, TypeVar
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
 from .trace import ReplayError
 
@@ -94,19 +95,32 @@ def _settings(interval: float, service: bool, config: Path | None) -> Any:
 
 
 def parse_capacities(text: str) -> list[int]:
-    """Parse capacities in blocks, and sort them.
+    """Parse capacities in blocks, as ``parse_numbers`` does."""
+    allowed = f"whole numbers of blocks from 1, e.g. {DEFAULT_CAPACITIES}"
+    return parse_numbers("--capacity", text, int, allowed)
+
+
+Number = TypeVar("Number", int, float)
+
+
+def parse_numbers(
+    option: str,
+    text: str,
+    kind: Callable[[str], Number],
+    allowed: str,
+    least: int = 1,
+    most: float = math.inf,
+) -> list[Number]:
+    """Parse numbers separated by commas, and sort them.
 
     Raises:
-        ReplayError: One is not a whole number of blocks above zero.
+        ReplayError: One is no number of that kind between the bounds; says what is ``allowed``.
     """
-    try:
-        capacities = sorted({int(part) for part in text.split(",")})
-    except ValueError:
-        capacities = [0]
-    if capacities[0] < 1:
-        allowed = f"whole numbers of blocks from 1, e.g. {DEFAULT_CAPACITIES}"
-        raise ReplayError(f"--capacity {text!r}: allowed: {allowed}")
-    return capacities
+    with suppress(ValueError):
+        numbers = sorted({kind(part) for part in text.split(",")})
+        if all(least <= number <= most for number in numbers):
+            return numbers
+    raise ReplayError(f"{option} {text!r}: allowed: {allowed}")
 
 
 def _table(
@@ -122,7 +136,7 @@ def _table(
     from .analysis import analyze
     from .tables import draw, hit_table, rates_table, write_page
 
-    with _bar("policies × capacities", as_json) as update:
+    with progress_bar("policies × capacities", as_json) as update:
         table = hit_table(trace, arms, capacities, settings, processes=processes, progress=update)
     if picture is not None:
         draw(table, picture)
@@ -155,13 +169,13 @@ def _approaches(
 ) -> None:
     from .approaches import approaches_table, compare_approaches
 
-    with _bar("approaches", as_json) as update:
+    with progress_bar("approaches", as_json) as update:
         rows = compare_approaches(
             trace, capacities, instances, settings, processes=processes, progress=update
         )
     if as_json:
         found = {"trace": trace.name, "blocks": trace.prompt_blocks, "instances": instances}
-        typer.echo(json.dumps({**found, "approaches": [row.as_dict() for row in rows]}))
+        typer.echo(json.dumps({**found, "approaches": [asdict(row) for row in rows]}))
     else:
         Console().print(approaches_table(trace, rows))
 
@@ -174,7 +188,7 @@ def _load(path: Path, block_size: int | None, quiet: bool) -> Any:
 
 
 @contextmanager
-def _bar(what: str, quiet: bool) -> Iterator[Any]:
+def progress_bar(what: str, quiet: bool) -> Iterator[Any]:
     """Show a progress bar on stderr; yields ``update(done, total)``."""
     columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), disable=quiet) as progress:
@@ -193,21 +207,19 @@ def tune(
     as_json: AsJson = False,
 ) -> None:
     """Search the score's weights on a trace's first part; the sidecar loads what is written."""
+    from .tables import capacity_table
     from .tuning import tune as search
     from .tuning import write_toml
 
     capacities = parse_capacities(capacity)
     loaded = _load(trace, block_size, as_json)
-    with _bar("trials", as_json) as update:
+    with progress_bar("trials", as_json) as update:
         found = search(loaded, capacities, train=train, trials=trials, seed=seed, progress=update)
     write_toml(found.weights, out, f"kvgraph tune {loaded.name} --train {train} --seed {seed}")
     if as_json:
         typer.echo(json.dumps({"trace": loaded.name, **found.as_dict(), "out": str(out)}))
         return
-    table = Table(title=f"{loaded.name}: the untouched {1 - train:.0%}", title_justify="left")
-    table.add_column("capacity in blocks")
-    for each in capacities:
-        table.add_column(f"{each:,}", justify="right")
+    table = capacity_table(f"{loaded.name}: the untouched {1 - train:.0%}", capacities)
     for arm, row in found.untouched.items():
         table.add_row(arm, *(f"{rate:.4f}" for rate in row.values()))
     console = Console()
@@ -227,12 +239,11 @@ def record(
     from ..service import serve
     from .recorder import RawLog, Recorder
 
-    recorder: Recorder | RawLog = RawLog(out) if raw else Recorder(out)
+    recorder = RawLog(out) if raw else Recorder(out)
     overrides = {} if endpoint is None else {"sidecar.endpoint": endpoint}
     try:
         serve(config, overrides, None, recorder)
     finally:
         recorder.close()
-        wrote = recorder.events if isinstance(recorder, RawLog) else recorder.requests
         what = "events" if raw else "requests"
-        typer.echo(f"{wrote} {what} written to {out}", err=True)
+        typer.echo(f"{recorder.written} {what} written to {out}", err=True)

@@ -28,23 +28,17 @@ AdviceAt = Callable[[float], AdmissionAdvice]
 
 @dataclass(slots=True, eq=False)
 class ArrivedRequest:
-    """A request that arrived at the simulated engine.
-
-    Attributes:
-        opens: Whether it is its session's first.
-        brings: Blocks of context that neither the pool nor a tier holds; 0 for a session that is
-            live and resident.
-        since: When it began to wait for room, in seconds; NaN: it never did.
-        held_s: How long it waited for room.
-    """
+    """A request that arrived at the simulated engine."""
 
     request: int
     user: int
     run: int
-    opens: bool
+    opens: bool  # whether it is its session's first
+    # Blocks of context that neither the pool nor a tier holds; 0 for a session that is live and
+    # resident.
     brings: int = 0
-    since: float = math.nan
-    held_s: float = 0.0
+    since: float = math.nan  # when it began to wait for room, in seconds; NaN: it never did
+    held_s: float = 0.0  # how long it waited for room
 
     @property
     def name(self) -> str:
@@ -132,16 +126,12 @@ _SPARE: Final = 1.5  # times the runs that users of usual runs play in the time;
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Runs:
-    """Runs of recorded sessions that users may play.
+    """Runs of recorded sessions that users may play."""
 
-    Attributes:
-        trace: The requests of all runs, run by run; their times are for users to decide.
-        first: int64 ``[runs + 1]``: run i's requests are ``first[i]`` to ``first[i + 1]``.
-        pause: float64 ``[requests]``: seconds since the answer before; 0 at a run's start.
-    """
-
-    trace: Trace
+    trace: Trace  # the requests of all runs, run by run; their times are for users to decide
+    # int64 ``[runs + 1]``: run i's requests are ``first[i]`` to ``first[i + 1]``.
     first: npt.NDArray[np.int64]
+    # float64 ``[requests]``: seconds since the answer before; 0 at a run's start.
     pause: npt.NDArray[np.float64]
 
     def __len__(self) -> int:
@@ -182,8 +172,7 @@ def runs_for(
 
 
 def _requests(sessions: Sequence[Session], count: int, seed: int) -> Iterator[FleetRequest]:
-    """Yield requests run by run; a request's time is its number, so that a trace keeps this
-    order."""
+    """Yield requests run by run; each one's time is its number, so that a trace keeps them so."""
     rng = random.Random(f"{seed}/closed")
     pile: list[Session] = []
     number = lap = 0
@@ -202,8 +191,7 @@ def _requests(sessions: Sequence[Session], count: int, seed: int) -> Iterator[Fl
 
 
 def _pause_s(session: Session, index: int) -> float:
-    """Return the seconds from the end of the answer before to this turn, cut; 0 before the
-    first."""
+    """Return the seconds from the answer before to this turn, cut; 0 before the first."""
     if not index:
         return 0.0
     before, turn = session.turns[index - 1], session.turns[index]
@@ -225,59 +213,41 @@ AGENTS_LINK: Final = HostLink(bytes_per_token=327_680)
 class Queue(StrEnum):
     """The order in which an engine takes waiting requests."""
 
-    FCFS = "fcfs"
-    """First come, first served: vLLM."""
-    LPM = "lpm"
-    """Longest prefix match first: SGLang."""
+    FCFS = "fcfs"  # first come, first served: vLLM
+    LPM = "lpm"  # longest prefix match first: SGLang
 
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """Parameters of a closed loop.
+    """Parameters of a closed loop."""
 
-    Attributes:
-        users: Each plays one run after the other.
-        seconds: Length of the loop.
-        begin_s: Users begin within this, evenly.
-        warm_s: What happens before is not counted.
-        bound_s: Nobody is held longer.
-        recheck_s: Seconds between two checks of held requests.
-    """
-
-    users: int
-    seconds: float
-    begin_s: float = 1800.0
-    warm_s: float = 3600.0
+    users: int  # each plays one run after the other
+    seconds: float  # length of the loop
+    begin_s: float = 1800.0  # users begin within this, evenly
+    warm_s: float = 3600.0  # what happens before is not counted
     queue: Queue = Queue.FCFS
     service: ServiceModel = AGENTS_SERVICE
     link: HostLink = AGENTS_LINK
-    bound_s: float = HOLD_MAX_S
-    recheck_s: float = 0.5
+    bound_s: float = HOLD_MAX_S  # nobody is held longer
+    recheck_s: float = 0.5  # seconds between two checks of held requests
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Played:
-    """The outcome of each request, in the runs' order; NaN and 0 for those that never arrived.
+    """The outcome of each request, in the runs' order; NaN and 0 for those that never arrived."""
 
-    Attributes:
-        at, started, first_token, done: float64 ``[requests]``, seconds.
-        prompt, found: int32 ``[requests]``, blocks.
-        opens: bool ``[requests]``: whether it opens its session.
-        held_s: float64 ``[requests]``: how long it waited for room.
-        ended: float64 ``[runs]``: when each run was over; NaN: it was not.
-        refused: Requests larger than the pool.
-    """
-
+    # ``at``, ``started``, ``first_token``, ``done``: float64 ``[requests]``, seconds.
     at: npt.NDArray[np.float64]
     started: npt.NDArray[np.float64]
     first_token: npt.NDArray[np.float64]
     done: npt.NDArray[np.float64]
+    # ``prompt``, ``found``: int32 ``[requests]``, blocks.
     prompt: npt.NDArray[np.int32]
     found: npt.NDArray[np.int32]
-    opens: npt.NDArray[np.bool_]
-    held_s: npt.NDArray[np.float64]
-    ended: npt.NDArray[np.float64]
-    refused: int
+    opens: npt.NDArray[np.bool_]  # bool ``[requests]``: whether it opens its session
+    held_s: npt.NDArray[np.float64]  # float64 ``[requests]``: how long it waited for room
+    ended: npt.NDArray[np.float64]  # float64 ``[runs]``: when each run was over; NaN: it was not
+    refused: int  # requests larger than the pool
 
 
 def play(

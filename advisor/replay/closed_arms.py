@@ -12,25 +12,24 @@ from pathlib import Path
 from typing import Annotated, Any, Final, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from ...graph.ranking.formulas import LruPolicy
 from ...graph.ranking.policy import Policy
 from ...graph.wire.advice import HOLD_MAX_S
 from ..admission import Admission
+from .analysis import percentile
 from .arms import HINTS, Settings, graph_policies, run_cells
-from .cli import parse_capacities
+from .cli import parse_capacities, parse_numbers, progress_bar
 from .closed import Loop, Played, Queue, play, runs_for
 from .fleet_traffic import Signals
 from .graph_order import GraphOrder
-from .recordings import Session
+from .recordings import Session, read_sessions
 from .simulator import HostTier, Instance, LruOrder
-from .tables import pyplot
-from .trace import AGENTS_SERVICE, ReplayError
+from .tables import pyplot, table_of
+from .trace import AGENTS_SERVICE, ReplayError, ServiceModel
 
 ADMISSION: Final = "+admission"
 """Suffix of an arm: new and cold sessions are held as the sidecar advises."""
@@ -54,50 +53,34 @@ class ClosedCell(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ClosedPlan:
-    """Parameters that all cells of a table share.
+    """Parameters that all cells of a table share."""
 
-    Attributes:
-        sessions: What users play.
-        loop: Parameters of the loop; the number of users is a cell's own.
-        host: Host memory of the arms that have some, in pools.
-    """
-
-    sessions: Sequence[Session]
-    loop: Loop
-    host: float = 1.0
+    sessions: Sequence[Session]  # what users play
+    loop: Loop  # parameters of the loop; the number of users is a cell's own
+    host: float = 1.0  # host memory of the arms that have some, in pools
     seed: int = 1
 
 
 @dataclass(frozen=True, slots=True)
 class ClosedRow:
-    """A cell's result after warm-up; seconds unless stated otherwise.
-
-    Attributes:
-        turns_per_hour: Complete answers; a refusal is none.
-        sessions: Sessions that ended.
-        computed: The share of prompt blocks that were computed.
-        returning_p50, returning_p95: TTFT of sessions' later turns.
-        first_p50, first_p95: TTFT of their first turns.
-        held: The share of requests that waited for room.
-        longest_hold: Of any request, at any time.
-        starved: Requests that waited longer than a client does, at any time.
-        refused: Requests larger than the pool, at any time.
-    """
+    """A cell's result after warm-up; seconds unless stated otherwise."""
 
     arm: str
     capacity: int
     users: int
-    turns_per_hour: float
-    sessions: int
-    computed: float
+    turns_per_hour: float  # complete answers; a refusal is none
+    sessions: int  # sessions that ended
+    computed: float  # the share of prompt blocks that were computed
+    # ``returning_p50``, ``returning_p95``: TTFT of sessions' later turns.
     returning_p50: float
     returning_p95: float
+    # ``first_p50``, ``first_p95``: TTFT of their first turns.
     first_p50: float
     first_p95: float
-    held: float
-    longest_hold: float
-    starved: int
-    refused: int
+    held: float  # the share of requests that waited for room
+    longest_hold: float  # of any request, at any time
+    starved: int  # requests that waited longer than a client does, at any time
+    refused: int  # requests larger than the pool, at any time
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values, rounded to four digits behind the point."""
@@ -106,19 +89,12 @@ class ClosedRow:
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """An arm, parsed from its name.
+    """An arm, parsed from its name."""
 
-    Attributes:
-        order: ``lru``, ``lpm`` or a graph policy: the eviction order.
-        hints: Whether callers name their sessions and state what the trace knows.
-        host: Whether there is host memory below the pool.
-        admission: Whether new and cold sessions are held.
-    """
-
-    order: str
-    hints: bool
-    host: bool
-    admission: bool
+    order: str  # ``lru``, ``lpm`` or a graph policy: the eviction order
+    hints: bool  # whether callers name their sessions and state what the trace knows
+    host: bool  # whether there is host memory below the pool
+    admission: bool  # whether new and cold sessions are held
 
     @classmethod
     def of(cls, name: str) -> Arm:
@@ -192,19 +168,15 @@ def _row(cell: ClosedCell, loop: Loop, played: Played) -> ClosedRow:
         turns_per_hour=float(counted.sum()) / (loop.seconds - loop.warm_s) * 3600.0,
         sessions=int((played.ended >= loop.warm_s).sum()),
         computed=1.0 - float(played.found[counted].sum()) / prompt,
-        returning_p50=_percentile(later, 50),
-        returning_p95=_percentile(later, 95),
-        first_p50=_percentile(first, 50),
-        first_p95=_percentile(first, 95),
+        returning_p50=percentile(later, 50),
+        returning_p95=percentile(later, 95),
+        first_p50=percentile(first, 50),
+        first_p95=percentile(first, 95),
         held=float((played.held_s[counted] > 0).mean()) if counted.any() else 0.0,
         longest_hold=float(played.held_s.max(initial=0.0)),
         starved=int((end - played.at > CLIENT_PATIENCE_S).sum()),
         refused=played.refused,
     )
-
-
-def _percentile(values: npt.NDArray[np.float64], percent: int) -> float:
-    return float(np.percentile(values, percent)) if len(values) else 0.0
 
 
 _GREY: Final = "#9aa0a6"
@@ -213,14 +185,11 @@ _COLORS: Final = ("#1a73e8", "#12a150", "#e37400", "#a142f4", "#d93025", "#00897
 
 def closed_table(rows: Sequence[ClosedRow]) -> Table:
     """Return the rows as a table."""
-    table = Table(title="recorded agents in a closed loop", title_justify="left")
-    for column in ("blocks", "agents", "arm"):
-        table.add_column(column, justify="left" if column == "arm" else "right")
-    for column in (
-        "turns per hour", "computed", "TTFT of returning p50 / p95", "of first turns p50 / p95",
-        "held", "longest hold", "starved", "refused",
-    ):  # fmt: skip
-        table.add_column(column, justify="right")
+    heads = (
+        "blocks", "agents", "arm", "turns per hour", "computed", "TTFT of returning p50 / p95",
+        "of first turns p50 / p95", "held", "longest hold", "starved", "refused",
+    )  # fmt: skip
+    table = table_of("recorded agents in a closed loop", heads, ["arm"])
     for row in rows:
         table.add_row(
             f"{row.capacity:,}",
@@ -289,12 +258,8 @@ class SessionPart(StrEnum):
 
 def part_of(sessions: Sequence[Session], part: SessionPart) -> list[Session]:
     """Return those sessions; the first is odd."""
-    ordered = sorted(sessions, key=lambda session: session.name)
-    return {
-        SessionPart.ALL: ordered,
-        SessionPart.ODD: ordered[::2],
-        SessionPart.EVEN: ordered[1::2],
-    }[part]
+    begin, step = {"all": (0, 1), "odd": (0, 2), "even": (1, 2)}[part]
+    return sorted(sessions, key=lambda session: session.name)[begin::step]
 
 
 PrefillRate = Annotated[float, typer.Option(min=1, help="Prompt tokens per second.")]
@@ -326,9 +291,6 @@ def closed(
     as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON.")] = False,
 ) -> None:
     """Play recorded agents who wait for answers: where does an engine collapse?"""
-    from .closed import Loop
-    from .trace import ServiceModel
-
     if not warm < hours:
         raise ReplayError(f"--warm {warm:g}: allowed: less than the {hours:g} hours played")
     loop = Loop(
@@ -336,50 +298,10 @@ def closed(
         service=ServiceModel(prefill, decode),
     )  # fmt: skip
     cells = _cells(arm, capacity, users)
-    rows = _played(partial(_plan, sessions, part, loop, host, seed), cells, processes, as_json)
-    _show(rows, picture, as_json)
-
-
-def _cells(arm: str, capacity: str, users: str) -> list[ClosedCell]:
-    """Return every arm at every number of users at every capacity.
-
-    Raises:
-        ReplayError: One of the three lists is not allowed.
-    """
-
-    arms = [name.strip() for name in arm.split(",")]
-    for name in arms:
-        Arm.of(name)
-    return [
-        ClosedCell(name, blocks, agents)
-        for blocks in parse_capacities(capacity)
-        for agents in _numbers(users)
-        for name in arms
-    ]
-
-
-def _plan(path: Path, part: SessionPart, loop: Loop, host: float, seed: int) -> ClosedPlan:
-    from .recordings import read_sessions
-
-    return ClosedPlan(part_of(read_sessions(path), part), loop, host, seed)
-
-
-def _played(
-    plan: Callable[[], ClosedPlan], cells: Sequence[ClosedCell], processes: int, quiet: bool
-) -> list[ClosedRow]:
-    """Play the cells; show progress unless ``quiet``."""
-
-    with _bar(quiet) as progress:
-        task = progress.add_task("reading sessions", total=len(cells))
-        read = plan()
-        progress.update(task, description="loops")
-        return closed_rows(
-            read, cells, processes, lambda done, _: progress.update(task, completed=done)
-        )
-
-
-def _show(rows: Sequence[ClosedRow], picture: Path | None, as_json: bool) -> None:
-
+    with Console(stderr=True, quiet=as_json).status("reading sessions"):
+        plan = ClosedPlan(part_of(read_sessions(sessions), part), loop, host, seed)
+    with progress_bar("loops", as_json) as update:
+        rows = closed_rows(plan, cells, processes, update)
     if picture is not None:
         draw_cliff(rows, picture)
     if as_json:
@@ -388,18 +310,14 @@ def _show(rows: Sequence[ClosedRow], picture: Path | None, as_json: bool) -> Non
         Console().print(closed_table(rows))
 
 
-def _numbers(text: str) -> list[int]:
-    try:
-        numbers = sorted({int(part) for part in text.split(",")})
-    except ValueError:
-        numbers = [0]
-    if numbers[0] < 1:
-        raise ReplayError(f"--users {text!r}: allowed: how many at once, e.g. 12,16,20,24")
-    return numbers
-
-
-def _bar(quiet: bool) -> Progress:
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    return Progress(
-        *columns, TimeElapsedColumn(), console=Console(stderr=True), disable=quiet
-    )  # fmt: skip
+def _cells(arm: str, capacity: str, users: str) -> list[ClosedCell]:
+    """Return every arm at every number of users at every capacity."""
+    arms = [name.strip() for name in arm.split(",")]
+    for name in arms:
+        Arm.of(name)
+    return [
+        ClosedCell(name, blocks, agents)
+        for blocks in parse_capacities(capacity)
+        for agents in parse_numbers("--users", users, int, "how many at once, e.g. 12,16,20,24")
+        for name in arms
+    ]

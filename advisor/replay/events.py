@@ -124,8 +124,7 @@ class TraceEvents:
         return bool(self._ends.waiting[request])
 
     def _expected_return_s(self, request: int, now: float) -> float | None:
-        """Return the pause from ``now``, or from the recorded end where requests take no time
-        here."""
+        """Return the pause from ``now``, or from the recorded end where requests take no time."""
         if self._said is None or np.isnan(told := self._said.expected_return_s[request]):
             return None
         took = np.nan_to_num(self._said.seconds[request])

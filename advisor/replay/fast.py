@@ -1,4 +1,4 @@
-"""Upper bounds of hit rates: what no policy can exceed."""
+"""Hit rates without simulated time: LRU, Belady, no eviction, and libcachesim's algorithms."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def belady_hits(trace: Trace, capacity: int) -> Ints:
     goes first.
 
     More than an engine can reach: a request's own blocks need no place here while it runs. What an
-    engine that knows the future could do is ``foresight.BeladyOrder``.
+    engine that knows the future could do is ``orders.BeladyOrder``.
     """
     hits = np.zeros(len(trace), dtype=np.int32)
     core.belady(

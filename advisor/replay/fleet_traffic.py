@@ -32,25 +32,17 @@ no end."""
 
 @dataclass(frozen=True, slots=True)
 class FleetRequest:
-    """A turn of a session that a user plays.
+    """A turn of a session that a user plays."""
 
-    Attributes:
-        at: Seconds since the fleet began.
-        run: Name of this run of the session; a session played again has another.
-        scope: The run in which its recorded block numbers hold: a subagent's is its parent's.
-        index: Index of the turn in ``session``.
-        returns_s: Seconds until the session's next request, cut; None after the last one.
-        lap: How often the fleet has begun its sessions anew by then, from 1.
-    """
-
-    at: float
+    at: float  # seconds since the fleet began
     user: int
-    run: str
-    scope: str
+    run: str  # name of this run of the session; a session played again has another
+    scope: str  # the run in which its recorded block numbers hold: a subagent's is its parent's
     session: Session
-    index: int
+    index: int  # index of the turn in ``session``
+    # Seconds until the session's next request, cut; None after the last one.
     returns_s: float | None
-    lap: int = 1
+    lap: int = 1  # how often the fleet has begun its sessions anew by then, from 1
 
     @property
     def turn(self) -> RecordedTurn:
@@ -194,8 +186,7 @@ def _busy_s(session: Session) -> float:
     return max(LEAST_S, _offsets(session)[-1] + (session.turns[-1].api_s or 0.0))
 
 
-MAGNITUDE: Final = 4.0
-"""A tool's pause is stated within this factor."""
+MAGNITUDE: Final = 4.0  # a tool's pause is stated within this factor
 
 _LEAST_PAUSE_S: Final = 0.5  # recorded times are whole seconds: a pause of 0 is up to half a one
 _WAITING: Final = {"tool_use": True, "end_turn": False, "stop_sequence": False}
@@ -204,19 +195,14 @@ _WAITING: Final = {"tool_use": True, "end_turn": False, "stop_sequence": False}
 class Signals(StrEnum):
     """How much callers state; each level is what a client of that kind can know."""
 
-    NONE = "none"
-    """Nothing."""
-    ENDS = "ends"
-    """That a session is over, with its last request."""
-    STOPS = "stops"
-    """Why answers ended, which an engine could see by itself."""
-    ALL = "all"
-    """Ends, why answers ended, and roughly how long a tool takes."""
+    NONE = "none"  # nothing
+    ENDS = "ends"  # that a session is over, with its last request
+    STOPS = "stops"  # why answers ended, which an engine could see by itself
+    ALL = "all"  # ends, why answers ended, and roughly how long a tool takes
 
 
 def waiting_for_tool(request: FleetRequest) -> bool | None:
-    """Return whether the answer ended in a tool call (True) or the turn (False); None if
-    unknown."""
+    """Whether the answer ended in a tool call (True) or the turn (False); None if unknown."""
     return _WAITING.get(request.turn.stop)
 
 

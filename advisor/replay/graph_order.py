@@ -26,16 +26,11 @@ from .trace import Trace
 
 
 class EngineUpdate(NamedTuple):
-    """An event of an engine, or, without one, the eviction of blocks.
+    """An event of an engine, or, without one, the eviction of blocks."""
 
-    Attributes:
-        at: Seconds of the trace.
-        blocks: Blocks that became resident by the event, or were evicted.
-    """
-
-    at: float
+    at: float  # seconds of the trace
     event: AnyEvent | None
-    blocks: Sequence[int] = ()
+    blocks: Sequence[int] = ()  # blocks that became resident by the event, or were evicted
 
     @property
     def is_eviction(self) -> bool:
@@ -57,9 +52,6 @@ class SimulatedSidecar:
         layers: Whether the engines find the parts of each prompt themselves.
         stops: Whether they read off each answer why it ended.
         guard: Whether LRU ranks until the policy has shown that it finds more.
-
-    Attributes:
-        now: The graph's clock, in seconds of the trace.
     """
 
     def __init__(
@@ -73,7 +65,7 @@ class SimulatedSidecar:
         stops: bool = False,
         guard: bool = True,
     ) -> None:
-        self.now = 0.0
+        self.now = 0.0  # the graph's clock, in seconds of the trace
         self.events = TraceEvents(trace, hints, layers, stops)
         self.graph = KVCacheGraph(
             policy=policy,
@@ -145,22 +137,16 @@ _SLICE: Final = 128  # keys looked up at a time; chosen
 
 @dataclass(frozen=True, slots=True)
 class Planning:
-    """The timing and size of a live sidecar's rankings.
+    """The timing and size of a live sidecar's rankings."""
 
-    Attributes:
-        interval_s: Seconds between two rankings.
-        delay_s: Seconds until a sidecar receives an event: an engine reports five times per second.
-        pressing_share: Share of a pool; after so many stored blocks an engine reports at once, and
-            is answered at once.
-        pressing_delay_s: Seconds that this takes.
-        max_ranked: Blocks per ranking; behind them an engine's own order holds.
-    """
-
-    interval_s: float = 0.5
+    interval_s: float = 0.5  # seconds between two rankings
+    # Seconds until a sidecar receives an event: an engine reports five times per second.
     delay_s: float = 0.2
+    # Share of a pool; after so many stored blocks an engine reports at once, and is answered at
+    # once.
     pressing_share: float = PRESSING_SHARE
-    pressing_delay_s: float = 0.02
-    max_ranked: int = 8192
+    pressing_delay_s: float = 0.02  # seconds that this takes
+    max_ranked: int = 8192  # blocks per ranking; behind them an engine's own order holds
 
 
 class GraphOrder(EvictionOrder):
@@ -250,8 +236,7 @@ class GraphOrder(EvictionOrder):
         self._tell(now, self._sidecar.events.finished(request, now))
 
     def advised(self, admission: Admission, now: float) -> AdmissionAdvice:
-        """Return the advice on admission as of ``now``, which is renewed at every multiple of the
-        interval."""
+        """Advice on admission as of ``now``, renewed at every multiple of the interval."""
         tick = math.floor(now / self.planning.interval_s) * self.planning.interval_s
         if self._word is None or tick > self._word.ts:
             known_of = tick - self.planning.delay_s
@@ -279,8 +264,7 @@ class GraphOrder(EvictionOrder):
         return bool(self._slice)
 
     def _refresh(self, now: float) -> None:
-        """Rank as of the last tick if that was not done yet, or as of now if much was stored
-        since."""
+        """Rank as of the last tick, once, or as of now if much was stored since."""
         tick = math.floor(now / self.planning.interval_s) * self.planning.interval_s
         if self._stored >= self._pressing:
             self._rank(now, now - self.planning.pressing_delay_s)

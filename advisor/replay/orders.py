@@ -14,11 +14,36 @@ from .trace import Trace
 
 # What a trace tells about the future, and the eviction order that knows it.
 
-NEVER: Final = 1 << 40
-"""Stands for a request that does not come."""
+NEVER: Final = 1 << 40  # stands for a request that does not come
 
 
-class BeladyOrder(EvictionOrder):
+class HeapOrder(EvictionOrder):
+    """Evicts the free block with the least key; what ``_put`` said last of a block counts."""
+
+    def __init__(self) -> None:
+        self._free: dict[int, tuple[int, int, int]] = {}  # block → its entry of the heap
+        self._heap: list[tuple[int, int, int]] = []
+
+    def _put(self, block: int, *key: int) -> None:
+        first, second = key
+        self._free[block] = first, second, block
+        heapq.heappush(self._heap, self._free[block])
+
+    def reused(self, blocks: Sequence[int]) -> None:
+        for block in blocks:
+            del self._free[block]
+
+    def victims(self, count: int, now: float) -> list[int]:
+        taken: list[int] = []
+        while len(taken) < count:
+            entry = heapq.heappop(self._heap)
+            if self._free.get(entry[2]) == entry:
+                del self._free[entry[2]]
+                taken.append(entry[2])
+        return taken
+
+
+class BeladyOrder(HeapOrder):
     """Evicts the block whose next use is farthest, among equals the deepest.
 
     A block's parent is used whenever the block is, so this leaves no block unreachable. No other
@@ -26,30 +51,14 @@ class BeladyOrder(EvictionOrder):
     """
 
     def __init__(self, trace: Trace) -> None:
+        super().__init__()
         self._next = next_uses(trace)
         self._depth = depths(trace)
-        self._due: dict[int, int] = {}  # free block → request that uses it next
-        self._heap: list[tuple[int, int, int]] = []
 
     def freed(self, request: int, blocks: Sequence[int], now: float) -> None:
         uses = self._next[request]
         for block in blocks:
-            due = uses[self._depth[block]]
-            self._due[block] = due
-            heapq.heappush(self._heap, (-due, -self._depth[block], block))
-
-    def reused(self, blocks: Sequence[int]) -> None:
-        for block in blocks:
-            del self._due[block]
-
-    def victims(self, count: int, now: float) -> list[int]:
-        taken: list[int] = []
-        while len(taken) < count:
-            due, _, block = heapq.heappop(self._heap)
-            if self._due.get(block) == -due:
-                del self._due[block]
-                taken.append(block)
-        return taken
+            self._put(block, -uses[self._depth[block]], -self._depth[block])
 
 
 def depths(trace: Trace) -> list[int]:
@@ -75,38 +84,23 @@ def next_uses(trace: Trace) -> list[list[int]]:
     return uses
 
 
-class LfuHistoryOrder(EvictionOrder):
+class LfuHistoryOrder(HeapOrder):
     """Evicts the least often used block; an evicted block keeps its count. Among equals the oldest
     goes first.
 
-    libcachesim's LFU forgets a count with its object, as most do: see ``library``.
+    libcachesim's LFU forgets a count with its object, as most do.
     """
 
     def __init__(self) -> None:
+        super().__init__()
         self._uses: Counter[int] = Counter()
         self._freed = 0
-        self._since: dict[int, int] = {}  # free block → when it became so, in blocks freed
-        self._heap: list[tuple[int, int, int]] = []
 
     def freed(self, request: int, blocks: Sequence[int], now: float) -> None:
         for block in blocks:
             self._uses[block] += 1
             self._freed += 1
-            self._since[block] = self._freed
-            heapq.heappush(self._heap, (self._uses[block], self._freed, block))
-
-    def reused(self, blocks: Sequence[int]) -> None:
-        for block in blocks:
-            del self._since[block]
-
-    def victims(self, count: int, now: float) -> list[int]:
-        taken: list[int] = []
-        while len(taken) < count:
-            _, since, block = heapq.heappop(self._heap)
-            if self._since.get(block) == since:
-                del self._since[block]
-                taken.append(block)
-        return taken
+            self._put(block, self._uses[block], self._freed)
 
 
 class SessionTtlOrder(EvictionOrder):

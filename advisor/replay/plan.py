@@ -19,6 +19,7 @@ from rich.table import Table
 from ..fleet.board import EngineBoard, Speed
 from ..fleet.router import Choice, FleetRouter, Holdings, Wanted
 from .arms import Settings, new_orders, run_cells
+from .cli import parse_numbers
 from .simulator import (
     EvictionOrder,
     HostTier,
@@ -28,6 +29,7 @@ from .simulator import (
     Router,
     simulate,
 )
+from .tables import pyplot, table_of
 from .trace import AGENTS_SERVICE, HostLink, Ints, ReplayError, Trace
 
 
@@ -71,15 +73,11 @@ _ALL_LOST: Final = np.ones(1, dtype=np.bool_)
 
 
 class NotingRouter:
-    """Asks another router, and remembers where it sent each request.
-
-    Attributes:
-        where: Engine numbers, by request.
-    """
+    """Asks another router, and remembers where it sent each request."""
 
     def __init__(self, router: Router) -> None:
         self._router = router
-        self.where: list[int] = []
+        self.where: list[int] = []  # engine numbers, by request
 
     def __call__(self, request: int, instances: Sequence[Instance]) -> int:
         self.where.append(self._router(request, instances))
@@ -147,35 +145,25 @@ ROUTINGS: Final = ("round-robin", "prefix", "home")
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A fleet to buy, and its routing.
-
-    Attributes:
-        host: Blocks of host memory per block of the pool.
-    """
+    """A fleet to buy, and its routing."""
 
     engines: int
-    host: float
+    host: float  # blocks of host memory per block of the pool
     routing: str
 
 
 @dataclass(frozen=True, slots=True)
 class PlanTerms:
-    """The properties and cost of an engine.
+    """The properties and cost of an engine."""
 
-    Attributes:
-        blocks: Of an engine's pool, where the engine costs 1.
-        prefill_tokens_per_s: Prompt tokens that it computes per second, one prompt at a time.
-        policy: Its eviction policy.
-        host_cost: Cost of as much host memory as a pool, where an engine costs 1; the default is
-            chosen.
-        times: How many pools of ``blocks`` each engine has, as one that is spread over as many
-            GPUs; it costs as much.
-    """
-
-    blocks: int
+    blocks: int  # of an engine's pool, where the engine costs 1
+    # Prompt tokens that it computes per second, one prompt at a time.
     prefill_tokens_per_s: float = AGENTS_SERVICE.prefill_tokens_per_s
-    policy: str = "lru"
+    policy: str = "lru"  # its eviction policy
+    # Cost of as much host memory as a pool, where an engine costs 1; the default is chosen.
     host_cost: float = 0.05
+    # How many pools of ``blocks`` each engine has, as one that is spread over as many GPUs; it
+    # costs as much.
     times: int = 1
 
     @property
@@ -188,8 +176,7 @@ class PlanTerms:
         return self.times * plan.engines * (1 + plan.host * self.host_cost)
 
     def for_trace(self, trace: Trace) -> tuple[PlanTerms, int]:
-        """Enlarge pools until every request of a trace fits; returns how many did not fit
-        before."""
+        """Enlarge pools until every request of a trace fits; returns how many did not before."""
         needed = blocks_needed(trace)
         times = max(1, -(-int(needed.max(initial=0)) // self.blocks))
         return replace(self, times=times), int((needed > self.blocks).sum())
@@ -197,25 +184,19 @@ class PlanTerms:
 
 @dataclass(frozen=True, slots=True)
 class PlanFound:
-    """A plan's result on a trace.
-
-    Attributes:
-        cost: In engines.
-        hit_rate, host_rate: Shares of the prompt blocks found in pools, and loaded.
-        ttft_p50_s, ttft_p95_s: Seconds from a request's arrival until its prompt is computed.
-        busiest: Share of the time in which the busiest engine computes prompts.
-        blocks: Of each engine's pool.
-        refused: Requests that are larger than that pool: a plan with any does not serve the trace.
-    """
+    """A plan's result on a trace."""
 
     plan: Plan
-    cost: float
+    cost: float  # in engines
+    # ``hit_rate``, ``host_rate``: shares of the prompt blocks found in pools, and loaded.
     hit_rate: float
     host_rate: float
+    # ``ttft_p50_s``, ``ttft_p95_s``: seconds from a request's arrival until its prompt is computed.
     ttft_p50_s: float
     ttft_p95_s: float
-    busiest: float
-    blocks: int
+    busiest: float  # share of the time in which the busiest engine computes prompts
+    blocks: int  # of each engine's pool
+    # Requests that are larger than that pool: a plan with any does not serve the trace.
     refused: int
 
     def as_dict(self) -> dict[str, Any]:
@@ -247,8 +228,7 @@ def plans_of(engines: Sequence[int], hosts: Sequence[float]) -> list[Plan]:
 
 
 def cheapest(found: Sequence[PlanFound], ttft_s: float) -> PlanFound | None:
-    """Return the cheapest plan that serves all requests with a TTFT below the bound at p95, or
-    None."""
+    """The cheapest plan that serves all requests with a TTFT below the bound at p95, or None."""
     good = [row for row in found if not row.refused and row.ttft_p95_s <= ttft_s]
     return min(good, key=lambda row: (row.cost, row.ttft_p95_s), default=None)
 
@@ -350,8 +330,10 @@ def plan(
     """How many engines, how much host memory, which routing: hit rate and TTFT over cost."""
     from .reader import load_trace
 
+    sizes = "numbers from {} to 1024, with commas"
     plans = plans_of(
-        [int(each) for each in _numbers("--engines", engines, whole=True)], _numbers("--host", host)
+        parse_numbers("--engines", engines, int, sizes.format(1), most=1024),
+        parse_numbers("--host", host, float, sizes.format(0), least=0, most=1024),
     )
     terms = PlanTerms(blocks, prefill, policy, host_cost)
     console = Console(stderr=True, quiet=as_json)
@@ -383,22 +365,11 @@ def plan(
     typer.echo(f"picture: {picture}")
 
 
-def _numbers(option: str, text: str, whole: bool = False) -> list[float]:
-    try:
-        numbers = sorted({float(part) for part in text.split(",")})
-    except ValueError:
-        numbers = [-1.0]
-    least = 1 if whole else 0
-    if not all(least <= n <= 1024 and (not whole or n == int(n)) for n in numbers):
-        raise ReplayError(f"{option} {text!r}: allowed: numbers from {least} to 1024, with commas")
-    return numbers
-
-
 def _table(found: Sequence[PlanFound], best: PlanFound | None, name: str) -> Table:
-    table = Table(title=f"{name}: plans by cost", title_justify="left")
-    for column in ("engines", "host", "cost", "hit rate", "loaded", "TTFT p50", "p95", "busiest"):
-        table.add_column(column, justify="right")
-    table.add_column("routing")
+    heads = (
+        "engines", "host", "cost", "hit rate", "loaded", "TTFT p50", "p95", "busiest", "routing",
+    )  # fmt: skip
+    table = table_of(f"{name}: plans by cost", heads, ["routing"])
     for row in found:
         table.add_row(
             f"{row.plan.engines}", f"{row.plan.host:g} pools", f"{row.cost:.2f}",
@@ -433,14 +404,8 @@ def draw_plans(
     Raises:
         ReplayError: matplotlib is missing, or the file cannot be written.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ModuleNotFoundError:
-        raise ReplayError(
-            "the picture needs matplotlib; install it with pip install 'kvgraph[replay]'"
-        ) from None
-    figure = Figure(figsize=(10, 4.2), layout="constrained")
-    rates, times = figure.subplots(1, 2)
+    plots = pyplot()
+    figure, (rates, times) = plots.subplots(1, 2, figsize=(10, 4.2), layout="constrained")
     for routing in ROUTINGS:
         rows = [row for row in found if row.plan.routing == routing]
         _points(rates, rows, [row.hit_rate + row.host_rate for row in rows], routing)
@@ -463,6 +428,8 @@ def draw_plans(
         figure.savefig(path, dpi=120)
     except (OSError, ValueError) as error:
         raise ReplayError(f"--picture {str(path)!r}: {error}") from None
+    finally:
+        plots.close(figure)
 
 
 def _points(axes: Any, rows: Sequence[PlanFound], values: Sequence[float], routing: str) -> None:

@@ -21,8 +21,7 @@ from ..policies.lifecycle import Prior
 from ..policies.waits import STATED_FEATURE, STOP_FEATURES, features
 from .recordings import RecordedTurn, Session
 
-STEPS: Final = 4000
-"""Learning steps; more overfit the recorded sessions (tried on held-out halves)."""
+STEPS: Final = 4000  # learning steps; more overfit the recorded sessions (tried on held-out halves)
 
 _STRIDE: Final = 20  # chosen
 _LONGEST_S: Final = 1800.0  # pauses are cut to this many seconds, as in fleets; chosen
@@ -94,11 +93,9 @@ def recorded_waits(sessions: Sequence[Session], seed: int = 0) -> RecordedWaits:
 
 
 def _threads(turns: Sequence[RecordedTurn]) -> list[list[RecordedTurn]]:
-    """Split a session's turns by the context that they extend.
-
-    A turn that keeps at most half of every context before it (because it was compacted, or began
-    anew) begins a new thread: no turn comes back to the blocks of the other.
-    """
+    """Split a session's turns by the context that they extend."""
+    # A turn that keeps at most half of every context before it (because it was compacted, or began
+    # anew) begins a new thread: no turn comes back to the blocks of the other.
     threads: list[list[RecordedTurn]] = []
     for turn in turns:
         kept = [(_common(each[-1].hash_ids, turn.hash_ids), each) for each in threads]
@@ -110,8 +107,7 @@ def _threads(turns: Sequence[RecordedTurn]) -> list[list[RecordedTurn]]:
 
 
 def _common(one: array[int], other: array[int]) -> int:
-    """Return how many numbers two chains share from the start: a number stands for its whole
-    prefix."""
+    """Return how many numbers two chains share; a number stands for its whole prefix."""
     last = min(len(one), len(other))
     return bisect_left(range(last), True, key=lambda at: one[at] != other[at])
 

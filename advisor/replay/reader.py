@@ -64,22 +64,15 @@ class Line(msgspec.Struct, omit_defaults=True):
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """The properties of a trace format.
-
-    Attributes:
-        block_size: Tokens a hash id stands for; None where the header says.
-        unit: Seconds that one unit of ``timestamp`` is.
-        timed: Whether each line says when it came; sessions without time stamps come as their
-            answers let them.
-        required: Fields without which a line means nothing.
-        foreign: Fields that only lines of another format have.
-    """
+    """The properties of a trace format."""
 
     name: str
-    block_size: int | None
-    unit: float
-    required: tuple[str, ...]
-    foreign: tuple[str, ...]
+    block_size: int | None  # tokens a hash id stands for; None where the header says
+    unit: float  # seconds that one unit of ``timestamp`` is
+    required: tuple[str, ...]  # fields without which a line means nothing
+    foreign: tuple[str, ...]  # fields that only lines of another format have
+    # Whether each line says when it came; sessions without time stamps come as their answers let
+    # them.
     timed: bool = True
 
     def check(self, line: Line) -> None:
@@ -500,8 +493,7 @@ class _Draft:
             )
 
     def _chain(self, hashes: list[int]) -> list[int]:
-        """Return block ids of a chain; a hash behind another prefix is another block, whatever the
-        file meant."""
+        """Return block ids of a chain; a hash behind another prefix is another block."""
         before, chain = -1, []
         for value in hashes:
             before = self._links.setdefault((before, value), len(self._links))
@@ -534,8 +526,7 @@ class _Draft:
         return self._session_rows.setdefault(name, len(self._session_rows))
 
     def _conversation(self, line: Line) -> int:
-        """Return the conversation's row: a chat points to the chat that it continues, which may
-        stand further down."""
+        """Return the conversation's row; the chat that one continues may stand further down."""
         assert line.chat_id is not None
         row = self._row_of(line.chat_id)
         if line.parent_chat_id is not None and line.parent_chat_id >= 0:

@@ -11,6 +11,7 @@ import json
 import logging
 import secrets
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby, takewhile
 from pathlib import Path
@@ -39,16 +40,52 @@ logger = logging.getLogger(__name__)
 _MAX_RUNNING: Final = 65_536  # requests; chosen
 
 
-class Recorder:
-    """Takes a sidecar's events, and writes one line per finished request.
+class EventFile(ABC):
+    """A file that is written of a sidecar's events; a full disk ends it.
 
     Args:
         path: The file to write, gzipped if it ends in ``.gz``; must not exist.
         clock: Monotonic seconds.
-        secret: The key of the hashes.
 
     Raises:
         TraceError: The file exists or cannot be written.
+    """
+
+    def __init__(self, path: Path, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self.written = 0  # requests or events
+        self.failed = False
+        self._clock = clock
+        self._began = clock()
+        self._path = path
+        self._file = new_file(path)
+
+    def __call__(self, engine: str, events: Sequence[AnyEvent]) -> None:
+        """Take an engine's latest events."""
+        now = self._clock() - self._began
+        try:
+            for event in events if not self.failed else ():
+                self._take(engine, event, now)
+        except OSError as error:
+            self.failed = True
+            logger.error("the log ends here: %s: %s", self._path, error.strerror)
+
+    def close(self) -> None:
+        """Finish the file."""
+        try:
+            self._file.close()
+        except OSError as error:
+            self.failed = True
+            logger.error("the log is cut short: %s: %s", self._path, error.strerror)
+
+    @abstractmethod
+    def _take(self, engine: str, event: AnyEvent, now: float) -> None: ...
+
+
+class Recorder(EventFile):
+    """Writes one line per finished request, of a sidecar's events.
+
+    Args:
+        secret: The key of the hashes.
     """
 
     def __init__(
@@ -58,36 +95,16 @@ class Recorder:
         clock: Callable[[], float] = time.monotonic,
         secret: bytes | None = None,
     ) -> None:
-        self.requests = 0
-        self.failed = False
-        self._clock = clock
-        self._began = clock()
+        super().__init__(path, clock=clock)
         self._secret = secret or secrets.token_bytes(32)
         self._running: dict[tuple[str, str], tuple[float, RequestStarted]] = {}
         self._block_size: int | None = None
-        self._path = path
-        self._file = new_file(path)
 
-    def __call__(self, engine: str, events: Sequence[AnyEvent]) -> None:
-        """Take an engine's latest events; a full disk ends the recording."""
-        now = self._clock() - self._began
-        try:
-            for event in events if not self.failed else ():
-                if isinstance(event, RequestStarted):
-                    self._started(engine, event, now)
-                elif isinstance(event, RequestFinished):
-                    self._finished(engine, event, now)
-        except OSError as error:
-            self.failed = True
-            logger.error("the recording ends here: %s: %s", self._path, error.strerror)
-
-    def close(self) -> None:
-        """Finish the file."""
-        try:
-            self._file.close()
-        except OSError as error:
-            self.failed = True
-            logger.error("the recording is cut short: %s: %s", self._path, error.strerror)
+    def _take(self, engine: str, event: AnyEvent, now: float) -> None:
+        if isinstance(event, RequestStarted):
+            self._started(engine, event, now)
+        elif isinstance(event, RequestFinished):
+            self._finished(engine, event, now)
 
     def _started(self, engine: str, event: RequestStarted, now: float) -> None:
         if len(self._running) >= _MAX_RUNNING:  # requests whose end was never received
@@ -111,7 +128,7 @@ class Recorder:
             "output_hash_ids": self._hashed(event.hashes[len(started.hashes) :]),
         }
         self._write(line)
-        self.requests += 1
+        self.written += 1
 
     def _said(self, started: RequestStarted, event: RequestFinished) -> dict[str, Any]:
         """Return what the caller stated besides the session; unknown fields are absent."""
@@ -161,47 +178,18 @@ PACKED: Final = ("hashes", "contents")  # fields of eight bytes each, one after 
 _LEFT_OUT: Final = (BlocksAttended, BlocksEmbedded)  # numbers of every step, and no fact of a block
 
 
-class RawLog:
+class RawLog(EventFile):
     """Writes a line for each event of a sidecar: ``{"at", "engine", "event", …fields}``.
 
     ``at`` is in seconds since the log began, ``engine`` is an engine's id (its name is in its
     hello, as ``name``), ``hashes`` and ``contents`` are lists of ``0x…`` in chain order.
-
-    Args:
-        path: The file to write, gzipped if it ends in ``.gz``; must not exist.
-        clock: Monotonic seconds.
-
-    Raises:
-        TraceError: The file exists or cannot be written.
     """
 
-    def __init__(self, path: Path, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self.events = 0
-        self._clock = clock
-        self._began = clock()
-        self._failed = False
-        self._path = path
-        self._file = new_file(path)
-
-    def __call__(self, engine: str, events: Sequence[AnyEvent]) -> None:
-        """Write an engine's latest events; a full disk ends the log."""
-        now = round(self._clock() - self._began, 6)
-        kept = [] if self._failed else [each for each in events if not isinstance(each, _LEFT_OUT)]
-        try:
-            for event in kept:
-                line = {"at": now, "engine": engine, **_worded(event)}
-                self._file.write(json.dumps(line) + "\n")
-                self.events += 1
-        except OSError as error:
-            self._failed = True
-            logger.error("the log ends here: %s: %s", self._path, error.strerror)
-
-    def close(self) -> None:
-        """Finish the file."""
-        try:
-            self._file.close()
-        except OSError as error:
-            logger.error("the log is cut short: %s: %s", self._path, error.strerror)
+    def _take(self, engine: str, event: AnyEvent, now: float) -> None:
+        if not isinstance(event, _LEFT_OUT):
+            line = {"at": round(now, 6), "engine": engine, **_worded(event)}
+            self._file.write(json.dumps(line) + "\n")
+            self.written += 1
 
 
 def _worded(event: AnyEvent) -> dict[str, Any]:

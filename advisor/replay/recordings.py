@@ -31,51 +31,34 @@ Word = Annotated[str, msgspec.Meta(max_length=64)]
 
 @dataclass(frozen=True, slots=True)
 class RecordedTurn:
-    """One request of a session, as it was recorded.
+    """One request of a session, as it was recorded."""
 
-    Attributes:
-        at: Seconds since the session began.
-        hash_ids: One number per full block; it stands for the block and everything before it.
-        stop: Why the answer ended: ``tool_use``, ``end_turn`` …; empty where unknown.
-        input_types: What came in since the turn before: ``text``, ``tool_result`` …
-        api_s: Seconds until the answer was complete; None where unknown.
-        think_s: Seconds before the request in which none ran; None where unknown.
-    """
-
-    at: float
+    at: float  # seconds since the session began
     input_tokens: int
     output_tokens: int
+    # One number per full block; it stands for the block and everything before it.
     hash_ids: array[int]
-    stop: str
-    input_types: tuple[str, ...]
-    api_s: float | None
-    think_s: float | None
+    stop: str  # why the answer ended: ``tool_use``, ``end_turn`` …; empty where unknown
+    input_types: tuple[str, ...]  # what came in since the turn before: ``text``, ``tool_result`` …
+    api_s: float | None  # seconds until the answer was complete; None where unknown
+    think_s: float | None  # seconds before the request in which none ran; None where unknown
 
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """A recorded session; a subagent is one of its own.
+    """A recorded session; a subagent is one of its own."""
 
-    Attributes:
-        name: The file's, and a number behind it for subagents.
-        block_size: Tokens a hash id stands for.
-        tool_tokens, system_tokens: The head of the prompt, in this order.
-        began: Seconds after its parent's first request; 0 without a parent.
-        turns: By time; at least one.
-        harness: Agent harness whose tools and system prompt these are; empty: shared by equal
-            lengths.
-        is_global: Whether block numbers hold across all sessions.
-    """
-
-    name: str
-    block_size: int
+    name: str  # the file's, and a number behind it for subagents
+    block_size: int  # tokens a hash id stands for
+    # ``tool_tokens``, ``system_tokens``: the head of the prompt, in this order.
     tool_tokens: int
     system_tokens: int
-    began: float
-    turns: tuple[RecordedTurn, ...]
+    began: float  # seconds after its parent's first request; 0 without a parent
+    turns: tuple[RecordedTurn, ...]  # by time; at least one
     subagents: tuple[Session, ...]
+    # Agent harness whose tools and system prompt these are; empty: shared by equal lengths.
     harness: str = ""
-    is_global: bool = False
+    is_global: bool = False  # whether block numbers hold across all sessions
 
 
 class _Entry(msgspec.Struct):
@@ -221,8 +204,7 @@ class _Builder:
         )
 
     def _check_prefixes(self, hash_ids: array[int], where: str) -> None:
-        """Check that each number follows the same number everywhere: it stands for its whole
-        prefix."""
+        """Check that each number, which stands for its prefix, follows the same one everywhere."""
         known = len(self._checked)
         start = known if hash_ids[:known] == self._checked else 0
         before = hash_ids[start - 1] if start else -1

@@ -42,8 +42,7 @@ class EvictionOrder(ABC):
         """Take ``count`` free blocks, to be evicted now."""
 
     def started(self, request: int, hit: int, new: Sequence[int], now: float) -> None:  # noqa: B027
-        """Note that a request was scheduled: its first ``hit`` blocks were matched, ``new``
-        allocated."""
+        """Note that a request was scheduled: first ``hit`` blocks matched, ``new`` allocated."""
 
     def evicted(self, blocks: Sequence[int], now: float) -> None:  # noqa: B027
         """Note that the blocks which ``victims`` gave are gone."""
@@ -282,40 +281,28 @@ class Instance:
         return end - hit
 
 
-Router = Callable[[int, Sequence[Instance]], int]
-"""``(request, instances) → instance number``."""
+Router = Callable[[int, Sequence[Instance]], int]  # ``(request, instances) → instance number``
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Time passes while requests run.
+    """Time passes while requests run."""
 
-    Attributes:
-        service: How long they take, where the trace is not asked or does not say.
-        max_running: How many run at once in one instance.
-        as_recorded: Whether the trace is asked how long they took.
-    """
-
+    # How long they take, where the trace is not asked or does not say.
     service: ServiceModel = field(default_factory=ServiceModel)
-    max_running: int = 256
-    as_recorded: bool = False
+    max_running: int = 256  # how many run at once in one instance
+    as_recorded: bool = False  # whether the trace is asked how long they took
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Outcome:
-    """What each request found, in blocks, and how long it waited.
+    """What each request found, in blocks, and how long it waited."""
 
-    Attributes:
-        hits: int32 ``[requests]``, prompt blocks matched in an engine's pool.
-        warmed: int32 ``[requests]``, prompt blocks loaded from the tier below.
-        waited: float64 ``[requests]``, seconds from arrival to being scheduled.
-        refused: Requests too large for an instance; they hit nothing.
-    """
-
-    hits: Ints
-    warmed: Ints
+    hits: Ints  # int32 ``[requests]``, prompt blocks matched in an engine's pool
+    warmed: Ints  # int32 ``[requests]``, prompt blocks loaded from the tier below
+    # float64 ``[requests]``, seconds from arrival to being scheduled.
     waited: npt.NDArray[np.float64]
-    refused: int
+    refused: int  # requests too large for an instance; they hit nothing
 
 
 def simulate(

@@ -20,17 +20,13 @@ from .trace import ReplayError, Trace
 
 @dataclass(frozen=True, slots=True)
 class HitTable:
-    """The result of a replay.
-
-    Attributes:
-        rates: arm → capacity in blocks → prompt blocks matched by prefix / all prompt blocks.
-        seconds: How long the whole table took.
-    """
+    """The result of a replay."""
 
     trace: Trace
     capacities: tuple[int, ...]
+    # Arm → capacity in blocks → prompt blocks matched by prefix / all prompt blocks.
     rates: dict[str, dict[int, float]]
-    seconds: float
+    seconds: float  # how long the whole table took
     notes: list[str] = field(default_factory=list)
 
     def as_dict(self) -> dict[str, Any]:
@@ -146,18 +142,28 @@ _GREY: Final = "#9aa0a6"
 _WAY: Final = "mean share of LRU → Belady"
 
 
+def table_of(title: str, heads: Sequence[str], left: Sequence[str]) -> Table:
+    """Return a table without rows; what is not in ``left`` stands to the right."""
+    shown = Table(title=title, title_justify="left")
+    for head in heads:
+        shown.add_column(head, justify="left" if head in left else "right")
+    return shown
+
+
+def capacity_table(title: str, capacities: Sequence[int], *more: str) -> Table:
+    """Return a table without rows, with a column for each capacity."""
+    first = "capacity in blocks"
+    return table_of(title, [first, *(f"{each:,}" for each in capacities), *more], [first])
+
+
 def rates_table(table: HitTable) -> Table:
     """Return hit rates by arm and capacity, and each arm's mean way from LRU to Belady."""
     trace = table.trace
-    shown = Table(
-        title=f"{trace.name}: {len(trace):,} requests, {trace.prompt_blocks:,} prompt blocks of "
-        f"{trace.block_size} tokens; share found by prefix",
-        title_justify="left",
+    title = (
+        f"{trace.name}: {len(trace):,} requests, {trace.prompt_blocks:,} prompt blocks of "
+        f"{trace.block_size} tokens; share found by prefix"
     )
-    shown.add_column("capacity in blocks")
-    for capacity in table.capacities:
-        shown.add_column(f"{capacity:,}", justify="right")
-    shown.add_column(_WAY, justify="right")
+    shown = capacity_table(title, table.capacities, _WAY)
     for arm, row in table.rates.items():
         style = "dim" if arm in BOUNDS else None
         shown.add_row(

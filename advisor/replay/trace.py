@@ -21,28 +21,20 @@ NOBODY = -1  # said why an answer ended
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Statements:
-    """Callers' statements: a row per request, in order of arrival.
+    """Callers' statements: a row per request, in order of arrival."""
 
-    Attributes:
-        ended: bool, whether the session ends with it.
-        waiting: int8, why its answer ended: 1 in a tool call, 0 the turn, -1 unstated.
-        expected_return_s: float64, seconds from its end to the session's next; NaN: unstated.
-        seconds: float64, how long it took; NaN: unknown.
-        layers: The parts of its prompt.
-        tenant: int32, numbered; -1 where none was named.
-    """
-
-    ended: npt.NDArray[np.bool_]
+    ended: npt.NDArray[np.bool_]  # bool, whether the session ends with it
+    # int8, why its answer ended: 1 in a tool call, 0 the turn, -1 unstated.
     waiting: npt.NDArray[np.int8]
+    # float64, seconds from its end to the session's next; NaN: unstated.
     expected_return_s: npt.NDArray[np.float64]
-    seconds: npt.NDArray[np.float64]
-    layers: tuple[Layers, ...]
-    tenant: npt.NDArray[np.int32]
+    seconds: npt.NDArray[np.float64]  # float64, how long it took; NaN: unknown
+    layers: tuple[Layers, ...]  # the parts of its prompt
+    tenant: npt.NDArray[np.int32]  # int32, numbered; -1 where none was named
 
     @property
     def anything(self) -> bool:
-        """Tell whether any caller stated what a session is doing, or what its prompt consists
-        of."""
+        """Whether any caller stated what a session is doing, or what its prompt consists of."""
         told = (self.ended, ~np.isnan(self.expected_return_s))
         return self.tells_stops or any(bool(c.any()) for c in told) or any(self.layers)
 
@@ -194,14 +186,10 @@ class ServiceModel:
     """The time an engine takes for a request: prefill at a constant rate, then a step per token.
 
     The defaults are an 8B model on one H100-class GPU; chosen.
-
-    Attributes:
-        prefill_tokens_per_s: Prompt tokens computed per second.
-        decode_s_per_token: Seconds per output token.
     """
 
-    prefill_tokens_per_s: float = 20_000.0
-    decode_s_per_token: float = 0.02
+    prefill_tokens_per_s: float = 20_000.0  # prompt tokens computed per second
+    decode_s_per_token: float = 0.02  # seconds per output token
 
     def prefill_seconds(self, computed_tokens: int) -> float:
         """Return the seconds until the first token: the part of TTFT that a hit saves."""
@@ -218,17 +206,11 @@ AGENTS_SERVICE: Final = ServiceModel(prefill_tokens_per_s=9_000.0, decode_s_per_
 
 @dataclass(frozen=True, slots=True)
 class HostLink:
-    """The cost of loading from host memory; the defaults are PCIe 5 x16 and an 8B model in bf16.
+    """The cost of loading from host memory; the defaults are PCIe 5 x16 and an 8B model in bf16."""
 
-    Attributes:
-        bytes_per_s: Bandwidth.
-        s_per_transfer: Fixed cost of each block's transfer.
-        bytes_per_token: KV of one token, all layers.
-    """
-
-    bytes_per_s: float = 50e9
-    s_per_transfer: float = 10e-6
-    bytes_per_token: int = BYTES_PER_TOKEN
+    bytes_per_s: float = 50e9  # bandwidth
+    s_per_transfer: float = 10e-6  # fixed cost of each block's transfer
+    bytes_per_token: int = BYTES_PER_TOKEN  # KV of one token, all layers
 
     def seconds(self, blocks: int, block_size: int) -> float:
         """Return the seconds to load ``blocks`` blocks of ``block_size`` tokens each."""

@@ -35,17 +35,12 @@ OTHERS: Final = (LruPolicy.name, DEFAULT)
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """The result of a search.
+    """The result of a search."""
 
-    Attributes:
-        weights: By the names of ``SPACE``.
-        trained: Mean hit rate on the part that was searched.
-        untouched: arm → capacity → hit rate over the requests that the search never saw, the cache
-            filled by those before them.
-    """
-
-    weights: dict[str, float]
-    trained: float
+    weights: dict[str, float]  # by the names of ``SPACE``
+    trained: float  # mean hit rate on the part that was searched
+    # Arm → capacity → hit rate over the requests that the search never saw, the cache filled by
+    # those before them.
     untouched: dict[str, dict[int, float]]
     trials: int
 

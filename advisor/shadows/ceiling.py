@@ -23,20 +23,15 @@ MOST_BLOCKS: Final = 400_000  # that are remembered; chosen: 3 MB, and a second 
 
 
 class Walked(NamedTuple):
-    """One request; ``reach``: how many of its blocks a prefix match could have covered.
-
-    Attributes:
-        asked: False: nobody asked for these blocks, which a request's answer left in the pool.
-        there: Found by the live pool, or by a shadow as large that found more.
-        counts: What shadows had counted before it (``ShadowSet.counts``).
-    """
+    """One request; ``reach``: how many of its blocks a prefix match could have covered."""
 
     keys: Keys
     reach: int
     found: int  # by the live pool
+    # False: nobody asked for these blocks, which a request's answer left in the pool.
     asked: bool = True
-    there: int = 0
-    counts: array[int] | None = None
+    there: int = 0  # found by the live pool, or by a shadow as large that found more
+    counts: array[int] | None = None  # what shadows had counted before it (``ShadowSet.counts``)
 
 
 class Ceiling(NamedTuple):
@@ -49,16 +44,12 @@ class Ceiling(NamedTuple):
 
 
 class Beside(NamedTuple):
-    """What a shadow found of a ceiling's requests.
+    """What a shadow found of a ceiling's requests."""
 
-    Attributes:
-        asked, found: Blocks of those that it followed.
-        share: What that says of them all; None where there is none.
-    """
-
+    # ``asked``, ``found``: blocks of those that it followed.
     asked: int
     found: int
-    share: float | None
+    share: float | None  # what that says of them all; None where there is none
 
 
 class RequestWindow:

@@ -112,16 +112,12 @@ class OtherWeights:
     """A policy with other weights and rules; it shares what the policy learns.
 
     Asked under the graph's lock: the policy is given these weights for as long as it scores.
-
-    Attributes:
-        weights: None for a policy that heeds none.
-        said: Which these are, in words.
     """
 
     policy: Policy
-    weights: Weights | None
+    weights: Weights | None  # None for a policy that heeds none
     rules: Rules
-    said: str = ""
+    said: str = ""  # which these are, in words
 
     @classmethod
     def in_force(cls, graph: KVCacheGraph, said: str = "") -> OtherWeights:
@@ -144,8 +140,7 @@ class OtherWeights:
 CAPACITIES: Final = (1.0, 0.75, 1.25, 2.0)
 """Of the live pool's: as it is, a quarter less and more, and twice."""
 
-OTHERWISE: Final = "other weights"
-"""The name of the shadow of weights that are not in force."""
+OTHERWISE: Final = "other weights"  # the name of the shadow of weights that are not in force
 
 
 Guarding = Callable[[int], Trust | None]
@@ -153,17 +148,14 @@ Guarding = Callable[[int], Trust | None]
 
 
 class Counted(NamedTuple):
-    """Blocks, of some requests.
+    """Blocks, of some requests."""
 
-    Attributes:
-        asked, ours: That all sessions asked for, and of these what the live pool found.
-        sampled: That sessions of the sample asked for.
-        known, control: What LRU found in a pool as large as another: of ``asked``, of ``sampled``.
-    """
-
+    # ``asked``, ``ours``: that all sessions asked for, and of these what the live pool found.
     asked: int = 0
     ours: int = 0
-    sampled: int = 0
+    sampled: int = 0  # that sessions of the sample asked for
+    # ``known``, ``control``: what LRU found in a pool as large as another: of ``asked``, of
+    # ``sampled``.
     known: int = 0
     control: int = 0
 
@@ -177,22 +169,14 @@ NOTHING: Final = Counted()
 
 @dataclass(slots=True)
 class LruPool:
-    """A simulated pool under LRU, which follows all sessions: it needs no rankings, and is cheap.
-
-    Attributes:
-        capacity: Its size, as a factor of the live pool's.
-        blocks: The same in blocks.
-        found: Blocks that it found, of those that all sessions asked for.
-        sampled_found: Of these, those that sessions of the sample asked for.
-        has_tiers: Whether copies in colder tiers count: as so many blocks more.
-    """
+    """A simulated pool under LRU, which follows all sessions; needs no rankings, and is cheap."""
 
     name: str
-    capacity: float
-    blocks: int
-    found: int = 0
-    sampled_found: int = 0
-    has_tiers: bool = False
+    capacity: float  # its size, as a factor of the live pool's
+    blocks: int  # the same in blocks
+    found: int = 0  # blocks that it found, of those that all sessions asked for
+    sampled_found: int = 0  # of these, those that sessions of the sample asked for
+    has_tiers: bool = False  # whether copies in colder tiers count: as so many blocks more
 
     @property
     def policy_name(self) -> str:
@@ -202,24 +186,16 @@ class LruPool:
 
 @dataclass(slots=True)
 class PolicyPool:
-    """A simulated pool that a policy ranks, guarded as the live one is, which follows a sample of
-    sessions.
-
-    Attributes:
-        policy_name: Who ranks it.
-        scores: Of blocks, under the rules, chains whole; higher goes first.
-        beside: LRU in a pool as large, by which its sample stands for all.
-        found: Blocks that it found, of those that the sample asked for.
-        since: When it began, if that was later than the others; ``before``: what had been counted
-            by then.
-    """
+    """A simulated pool that a policy ranks, guarded as the live one; it follows a sample."""
 
     name: str
-    policy_name: str
+    policy_name: str  # who ranks it
+    # Of blocks, under the rules, chains whole; higher goes first.
     scores: Callable[[View, Selection], Scores]
-    beside: LruPool
+    beside: LruPool  # LRU in a pool as large, by which its sample stands for all
     pool: GuardedPool
-    found: int = 0
+    found: int = 0  # blocks that it found, of those that the sample asked for
+    # When it began, if that was later than the others; ``before``: what had been counted by then.
     since: float | None = None
     before: Counted = NOTHING
 

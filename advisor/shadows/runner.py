@@ -396,13 +396,6 @@ class ShadowRunner:
         cpu: Seconds of a processor core that the calling thread has used.
         always: Whether policies' shadows follow although nobody looks: what they find while nobody
             does, nobody asks for.
-
-    Attributes:
-        sets: engine → its shadows; read it under ``lock``.
-        otherwise: Weights that are not in force and have a shadow, if any.
-        rank_every_s: Seconds between rankings of policies' shadows.
-        spent_s: Of a processor core, by the last tick; its ceilings, which have a share of their
-            own, are not counted.
     """
 
     def __init__(
@@ -419,15 +412,18 @@ class ShadowRunner:
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="kvgraph-shadows", daemon=True)
         self._spent, self._judged = 0.0, clock()
+        # Of a processor core, by the last tick; its ceilings, which have a share of their own, are
+        # not counted.
         self.spent_s = 0.0
-        self.rank_every_s = INTERVAL_S
+        self.rank_every_s = INTERVAL_S  # seconds between rankings of policies' shadows
         self._next_ranking = clock()
         self._next_ceiling = clock()
         self._looked = float("-inf")
         self._stirred: set[str] = set()  # engines with requests since they were ranked
         self.lock = threading.Lock()
+        # Weights that are not in force and have a shadow, if any.
         self.otherwise: OtherWeights | None = None
-        self.sets: dict[str, ShadowSet] = {}
+        self.sets: dict[str, ShadowSet] = {}  # engine → its shadows; read it under ``lock``
 
     def start(self) -> None:
         """Start the thread."""
@@ -595,12 +591,10 @@ class ShadowRunner:
             self._spent, self._judged = 0.0, now
 
     def _do_less(self) -> None:
-        """Rank half as often; where that is seldom enough, follow half as many sessions.
-
-        In this order, since a ranking that is a minute old finds nearly what a fresh one does, and
-        half of the sessions often find something else than all of them (``kvgraph bench
-        dashboard``).
-        """
+        """Rank half as often; where that is seldom enough, follow half as many sessions."""
+        # In this order, since a ranking that is a minute old finds nearly what a fresh one does,
+        # and half of the sessions often find something else than all of them (``kvgraph bench
+        # dashboard``).
         if self._is_watched() and self.sets and self.rank_every_s < _RANK_AT_LEAST_EVERY_S:
             self.rank_every_s *= 2
             logger.info(

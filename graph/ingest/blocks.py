@@ -146,22 +146,14 @@ _EVICTED_NAMES: Final = [f"evicted_{name}" for name in LAYER_NAMES]
 
 
 class Stores(NamedTuple):
-    """What some events that stored blocks told, packed; see ``core.churn``.
+    """What some events that stored blocks told, packed; see ``core.churn``."""
 
-    Attributes:
-        hashes: uint64 ``[n]``, event after event.
-        counts: int64 ``[events]``: how many each has.
-        parents: uint64 ``[events]``: the key before them, where bool ``has_parent`` says so.
-        sizes: uint16 ``[events]``: tokens of a block.
-        sessions: Who stored them; None: nobody has a name.
-    """
-
-    hashes: bytes
-    counts: bytes
-    parents: bytes
+    hashes: bytes  # uint64 ``[n]``, event after event
+    counts: bytes  # int64 ``[events]``: how many each has
+    parents: bytes  # uint64 ``[events]``: the key before them, where bool ``has_parent`` says so
     has_parent: bytes
-    sizes: bytes
-    sessions: list[str | None] | None
+    sizes: bytes  # uint16 ``[events]``: tokens of a block
+    sessions: list[str | None] | None  # who stored them; None: nobody has a name
 
 
 class ChurnRecorder:
@@ -184,10 +176,8 @@ class ChurnRecorder:
         self._apply(engine, self._after_step(engine, churn, now), now)
 
     def _after_step(self, engine: int, churn: Sequence[Churn], now: float) -> Sequence[Churn]:
-        """Apply events up to the first evictions, if these are awaited; returns the rest.
-
-        These evictions belong to the step whose requests were reported last.
-        """
+        """Apply events up to the first evictions, if these are awaited; returns the rest."""
+        # These evictions belong to the step whose requests were reported last.
         open_cases = self._tables.history.open_cases
         if not open_cases.awaits(engine):
             return churn
@@ -277,8 +267,7 @@ class ChurnRecorder:
         return before
 
     def _claims(self, stored: Stores, now: float) -> Rows:
-        """The session that stored each run, which owns those of its blocks that nobody did;
-        ``NO_ROW`` for none."""
+        """The session that stored each run, which owns what nobody did; ``NO_ROW``: none."""
         if stored.sessions is None:
             return np.full(len(stored.counts) // 8, NO_ROW, dtype=np.int32)
         known = self._tables.sessions

@@ -213,10 +213,8 @@ class Ingest:
 
 
 def _is_later_step(before: tuple[type, ...], run: Run) -> bool:
-    """Whether a run belongs to a later step than the requests before it.
-
-    A step's requests are reported first, then its blocks; events about a whole pool come between
-    steps.
-    """
+    """Whether a run belongs to a later step than the requests before it."""
+    # A step's requests are reported first, then its blocks; events about a whole pool come between
+    # steps.
     after_blocks = before is CHURN and run.kind is not CHURN
     return after_blocks or type(run.events[0]) in _OF_A_POOL

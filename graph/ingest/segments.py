@@ -78,8 +78,7 @@ class LayerBook:
         return np.asarray((stated <= authority) & ~holds)
 
     def _yields(self, raised_by: Rows, session: int) -> npt.NDArray[np.bool_]:
-        """Whether ``session`` may override earlier statements: by its own tenant, or ended
-        sessions."""
+        """Whether ``session`` may override statements: of its own tenant, or ended sessions."""
         sessions = self._tables.sessions
         gone = (raised_by == NO_ROW) | (sessions.state[raised_by] == SessionState.ENDED)
         tenant = sessions.tenant[session] if session != NO_ROW else NO_ROW
@@ -170,10 +169,8 @@ class SegmentTagger:
                 self._memories.refer(covered, segment, session, now)
 
     def _begin_protection(self, rows: Rows, authority: Authority) -> int:
-        """How many blocks become protected by this request.
-
-        Stated ones count at once, inferred ones when a second request walks them.
-        """
+        """How many blocks become protected by this request."""
+        # Stated ones count at once, inferred ones when a second request walks them.
         if authority is not Authority.INFERRED:
             return len(rows)
         return int(np.count_nonzero(self._tables.blocks.walkers[rows] == 2))
@@ -188,11 +185,9 @@ class SegmentTagger:
 
 
 def _affordable(segments: Sequence[Segment], blocks: int, size: int) -> list[Segment]:
-    """The segments that a request of ``blocks`` blocks may have, least precious first.
-
-    In total they cover each block at most twice, plus one block each shared with a neighbour:
-    otherwise a thousand overlapping segments would write every block a thousand times.
-    """
+    """The segments that a request of ``blocks`` blocks may have, least precious first."""
+    # In total they cover each block at most twice, plus one block each shared with a neighbour:
+    # otherwise a thousand overlapping segments would write every block a thousand times.
     room, kept = 2 * blocks + len(segments), []
     for segment in sorted(segments, key=lambda each: each.layer):
         covered = min(-(-segment.end // size), blocks) - segment.start // size

@@ -16,8 +16,7 @@ from ..wire.events import ConfidenceSampled, RequestStarted
 
 # If no caller names a request's session, it is inferred from the request's blocks.
 
-SHARED: Final = -2
-"""Owner of a block that several sessions walked."""
+SHARED: Final = -2  # owner of a block that several sessions walked
 
 # All chosen, with recorded agents' sessions in sight.
 _NEAR_FULL: Final = 0.75  # of the longest prompt: from here on histories are compacted
@@ -134,11 +133,9 @@ class RequestSessions:
         return session
 
     def _continued(self, rows: Rows, tenant: int) -> int:
-        """The session that an unnamed request continues; ``NO_ROW`` for none.
-
-        Two live branches are two sessions: a request continues neither a running session nor a
-        branch that its session abandoned.
-        """
+        """The session that an unnamed request continues; ``NO_ROW`` for none."""
+        # Two live branches are two sessions: a request continues neither a running session nor a
+        # branch that its session abandoned.
         sessions = self._tables.sessions
         walked = owners(self._tables.blocks, rows)
         session = continued(walked, sessions.first_reach, sessions.reach, sessions.turns)
@@ -147,12 +144,10 @@ class RequestSessions:
         return NO_ROW if len(self._left_behind(rows)) else session
 
     def _forked_from(self, rows: Rows, tenant: int) -> int:
-        """The session whose subagent begins with ``rows``; ``NO_ROW`` for none.
-
-        The parent alone walked the deepest known block, and is running or waits for a tool. A
-        request that only shares its system prompt is no fork: a fork keeps at least half of the
-        parent's last prompt, and a block that came after its first prompt.
-        """
+        """The session whose subagent begins with ``rows``; ``NO_ROW`` for none."""
+        # The parent alone walked the deepest known block, and is running or waits for a tool. A
+        # request that only shares its system prompt is no fork: a fork keeps at least half of the
+        # parent's last prompt, and a block that came after its first prompt.
         blocks, sessions = self._tables.blocks, self._tables.sessions
         parent, known = deepest(owners(blocks, rows))
         if parent < 0 or sessions.tenant[parent] != tenant:

@@ -90,8 +90,7 @@ class CoAttendance:
             yield
 
     def forget(self, gone: Mask) -> None:
-        """Forget rows that are about to be reused: those where ``gone``, bool ``[blocks.size]``, is
-        true."""
+        """Forget rows about to be reused: those where ``gone``, bool ``[blocks.size]``, is true."""
         if self._counts:
             lost = gone.tobytes()
             self._counts = {

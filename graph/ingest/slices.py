@@ -40,16 +40,11 @@ _BYTES: Final = 8 * SLICE_KEYS
 
 
 class Run(NamedTuple):
-    """Consecutive events, or parts of them, that are applied together.
+    """Consecutive events, or parts of them, that are applied together."""
 
-    Attributes:
-        kind: ``CHURN`` or ``TURNS``; a ``SINGLE`` run has one event.
-        keys: Block keys that they carry.
-    """
-
-    kind: tuple[type, ...]
+    kind: tuple[type, ...]  # ``CHURN`` or ``TURNS``; a ``SINGLE`` run has one event
     events: list[AnyEvent]
-    keys: int
+    keys: int  # block keys that they carry
 
 
 def event_runs(events: Sequence[AnyEvent]) -> Iterator[Run]:

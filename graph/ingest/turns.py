@@ -38,15 +38,10 @@ _MOST_LET_GO: Final = 1_024  # of them: that wait no longer and have not begun; 
 
 @dataclass(frozen=True, slots=True)
 class HeldRequest:
-    """A request that waits for room.
+    """A request that waits for room."""
 
-    Attributes:
-        request: The engine's report of it.
-        since: When the sidecar received it, in monotonic seconds.
-    """
-
-    request: RequestHeld
-    since: float
+    request: RequestHeld  # the engine's report of it
+    since: float  # when the sidecar received it, in monotonic seconds
 
 
 class HeldBook:
@@ -222,15 +217,13 @@ class TurnRecorder:
         self._sessions.forget(engine)
 
     def forget(self, gone: Mask) -> None:
-        """Forget rows that are about to be reused: those where ``gone``, bool ``[blocks.size]``, is
-        true."""
+        """Forget rows about to be reused: those where ``gone``, bool ``[blocks.size]``, is true."""
         sessions = self._tables.sessions
         tip = sessions.tip[: sessions.size]
         tip[np.append(gone, False)[tip]] = NO_ROW  # the last one stands for NO_ROW
 
     def _with_skipped(self, engine: int, turn: Turn) -> Turn:
-        """Restore a request's whole chain; the chain is emptied if the skipped blocks are
-        unknown."""
+        """Restore a request's whole chain; empty if the skipped blocks are unknown."""
         if not turn.skipped:
             return turn
         blocks, keys = self._tables.blocks, as_keys(turn.hashes)
@@ -300,9 +293,7 @@ def _last(rows: Rows) -> int:
 
 
 def _is_tip(event: RequestStarted, rows: Rows) -> bool:
-    """Whether a start reports only blocks the prefix cache held (see ``SendTips``).
-
-    What the session abandoned shows at the next start that is reported whole.
-    """
+    """Whether a start reports only blocks the prefix cache held (see ``SendTips``)."""
+    # What the session abandoned shows at the next start that is reported whole.
     size = event.block_size
     return len(rows) < event.prompt_tokens // size and len(rows) <= event.cached_tokens // size

@@ -63,11 +63,7 @@ class _Order:
 
 
 class CurrentRanking:
-    """The ranking that an engine evicts by, the times of earlier ones, and recent score terms.
-
-    Attributes:
-        layers: bool ``[256]``: the source layers that the ranking protects.
-    """
+    """The ranking that an engine evicts by, the times of earlier ones, and recent score terms."""
 
     def __init__(self) -> None:
         self._made: deque[tuple[float, int]] = deque(maxlen=_RANKINGS)  # when, and its epoch
@@ -75,7 +71,7 @@ class CurrentRanking:
         self._kept: Keys = np.empty(0, dtype=np.uint64)
         self._terms = NO_TERMS
         self._termed_at = -np.inf
-        self.layers = IS_PROTECTED
+        self.layers = IS_PROTECTED  # bool ``[256]``: the source layers that the ranking protects
 
     @property
     def is_lru(self) -> bool:
@@ -143,20 +139,16 @@ _RULES: Final = bytes(  # those by which most blocks leave, in the order of ``co
 
 
 class Departures:
-    """Evictions by engine, each with the rule that decided it; one writer, under the graph's lock.
-
-    Attributes:
-        evictions: Eviction logs by residency column.
-        copies: When copies came and went; it grows only for engines with colder tiers.
-    """
+    """Evictions by engine, each with the rule that decided it; written under the graph's lock."""
 
     def __init__(self, tables: Tables) -> None:
         self._tables = tables
         self._origin = Origin()
+        # When copies came and went; it grows only for engines with colder tiers.
         self.copies = CopyLog()
         self._current: dict[int, CurrentRanking] = {}
         self._left: dict[int, str] = {}  # columns whose engine is gone, and which it was
-        self.evictions: dict[int, EvictionLog] = {}
+        self.evictions: dict[int, EvictionLog] = {}  # eviction logs by residency column
 
     # Engines ------------------------------------------------------------------------------------
 

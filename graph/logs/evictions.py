@@ -113,35 +113,22 @@ Ids = npt.NDArray[np.int64]
 
 
 class EvictedBlocks(NamedTuple):
-    """Blocks that leave an engine's pool together, ``[n]``.
+    """Blocks that leave an engine's pool together, ``[n]``."""
 
-    Attributes:
-        engine: Its column.
-        rows: int32 ``[n]``.
-        place: Each one's place in the ranking in force.
-        rule: Why it left: a ``DepartureRule``.
-        used: float64 ``[n]``: when it was used last.
-    """
-
-    engine: int
-    rows: Rows
-    place: Places
-    rule: Bytes
-    used: npt.NDArray[np.float64]
+    engine: int  # its column
+    rows: Rows  # int32 ``[n]``
+    place: Places  # each one's place in the ranking in force
+    rule: Bytes  # why it left: a ``DepartureRule``
+    used: npt.NDArray[np.float64]  # float64 ``[n]``: when it was used last
 
 
 class Eviction(NamedTuple):
-    """The fields that a record packs into bits.
-
-    Attributes:
-        copies: Colder tiers that had a copy.
-        session_state: A ``SessionState``; one above the highest: the block had no session.
-    """
+    """The fields that a record packs into bits."""
 
     rule: DepartureRule
     layer: SourceLayer
-    copies: Tier
-    session_state: int
+    copies: Tier  # colder tiers that had a copy
+    session_state: int  # a ``SessionState``; one above the highest: the block had no session
     shared: bool
 
 
@@ -218,8 +205,7 @@ class EvictionLog:
         return ids
 
     def note_wanted(self, ids: Ids, now: float, window_s: float) -> Ids:
-        """Note that a request asks for these blocks again; returns those evicted within the
-        window."""
+        """Note that a request asks for these again; returns those evicted within the window."""
         slots = ids % LIMIT
         passed = self._origin.ticks(now) - self._ring["at"][slots].astype(np.int64)
         ago = self._origin.seconds(passed)
@@ -250,8 +236,7 @@ class EvictionLog:
         return found
 
     def by_rule(self) -> dict[str, tuple[int, int]]:
-        """Rule name → evictions and how many of them were regretted; rules without evictions are
-        omitted."""
+        """Rule name → evictions and how many of them were regretted; only rules that evicted."""
         counts = zip(RULE_NAMES, self.evicted.tolist(), self.wanted.tolist(), strict=True)
         return {name: (gone, back) for name, gone, back in counts if gone}
 

@@ -30,44 +30,31 @@ _MOST_WALKS: Final = 65_536  # that wait; chosen
 
 
 class Heard(Struct, frozen=True, gc=False):
-    """A request's start or end, as shadow caches replay it.
-
-    Attributes:
-        session: The tenant's and the session's name, joined.
-        rows: int32, the chain's block rows; ``keys`` are their graph keys at that time.
-        reach: How many of them a prefix match could cover; at the request's end, how many belong to
-            the prompt.
-        found: How many of them the engine's pool held; -1 at the request's end.
-        tokens: Tokens of the prompt; at the request's end, of prompt and answer.
-        loaded: Further blocks to be loaded from a colder tier.
-        size: Tokens per block; 0: unknown.
-    """
+    """A request's start or end, as shadow caches replay it."""
 
     engine: int
-    session: str
-    rows: Rows
+    session: str  # the tenant's and the session's name, joined
+    rows: Rows  # int32, the chain's block rows; ``keys`` are their graph keys at that time
     keys: Keys
+    # How many of them a prefix match could cover; at the request's end, how many belong to the
+    # prompt.
     reach: int
-    found: int
-    tokens: int
+    found: int  # how many of them the engine's pool held; -1 at the request's end
+    tokens: int  # tokens of the prompt; at the request's end, of prompt and answer
     at: float
-    loaded: int = 0
-    size: int = 0
+    loaded: int = 0  # further blocks to be loaded from a colder tier
+    size: int = 0  # tokens per block; 0: unknown
 
 
 class HeardQueue:
-    """Requests' starts and ends that wait to be replayed in the shadow caches.
+    """Requests' starts and ends that wait to be replayed in the shadow caches."""
 
-    If there are too many, the oldest are dropped.
-
-    Attributes:
-        nbytes: Bytes of the queued rows and keys.
-    """
+    # If there are too many, the oldest are dropped.
 
     def __init__(self) -> None:
         self._walks: deque[Heard] = deque()
         self._blocks = 0
-        self.nbytes = 0
+        self.nbytes = 0  # bytes of the queued rows and keys
 
     def add(self, heard: Heard) -> None:
         self._walks.append(heard)
@@ -274,41 +261,33 @@ _BUCKETS: Final = 32  # powers of two of blocks; chosen
 
 
 class History(Departures):
-    """Logs requests beside departures: what they asked for and found, and why they missed.
-
-    Attributes:
-        requests: The log of requests of all engines.
-        running: Requests whose end is awaited.
-        open_cases: Running requests that miss a block which the tables say is in the pool; judged
-            again once their step's evictions are reported.
-        tokens: Prompt tokens, in steps of ten seconds for four hours.
-        reasons: Requests and computed blocks by reason, in steps of a minute for twelve hours.
-        minutes: In steps of a minute for twelve hours: prompt tokens, full prompt blocks, tokens
-            found, blocks evicted, and evicted blocks requested again.
-        totals: Sums of ``reasons`` since the start.
-        given: Sums of ``tokens`` since the start.
-        lost: Blocks computed again, in the session's own turns or in shared prefixes
-            (``LOST_WAYS``).
-        beyond: The same, by powers of two of the number of blocks evicted between a block's
-            eviction and its return, which is by how much the pool was too small for it.
-        contents: Prompt contents, where callers use cache salts.
-    """
+    """Logs requests beside departures: what they asked for and found, and why they missed."""
 
     def __init__(self, tables: Tables) -> None:
         super().__init__(tables)
-        self.given = [0] * len(TOKEN_COLUMNS)
+        self.given = [0] * len(TOKEN_COLUMNS)  # sums of ``tokens`` since the start
         self._asked: Counter[int] = Counter()  # tokens, by engine
         self._found: Counter[int] = Counter()
-        self.running = RunningRequests()
+        self.running = RunningRequests()  # requests whose end is awaited
         self._heard: HeardQueue | None = None  # no listener yet
+        # Running requests that miss a block which the tables say is in the pool; judged again once
+        # their step's evictions are reported.
         self.open_cases = OpenCases(tables, self.evictions, self._closed)
-        self.requests = RequestLog()
-        self.contents = ContentIndex()
+        self.requests = RequestLog()  # the log of requests of all engines
+        self.contents = ContentIndex()  # prompt contents, where callers use cache salts
+        # Prompt tokens, in steps of ten seconds for four hours.
         self.tokens = StepSums(TOKEN_COLUMNS, 10.0, 1440)
+        # Requests and computed blocks by reason, in steps of a minute for twelve hours.
         self.reasons = StepSums(REASON_COLUMNS, 60.0, 720)
+        # In steps of a minute for twelve hours: prompt tokens, full prompt blocks, tokens found,
+        # blocks evicted, and evicted blocks requested again.
         self.minutes = StepSums(MINUTE_COLUMNS, 60.0, 720)
+        # Sums of ``reasons`` since the start.
         self.totals = [0] * len(REASON_COLUMNS)
+        # Blocks computed again, in the session's own turns or in shared prefixes (``LOST_WAYS``).
         self.lost = np.zeros(len(LOST_WAYS), dtype=np.int64)
+        # The same, by powers of two of the number of blocks evicted between a block's eviction and
+        # its return, which is by how much the pool was too small for it.
         self.beyond = np.zeros((len(LOST_WAYS), _BUCKETS), dtype=np.int64)
 
     @property
@@ -464,11 +443,9 @@ class History(Departures):
             )
 
     def _again(self, log: EvictionLog, session: int, rows: Rows, now: float) -> tuple[int, int]:
-        """Count blocks computed again after being in this pool.
-
-        Also returns by about how many blocks the pool was too small to keep those that the log
-        remembers.
-        """
+        """Count blocks computed again after being in this pool."""
+        # Also returns by about how many blocks the pool was too small to keep those that the log
+        # remembers.
         blocks = self._tables.blocks
         own = (blocks.session[rows] == session) & (session != NO_ROW)
         own &= (blocks.flags[rows] & int(BlockFlag.SHARED)) == 0

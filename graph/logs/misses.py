@@ -178,8 +178,7 @@ def _sibling(tables: Tables, session: int, rows: Rows, index: int, now: float) -
 
 
 def apart(tables: Tables, miss: Miss, key: int) -> Miss:
-    """The miss of a prompt whose content another salt's block has; ``key`` is that block's graph
-    key."""
+    """The miss of a prompt whose content another salt's block has, of graph key ``key``."""
     row = int(tables.blocks.find(as_keys([key]))[0])
     if row == NO_ROW:
         return Miss(miss.index, miss.key, Reason.OTHER_SALT, Detail.APART)
@@ -202,26 +201,16 @@ between two messages of an engine. Chosen."""
 
 
 class OpenCase(NamedTuple):
-    """A request's miss of a block that is in the pool according to the tables.
+    """A request's miss of a block that is in the pool according to the tables."""
 
-    Attributes:
-        row: Row of the missing block.
-        key: Its graph key; if the row has another key by then, it is another block.
-        miss: The miss, unless the block turns out to have left.
-        computed: Blocks that the request computes.
-        short: By about how many blocks the pool was too small for all that is computed again; 0:
-            unknown.
-        at: When the request began.
-        since: Id of the first eviction reported after that.
-    """
-
-    row: int
-    key: int
-    miss: Miss
-    computed: int
+    row: int  # row of the missing block
+    key: int  # its graph key; if the row has another key by then, it is another block
+    miss: Miss  # the miss, unless the block turns out to have left
+    computed: int  # blocks that the request computes
+    # By about how many blocks the pool was too small for all that is computed again; 0: unknown.
     short: int
-    at: float
-    since: int
+    at: float  # when the request began
+    since: int  # id of the first eviction reported after that
 
 
 class OpenCases:

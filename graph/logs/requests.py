@@ -25,31 +25,24 @@ if TYPE_CHECKING:
 
 
 class Miss(Struct, frozen=True, gc=False):
-    """The first block that a prompt did not find, and why.
+    """The first block that a prompt did not find, and why."""
 
-    Attributes:
-        index: Which block of the prompt.
-        key: The engine's key of the block; 0: it has none.
-        detail: A ``DepartureRule`` for EVICTED, a ``Cause`` for COPY_LOST, a group index for
-            OTHER_GROUP, else a ``Detail``.
-        eviction: Record id in the engine's eviction log; -1: none.
-        left: When the block left the pool, in the clock's seconds; NaN: it did not.
-        session: Name and tenant of the other session involved.
-        engine: Another engine that has the block.
-        short: By about how many blocks the pool was too small to keep every block that this request
-            computes again: the evictions since the oldest of them left. 0: unknown.
-        same: Leading tokens of the block that a known prompt shares, where it diverges; 0: unknown.
-    """
-
-    index: int
-    key: int
+    index: int  # which block of the prompt
+    key: int  # the engine's key of the block; 0: it has none
     reason: Reason
+    # A ``DepartureRule`` for EVICTED, a ``Cause`` for COPY_LOST, a group index for OTHER_GROUP,
+    # else a ``Detail``.
     detail: int = Detail.NONE
-    eviction: int = -1
+    eviction: int = -1  # record id in the engine's eviction log; -1: none
+    # When the block left the pool, in the clock's seconds; NaN: it did not.
     left: float = float("nan")
+    # Name and tenant of the other session involved.
     session: tuple[str | None, str | None] = (None, None)
-    engine: str | None = None
+    engine: str | None = None  # another engine that has the block
+    # By about how many blocks the pool was too small to keep every block that this request computes
+    # again: the evictions since the oldest of them left; 0: unknown.
     short: int = 0
+    # Leading tokens of the block that a known prompt shares, where it diverges; 0: unknown.
     same: int = 0
 
     def keeping_all(self, short: int) -> Miss:
@@ -58,29 +51,16 @@ class Miss(Struct, frozen=True, gc=False):
 
 
 class Hold(NamedTuple):
-    """How long a request was held for room.
+    """How long a request was held for room."""
 
-    Attributes:
-        seconds: How long it was held.
-        reason: Why it was released: one of ``HOLD_ENDS``.
-        fitting: Sessions that fit, according to the advice that held it; 0: unknown.
-        live: Live sessions, according to the same advice.
-    """
-
-    seconds: float
-    reason: str
-    fitting: int
-    live: int
+    seconds: float  # how long it was held
+    reason: str  # why it was released: one of ``HOLD_ENDS``
+    fitting: int  # sessions that fit, according to the advice that held it; 0: unknown
+    live: int  # live sessions, according to the same advice
 
 
 class PromptBlocks(Struct, frozen=True, gc=False):
-    """What a request asked for and found; in blocks, except ``tokens`` and ``size``.
-
-    Attributes:
-        again: Computed blocks that were once in this pool.
-        waited_s: Seconds between arrival and first scheduling.
-        hold: How it was held during that wait; None: it was not.
-    """
+    """What a request asked for and found; in blocks, except ``tokens`` and ``size``."""
 
     tokens: int
     size: int
@@ -89,9 +69,9 @@ class PromptBlocks(Struct, frozen=True, gc=False):
     loaded: int
     prefetched: int
     spliced: int
-    again: int
-    waited_s: float = 0.0
-    hold: Hold | None = None
+    again: int  # computed blocks that were once in this pool
+    waited_s: float = 0.0  # seconds between arrival and first scheduling
+    hold: Hold | None = None  # how it was held during that wait; None: it was not
 
 
 class Other(NamedTuple):
@@ -183,21 +163,13 @@ _AT_PLACE, _RAN_PLACE, _ANSWER_PLACE = (_PLACES[name][1] for name in ("at", "ran
 
 
 class Repeats(NamedTuple):
-    """How requests that could have found cached blocks fared.
+    """How requests that could have found cached blocks fared."""
 
-    Attributes:
-        requests: Their number.
-        repeated: Those that found nothing although an earlier prompt began the same.
-        found: Blocks that they found.
-        asked: Full blocks of their prompts.
-        reason: The most frequent reason in ``repeated``; None without any.
-    """
-
-    requests: int
-    repeated: int
-    found: int
-    asked: int
-    reason: Reason | None
+    requests: int  # their number
+    repeated: int  # those that found nothing although an earlier prompt began the same
+    found: int  # blocks that they found
+    asked: int  # full blocks of their prompts
+    reason: Reason | None  # the most frequent reason in ``repeated``; None without any
 
 
 class RequestLog:
@@ -295,8 +267,7 @@ class RequestLog:
             _ANSWER.pack_into(self._bytes, start + _ANSWER_PLACE, answer, pause)
 
     def doubt(self, number: int) -> None:
-        """Note that the report of a request's end may have been lost; ``finish`` or ``lose``
-        follows."""
+        """Note that the report of a request's end may be lost; ``finish`` or ``lose`` follows."""
         self._end_unheard(number, DOUBTED)
 
     def lose(self, number: int) -> None:
@@ -343,8 +314,7 @@ class RequestLog:
         return Repeats(len(could), len(reasons), int(found.sum()), int(could["asked"].sum()), most)
 
     def queued(self, engine: str, since: float) -> npt.NDArray[np.float32]:
-        """float32 ``[n]``: seconds that requests begun after ``since`` queued, without holding
-        time."""
+        """float32 ``[n]``: seconds that requests begun after ``since`` queued, holding left out."""
         begun = self._begun(engine, since)
         held = np.where(begun["until"] > 0, begun["held"], np.float32(0.0))
         found: npt.NDArray[np.float32] = begun["waited"] - held
@@ -430,18 +400,13 @@ _AT_ONCE: Final = 2_048  # requests, in one hold of the graph's lock; chosen
 
 
 class Running(Struct, frozen=True, gc=False):
-    """A request that was scheduled.
+    """A request that was scheduled."""
 
-    Attributes:
-        number: Its id in the log of requests.
-        first: Index in ``rows`` of the first block that it computes.
-    """
-
-    number: int
+    number: int  # its id in the log of requests
     engine: int
     rows: Rows
     session: str
-    first: int = 0
+    first: int = 0  # index in ``rows`` of the first block that it computes
 
 
 class RunningRequests:
@@ -449,16 +414,13 @@ class RunningRequests:
 
     An engine that lost events may have reported ends that never arrived: its requests are doubted
     from then on, and overdue after ten minutes.
-
-    Attributes:
-        nbytes: Bytes of their rows.
     """
 
     def __init__(self) -> None:
         self._running: dict[int, dict[str, Running]] = {}
         self._doubted: dict[int, dict[str, tuple[Running, float]]] = {}  # since when
         self._requests = self._blocks = 0
-        self.nbytes = 0
+        self.nbytes = 0  # bytes of their rows
 
     def add(self, name: str, running: Running) -> None:
         """Add a request that is not in it yet."""
@@ -476,8 +438,7 @@ class RunningRequests:
         return running
 
     def doubt(self, engine: int, now: float) -> Iterator[int]:
-        """Note that an engine lost events; gives the log ids of requests newly doubted, one by
-        one."""
+        """Note that an engine lost events; gives the log ids of requests newly in doubt."""
         those = self._running.get(engine, {})
         for name in list(those):
             running = those.pop(name)

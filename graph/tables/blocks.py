@@ -113,19 +113,12 @@ def known_depth(depth: Rows) -> Rows:
 
 
 class Known(NamedTuple):
-    """What was found of chains.
+    """What was found of chains."""
 
-    Attributes:
-        keys: uint64 ``[n]``: the graph's, chain after chain.
-        rows: int32 ``[n]``: ``NO_ROW`` where it is not known.
-        unknown: How many are not.
-        bad: How many chains have a key twice.
-    """
-
-    keys: Keys
-    rows: Rows
-    unknown: int
-    bad: int
+    keys: Keys  # uint64 ``[n]``: the graph's, chain after chain
+    rows: Rows  # int32 ``[n]``: ``NO_ROW`` where it is not known
+    unknown: int  # how many are not
+    bad: int  # how many chains have a key twice
 
 
 _T = TypeVar("_T", bound=np.generic)
@@ -343,8 +336,7 @@ class BlockTable(BlockColumns):
         return np.asarray((self.flags[rows] & int(flag)) != 0)
 
     def sums_of(self, kind: EdgeType) -> EdgeSums:
-        """The sums of a type's stored edges at each block; their columns are made at the first
-        call."""
+        """The sums of a type's stored edges at each block; the first call makes their columns."""
         if kind not in self.sums:
             self.sums[kind] = EdgeSums(len(self.alive))
         return self.sums[kind]
@@ -430,8 +422,7 @@ class Selection:
         return np.maximum(self.of(self._blocks.last_attended), self.of(self._blocks.last_hit))
 
     def parents(self) -> Places:
-        """intp ``[n + 1]``: position of each one's parent among these rows; ``n`` if it is not
-        among them."""
+        """intp ``[n + 1]``: position of each one's parent among these rows; ``n`` if not there."""
         return self._blocks.parents(self.rows)
 
 

@@ -25,19 +25,12 @@ _PART: Final = 1 << 20  # bytes of memory that are taken in one slice; chosen
 
 
 class Column(NamedTuple):
-    """How a column is declared.
+    """How a column is declared."""
 
-    Attributes:
-        dtype: Of its values.
-        fill: The value of a fresh row.
-        is_time: Whether it holds monotonic seconds: a snapshot stores those as ages.
-        is_rare: Whether most graphs never write it: it takes no room before somebody does.
-    """
-
-    dtype: Any
-    fill: Any
-    is_time: bool
-    is_rare: bool
+    dtype: Any  # of its values
+    fill: Any  # the value of a fresh row
+    is_time: bool  # whether it holds monotonic seconds: a snapshot stores those as ages
+    is_rare: bool  # whether most graphs never write it: it takes no room before somebody does
 
 
 def column(dtype: Any, fill: Any, *, time: bool = False, rare: bool = False) -> Any:
@@ -221,14 +214,10 @@ def _unwritten(declared: Column, capacity: int) -> npt.NDArray[Any]:
 
 
 class RowPool:
-    """Hands out row numbers; those that were given back first.
-
-    Attributes:
-        size: Rows below this were handed out at some time.
-    """
+    """Hands out row numbers; those that were given back first."""
 
     def __init__(self) -> None:
-        self.size = 0
+        self.size = 0  # rows below this were handed out at some time
         self._free: Rows = np.empty(0, dtype=np.int32)
 
     @property

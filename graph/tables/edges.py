@@ -55,17 +55,13 @@ class EdgeList:
     A node id is a block row, except as the target of SPILL_LINK (a copy id) and MEMORY_REF (an
     interned memory name). A PREFIX_SHARE edge from a block to itself is the link from the root, the
     empty prefix, to the first block of a chain.
-
-    Attributes:
-        kind: uint8 ``[n]``, types.EdgeType.
-        source, target: int32 ``[n]``, node ids.
-        weight: float32 ``[n]``.
     """
 
-    kind: npt.NDArray[np.uint8]
+    kind: npt.NDArray[np.uint8]  # uint8 ``[n]``, types.EdgeType
+    # ``source``, ``target``: int32 ``[n]``, node ids.
     source: Rows
     target: Rows
-    weight: Weights
+    weight: Weights  # float32 ``[n]``
 
     @classmethod
     def of(cls, kind: EdgeType, source: Rows, target: Rows, weight: npt.NDArray[Any]) -> EdgeList:
@@ -113,11 +109,7 @@ Places = npt.NDArray[np.intp]
 
 
 class EdgeStore(Columns):
-    """Typed, weighted edges; at most one of a type between two nodes. Valid where ``alive``.
-
-    Attributes:
-        counts: int64 ``[edge types]``, zero for types that are not ``STORED``.
-    """
+    """Typed, weighted edges; at most one of a type between two nodes. Valid where ``alive``."""
 
     alive: Mask = column(np.bool_, False)
     source: Rows = column(np.int32, 0)  # node ids
@@ -131,6 +123,7 @@ class EdgeStore(Columns):
         self._blocks = blocks
         self._index = HashIndex(_INITIAL_EDGES)
         self._rows = RowPool()
+        # int64 ``[edge types]``, zero for types that are not ``STORED``.
         self.counts = np.zeros(len(EdgeType), dtype=np.int64)
 
     def __len__(self) -> int:
@@ -426,8 +419,7 @@ class AllEdges:
 
 
 def _is_shared(blocks: BlockTable, picked: Selection) -> Mask:
-    """bool ``[len(picked)]``: whether a PREFIX_SHARE edge leads to each, including edges from the
-    root."""
+    """bool ``[len(picked)]``: whether a PREFIX_SHARE edge, of the root too, leads to each."""
     linked = (picked.of(blocks.parent) != NO_ROW) | (picked.of(blocks.depth) == 0)
     return np.asarray(linked & (picked.of(blocks.walkers) >= 2))
 

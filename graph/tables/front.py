@@ -36,9 +36,6 @@ class Front(BlockTable):
         engine: Whose tiers are meant.
         rows: int32 ``[n]``, ascending, no row twice.
         runs: Whether consecutive ones that are alike stand here as one.
-
-    Attributes:
-        lengths: int64 ``[size]``: blocks of each run; None: there are no runs.
     """
 
     def __init__(self, source: BlockTable, engine: int, rows: Rows, runs: bool) -> None:
@@ -47,6 +44,7 @@ class Front(BlockTable):
         self._rows = RowPool()
         self.had_copies = False
         self.sums = {}
+        # int64 ``[size]``: blocks of each run; None: there are no runs.
         self.lengths: Places | None = None
 
     def take(self, start: int) -> int:
@@ -116,8 +114,7 @@ class Front(BlockTable):
             self.lengths[-1:] = len(self._wanted) - self.starts[-1:]
 
     def _unwritten(self, name: str, count: int) -> npt.NDArray[Any]:
-        """A rare column that nobody had written when the rows were copied: one value, seen as so
-        many."""
+        """A rare column that nobody had written when the rows were copied: one value for all."""
         column: npt.NDArray[Any] = getattr(self._source, name)
         if column.flags.writeable:  # somebody has since
             return np.broadcast_to(self._declared[name].fill, count)

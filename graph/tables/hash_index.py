@@ -27,13 +27,10 @@ class Slots:
 
     Args:
         rows: int32 ``[n]``: what stands in each of them.
-
-    Attributes:
-        rows: int32 ``[n]``: a row number, or less than zero.
     """
 
     def __init__(self, rows: Rows) -> None:
-        self.rows = rows
+        self.rows = rows  # int32 ``[n]``: a row number, or less than zero
 
     @classmethod
     def empty(cls, count: int) -> Slots:
@@ -75,13 +72,10 @@ Guesses = list[Rows | None]  # int32 each, of a chain's first keys; None where n
 
 
 class HashIndex:
-    """Maps ``keys[row]`` to ``row``; keys are unique.
-
-    Attributes:
-        keys: uint64 ``[capacity]``; the key of each row, valid where the row is in use.
-    """
+    """Maps ``keys[row]`` to ``row``; keys are unique."""
 
     def __init__(self, capacity: int) -> None:
+        # uint64 ``[capacity]``; the key of each row, valid where the row is in use.
         self.keys: Keys = np.zeros(capacity, dtype=np.uint64)
         self._size = 0
         self._tombstones = 0

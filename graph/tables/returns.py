@@ -107,8 +107,7 @@ class ToolBook:
         return number
 
     def _least_known(self) -> int:
-        """The oldest of the tools of which next to nothing is known, where there are many such;
-        else the one of the others of which least is."""
+        """The oldest of many tools of which next to nothing is known, else the least known."""
         while len(self._untried) > _TRIALS:
             tool = self._untried.popleft()
             if self._stats[tool][0] < _FEW:
@@ -161,11 +160,7 @@ _EMA_SHARE: Final = 0.2  # of the newest sample in the mean of confidences; chos
 
 
 class SessionColumns(PauseColumns):
-    """One row per session; its methods are those of ``SessionTable``.
-
-    Attributes:
-        names: By row.
-    """
+    """One row per session; its methods are those of ``SessionTable``."""
 
     state: npt.NDArray[np.uint8] = column(np.uint8, int(SessionState.IDLE))
     tenant: npt.NDArray[np.int64] = column(np.int64, NO_ROW)
@@ -195,7 +190,7 @@ class SessionColumns(PauseColumns):
 
     def __init__(self) -> None:
         super().__init__(_INITIAL_SESSIONS)
-        self.names: list[str] = []
+        self.names: list[str] = []  # by row
 
     def sure(self, row: int, confidence: float) -> None:
         """Note how sure the model was of a token that it wrote to a session."""
@@ -217,15 +212,11 @@ _LONGEST_SLACK_S: Final = 30.0  # seconds past its time for which a session is s
 
 
 class SessionOutlook(SessionColumns):
-    """Expectations of sessions, as vectors over all rows ever used.
-
-    Attributes:
-        tools: How long tools take, if callers name them.
-    """
+    """Expectations of sessions, as vectors over all rows ever used."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.tools = ToolBook(self._forget_tool)
+        self.tools = ToolBook(self._forget_tool)  # how long tools take, if callers name them
         self._reached = np.zeros(len(RETURN_PRIOR) + 1)  # sessions that had a k-th turn
         self._ended = np.zeros(len(RETURN_PRIOR) + 1)  # … and were said to be over after it
         # Seconds, exponential mean over all; inf: none seen. Of numpy: beside a column of half its

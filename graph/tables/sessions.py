@@ -28,8 +28,7 @@ _NONE: Final[Rows] = np.empty(0, dtype=np.int32)
 
 
 class QuietRows:
-    """Chooses rows in batches, since choosing reads every session, and clearing reads every
-    block."""
+    """Chooses rows in batches: choosing reads every session, and clearing reads every block."""
 
     def __init__(self) -> None:
         self._chosen: list[tuple[int, float]] = []  # and when each was last seen; the next one last
@@ -57,8 +56,7 @@ class QuietRows:
         return int(rows[0]), np.asarray(rows, dtype=np.int32)
 
 
-INFERRED: Final = "~"
-"""Opens the name of a session that no caller named."""
+INFERRED: Final = "~"  # opens the name of a session that no caller named
 
 
 _OF_RANKINGS: Final = (
@@ -73,11 +71,6 @@ class SessionTable(SessionOutlook):
     Args:
         limit: Sessions kept at most.
         clear: Is told of rows that are about to be reused: nothing may name them any more.
-
-    Attributes:
-        changes: Rises whenever a session appears, begins or ends a turn, or is over.
-        soonest: The earliest return that was told, or is predicted, of sessions that began to wait
-            since it was last set to inf, in seconds.
     """
 
     def __init__(self, limit: int, clear: Callable[[Rows], None] = lambda rows: None) -> None:
@@ -88,7 +81,9 @@ class SessionTable(SessionOutlook):
         self._quiet = QuietRows()
         self._rows: dict[tuple[int, str], int] = {}
         self._name_bytes = 0
-        self.changes = 0
+        self.changes = 0  # rises whenever a session appears, begins or ends a turn, or is over
+        # The earliest return that was told, or is predicted, of sessions that began to wait since
+        # it was last set to inf, in seconds.
         self.soonest = math.inf
 
     def __len__(self) -> int:
@@ -183,8 +178,7 @@ class SessionTable(SessionOutlook):
             self.take_back_end(row)
 
     def wait(self, row: int, expected_return: float, tool: int = NO_ROW) -> None:
-        """Note that the session is paused (a tool runs); ``expected_return`` is a time, or
-        NEVER."""
+        """Note that the session pauses (a tool runs); ``expected_return`` is a time, or NEVER."""
         if self.running[row] == 0:
             self._take_back_end(row)
             self.changes += 1
@@ -195,8 +189,7 @@ class SessionTable(SessionOutlook):
             self.soonest = min(self.soonest, self._due_of(row))
 
     def rest(self, row: int) -> None:
-        """Note that the session's last answer ended its turn, or its tool asks: it waits for a
-        person."""
+        """Note that the session's last answer ended its turn, or its tool asks a person."""
         if self.running[row] == 0:
             self.stop[row] = StopReason.END_OF_TURN
             if self.state[row] == SessionState.WAITING_FOR_TOOL:
@@ -254,17 +247,13 @@ _SESSIONS: Final = 64  # that are remembered of a memory, the last ones; chosen
 
 @dataclass(slots=True)
 class MemoryFacts:
-    """Properties of a MEMORY node.
+    """Properties of a MEMORY node."""
 
-    Attributes:
-        first_seen, last_recalled: Monotonic seconds.
-        recalls: How often it was named by a session that had not, or at other blocks.
-        sessions: Rows of the last sessions that named it, in their order; rows are reused.
-    """
-
+    # ``first_seen``, ``last_recalled``: monotonic seconds.
     first_seen: float
     last_recalled: float = field(init=False)
-    recalls: int = 0
+    recalls: int = 0  # how often it was named by a session that had not, or at other blocks
+    # Rows of the last sessions that named it, in their order; rows are reused.
     sessions: dict[int, None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -22,22 +22,15 @@ MAX_WALKS: Final = 65_536
 
 
 class Walk(Struct, frozen=True, gc=False):
-    """A request's pass down its chain, noted at its start and at its end.
+    """A request's pass down its chain, noted at its start and at its end."""
 
-    Attributes:
-        rows: int32, its chain's block rows, the first block first.
-        reach: How many of them a prefix match could have covered.
-        found: How many of them the engine's pool held; -1 at the request's end.
-    """
-
-    rows: Rows
-    reach: int
-    found: int
+    rows: Rows  # int32, its chain's block rows, the first block first
+    reach: int  # how many of them a prefix match could have covered
+    found: int  # how many of them the engine's pool held; -1 at the request's end
 
 
 class WalkLog:
-    """Walks by engine since they were last taken; nothing is kept of engines that nobody
-    watches."""
+    """Walks by engine since they were last taken; nothing is kept of engines nobody watches."""
 
     def __init__(self) -> None:
         self._walks: dict[int, deque[Walk]] = {}
@@ -74,17 +67,11 @@ class WalkLog:
 
 @dataclass(slots=True)
 class Prompts:
-    """One engine's prompts so far, in blocks.
+    """One engine's prompts so far, in blocks."""
 
-    Attributes:
-        asked: Blocks of all prompts.
-        again: Of these: computed, though they had been computed before.
-        cleared: When the engine last came or emptied its cache: blocks lost by that are not
-            counted.
-    """
-
-    asked: int = 0
-    again: int = 0
+    asked: int = 0  # blocks of all prompts
+    again: int = 0  # of these: computed, though they had been computed before
+    # When the engine last came or emptied its cache: blocks lost by that are not counted.
     cleared: float = NEVER
 
 
@@ -138,18 +125,14 @@ class ProtectionBudget:
 
     A price is in points: hundredths of the prompt blocks that were asked for, which would have been
     found if nothing were kept.
-
-    Attributes:
-        share: Of the pool.
-        points: What keeping costs lately; None: it is not known yet, or nothing is named.
-        points_ever: The same since the first block was named.
-        more_points: What it would cost to keep all that is named, up to half of the pool; None:
-            all of it is kept, or nobody knows yet.
     """
 
-    share: float
+    share: float  # of the pool
+    # What keeping costs lately; None: it is not known yet, or nothing is named.
     points: float | None = None
-    points_ever: float | None = None
+    points_ever: float | None = None  # the same since the first block was named
+    # What it would cost to keep all that is named, up to half of the pool; None: all of it is kept,
+    # or nobody knows yet.
     more_points: float | None = None
 
 
@@ -284,5 +267,4 @@ class ForkBook:
         return bool(sessions.expected_return[parent] == NEVER)
 
 
-_UNKNOWN_S: Final = 10.0
-"""Until the next turn of a fork that has had one only; chosen."""
+_UNKNOWN_S: Final = 10.0  # until the next turn of a fork that has had one only; chosen

@@ -44,8 +44,7 @@ class EngineKeys(NamedTuple):
     sidecar: bytes
 
     def present(self, socket: Any) -> None:
-        """Configure an unconnected ``socket`` to authenticate as this engine, to that sidecar
-        only."""
+        """Make an unconnected ``socket`` authenticate as this engine, to that sidecar only."""
         socket.curve_publickey, socket.curve_secretkey = self.public, self.secret
         socket.curve_serverkey = self.sidecar
 

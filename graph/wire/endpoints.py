@@ -104,16 +104,12 @@ def runtime_dir() -> Path:
 
 
 class RunningSidecar(msgspec.Struct, frozen=True):
-    """A running sidecar's note for other processes of its user.
-
-    Attributes:
-        token: Grants access to its TCP endpoint and to sessions and blocks over HTTP.
-    """
+    """A running sidecar's note for other processes of its user."""
 
     pid: Annotated[int, msgspec.Meta(ge=1, le=(1 << 31) - 1)]
     endpoint: str
     http: str
-    token: str = ""
+    token: str = ""  # grants access to its TCP endpoint and to sessions and blocks over HTTP
 
 
 @dataclass(frozen=True, slots=True)

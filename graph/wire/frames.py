@@ -117,18 +117,13 @@ def encode_advice(seq: int, advice: AnyAdvice, now: float) -> list[bytes]:
 
 
 class EventMessage(NamedTuple):
-    """One message of an engine, as far as it could be decoded.
-
-    Attributes:
-        unknown: Events skipped because this build does not know their kind.
-        refused: Why the first malformed event was refused; empty if none was.
-        torn: Whether a refused event was about where blocks are, so that a resync is needed.
-    """
+    """One message of an engine, as far as it could be decoded."""
 
     seq: int
     events: list[AnyEvent]
-    unknown: int = 0
-    refused: str = ""
+    unknown: int = 0  # events skipped because this build does not know their kind
+    refused: str = ""  # why the first malformed event was refused; empty if none was
+    # Whether a refused event was about where blocks are, so that a resync is needed.
     torn: bool = False
 
 

@@ -135,13 +135,6 @@ class KvEventDecoder:
     Of an engine with several KV cache groups under the same hashes, the first one with full
     attention counts, as for our hooks: a match needs its blocks from the first on, whereas a group
     with a window drops blocks that it still finds.
-
-    Attributes:
-        unknown_events: Events skipped because this build does not know their kind.
-        left_out: Events skipped because they are malformed or have no meaning; the rest of their
-            batch is used.
-        last_left_out: Why the last of them was skipped.
-        torn: Whether a skipped event may have been about blocks in the engine's pool.
     """
 
     def __init__(self) -> None:
@@ -156,10 +149,12 @@ class KvEventDecoder:
         self._chosen: tuple[Any, Any, Any] | None = None
         self._group: tuple[int, int] | None = None  # its rank as a choice, and its number
         self._copies: Counter[int] = Counter()  # the pool's blocks, by hash, as far as reported
-        self.unknown_events = 0
+        self.unknown_events = 0  # events skipped because this build does not know their kind
+        # Events skipped because they are malformed or have no meaning; the rest of their batch is
+        # used.
         self.left_out = 0
-        self.last_left_out = ""
-        self.torn = False
+        self.last_left_out = ""  # why the last of them was skipped
+        self.torn = False  # whether a skipped event may have been about blocks in the engine's pool
 
     def decode(self, frames: Sequence[bytes]) -> tuple[int, list[AnyEvent]]:
         """Sequence number and events of one ``[topic, seq, payload]`` message.
@@ -304,8 +299,7 @@ class KvEventDecoder:
 
 
 def _decode_as(shape: tuple[Any, Any, Any], payload: bytes) -> tuple[list[KvEvent], list[str], int]:
-    """Decode a batch; returns events, reasons of unreadable ones, and the count of unknown
-    kinds."""
+    """Decode a batch; returns events, reasons of unreadable ones, and how many are unknown."""
     batch, raw, event = shape
     try:
         return batch.decode(payload).events, [], 0

@@ -46,8 +46,7 @@ class SplicedModel:
         return logits
 
     def moved(self, layers: Layers, delta: int, int8: bool = False) -> Layers:
-        """Keys and values as a splice moves them by ``delta`` positions, from int8 copies if
-        asked."""
+        """Keys and values as a splice moves them by ``delta`` positions; from int8 if asked."""
         return [
             (self._turned(_kept(keys, int8), delta), _kept(values, int8)) for keys, values in layers
         ]

@@ -240,8 +240,7 @@ def _check_model(config: Any) -> None:
 
 
 def _drops_at(text: Any) -> int | None:
-    """Return the text length at which the model discards its cache to change rotary factors; None
-    if it never does."""
+    """Return the text length at which the model drops its cache for other rotary factors."""
     drops = text.model_type in _DROP_CACHES
     return getattr(text, "original_max_position_embeddings", None) if drops else None
 

@@ -109,8 +109,7 @@ class TokenTable:
 
     @property
     def position(self) -> Tensor:
-        """int64, each token's position in the text, padding counted; ``EMPTY`` where there is
-        none."""
+        """int64, each token's position in the text, padding counted; ``EMPTY`` where none is."""
         return self._places[:, : self.held]
 
     @property
@@ -261,8 +260,7 @@ class ConfLayer(CacheLayerMixin):  # type: ignore[misc]
         self.fresh = 0
 
     def visible(self, count: int) -> Tensor | None:
-        """Slots that each of the ``count`` newest tokens may read, [batch, count, held]; None:
-        all."""
+        """Slots each of the ``count`` newest tokens may read, [batch, count, held]; None: all."""
         if count == 1:
             return None if self.table.full else (self.table.position != EMPTY)[:, None, :]
         slot = torch.arange(self.table.held, device=self.device)

@@ -50,8 +50,7 @@ _DEFAULT: Final = "its default would be taken"
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """The result of one check; ``ok`` is None where it does not apply. Ok with a remedy: a
-    warning."""
+    """A check's result; ``ok`` is None where it does not apply. Ok with a remedy: a warning."""
 
     name: str
     ok: bool | None

@@ -107,15 +107,12 @@ class LinkState:
         silent_s: Seconds without a message after which it counts as silent.
         refused_s: Seconds after which a sidecar that refused this engine is asked again.
         clock: Monotonic seconds.
-
-    Attributes:
-        linked: Whether a sidecar answers.
     """
 
     def __init__(
         self, endpoint: str, absent_s: float, silent_s: float, refused_s: float, clock: Clock
     ) -> None:
-        self.linked = False
+        self.linked = False  # whether a sidecar answers
         self._endpoint = endpoint
         self._absent_s, self._silent_s, self._refused_s = absent_s, silent_s, refused_s
         self._clock = clock
@@ -146,8 +143,7 @@ class LinkState:
         self._once.warn("refused", _REFUSED, self._endpoint, reason)
 
     def refused_s(self, now: float) -> float:
-        """Return the seconds until a sidecar that refused this engine is asked again; 0 or less:
-        now."""
+        """Seconds until a sidecar that refused this engine is asked again; 0 or less: now."""
         return self._refused_until - now
 
     def warn_if_silent(self, now: float) -> None:
@@ -343,8 +339,7 @@ class AdvisorClient(Mailbox):
                 self.mark_sent(self.outbox.batches, until=now)
 
     def _check_reachable(self, socket: zmq.Socket[bytes], now: float) -> bool:
-        """Check whether a sidecar takes messages; if it is long gone, drop what is queued for
-        it."""
+        """Check whether a sidecar takes messages; if it is long gone, keep nothing for it."""
         if socket.poll(0, zmq.POLLOUT):
             self.standing.reached(now)
             return True

@@ -20,8 +20,7 @@ from ...graph.wire.advice import (
 )
 
 NOBODY: Final = 0  # number of vLLM's null block, which never holds a key
-Finds = Callable[[Keys], BlockIds]
-"""Finds the blocks that hold keys."""
+Finds = Callable[[Keys], BlockIds]  # finds the blocks that hold keys
 
 
 def looked_up(
@@ -100,8 +99,7 @@ class Mailbox:
         return held
 
     def remembered(self) -> EvictionRanking | None:
-        """Return the latest ranking for as long as its protection counts, even if its order has
-        expired."""
+        """Return the latest ranking while its protection counts, even if its order has expired."""
         held = self._ranking
         if held is None or not self._clock() - held.ts <= self._protect_stale:
             return None
@@ -113,16 +111,14 @@ class Mailbox:
         return self.order if self.ranking() is not None else None
 
     def admission(self) -> AdmissionAdvice | None:
-        """Return the latest advice on room for new sessions, or None if there is none fresh
-        enough."""
+        """Return the latest advice on room for new sessions, or None if none is fresh enough."""
         held = self._admission  # and this one
         if held is None or not self._clock() - held.ts <= self.max_stale_s:
             return None
         return held
 
     def wants_tips(self) -> bool:
-        """Tell whether the sidecar asks that requests be reported by the last key of their
-        chain."""
+        """Whether the sidecar asks that requests be reported by the last key of their chain."""
         return self._clock() < self._tips_until
 
     def hold_ranking(self, ranking: EvictionRanking | None) -> None:
@@ -180,7 +176,6 @@ class Mailbox:
             self._ranking = replace(held, ts=ts, known_of=known_of)
 
     def _known_of(self, heard: int) -> float:
-        """Return the time up to which advice knows events, if it knows the first ``heard``
-        batches."""
+        """Return until when advice knows events, if it knows the first ``heard`` batches."""
         told = (until for batches, until in self._told if batches <= heard)
         return max(told, default=-math.inf)

@@ -65,19 +65,16 @@ class Outbox:
     Args:
         limit: Entries that may wait: events, or ``Later`` ones.
         batch_limit: Events per batch.
-
-    Attributes:
-        dropped: Entries that were never sent: the queue was full, or no sidecar was there.
-        batches: Numbers used: batches that were sent, or dropped with their number.
     """
 
     def __init__(self, limit: int, batch_limit: int) -> None:
+        # Entries that were never sent: the queue was full, or no sidecar was there.
         self.dropped = 0
         self._most = self._limit = limit  # it is 0 while nobody is there
         self._batch_limit = batch_limit
         self._queue: deque[AnyEvent | Later] = deque()
         self._once = Once(logger)
-        self.batches = 0
+        self.batches = 0  # numbers used: batches that were sent, or dropped with their number
         self._dropped_reported = 0
 
     def __len__(self) -> int:
@@ -173,8 +170,7 @@ class Outbox:
         return wire.encode_events(number, events)
 
     def _whole(self, queued: Sequence[AnyEvent | Later]) -> list[AnyEvent]:
-        """Yield the events of ``queued`` entries. One that cannot be made counts as dropped, so
-        that the sidecar sees a gap."""
+        """Yield the events of entries; one that cannot be made counts as dropped, as a gap."""
         events: list[AnyEvent] = []
         for each in queued:
             if isinstance(each, Event):

@@ -10,28 +10,20 @@ from .spans import Domain, Piece, SpanIndex, Tokens
 
 @dataclass(frozen=True, slots=True)
 class SpliceLimits:
-    """What a model's calibration allows.
+    """What a model's calibration allows."""
 
-    Attributes:
-        least_tokens: Shortest piece worth splicing.
-        most_distance: Most tokens that a piece may move towards the beginning (Δ < 0).
-        most_joints: Most pieces in a row.
-        margin: Tokens at the end of the covered part that are computed all the same, so that what
-            is computed next follows text that attended to everything before it.
-        most_generations: Highest generation that may be spliced. Exactly computed text is
-            generation 1; text computed behind spliced text is one generation above the highest of
-            that text.
-        most_later: Most tokens that a piece may move towards the end (Δ > 0).
-        openings: Whether a piece from a prompt's very beginning may move: models attend to their
-            first tokens in a special way.
-    """
-
-    least_tokens: int = 32
-    most_distance: int = 1 << 20
-    most_joints: int = 8
+    least_tokens: int = 32  # shortest piece worth splicing
+    most_distance: int = 1 << 20  # most tokens that a piece may move towards the beginning (Δ < 0)
+    most_joints: int = 8  # most pieces in a row
+    # Tokens at the end of the covered part that are computed all the same, so that what is computed
+    # next follows text that attended to everything before it.
     margin: int = 8
+    # Highest generation that may be spliced; exactly computed text is generation 1; text computed
+    # behind spliced text is one generation above the highest of that text.
     most_generations: int = 1
-    most_later: int = 1 << 20
+    most_later: int = 1 << 20  # most tokens that a piece may move towards the end (Δ > 0)
+    # Whether a piece from a prompt's very beginning may move: models attend to their first tokens
+    # in a special way.
     openings: bool = True
 
     def __post_init__(self) -> None:

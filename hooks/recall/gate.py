@@ -28,22 +28,14 @@ _DIGITS: Final = 24  # 96 bits in a file name; chosen
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """The result of calibrating one model.
+    """The result of calibrating one model."""
 
-    Attributes:
-        model: The model's name, for display.
-        identity: Digest of all that the result depends on; see ``identity_of``.
-        passed: Whether splicing is allowed at all.
-        reason: Why not, or how far, as text.
-        limits: What is allowed if it passed.
-        cells: The measurements, as ``kvgraph calibrate`` prints them.
-    """
-
-    model: str
-    identity: str
-    passed: bool
-    reason: str
-    limits: SpliceLimits = field(default_factory=SpliceLimits)
+    model: str  # the model's name, for display
+    identity: str  # digest of all that the result depends on; see ``identity_of``
+    passed: bool  # whether splicing is allowed at all
+    reason: str  # why not, or how far, as text
+    limits: SpliceLimits = field(default_factory=SpliceLimits)  # what is allowed if it passed
+    # The measurements, as ``kvgraph calibrate`` prints them.
     cells: tuple[Mapping[str, Any], ...] = ()
 
 

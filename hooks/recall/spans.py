@@ -61,14 +61,9 @@ _BYTES: Final = 4  # of a token
 
 @dataclass(frozen=True, slots=True)
 class TokenBytes:
-    """Tokens as int32 bytes, because most comparisons are of equal runs and one ``==`` settles
-    them.
+    """Tokens as int32 bytes: most compared runs are equal, and one ``==`` settles those."""
 
-    Attributes:
-        raw: int32 ``[tokens]``.
-    """
-
-    raw: bytes
+    raw: bytes  # int32 ``[tokens]``
 
     @classmethod
     def of(cls, tokens: npt.ArrayLike) -> TokenBytes:
@@ -79,8 +74,7 @@ class TokenBytes:
         return len(self.raw) // _BYTES
 
     def common(self, first: int, other: TokenBytes, at: int) -> int:
-        """Return the length of the common run that starts at ``first`` here and at ``at`` in
-        ``other``."""
+        """The length of the common run that starts at ``first`` here and at ``at`` in ``other``."""
         mine = self.raw[_BYTES * first :]
         theirs = other.raw[_BYTES * at : _BYTES * at + len(mine)]
         if mine == theirs:
@@ -102,20 +96,14 @@ _MOST_CHILDREN: Final = 8  # following blocks remembered per block and domain; c
 
 @dataclass(slots=True, eq=False)
 class TextBlock:
-    """The text of one block.
-
-    Attributes:
-        start: Position of its first token in the sequence.
-        before: Hash of the block before it; empty for a sequence's first block.
-        prints: Fingerprints of its adjoining windows.
-    """
+    """The text of one block."""
 
     block_hash: bytes
     domain: Domain
-    start: int
+    start: int  # position of its first token in the sequence
     text: TokenBytes
-    before: bytes
-    prints: list[int]
+    before: bytes  # hash of the block before it; empty for a sequence's first block
+    prints: list[int]  # fingerprints of its adjoining windows
 
 
 class TextBlocks:
@@ -175,8 +163,7 @@ class TextBlocks:
             assert all(self._blocks.get(entry.block_hash) is entry for entry in after)
 
 
-UNFINDABLE: Final = -1
-"""Stands for a token that must not be found: no prompt has it."""
+UNFINDABLE: Final = -1  # stands for a token that must not be found: no prompt has it
 
 WINDOW: Final = 16  # tokens at most; chosen: a common block size, and more than a phrase
 _MOST_PLACES: Final = 4  # places remembered per window and domain; chosen
@@ -184,32 +171,20 @@ _MOST_FOLLOWED: Final = 4096  # blocks to follow before giving up; chosen: some 
 
 
 class BlockSpan(NamedTuple):
-    """A run of tokens inside one block.
+    """A run of tokens inside one block."""
 
-    Attributes:
-        block_hash: Hash of the block.
-        first: Offset of the run's first token in the block.
-        tokens: Length of the run.
-    """
-
-    block_hash: bytes
-    first: int
-    tokens: int
+    block_hash: bytes  # hash of the block
+    first: int  # offset of the run's first token in the block
+    tokens: int  # length of the run
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A run of prompt tokens that consecutive blocks of one sequence hold.
+    """A run of prompt tokens that consecutive blocks of one sequence hold."""
 
-    Attributes:
-        at: Position of the run in the prompt.
-        delta: Δ: that position minus the one at which the blocks were computed.
-        segments: Where the tokens are, in order.
-    """
-
-    at: int
-    delta: int
-    segments: tuple[BlockSpan, ...]
+    at: int  # position of the run in the prompt
+    delta: int  # δ: that position minus the one at which the blocks were computed
+    segments: tuple[BlockSpan, ...]  # where the tokens are, in order
 
     @property
     def tokens(self) -> int:
@@ -235,9 +210,6 @@ class SpanIndex:
         rng: See ``Fingerprints``.
         shortest: Length in tokens of the shortest piece that is sure to be found; a smaller one
             takes more memory.
-
-    Attributes:
-        version: Grows with every change.
     """
 
     def __init__(
@@ -247,7 +219,7 @@ class SpanIndex:
         rng: np.random.Generator,
         shortest: int = 2 * WINDOW,
     ) -> None:
-        self.version = 0
+        self.version = 0  # grows with every change
         self._size, self._most = block_size, most_blocks
         fits = (w for w in (WINDOW, 8, 4, 2) if block_size % w == 0 and 2 * w <= shortest + 1)
         window = next(fits, 1)
@@ -355,8 +327,7 @@ class SpanIndex:
     def _places_of(
         self, domains: Collection[Domain], tokens: Tokens, at: int
     ) -> Iterator[tuple[TextBlock, int]]:
-        """Yield blocks that hold a window found near ``at``, and the offset of ``at`` in each,
-        which is negative before its first token."""
+        """Yield blocks with a window found near ``at``, and the offset of ``at`` in each."""
         windows = self._prints.of(tokens[at : at + 2 * self._prints.window - 1])
         for ahead, fingerprint in enumerate(windows):
             for domain in domains:
@@ -372,8 +343,7 @@ class SpanIndex:
         at: int,
         usable: Callable[[bytes], bool],
     ) -> Iterator[BlockSpan]:
-        """Follow a sequence's blocks for as long as they match the prompt, from offset ``first`` in
-        ``entry`` on."""
+        """Follow blocks while they match the prompt, from offset ``first`` in ``entry`` on."""
         block: TextBlock | None = entry
         while first < 0:
             block = self._blocks.get(block.before) if block is not None else None

@@ -30,37 +30,27 @@ _Text = Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
 
 
 class Border(msgspec.Struct, frozen=True, array_like=True):
-    """Tokens after which a layer begins.
+    """Tokens after which a layer begins."""
 
-    Attributes:
-        layer: ``types.SourceLayer``.
-        tokens: What the template writes there.
-    """
-
-    layer: _Layer
+    layer: _Layer  # ``types.SourceLayer``
+    # What the template writes there.
     tokens: Annotated[tuple[_Token, ...], msgspec.Meta(min_length=1, max_length=LONGEST_BORDER)]
 
 
 class BorderTable(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """The borders between messages in one model's chat template.
+    """The borders between messages in one model's chat template."""
 
-    Attributes:
-        borders: Borders that begin with a special token, and count wherever that token is real.
-        inner: Borders of plain text, which count only before the first user message.
-        sealed: Whether a special token's name, typed as text, never becomes that token.
-        system_last: Whether a system text inside a user's turn is in one of the last turns.
-        sections: Lines that begin a section of a system text, each with its layer.
-        proof: Secret that shows that marks come from this server's API process.
-        model: The model that the table belongs to.
-    """
-
+    # Borders that begin with a special token, and count wherever that token is real.
     borders: Annotated[tuple[Border, ...], msgspec.Meta(max_length=64)]
+    # Borders of plain text, which count only before the first user message.
     inner: Annotated[tuple[Border, ...], msgspec.Meta(max_length=16)] = ()
-    sealed: bool = False
+    sealed: bool = False  # whether a special token's name, typed as text, never becomes that token
+    # Whether a system text inside a user's turn is in one of the last turns.
     system_last: bool = False
+    # Lines that begin a section of a system text, each with its layer.
     sections: Annotated[tuple[tuple[_Text, _Layer], ...], msgspec.Meta(max_length=64)] = ()
-    proof: str = ""
-    model: str = ""
+    proof: str = ""  # secret that shows that marks come from this server's API process
+    model: str = ""  # the model that the table belongs to
 
     @property
     def has_system(self) -> bool:
@@ -238,8 +228,7 @@ class LayerReader:
                 yield found
 
     def _last_before(self, tokens: Sequence[int], first: int, end: int) -> int:
-        """Return the layer of the last border in ``tokens[first:end]``; a user's if there is
-        none."""
+        """Return the layer of the last border in ``tokens[first:end]``; a user's without one."""
         last: int | None = None
         while end > first:
             start = max(first, end - _SLICE)
@@ -262,8 +251,7 @@ _Borders = dict[int, list[Border]]
 
 
 def _without_mentions(found: Iterable[BorderMatch]) -> Iterator[BorderMatch]:
-    """Drop borders of answers before the first user message: there a template explains the format
-    of answers."""
+    """Drop borders of answers before the first user message: a template explains them there."""
     head, begun = False, False
     for each in found:
         begun |= each.layer in (USER, SourceLayer.TOOL_RESULT)
@@ -328,10 +316,6 @@ class TokenPlaces:
     """Maps characters of decoded text to tokens, without the tokenizer's offsets.
 
     Tokens are decoded in parts, each only a few times, however long the text is.
-
-    Attributes:
-        length: Characters of all parts. If it differs from the whole text's length, this
-            tokenizer's parts do not add up, and no position is valid.
     """
 
     def __init__(self, decode: Decode, tokens: Sequence[int]) -> None:
@@ -340,6 +324,8 @@ class TokenPlaces:
         self._begins = [0]  # characters before each part
         for start in range(0, len(tokens), _PART):
             self._begins.append(self._begins[-1] + self._characters(start, start + _PART))
+        # Characters of all parts; if it differs from the whole text's length, this tokenizer's
+        # parts do not add up, and no position is valid.
         self.length = self._begins[-1]
 
     def of(self, place: int) -> int:
@@ -358,8 +344,7 @@ class TokenPlaces:
         return len(self._decode([*before, *self._tokens[start:end]])) - len(self._decode(before))
 
 
-MARKS_KEY: Final = "kvgraph_layers"
-"""In ``kv_transfer_params``, and beside a rendered prompt."""
+MARKS_KEY: Final = "kvgraph_layers"  # in ``kv_transfer_params``, and beside a rendered prompt
 MOST_RUNS: Final = 8192  # runs of one prompt; chosen
 
 

@@ -16,8 +16,7 @@ from ..settings import ENDS_KEY, ENDS_VARIABLE, OFF
 
 logger = logging.getLogger(__name__)
 
-BRACKETS: Final = "]})"
-"""End of a call where the template puts nothing after its arguments."""
+BRACKETS: Final = "]})"  # end of a call where the template puts nothing after its arguments
 
 _Token = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
 _Tokens = Annotated[tuple[_Token, ...], msgspec.Meta(max_length=64)]
@@ -25,28 +24,21 @@ _Text = Annotated[str, msgspec.Meta(max_length=256)]
 
 
 class EndMarks(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """How one model's answers end.
+    """How one model's answers end."""
 
-    Attributes:
-        turn_ends: Tokens that end an answer's turn.
-        call_ends: Tokens that end an answer whose last part is a tool call.
-        opener: Last special token before a tool's name; None if there is none.
-        divider: Last special token between a tool's name and its arguments, if there is no opener.
-        before: Text between that token and the name, or before the name; white space may differ.
-        after: Text after the name: one character, or all up to the arguments if only a call's shape
-            identifies it.
-        closers: Texts that end a call, before any of the tokens above.
-        model: The model that these marks belong to; empty for whichever engine reads them.
-    """
-
-    turn_ends: _Tokens
-    call_ends: _Tokens = ()
-    opener: _Token | None = None
+    turn_ends: _Tokens  # tokens that end an answer's turn
+    call_ends: _Tokens = ()  # tokens that end an answer whose last part is a tool call
+    opener: _Token | None = None  # last special token before a tool's name; None if there is none
+    # Last special token between a tool's name and its arguments, if there is no opener.
     divider: _Token | None = None
+    # Text between that token and the name, or before the name; white space may differ.
     before: _Text = ""
+    # Text after the name: one character, or all up to the arguments if only a call's shape
+    # identifies it.
     after: _Text = ""
+    # Texts that end a call, before any of the tokens above.
     closers: Annotated[tuple[_Text, ...], msgspec.Meta(max_length=16)] = ()
-    model: str = ""
+    model: str = ""  # the model that these marks belong to; empty for whichever engine reads them
 
     @property
     def by_shape(self) -> bool:
@@ -246,8 +238,7 @@ class AnswerReader:
         return opener is None or next(_places(answer, opener, body), None) is not None
 
     def _name(self, answer: Tokens, body: int) -> str | None:
-        """Return the tool that a call names: after the first opener with a name, or else the last
-        name."""
+        """Return the tool that a call names: behind the first opener with a name, or the last."""
         if self._shape is None:
             return None
         if self._marks.opener is not None:
@@ -282,8 +273,7 @@ class AnswerReader:
         return None
 
     def _runs_through(self, answer: Tokens, first: int, body: int) -> bool:
-        """Return whether a call that begins at ``first`` is all of the rest; one too long to check
-        counts as such."""
+        """Return whether a call from ``first`` on is all of the rest, or too long to check."""
         if not self._marks.by_shape or body - first > _LONGEST:
             return True
         return is_one_expression(self._decode(answer[first:body]))

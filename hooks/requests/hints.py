@@ -185,6 +185,11 @@ def importance_of(value: object) -> float:
     return _number(value, 1.0)
 
 
+def priority_of(value: object) -> float:
+    """Return a priority from 0 to 100 as an importance."""
+    return _number(value, _FULL) / _FULL
+
+
 def _number(value: object, most: float) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= most:
         raise ValueError(f"must be a number from 0 to {most:g}")
@@ -228,15 +233,10 @@ class HintTrust(Enum):
 
 @dataclass(frozen=True, slots=True)
 class HintPolicy:
-    """Which requests are trusted, and how far.
+    """Which requests are trusted, and how far."""
 
-    Attributes:
-        trust: What a request without the secret may state.
-        secret: Secret that makes a request fully trusted; None if there is none.
-    """
-
-    trust: HintTrust
-    secret: str | None = None
+    trust: HintTrust  # what a request without the secret may state
+    secret: str | None = None  # secret that makes a request fully trusted; None if there is none
 
     @property
     def name(self) -> str:
@@ -286,20 +286,14 @@ def hint_policy(settings: EngineSettings) -> HintPolicy:
 
 
 class ExposedSecret(NamedTuple):
-    """A secret's file that more than its owner and group can open.
+    """A secret's file that more than its owner and group can open."""
 
-    Attributes:
-        problem: The file, its mode, and who can open it.
-        remedy: The command that fixes it.
-    """
-
-    problem: str
-    remedy: str
+    problem: str  # the file, its mode, and who can open it
+    remedy: str  # the command that fixes it
 
 
 def exposed_secret(settings: EngineSettings) -> ExposedSecret | None:
-    """Return what is wrong with the mode of the secret's file; None if nothing is, or there is
-    none."""
+    """What is wrong with the mode of the secret's file; None if nothing is, or there is none."""
     value = settings.hints
     path = Path(value.removeprefix(_SECRET))
     try:
@@ -342,18 +336,6 @@ def _secret_in(path: Path) -> str:
     return secret
 
 
-# What a caller says of a request in ``kv_transfer_params["kvgraph"]``.
-#
-# {"segments": [{"layer": "rules", "start": 0, "end": 96, "importance": 0.9, "name":
-# "policy.md", "memory_id": "m-17", "pinned": 60}], "tenant": "acme", "session": "chat-7",
-# "waiting_for_tool": true, "expected_return_s": 4.0, "tool": "bash", "session_ended": false,
-# "recall": true, "share": true, "warming": false}
-#
-# Every key is optional; ranges are prompt tokens; the signals describe the session once this
-# request has finished. What is malformed, unknown or not allowed (``hint_policy.py``;
-# ``"secret"`` may allow it) is left out, with one warning for each field name: a request never
-# fails for it.
-
 KEY: Final = "kvgraph"
 SHARE: Final = "share"
 MAX_SEGMENTS: Final = 1024  # per request; chosen
@@ -377,9 +359,6 @@ class Meaning:
 
 NO_MEANING: Final = Meaning()
 NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
-_SEGMENT_KEYS: Final = frozenset(
-    {"layer", "start", "end", "importance", "name", "memory_id", "pinned"}
-)
 
 
 def may_be_shared(params: object) -> bool:
@@ -468,31 +447,20 @@ class TagReader:
         if not isinstance(item, dict):
             self._warn("segments", "must hold objects")
             return None
-        if not _SEGMENT_KEYS.issuperset(item):
-            self._warn(
-                "an unknown segment key", f"is not one of {', '.join(sorted(_SEGMENT_KEYS))}"
-            )
-        layer = self._field("segments.layer", item.get("layer"), layer_of)
-        start = self._field("segments.start", item.get("start"), token_of)
-        end = self._field("segments.end", item.get("end"), token_of)
+        if not _OF_SEGMENTS.keys() >= item.keys():
+            self._warn("an unknown segment key", f"is not one of {', '.join(sorted(_OF_SEGMENTS))}")
+        layer, start, end, importance, name, memory, pinned = (
+            self._field(f"segments.{key}", item.get(key), read)
+            if key in _REQUIRED or item.get(key) is not None
+            else None
+            for key, read in _OF_SEGMENTS.items()
+        )
         if layer is None or start is None or end is None:
             return None
         end = min(end, prompt_tokens)
         if start >= end:
             return None  # outside the prompt, or empty: nothing to say
-        return Segment(
-            layer,
-            start,
-            end,
-            self._optional("segments.importance", item.get("importance"), importance_of),
-            self._optional("segments.name", item.get("name"), name_of),
-            self._optional("segments.memory_id", item.get("memory_id"), name_of),
-            int(authority),
-            self._optional("segments.pinned", item.get("pinned"), lease_of),
-        )
-
-    def _optional(self, name: str, value: object, read: Callable[[object], T]) -> T | None:
-        return None if value is None else self._field(name, value, read)
+        return Segment(layer, start, end, importance, name, memory, int(authority), pinned)
 
     def _field(self, name: str, value: object, read: Callable[[object], T]) -> T | None:
         try:
@@ -506,17 +474,6 @@ class TagReader:
         self._once.warn(field, message, KEY, field, problem)
 
 
-_OF_A_SESSION: Final = frozenset(
-    {
-        "session",
-        "waiting_for_tool",
-        "expected_return_s",
-        "tool",
-        "session_ended",
-        "recall",
-        "warming",
-    }
-)
 _READERS: Final[dict[str, Callable[[object], Any]]] = {
     "tenant": name_of,
     "session": name_of,
@@ -527,3 +484,14 @@ _READERS: Final[dict[str, Callable[[object], Any]]] = {
     "recall": flag_of,
     "warming": flag_of,
 }
+_OF_A_SESSION: Final = _READERS.keys() - {"tenant"}
+_OF_SEGMENTS: Final[dict[str, Callable[[object], Any]]] = {
+    "layer": layer_of,
+    "start": token_of,
+    "end": token_of,
+    "importance": importance_of,
+    "name": name_of,
+    "memory_id": name_of,
+    "pinned": lease_of,
+}
+_REQUIRED: Final = ("layer", "start", "end")

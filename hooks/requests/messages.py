@@ -27,12 +27,11 @@ from ...graph.types import LAYER_BY_NAME, SourceLayer
 from ...graph.wire.events import MAX_NAME
 from ..threads import Once
 from .borders import BorderTable, LayerReader, Run, TokenPlaces, decoder
-from .hints import KEY, MAX_SEGMENTS, importance_of, lease_of, name_of
+from .hints import KEY, MAX_SEGMENTS, importance_of, lease_of, name_of, priority_of
 from .sections import SectionSplitter
 
 EVOKE: Final = "evoke"
 LONGEST: Final = 1 << 20  # characters of hints in a string; chosen
-_FULL: Final = 100  # highest priority
 _ROLES: Final = {
     "system": "rules", "developer": "rules", "user": "user_turn", "assistant": "generation",
     "tool": "tool_result", "function": "tool_result",
@@ -43,28 +42,23 @@ _FIELDS: Final = frozenset(
 )
 
 
-_READERS: Final[dict[str, Callable[[object], Any]]] = {
-    "importance": importance_of,
-    "pinned": lease_of,
-    "identity": name_of,
-    "memory_id": name_of,
+# Field → the segment's field, and what reads it; an importance counts before a priority.
+_READERS: Final[dict[str, tuple[str, Callable[[object], Any]]]] = {
+    "priority": ("importance", priority_of),
+    "importance": ("importance", importance_of),
+    "pinned": ("pinned", lease_of),
+    "identity": ("name", name_of),
+    "memory_id": ("memory_id", name_of),
 }
-_SEGMENTS_NAME: Final = {"identity": "name"}
 
 
 class MessageHint(NamedTuple):
-    """A client's hint about its messages.
+    """A client's hint about its messages."""
 
-    Attributes:
-        number: Index of the message among the client's own, negative from the end; None for all of
-            the role.
-        role: Role of the messages, if no number is given.
-        segment: Fields of the segment to be made, without its range.
-    """
-
+    # Index of the message among the client's own, negative from the end; None for all of the role.
     number: int | None
-    role: str | None
-    segment: dict[str, Any]
+    role: str | None  # role of the messages, if no number is given
+    segment: dict[str, Any]  # fields of the segment to be made, without its range
 
 
 def layer_of(role: str) -> str:
@@ -96,8 +90,7 @@ _FLOATS: Final = 1 << 1023  # and from here on not at all: no float is as large
 
 
 def _cut(name: str, value: Any) -> Any:
-    """Return what of a field is sent to the engine: nothing longer than it may be, and nothing that
-    cannot be encoded."""
+    """Return what of a field is sent to the engine: not too long, and encodable."""
     if isinstance(value, str):
         return _plain(value, _LONG)
     if isinstance(value, int) and not -_INTEGERS <= value < _INTEGERS:
@@ -138,16 +131,11 @@ def _hints(item: object, once: Once) -> Iterator[MessageHint]:
     if unknown := item.keys() - _FIELDS:
         _warn(once, "an unknown field of a message", f"is left out ({len(unknown)} of them)")
     role, index = item.get("role"), item.get("index")
-    segment = {_SEGMENTS_NAME.get(name, name): item[name] for name in _allowed(item, once)}
+    segment = dict(_allowed(item, once))
     if isinstance(layer := item.get("layer"), str) and layer in LAYER_BY_NAME:
         segment["layer"] = layer
     elif item.get("layer") is not None:
         _warn(once, "messages.layer", f"must be one of {', '.join(LAYER_BY_NAME)}")
-    if (
-        item.get("importance") is None
-        and (worth := _priority(item.get("priority"), once)) is not None
-    ):
-        segment["importance"] = worth
     if isinstance(index, int) and not isinstance(index, bool):
         yield MessageHint(index, None, segment)
     elif isinstance(role, str) and index is None:
@@ -156,27 +144,16 @@ def _hints(item: object, once: Once) -> Iterator[MessageHint]:
         _warn(once, "messages", "must name an index, an integer, or a role")
 
 
-def _allowed(item: dict[str, Any], once: Once) -> Iterator[str]:
-    """Yield the names of a hint's valid fields that a segment has too."""
-    for name, read in _READERS.items():
-        if item.get(name) is None:
-            continue
-        try:
-            read(item[name])
-        except (ValueError, TypeError) as error:
-            _warn(once, f"messages.{name}", str(error))
-        else:
-            yield name
-
-
-def _priority(value: object, once: Once) -> float | None:
-    """Return a priority from 0 to 100 as an importance."""
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= _FULL:
-        _warn(once, "messages.priority", f"must be a number from 0 to {_FULL}")
-        return None
-    return float(value) / _FULL
+def _allowed(item: dict[str, Any], once: Once) -> Iterator[tuple[str, Any]]:
+    """Yield a segment's fields from a hint's valid ones."""
+    for name, (called, read) in _READERS.items():
+        if item.get(name) is not None:
+            try:
+                value = read(item[name])
+            except (ValueError, TypeError) as error:
+                _warn(once, f"messages.{name}", str(error))
+            else:
+                yield called, value
 
 
 def _object(value: object, once: Once) -> dict[str, Any]:
@@ -291,8 +268,7 @@ class LayerMarker:
         return frozenset(place for name, place in zip(names, places, strict=True) if inside(name))
 
     def _spans(self, text: str, messages: Messages) -> list[tuple[int, int]] | None:
-        """Return where messages that name special tokens stand in the prompt; None if one is not
-        found, or may be the template's own."""
+        """Return where messages that name special tokens stand; None if one cannot be told."""
         spans, cursor = [], 0
         typed = Counter(s for s in strings_in(list(messages)) if self._special.search(s))
         if typed.total() > _MOST_TYPED:
@@ -393,16 +369,14 @@ def strings_in(value: Any, depth: int = 0) -> Iterator[str]:
 
 
 def _by_message(messages: Messages) -> Iterator[tuple[str, bool]]:
-    """Yield all strings in messages, and whether each belongs to a content, whose strings keep
-    their order in a prompt."""
+    """Yield all strings in messages, and whether each belongs to a content, in order."""
     for message in messages:
         for name, value in message.items():
             yield from ((string, name == "content") for string in strings_in(value))
 
 
 def find_string(text: str, string: str, first: int) -> tuple[int, int] | None:
-    """Return where a message's string stands in a prompt: as it is, stripped, or escaped as
-    JSON."""
+    """Where a message's string stands in a prompt: as it is, stripped, or escaped as JSON."""
     for form in (string, string.strip(), json.dumps(string)[1:-1],
                  json.dumps(string, ensure_ascii=False)[1:-1]):  # fmt: skip
         at = text.find(form, first)
@@ -426,16 +400,11 @@ _DEEPEST_PLACE: Final = 4  # nesting of parts in a content; chosen
 
 
 class ClientMessage(NamedTuple):
-    """A message as its client sent it.
-
-    Attributes:
-        texts: All strings in its content, in order.
-        numbered: Whether it counts for message indices; a separate system field does not.
-    """
+    """A message as its client sent it."""
 
     role: str
-    texts: tuple[str, ...]
-    numbered: bool = True
+    texts: tuple[str, ...]  # all strings in its content, in order
+    numbered: bool = True  # whether it counts for message indices; a separate system field does not
 
 
 def client_messages(messages: Sequence[Any]) -> list[ClientMessage]:
@@ -540,18 +509,12 @@ CLIENTS: Final[ContextVar[list[ClientMessage] | None]] = ContextVar("kvgraph_cli
 
 
 class RenderedChat(NamedTuple):
-    """A rendered prompt beside the client's messages.
+    """A rendered prompt beside the client's messages."""
 
-    Attributes:
-        marks: The prompt's layers as marks; None if they were not read.
-        messages: The client's own messages.
-        text: The text that was tokenized; None if only the tokens are known.
-    """
-
-    marks: dict[str, Any] | None
-    messages: list[ClientMessage]
+    marks: dict[str, Any] | None  # the prompt's layers as marks; None if they were not read
+    messages: list[ClientMessage]  # the client's own messages
     tokens: Sequence[int]
-    text: str | None
+    text: str | None  # the text that was tokenized; None if only the tokens are known
     tokenizer: Any
 
 
@@ -600,8 +563,7 @@ def resolve_message_hints(
 def hints_by_message(
     hints: Sequence[MessageHint], messages: Sequence[ClientMessage]
 ) -> dict[int, list[MessageHint]]:
-    """Group hints by the index of the message that they concern; at most ``MAX_SEGMENTS`` in
-    all."""
+    """Group hints by the index of the message they concern; at most ``MAX_SEGMENTS`` in all."""
     numbered = [at for at, message in enumerate(messages) if message.numbered]
     of_role: dict[str | None, list[int]] = {}
     for at, message in enumerate(messages):
@@ -619,6 +581,5 @@ def hints_by_message(
 
 
 def _one(places: list[int], number: int) -> list[int]:
-    """Return the element at ``number``, negative from the end, as a list; empty if there is
-    none."""
+    """Return the element at ``number``, negative from the end, as a list; or none."""
     return [places[number]] if -len(places) <= number < len(places) else []

@@ -39,8 +39,7 @@ class StoreBreaker:
         self.broken = 0  # how often it opened
 
     def allows(self) -> bool:
-        """Whether the store may be called now; after a rest, the first caller is the one that
-        tries."""
+        """Whether the store may be called now; after a rest, the first caller alone tries."""
         with self._lock:
             now = self._clock()
             if now < self._until:

@@ -32,34 +32,25 @@ class TransferCosts:
     would be computed comes all the same, for what stands behind it: so computing costs what a token
     adds to a step.
 
-    Attributes:
-        splices_always: Whether text is spliced also where computing it is quicker.
-        load_bytes_per_s: From host memory to the pool; this and the others are 0 before their first
-            sample.
-        disk_bytes_per_s: From disk to host memory.
-        store_bytes_per_s: From the shared store to host memory.
-        spill_bytes_per_s: From the pool to host memory.
-        splice_bytes_per_s: From host memory to other positions of the pool, of whole records.
-        splice_wait_s: From a splice's end to the step in which the scheduler receives it.
-        prefill_tokens_per_s: In steps that do not only decode.
-        token_s: What a token adds to such a step, beside one that computes next to nothing.
-        queued_bytes: Bytes of loads under way.
-
     Args:
         clock: Monotonic seconds.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
+        # From host memory to the pool; this and the others are 0 before their first sample.
         self.load_bytes_per_s = 0.0
-        self.disk_bytes_per_s = 0.0
-        self.store_bytes_per_s = 0.0
-        self.spill_bytes_per_s = 0.0
+        self.disk_bytes_per_s = 0.0  # from disk to host memory
+        self.store_bytes_per_s = 0.0  # from the shared store to host memory
+        self.spill_bytes_per_s = 0.0  # from the pool to host memory
+        # From host memory to other positions of the pool, of whole records.
         self.splice_bytes_per_s = 0.0
+        # From a splice's end to the step in which the scheduler receives it.
         self.splice_wait_s = 0.0
-        self.splices_always = False
-        self.prefill_tokens_per_s = 0.0
+        self.splices_always = False  # whether text is spliced also where computing it is quicker
+        self.prefill_tokens_per_s = 0.0  # in steps that do not only decode
+        # What a token adds to such a step, beside one that computes next to nothing.
         self.token_s = 0.0
-        self.queued_bytes = 0
+        self.queued_bytes = 0  # bytes of loads under way
         self._clock = clock
         self._short_step_s = 0.0
         self._steps: deque[tuple[int, float]] = deque(maxlen=_MOST_STEPS)

@@ -24,19 +24,13 @@ class Void(NamedTuple):
 
 
 class ReleasedCopies:
-    """Collects what was given up or completed, until the workers are told.
-
-    Attributes:
-        released: Copies whose memory is free.
-        erased: Hashes of records on disk.
-        cleared: Whether everything was given up.
-        named: Complete copies that no disk has and that may be written there, with their hashes.
-    """
+    """Collects what was given up or completed, until the workers are told."""
 
     def __init__(self) -> None:
-        self.released: list[int] = []
-        self.erased: list[bytes] = []
-        self.cleared = False
+        self.released: list[int] = []  # copies whose memory is free
+        self.erased: list[bytes] = []  # hashes of records on disk
+        self.cleared = False  # whether everything was given up
+        # Complete copies that no disk has and that may be written there, with their hashes.
         self.named: list[tuple[int, bytes]] = []
 
     def __bool__(self) -> bool:
@@ -50,21 +44,13 @@ class ReleasedCopies:
 
 
 class Copy(msgspec.Struct, eq=False):  # made without a frame of Python: of a load, by hundreds
-    """One block's copy in every worker's memory.
+    """One block's copy in every worker's memory."""
 
-    Attributes:
-        id: Its number, used once.
-        block_hash: The hash of the block that it is a copy of.
-        era: How often the directory had been cleared when the copy was begun.
-        may_demote: Whether it may be written to disk, and so reach another process.
-        pins: Jobs under way that read or write it.
-    """
-
-    id: int
-    block_hash: bytes
-    era: int
-    may_demote: bool
-    pins: int = 0
+    id: int  # its number, used once
+    block_hash: bytes  # the hash of the block that it is a copy of
+    era: int  # how often the directory had been cleared when the copy was begun
+    may_demote: bool  # whether it may be written to disk, and so reach another process
+    pins: int = 0  # jobs under way that read or write it
 
 
 def _nobody_listens(hashes: list[bytes]) -> None:
@@ -148,8 +134,7 @@ class CopyDirectory:
         return list(self._order)
 
     def cold_hashes(self) -> list[bytes]:
-        """Return the blocks on disk, least recently used first; safe to call from another
-        thread."""
+        """Return the blocks on disk, least recently used first; safe from another thread."""
         return list(self._cold)
 
     def run(self, hashes: Sequence[bytes]) -> int:
@@ -204,8 +189,7 @@ class CopyDirectory:
         return completed
 
     def holds(self, copy: Copy) -> bool:
-        """Tell whether the copy's bytes are what its hash says: nothing was cleared since it
-        began."""
+        """Whether the copy's bytes are what its hash says: nothing was cleared since it began."""
         return copy.era == self._era
 
     def abandon(self, copy: Copy) -> None:
@@ -214,8 +198,7 @@ class CopyDirectory:
         self.voided.released.append(copy.id)
 
     def used(self, hashes: Sequence[bytes]) -> None:
-        """Note that the pool uses this chain; on disk, the chain's tail is dropped before its
-        head."""
+        """Note that the pool uses this chain; on disk, its tail is dropped before its head."""
         self._order.used(hashes)
         for block_hash in reversed(hashes if self._cold else ()):
             if block_hash in self._cold:

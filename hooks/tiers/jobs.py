@@ -15,58 +15,39 @@ from typing import Final, NamedTuple
 
 @dataclass(frozen=True, slots=True)
 class Spill:
-    """Copy the engine's ``blocks`` into new ``copies`` in memory.
-
-    Attributes:
-        overwritten: Whether the step's next load overwrites the blocks, and so waits for this.
-    """
+    """Copy the engine's ``blocks`` into new ``copies`` in memory."""
 
     id: int
     blocks: tuple[int, ...]
     copies: tuple[int, ...]
+    # Whether the step's next load overwrites the blocks, and so waits for this.
     overwritten: bool = False
 
 
 class SpliceRun(NamedTuple):
-    """Consecutive tokens of one copy that go to consecutive slots of the engine's cache.
+    """Consecutive tokens of one copy that go to consecutive slots of the engine's cache."""
 
-    Attributes:
-        copy: The copy's number.
-        first: Index of the first token in the copy.
-        slot: Slot of that token: block · tokens of a block + token.
-        tokens: How many.
-        delta: Δ: the new position minus the old one.
-    """
-
-    copy: int
-    first: int
-    slot: int
-    tokens: int
-    delta: int
+    copy: int  # the copy's number
+    first: int  # index of the first token in the copy
+    slot: int  # slot of that token: block · tokens of a block + token
+    tokens: int  # how many
+    delta: int  # δ: the new position minus the old one
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Copy ``copies`` back into the engine's ``blocks``, and splice ``runs`` into ``spliced``.
-
-    Attributes:
-        from_disk: Copies that are not in memory yet: by position, the hash to read.
-        request: The request that waits for the load; None for a prefetch.
-        runs: What is spliced.
-        spliced: The engine's blocks that the runs write to.
-        from_store: As ``from_disk``, of copies that the shared store has.
-        within_s: Seconds after which no more is read from the store.
-    """
+    """Copy ``copies`` back into the engine's ``blocks``, and splice ``runs`` into ``spliced``."""
 
     id: int
     copies: tuple[int, ...]
     blocks: tuple[int, ...]
-    from_disk: dict[int, bytes]
-    request: str | None
-    runs: tuple[SpliceRun, ...] = ()
-    spliced: tuple[int, ...] = ()
+    from_disk: dict[int, bytes]  # copies that are not in memory yet: by position, the hash to read
+    request: str | None  # the request that waits for the load; None for a prefetch
+    runs: tuple[SpliceRun, ...] = ()  # what is spliced
+    spliced: tuple[int, ...] = ()  # the engine's blocks that the runs write to
+    # As ``from_disk``, of copies that the shared store has.
     from_store: dict[int, bytes] = field(default_factory=dict)
-    within_s: float = math.inf
+    within_s: float = math.inf  # seconds after which no more is read from the store
 
     @property
     def targets(self) -> tuple[int, ...]:
@@ -104,21 +85,16 @@ def positions(job: Job) -> int:
 
 @dataclass(frozen=True, slots=True)
 class TierWork:
-    """Orders for one engine step: first what is void, then new jobs.
-
-    Attributes:
-        release: Copies in memory that are given up; no job under way uses them.
-        erase: Hashes whose records on disk are given up.
-        disown: Whether a later process must not find what is on disk from here on: the weights may
-            have changed in memory, which their checkpoint does not show.
-        named: Complete copies in memory that are on no disk, with their hashes: those that are left
-            when the engine ends are written to the disk.
-    """
+    """Orders for one engine step: first what is void, then new jobs."""
 
     jobs: tuple[Job, ...] = ()
-    release: tuple[int, ...] = ()
-    erase: tuple[bytes, ...] = ()
+    release: tuple[int, ...] = ()  # copies in memory that are given up; no job under way uses them
+    erase: tuple[bytes, ...] = ()  # hashes whose records on disk are given up
+    # Whether a later process must not find what is on disk from here on: the weights may have
+    # changed in memory, which their checkpoint does not show.
     disown: bool = False
+    # Complete copies in memory that are on no disk, with their hashes: those that are left when the
+    # engine ends are written to the disk.
     named: tuple[tuple[int, bytes], ...] = ()
 
     def __bool__(self) -> bool:
@@ -138,19 +114,12 @@ class JobDone:
 
 @dataclass(frozen=True, slots=True)
 class WorkerStart:
-    """One worker's capacities; workers differ in layers and in memory.
+    """One worker's capacities; workers differ in layers and in memory."""
 
-    Attributes:
-        warm_capacity: Copies that fit into its memory.
-        cold_capacity: Records that fit on its disk; 0 without one.
-        on_disk: Hashes of the records that its disk held at the start.
-        store_name: Name of its records in the shared store; empty without one.
-    """
-
-    warm_capacity: int = 0
-    cold_capacity: int = 0
-    on_disk: tuple[bytes, ...] = ()
-    store_name: str = ""
+    warm_capacity: int = 0  # copies that fit into its memory
+    cold_capacity: int = 0  # records that fit on its disk; 0 without one
+    on_disk: tuple[bytes, ...] = ()  # hashes of the records that its disk held at the start
+    store_name: str = ""  # name of its records in the shared store; empty without one
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,8 +234,7 @@ class Answers:
         self._starts: tuple[WorkerStart, ...] = (start,)
 
     def report(self, job: Job, failed: frozenset[int], seconds: float, size: int) -> None:
-        """Report that ``job`` is over and moved ``size`` bytes, except for the positions
-        ``failed``."""
+        """Report that ``job`` is over and moved ``size`` bytes, but not positions ``failed``."""
         with self._lock:
             self._done.append(JobDone(job.id, failed, seconds, size))
             if isinstance(job, Load) and job.request is not None:
@@ -286,8 +254,7 @@ class Answers:
         return TierAnswer(done, starts)
 
     def take_loaded(self) -> tuple[set[str], set[int]]:
-        """Return the requests whose loads ended since the last call, and their blocks that
-        failed."""
+        """Requests whose loads ended since the last call, and their blocks that failed."""
         with self._lock:
             finished, self._finished = self._finished, set()
             failed, self._failed_blocks = self._failed_blocks, set()

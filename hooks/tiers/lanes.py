@@ -33,9 +33,6 @@ class AnswerWatch:
     A system call to a disk that hangs (a network's, a dying one) cannot be cancelled. So the
     waiting side answers instead, and what the lane's thread reports later is ignored.
 
-    Attributes:
-        stuck: Whether nothing has moved for too long.
-
     Args:
         clock: Monotonic seconds.
         patience_s: Seconds without a record read or written after which the lane counts as stuck.
@@ -46,7 +43,7 @@ class AnswerWatch:
         self._patience_s = patience_s
         self._jobs: dict[int, Job] = {}  # ``pop`` is how either side takes a job, and it alone
         self._moved_at = clock()
-        self.stuck = False
+        self.stuck = False  # whether nothing has moved for too long
 
     def add(self, job: Job) -> None:
         """Note that the lane's thread was given ``job``."""
@@ -116,9 +113,6 @@ class RecordLane:
         watch: Whether the lane's thread still answers.
         release: Called on the memory's thread with copies that were released meanwhile.
         refuse: Called there with a job that failed, the seconds that it took, and why.
-
-    Attributes:
-        copies: Copies that the lane's thread uses.
     """
 
     def __init__(
@@ -131,7 +125,7 @@ class RecordLane:
         release: Callable[[Sequence[int]], None],
         refuse: Callable[[Job, float, Exception], None],
     ) -> None:
-        self.copies: set[int] = set()
+        self.copies: set[int] = set()  # copies that the lane's thread uses
         self.records, self._arena, self._memory, self._watch = records, arena, memory, watch
         self._name, self._release, self._refuse = name, release, refuse
         self._thread = TaskThread(f"kvgraph-{name}") if records is not None else memory
@@ -150,8 +144,7 @@ class RecordLane:
         return self.records is None or self._thread.close()
 
     def keep_back(self, copies: Sequence[int]) -> list[int]:
-        """Return those of ``copies`` that no job uses; the others are released at the end of
-        ``use``."""
+        """Return those of ``copies`` that no job uses; ``use`` releases the others at its end."""
         self._freed_late |= self.copies.intersection(copies)
         return [copy for copy in copies if copy not in self.copies]
 
@@ -194,8 +187,7 @@ class RecordLane:
         return {at for at, (key, view) in pairs if not self._write(key, view)}
 
     def write_last(self, copies: Sequence[tuple[bytes, int]]) -> None:
-        """Write copies before the lane closes, by their hashes and in this order, as time
-        allows."""
+        """Write copies before the lane closes, by their hashes, in this order, as time allows."""
         if self.records is not None and not self._watch.stuck:
             until = time.perf_counter() + LAST_WRITES_S
             self._thread.put(lambda: self._write_last(copies, until))
@@ -342,8 +334,7 @@ class RecordLanes:
         lane.use(job, lambda: lane.write_all(job, records), rest)
 
     def read(self, job: Load, records: Sequence[int], rest: Rest) -> None:
-        """Read those of a load's copies that are not in memory; ``rest`` gets the positions that
-        failed."""
+        """Read a load's copies that are not in memory; ``rest`` gets the positions that failed."""
         sources = [
             (self.disk, job.from_disk, math.inf),
             (self.store_in, job.from_store, job.within_s),

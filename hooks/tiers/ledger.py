@@ -143,17 +143,6 @@ class TierCounts:
 class TierLedger:
     """The WARM and COLD tiers as the scheduler sees them; one thread changes them.
 
-    Attributes:
-        coming: Hashes of blocks that a load is bringing back, and until when other requests wait.
-        disk: Writes to the disk.
-        reads_store: Whether this engine reads a store that others share.
-        saving: Keys of blocks that left the pool, and are copied before a load overwrites them.
-        exact: How many tokens of each approximate request that runs are exact, by its id.
-        wanted: Keys of blocks that are worth a copy whatever the sidecar considers, oldest first.
-        kept_off_disk: Keys of blocks in the pool of which no copy may outlive this process: a LoRA
-            adapter computed them, which may be trained further under its name, or they are a
-            session's own approximate ones.
-
     Args:
         block_bytes: Bytes of one block on one worker.
         workers: How many workers answer for each job.
@@ -177,15 +166,22 @@ class TierLedger:
         self.book = JobBook(workers)
         self.costs = costs
         self.counts = TierCounts()
-        self.reads_store = False
+        self.reads_store = False  # whether this engine reads a store that others share
+        # Hashes of blocks that a load is bringing back, and until when other requests wait.
         self.coming: dict[bytes, float] = {}
+        # Keys of blocks that left the pool, and are copied before a load overwrites them.
         self.saving: set[int] = set()
+        # Keys of blocks in the pool of which no copy may outlive this process: a LoRA adapter
+        # computed them, which may be trained further under its name, or they are a session's own
+        # approximate ones.
         self.kept_off_disk: set[int] = set()
+        # How many tokens of each approximate request that runs are exact, by its id.
         self.exact: dict[str, int] = {}
+        # Keys of blocks that are worth a copy whatever the sidecar considers, oldest first.
         self.wanted: dict[int, None] = {}
         self.clock = clock
         self._emit = emit
-        self.disk = DiskWrites(self)
+        self.disk = DiskWrites(self)  # writes to the disk
         self._was_cleared = False
 
     def expect(self, hashes: Sequence[bytes], *sizes: int) -> None:
@@ -215,8 +211,7 @@ class TierLedger:
         return min(count, directory.room)
 
     def begin_copies(self, full_hashes: Sequence[bytes]) -> list[Copy]:
-        """Begin copies of blocks, by their hashes with the prefix cache's group id; there must be
-        room."""
+        """Begin copies of blocks, by their hashes with the cache's group id; there must be room."""
         kept_off = self.kept_off_disk
         may_demote: Iterable[bool] = repeat(True)
         if kept_off:

@@ -49,8 +49,7 @@ class Backend(Protocol):
 
 
 class Confidence(NamedTuple):
-    """A model's confidence in its next token, from logits [rows, vocabulary]; each float32
-    [rows]."""
+    """Confidence in the next token, from logits [rows, vocabulary]; each float32 [rows]."""
 
     entropy: Tensor  # divided by log(vocabulary): 0 is certain, 1 is uniform
     margin: Tensor  # log-probability of the first choice minus that of the second

@@ -164,8 +164,7 @@ def library() -> ctypes.CDLL:
 
 
 def serves(queries: Tensor, parts: Sequence[KvPart]) -> bool:
-    """Whether compiled C++ can do it: one float32 query per head, and parts as a store holds
-    them."""
+    """Whether compiled C++ can do it: one float32 query per head, and parts as stores hold."""
     return (
         queries.shape[2] == 1
         and queries.device.type == "cpu"

@@ -26,8 +26,7 @@ Arguments: TypeAlias = tuple[ctypes.c_int64 | ctypes.c_float, ...]
 
 
 class MoveArguments(NamedTuple):
-    """Arguments of ``kv_move``; slots and rows are int64 [tokens], cos and sin float32 [*,
-    pairs]."""
+    """Arguments of ``kv_move``; slots, rows int64 [tokens], cos and sin float32 [*, pairs]."""
 
     source: Int64
     target: Int64

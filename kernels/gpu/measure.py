@@ -54,8 +54,7 @@ def copy_table(index: int, to_host: bool, /) -> MethodTable:
 def splice_table(
     index: int, dtype: torch.dtype, target_dtype: torch.dtype, to_host: bool, /
 ) -> MethodTable:
-    """The table for splices between page-locked host memory and a GPU, by bytes on the host's
-    side."""
+    """The table for splices between page-locked host memory and a GPU, by bytes on the host."""
     layouts = [gpu_layout("BLHNC", 4, 1, 8, 16, 128, dtype=of) for of in (dtype, target_dtype)]
     each = layouts[to_host].block_bytes
     most = max(size for _, size in SPLICE_CELLS) // each
@@ -76,8 +75,7 @@ def splice_table(
 
 
 def device_seconds(index: int, action: Callable[[], None], rounds: int = 3) -> float:
-    """Seconds that an idle device takes for an action, queueing included: the best of
-    ``rounds``."""
+    """Seconds that an idle device takes for an action, queueing too: the best of ``rounds``."""
     times = []
     with torch.cuda.device(index):
         for _ in range(1 + rounds):  # the first warms up

@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 from kvgraph.advisor.admission import LIVE_S, Admission, Demand, Valve, demand
 from kvgraph.advisor.words.waits import admission_facts
-from kvgraph.dashboards.metrics import room_metrics
+from kvgraph.dashboards.metrics import engine_metrics
+from kvgraph.dashboards.source import EngineStatus
 from kvgraph.graph.kvcache_graph import KVCacheGraph
 from kvgraph.graph.types import Tier
 from kvgraph.graph.wire.advice import AdmissionAdvice
@@ -385,8 +386,14 @@ def test_metrics_name_room_only_where_it_is_limited() -> None:
     said = [("a", lifted), ("b", AdmissionAdvice(2, 0.0, 40, 9, 7, again=0.41))]
     values = {
         (sample.name, sample.labels["engine"]): sample.value
-        for family in room_metrics(said)
+        for family in engine_metrics(
+            [
+                EngineStatus(i, "", "", "", "hook", "synced", None, 0, 0, room=room)
+                for i, room in said
+            ]
+        )
         for sample in family.samples
+        if sample.name.startswith("kvgraph_admission_")
     }
     assert values == {
         ("kvgraph_admission_live_sessions", "a"): 3, ("kvgraph_admission_live_sessions", "b"): 9,

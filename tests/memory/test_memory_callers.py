@@ -10,7 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 pytest.importorskip("bm25s")
@@ -69,35 +68,6 @@ async def test_a_chat_under_a_salt_is_shown_to_who_names_the_salt(tmp_path: Path
         assert await turns_of(memory) == [1]
         assert (await memory.client.delete(named)).status_code == 200
         assert await turns_of(memory) == [1]
-
-
-def test_a_chat_of_an_earlier_version_goes_on(tmp_path: Path) -> None:
-    """Its file has no digest, and says nothing of salts, nor of requests and versions; it was found
-    by one header's key alone."""
-    kept = ChatStoreSettings(directory=tmp_path)
-    headers = {"X-API-Key": "A"}
-
-    async def talk(text: str) -> int:
-        async with remembering(SETTINGS, kept=kept) as memory:
-            answer = await memory.chat([user(text)], headers=headers, kv_transfer_params=APPEND)
-            assert answer.status_code == 200
-            return len(memory.prompt())
-
-    def as_before() -> None:
-        (path,) = tmp_path.iterdir()
-        chat = msgspec.msgpack.decode(path.read_bytes()[HEAD:])
-        for field in ("salt", "named", "requests", "gone_on", "other"):
-            del chat[field]
-        file = {"version": 2, "chat": chat}
-        path.unlink()
-        path.with_name(f"0123456789abcdef-{path.name.partition('-')[2]}").write_bytes(
-            msgspec.msgpack.encode(file)
-        )
-
-    assert asyncio.run(talk("one")) == 1
-    as_before()
-    assert asyncio.run(talk("two")) == 3
-    assert len(list(tmp_path.iterdir())) == 1
 
 
 KEYS = [{"Authorization": "Bearer A"}, {"Authorization": "Bearer B"}, {"X-API-Key": "C"},
@@ -267,9 +237,8 @@ async def test_text_that_is_given_up_is_not_counted_any_more(tmp_path: Path) -> 
 
 
 async def test_the_disk_has_a_budget_and_what_a_killed_write_left_goes(tmp_path: Path) -> None:
-    mine, old = f"{'0' * 16}-{'1' * 32}.abcdefgh.new", "tmpabcdefgh.new"
+    mine = f"{'0' * 16}-{'1' * 32}.abcdefgh.new"
     (tmp_path / mine).write_bytes(b"kvgraph chat 3\nsecret")
-    (tmp_path / old).write_bytes(b"\x82\xa7version\x02secret")
     store = ChatStore(ChatStoreSettings(directory=tmp_path, disk_bytes=5000))
     assert list(tmp_path.iterdir()) == []
     for key in "abcde":

@@ -259,7 +259,7 @@ def test_what_was_recorded_can_be_replayed(tmp_path: Path, suffix: str) -> None:
     recorder("engine", request("again", [1, 2, 3, 4], [], "alice's secret"))
     recorder.close()
     trace = load_trace(path)
-    assert recorder.requests == len(trace) == 3
+    assert recorder.written == len(trace) == 3
     assert trace.at.tolist() == [0.0, 1.0, 5.0]
     assert trace.session.tolist()[0] == trace.session.tolist()[2] != trace.session.tolist()[1]
     assert trace.prompts.tolist() == [2, 1, 4]

@@ -324,7 +324,7 @@ def test_every_event_is_a_line_in_its_order(tmp_path: Path, name: str) -> None:
     assert (first["loading_tokens"], first["session"], first["tenant"]) == (16, "s", "t")
     assert (second["event"], second["hashes"]) == ("BlocksRemoved", [f"{7:#018x}"])
     assert third["event"] == "Pressure"
-    assert log.events == 3
+    assert log.written == 3
 
 
 def test_what_is_read_back_is_what_was_said(tmp_path: Path) -> None:

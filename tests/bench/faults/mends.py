@@ -62,11 +62,10 @@ _HOSTILE, _RETRIES = f"{_ROUTE}/test_route_hostile.py", f"{_ROUTE}/test_route_re
 MENDS: Final = (
     # Chats on disk
     Mend("a damaged chat is no error", "advisor/memory/store.py", "except (OSError, *BAD_PAYLOAD, MemoryError):", "except (OSError, msgspec.DecodeError):", f"{_FILES} -k damaged"),
-    Mend("a chat's digest is compared", "advisor/memory/store.py", "if _sum(data) != digest:", "if False:", f"{_FILES} -k damaged"),
-    Mend("odd messages in an older file", "advisor/memory/store.py", "return chat if fits else None", "return chat", f"{_FILES} -k damaged"),
+    Mend("a chat's digest is compared", "advisor/memory/store.py", "if head != _HEAD or _sum(data) != digest:", "if head != _HEAD:", f"{_FILES} -k damaged"),
     Mend("what cannot be read is set aside", "advisor/memory/store.py", "        os.replace(path, aside)\n", "        path.unlink()\n", f"{_FILES} -k 'damaged or others'"),
-    Mend("unfinished files of others stay", "advisor/memory/store.py", "if _is_ours(head) or _HEAD.startswith(head) or _OLD_HEAD.startswith(head):", "if True:", f"{_FILES} -k others"),
-    Mend("chats of others do not count", "advisor/memory/store.py", "if _is_ours(head):\n", "if True:\n", f"{_FILES} -k others"),
+    Mend("unfinished files of others stay", "advisor/memory/store.py", "if _HEAD.startswith(head):", "if True:", f"{_FILES} -k others"),
+    Mend("chats of others do not count", "advisor/memory/store.py", "if head == _HEAD:\n", "if True:\n", f"{_FILES} -k others"),
     Mend("a deleted chat leaves nothing aside", "advisor/memory/server.py", "aside = proxy.store.forget_aside(caller_of(request.headers.raw), name)", "aside = False", f"{_FILES} -k damaged"),
     Mend("a full disk is in the status", "advisor/memory/store.py", "self.unwritten.add(chat.key)", "pass", f"{_FILES} -k disk"),
     Mend("what is not on disk leaves memory last", "advisor/memory/store.py", "key=lambda each: each[0] in unwritten", "key=lambda each: False", f"{_FILES} -k last"),

@@ -6,10 +6,12 @@ import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 from kvgraph.advisor.replay.recordings import read_sessions
-from kvgraph.dashboards.metrics import admission_metrics
+from kvgraph.dashboards.metrics import engine_metrics
+from kvgraph.dashboards.source import EngineStatus
 from kvgraph.graph.wire.events import HOLD_ENDS, AdmissionReport
 from kvgraph_bench.closed.closed import ClosedResult, ClosedScale
 from kvgraph_bench.closed.closed_pass import (
@@ -85,7 +87,11 @@ def test_figures_are_of_what_was_answered_while_it_was_measured() -> None:
 
 class Page(Collector):
     def collect(self) -> Any:
-        return admission_metrics([("engine:1", REPORT)])
+        graph = MagicMock(admission=REPORT, layers={}, kept=0, over_share=0, kept_share=0.0)
+        graph.applied = graph.budget = None
+        return engine_metrics(
+            [EngineStatus("engine:1", "", "", "", "hook", "synced", None, 0, 0, graph=graph)]
+        )
 
 
 def test_what_metrics_say_is_what_the_bench_reads() -> None:
