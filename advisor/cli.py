@@ -214,7 +214,10 @@ def _print_version(wanted: bool) -> None:
 
 def _options(
     version: Annotated[
-        bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Print it.")
+        bool,
+        typer.Option(
+            "--version", is_eager=True, callback=_print_version, help="Print the version."
+        ),
     ] = False,
 ) -> None:
     pass
@@ -246,6 +249,9 @@ def _load(
         how = _HOW_TO_GET if name in _OF_A_CLONE else f"pip install '{package}'"
         raise KvGraphError(f"`kvgraph {name}` cannot start ({error}): {how}") from None
     assert isinstance(loaded, typer.Typer), f"entry point {name} is not a typer app"
+    only = loaded.registered_callback
+    if only and only.callback and not (loaded.registered_commands or loaded.registered_groups):
+        return only.callback  # mounted as a group, it would call a wrong argument a sub-command
     return loaded
 
 

@@ -19,6 +19,7 @@ from rich.table import Table
 from ..fleet.board import EngineBoard, Speed
 from ..fleet.router import Choice, FleetRouter, Holdings, Wanted
 from .arms import Settings, new_orders, run_cells
+from .cli import Processes, check_writable
 from .simulator import (
     EvictionOrder,
     HostTier,
@@ -28,6 +29,7 @@ from .simulator import (
     Router,
     simulate,
 )
+from .tables import save_picture
 from .trace import AGENTS_SERVICE, HostLink, Ints, ReplayError, Trace
 
 
@@ -343,7 +345,7 @@ def plan(
     prefill: PrefillRate = AGENTS_SERVICE.prefill_tokens_per_s,
     policy: Annotated[str, typer.Option(help="lru, or default: kvgraph's own (slow).")] = "lru",
     host_cost: HostCost = 0.05,
-    processes: Annotated[int, typer.Option(min=1, max=64)] = 2,
+    processes: Processes = 2,
     picture: Annotated[Path, typer.Option(help="Save the picture here (PNG).")] = DEFAULT_PICTURE,
     as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON.")] = False,
 ) -> None:
@@ -353,6 +355,7 @@ def plan(
     plans = plans_of(
         [int(each) for each in _numbers("--engines", engines, whole=True)], _numbers("--host", host)
     )
+    check_writable("--picture", picture)
     terms = PlanTerms(blocks, prefill, policy, host_cost)
     console = Console(stderr=True, quiet=as_json)
     with console.status(f"{len(plans)} plans") as status:
@@ -459,10 +462,7 @@ def draw_plans(
             label="cheapest that is fast enough",
         )
     times.legend(frameon=False, fontsize=8)
-    try:
-        figure.savefig(path, dpi=120)
-    except (OSError, ValueError) as error:
-        raise ReplayError(f"--picture {str(path)!r}: {error}") from None
+    save_picture(figure, path, dpi=120)
 
 
 def _points(axes: Any, rows: Sequence[PlanFound], values: Sequence[float], routing: str) -> None:
