@@ -23,7 +23,7 @@ _HOW_TO_GET: Final = "in a clone of the repository, run `make demo` or `pip inst
 _OPERATE: Final = "Operate"
 _ASK: Final = "Ask why"
 _SERVE: Final = "Serve"
-_LAB: Final = "Lab: ask first what it would buy"
+_LAB: Final = "Lab: try it on recorded traffic first"
 _BUILD: Final = "Build and measure kvgraph"
 
 
@@ -83,7 +83,7 @@ _COMMANDS: Final = {
     "route": _Command(
         _SERVE,
         "fleet.command:route",
-        "One OpenAI-compatible address before several engines: sessions go where their KV is.",
+        "One OpenAI-compatible address in front of several engines: sessions go where their KV is.",
         "route",
     ),
     "memory": _Command(

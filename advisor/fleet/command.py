@@ -1,4 +1,4 @@
-"""`kvgraph route`: one address before several engines."""
+"""`kvgraph route`: one address in front of several engines."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def route(
     first_byte: FirstByte = FIRST_BYTE_S,
     allowed_host: AllowedHosts = None,
 ) -> None:
-    """One OpenAI-compatible address before several engines: sessions go where their KV is."""
+    """One OpenAI-compatible address in front of several engines: sessions go where their KV is."""
     refuse_remote(host, allow_remote)
     if named_sidecars and not ask_sidecars:
         raise ConfigError("--sidecar and --no-sidecars exclude each other")
