@@ -105,7 +105,11 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 app = typer.Typer(add_completion=False)
 
 
-@app.callback(invoke_without_command=True)
+@app.callback(
+    # Options may stand behind the model, also where the app is called by itself.
+    invoke_without_command=True,
+    context_settings={"allow_interspersed_args": True},
+)
 def calibrate(
     model: Model, text: Text = None, samples: Samples = None,
     most_kl: MostKl = DEFAULT_BAR.most_kl,
