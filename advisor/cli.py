@@ -23,7 +23,7 @@ _HOW_TO_GET: Final = "in a clone of the repository, run `make demo` or `pip inst
 _OPERATE: Final = "Operate"
 _ASK: Final = "Ask why"
 _SERVE: Final = "Serve"
-_LAB: Final = "Lab: ask first what it would buy"
+_LAB: Final = "Lab: try it on recorded traffic first"
 _BUILD: Final = "Build and measure kvgraph"
 
 
@@ -57,7 +57,7 @@ _COMMANDS: Final = {
     "export": _Command(_ASK, "tools.export:export",
         "Write what a sidecar or a recording knows, for other tools."),
     "route": _Command(_SERVE, "fleet.command:route",
-        "One OpenAI-compatible address before several engines: sessions go where their KV is.",
+        "One OpenAI-compatible address in front of several engines: sessions go where their KV is.",
         "route"),
     "memory": _Command(_SERVE, "memory.command:memory",
         "An OpenAI-compatible address at which chats outlive a token budget.", "memory"),
@@ -159,7 +159,10 @@ def _print_version(wanted: bool) -> None:
 
 def _options(
     version: Annotated[
-        bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Print it.")
+        bool,
+        typer.Option(
+            "--version", is_eager=True, callback=_print_version, help="Print the version."
+        ),
     ] = False,
 ) -> None:
     pass
@@ -191,6 +194,9 @@ def _load(
         how = _HOW_TO_GET if name in _OF_A_CLONE else f"pip install '{package}'"
         raise KvGraphError(f"`kvgraph {name}` cannot start ({error}): {how}") from None
     assert isinstance(loaded, typer.Typer), f"entry point {name} is not a typer app"
+    only = loaded.registered_callback
+    if only and only.callback and not (loaded.registered_commands or loaded.registered_groups):
+        return only.callback  # mounted as a group, it would call a wrong argument a sub-command
     return loaded
 
 

@@ -13,8 +13,9 @@ from .ranking.copies import COPIES
 from .ranking.policy import View
 from .ranking.rules import Limit, is_pinned, is_protected, kept_share, limits_of_kept
 from .tables.blocks import known_depth
+from .tables.protection import ProtectionBudget
 from .tables.tables import Tables
-from .tables.walks import EngineWords, ProtectionBudget
+from .tables.walks import EngineWords
 from .types import EDGE_NAMES, LAYER_NAMES, NO_ROW, STATE_NAMES, Rows, Tier
 from .wire.events import AdmissionReport, AdviceApplied, EngineHello, Pressure, TierReport
 

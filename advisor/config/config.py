@@ -79,7 +79,7 @@ def _explain(detail: ErrorDetails, model: type[BaseModel], layers: Layers) -> st
 
 def _words(message: str) -> str:
     told = message.removeprefix("Value error, ").replace("Input should be", "allowed: ")
-    return " ".join(told.split())
+    return " ".join(told.partition(", unable to parse")[0].split())
 
 
 def _shown(value: object, quote: bool = True) -> str:

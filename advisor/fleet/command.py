@@ -1,4 +1,4 @@
-"""`kvgraph route`: one address before several engines."""
+"""`kvgraph route`: one address in front of several engines."""
 
 from __future__ import annotations
 
@@ -67,7 +67,9 @@ def route(
         ),
     ] = None,
     host: Annotated[str, typer.Option(help="Where to listen.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535)] = 8000,
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="The port; 0 picks a free one.")
+    ] = 8000,
     allow_remote: Annotated[
         bool, typer.Option(help="Listen beyond loopback: whoever reaches it may use the engines.")
     ] = False,
@@ -76,7 +78,7 @@ def route(
     first_byte: FirstByte = FIRST_BYTE_S,
     allowed_host: AllowedHosts = None,
 ) -> None:
-    """One OpenAI-compatible address before several engines: sessions go where their KV is."""
+    """One OpenAI-compatible address in front of several engines: sessions go where their KV is."""
     refuse_remote(host, allow_remote)
     if named_sidecars and not ask_sidecars:
         raise ConfigError("--sidecar and --no-sidecars exclude each other")
@@ -117,7 +119,7 @@ async def serve_route(
     """
     proxy = FleetProxy(engines, residency, first_byte_s=first_byte_s)
     rereading = asyncio.create_task(_reread(proxy, engines_file)) if engines_file else None
-    _log.info("%d engines behind http://%s:%d", len(engines), host, port)
+    _log.info("engines behind http://%s:%d: %d", host, port, len(engines))
     try:
         await serve_at(route_app(proxy), host, port, allowed_hosts)
     finally:

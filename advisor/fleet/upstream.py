@@ -40,8 +40,7 @@ def engine_in(words: str) -> Listed:
     url, *rest = words.split() or [""]
     if not is_address(url) or rest not in ([], ["drain"]):
         raise ConfigError(
-            f"engine {words[:MOST_SHOWN]!r}: allowed: http://HOST:PORT, and behind it the word "
-            "drain"
+            f"engine {words[:MOST_SHOWN]!r}: allowed: http://HOST:PORT or http://HOST:PORT drain"
         )
     return Listed(url.rstrip("/").removesuffix("/v1"), bool(rest))
 
@@ -67,7 +66,8 @@ def engines_in(path: Path) -> list[Listed]:
     try:
         lines = path.read_text().splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"engines {str(path)!r}: {error}") from None
+        reason = error.strerror if isinstance(error, OSError) else "is not UTF-8"
+        raise ConfigError(f"--engines {str(path)!r}: cannot be read: {reason}") from None
     found = [
         engine_in(line) for line in lines if line.strip() and not line.lstrip().startswith("#")
     ]

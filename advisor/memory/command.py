@@ -14,7 +14,7 @@ import typer
 
 from ...graph.errors import ConfigError
 from ..fleet.command import AllowedHosts
-from ..fleet.upstream import engine_in
+from ..fleet.upstream import MOST_SHOWN, engine_in, is_address
 from ..process.process import checked_hosts, log_for_people, refuse_remote
 from ..tools.remote import only_sidecar_url
 from .settings import ATTENTION_WEIGHT, ChatStoreSettings, EmbeddingSettings, MemorySettings, Mode
@@ -49,7 +49,7 @@ Store = Annotated[Path | None, typer.Option(help="Keep chats, in clear text, in 
 Ram = Annotated[int, typer.Option(min=1, help="For the text of all chats.")]
 Disk = Annotated[int, typer.Option(min=1, help="For --store.")]
 Host = Annotated[str, typer.Option(help="Where to listen.")]
-Port = Annotated[int, typer.Option(min=0, max=65535)]
+Port = Annotated[int, typer.Option(min=0, max=65535, help="The port; 0 picks a free one.")]
 Shared = Annotated[
     bool, typer.Option(help="Let what one API key said come back for others: answers may show it.")
 ]
@@ -70,7 +70,9 @@ def memory(
     """An OpenAI-compatible address at which chats outlive a token budget."""
     refuse_remote(host, allow_remote)
     if embeddings and not embedding_model:
-        raise ConfigError("--embeddings wants --embedding-model")
+        raise ConfigError("--embeddings needs --embedding-model")
+    if not is_address(engine):
+        raise ConfigError(f"engine {engine[:MOST_SHOWN]!r}: allowed: http://HOST:PORT")
     url, page = engine_in(engine).url, only_sidecar_url(sidecar) if sidecar else None
     settings = MemorySettings(
         budget, high, low, mode, top, least_similarity, gate,

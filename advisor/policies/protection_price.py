@@ -18,7 +18,8 @@ import numpy as np
 from ...graph.ranking.policy import Scores, View
 from ...graph.ranking.rules import Limit, limits_of_kept
 from ...graph.tables.blocks import Selection
-from ...graph.tables.walks import ProtectionBudget, Walk, first_share
+from ...graph.tables.protection import ProtectionBudget, first_share
+from ...graph.tables.walks import Walk
 from ...graph.types import MOST_SHARE, NO_ROW, Keys, Rows, layer_mask
 from .evidence import Evidence, fading
 from .shadow import Found, RankedShadow, Uses

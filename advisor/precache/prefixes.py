@@ -227,7 +227,7 @@ def read_precache(path: Path) -> PrecacheConfig:
     try:
         return PrecacheConfig.model_validate(tomllib.loads(text))
     except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{path}: is no TOML: {error}") from None
+        raise ConfigError(f"{path}: is not TOML: {error}") from None
     except RecursionError:
         raise ConfigError(f"{path}: is nested too deeply") from None
     except ValidationError as error:
@@ -244,7 +244,11 @@ def new_prefix(**fields: Any) -> PrefixConfig:
 
 def _first(error: ValidationError) -> str:
     first = error.errors()[0]
-    return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+    return f"{'.'.join(map(str, first['loc']))}: {_words(first['msg'])}"
+
+
+def _words(message: str) -> str:
+    return "is missing" if message == "Field required" else message
 
 
 def _text(text: str, directory: Path) -> str:

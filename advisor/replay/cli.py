@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
@@ -22,6 +23,7 @@ Traces = Annotated[list[Path], typer.Argument(help="Trace files, gzipped or not.
 Capacity = Annotated[str, typer.Option(help="Blocks of the pool, separated by commas.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one line of JSON per trace.")]
 BlockSize = Annotated[int | None, typer.Option(min=1, help="Tokens per hash id.")]
+Processes = Annotated[int, typer.Option(min=1, max=64, help="Processes that simulate.")]
 
 
 def replay(
@@ -39,9 +41,9 @@ def replay(
     interval: Annotated[float, typer.Option(min=0.01, help="Seconds between rankings.")] = 0.5,
     block_size: BlockSize = None,
     config: Annotated[
-        Path | None, typer.Option(help="A sidecar's TOML: its [score] and [policy] guard count.")
+        Path | None, typer.Option(help="A sidecar's TOML file; score.* and policy.guard are used.")
     ] = None,
-    processes: Annotated[int, typer.Option(min=1, max=64)] = 2,
+    processes: Processes = 2,
     picture: Annotated[Path | None, typer.Option(help="Save the picture here (PNG).")] = None,
     report: Annotated[Path | None, typer.Option(help="Save an HTML report here.")] = None,
     as_json: AsJson = False,
@@ -56,6 +58,8 @@ def replay(
     _refuse("--approaches", approaches, of_tables)
     _refuse("--analyze", analyze, {**of_tables, "--approaches": approaches, "--config": config})
     _check_files(traces)
+    check_writable("--picture", picture)
+    check_writable("--report", report)
     for path in traces:
         trace = _load(path, block_size, as_json)
         if analyze:
@@ -77,6 +81,25 @@ def _check_files(paths: Sequence[Path]) -> None:
     """Raise ReplayError for a missing file before any file is replayed."""
     if missing := [str(path) for path in paths if not path.exists()]:
         raise ReplayError(f"{', '.join(missing)}: there is no such file")
+
+
+def check_writable(option: str, path: Path | None) -> None:
+    """Refuse a file that cannot be written before anything is computed for it.
+
+    Raises:
+        ReplayError: It is a directory, or its directory is missing or read-only.
+    """
+    if path is None:
+        return
+    wrong = None
+    if path.is_dir():
+        wrong = "is a directory; allowed: a file"
+    elif not path.parent.is_dir():
+        wrong = f"there is no directory {str(path.parent)!r}"
+    elif not os.access(path if path.exists() else path.parent, os.W_OK):
+        wrong = "cannot be written: permission denied"
+    if wrong:
+        raise ReplayError(f"{option} {str(path)!r}: {wrong}")
 
 
 def _settings(interval: float, service: bool, config: Path | None) -> Any:
@@ -202,7 +225,7 @@ def tune(
     trials: Annotated[int, typer.Option(min=1, help="Sets of weights to try.")] = 40,
     capacity: Capacity = "2000,5000,10000",
     out: Annotated[Path, typer.Option(help="The TOML file to write.")] = Path("tuned.toml"),
-    seed: int = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the search.")] = 0,
     block_size: BlockSize = None,
     as_json: AsJson = False,
 ) -> None:
@@ -212,6 +235,7 @@ def tune(
     from .tuning import write_toml
 
     capacities = parse_capacities(capacity)
+    check_writable("--out", out)
     loaded = _load(trace, block_size, as_json)
     with progress_bar("trials", as_json) as update:
         found = search(loaded, capacities, train=train, trials=trials, seed=seed, progress=update)
@@ -236,11 +260,13 @@ def record(
     ] = False,
 ) -> None:
     """Run a sidecar that also writes what its engines do, as a trace without texts or names."""
+    from ..config.config import load
     from ..service import serve
     from .recorder import RawLog, Recorder
 
-    recorder = RawLog(out) if raw else Recorder(out)
     overrides = {} if endpoint is None else {"sidecar.endpoint": endpoint}
+    load(config, overrides)  # a wrong one leaves no empty file, which the next call would refuse
+    recorder: Recorder | RawLog = RawLog(out) if raw else Recorder(out)
     try:
         serve(config, overrides, None, recorder)
     finally:

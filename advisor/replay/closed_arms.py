@@ -22,13 +22,13 @@ from ...graph.wire.advice import HOLD_MAX_S
 from ..admission import Admission
 from .analysis import percentile
 from .arms import HINTS, Settings, graph_policies, run_cells
-from .cli import parse_capacities, parse_numbers, progress_bar
+from .cli import Processes, check_writable, parse_capacities, parse_numbers, progress_bar
 from .closed import Loop, Played, Queue, play, runs_for
 from .fleet_traffic import Signals
 from .graph_order import GraphOrder
 from .recordings import Session, read_sessions
 from .simulator import HostTier, Instance, LruOrder
-from .tables import pyplot, table_of
+from .tables import pyplot, save_picture, table_of
 from .trace import AGENTS_SERVICE, ReplayError, ServiceModel
 
 ADMISSION: Final = "+admission"
@@ -211,7 +211,7 @@ def draw_cliff(rows: Sequence[ClosedRow], path: Path) -> None:
     """Save a picture of turns per hour and TTFT over agents, a row of two per capacity.
 
     Raises:
-        ReplayError: matplotlib is not installed.
+        ReplayError: matplotlib is not installed, or the file cannot be written.
     """
     plots = pyplot()
     capacities = sorted({row.capacity for row in rows})
@@ -229,7 +229,7 @@ def draw_cliff(rows: Sequence[ClosedRow], path: Path) -> None:
         axes[1].set_yscale("log")
     grid[0][0].legend(frameon=False, fontsize=9)
     figure.suptitle("Recorded agents in a closed loop on one engine", fontweight="bold")
-    figure.savefig(path, dpi=130)
+    save_picture(figure, path)
     plots.close(figure)
 
 
@@ -286,13 +286,14 @@ def closed(
     decode: DecodeTime = AGENTS_SERVICE.decode_s_per_token,
     part: Annotated[SessionPart, typer.Option(help="Which sessions, by rank.")] = SessionPart.ALL,
     seed: Annotated[int, typer.Option(help="Seed of the order of sessions.")] = 1,
-    processes: Annotated[int, typer.Option(min=1, max=64)] = 2,
+    processes: Processes = 2,
     picture: Annotated[Path | None, typer.Option(help="Save the picture here (PNG).")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON.")] = False,
 ) -> None:
     """Play recorded agents who wait for answers: where does an engine collapse?"""
     if not warm < hours:
         raise ReplayError(f"--warm {warm:g}: allowed: less than the {hours:g} hours played")
+    check_writable("--picture", picture)
     loop = Loop(
         users=1, seconds=3600 * hours, begin_s=3600 * begin, warm_s=3600 * warm, bound_s=bound,
         service=ServiceModel(prefill, decode),

@@ -421,6 +421,11 @@ def traffic(
             found = in_harnesses(found, harnesses, seed)
         status.update("laying them over users")
         requests = lay_over_users(found, users, hours * 3600, seed)
+        if not requests:
+            raise ReplayError(
+                f"--hours {hours:g}: no user has begun by then; users begin within the first "
+                f"{MAX_GAP_S / 60:.0f} minutes"
+            )
         status.update(f"writing {out.name}")
         lines = trace_lines(requests, block, signals, seed, with_layers=layers)
         write_trace(lines, out)

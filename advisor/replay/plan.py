@@ -19,7 +19,7 @@ from rich.table import Table
 from ..fleet.board import EngineBoard, Speed
 from ..fleet.router import Choice, FleetRouter, Holdings, Wanted
 from .arms import Settings, new_orders, run_cells
-from .cli import parse_numbers
+from .cli import Processes, check_writable, parse_numbers
 from .simulator import (
     EvictionOrder,
     HostTier,
@@ -29,8 +29,8 @@ from .simulator import (
     Router,
     simulate,
 )
-from .tables import pyplot, table_of
-from .trace import AGENTS_SERVICE, HostLink, Ints, ReplayError, Trace
+from .tables import pyplot, save_picture, table_of
+from .trace import AGENTS_SERVICE, HostLink, Ints, Trace
 
 
 class PrefillQueues:
@@ -323,7 +323,7 @@ def plan(
     prefill: PrefillRate = AGENTS_SERVICE.prefill_tokens_per_s,
     policy: Annotated[str, typer.Option(help="lru, or default: kvgraph's own (slow).")] = "lru",
     host_cost: HostCost = 0.05,
-    processes: Annotated[int, typer.Option(min=1, max=64)] = 2,
+    processes: Processes = 2,
     picture: Annotated[Path, typer.Option(help="Save the picture here (PNG).")] = DEFAULT_PICTURE,
     as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON.")] = False,
 ) -> None:
@@ -335,6 +335,7 @@ def plan(
         parse_numbers("--engines", engines, int, sizes.format(1), most=1024),
         parse_numbers("--host", host, float, sizes.format(0), least=0, most=1024),
     )
+    check_writable("--picture", picture)
     terms = PlanTerms(blocks, prefill, policy, host_cost)
     console = Console(stderr=True, quiet=as_json)
     with console.status(f"{len(plans)} plans") as status:
@@ -424,12 +425,8 @@ def draw_plans(
             label="cheapest that is fast enough",
         )
     times.legend(frameon=False, fontsize=8)
-    try:
-        figure.savefig(path, dpi=120)
-    except (OSError, ValueError) as error:
-        raise ReplayError(f"--picture {str(path)!r}: {error}") from None
-    finally:
-        plots.close(figure)
+    save_picture(figure, path, dpi=120)
+    plots.close(figure)
 
 
 def _points(axes: Any, rows: Sequence[PlanFound], values: Sequence[float], routing: str) -> None:

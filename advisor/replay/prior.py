@@ -143,9 +143,11 @@ def prior(
     from threadpoolctl import threadpool_limits
 
     from ..policies.lifecycle import packed
+    from .cli import check_writable
     from .recordings import read_sessions
     from .trace import TraceError
 
+    check_writable("--out", out)  # learning takes minutes
     with Console(stderr=True).status("reading sessions") as status:
         found = read_sessions(
             sessions, progress=lambda files: status.update(f"reading sessions: {files}")

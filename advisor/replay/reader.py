@@ -99,6 +99,8 @@ _BAILIAN: Final = ("chat_id", "parent_chat_id", "turn")
 _AIPERF: Final = ("session_id", "delay")
 _BODY: Final = ("input_length", "hash_ids")
 
+# A new format needs its fields in ``Line``, a ``Format``, a branch of ``detect``, and its own
+# fields among the foreign ones of all others: else a file that mixes two formats is read as one.
 MOONCAKE: Final = Format("mooncake", 512, 1e-3, _BODY, _OURS + _BAILIAN + _AIPERF)
 AIPERF: Final = Format("aiperf", 512, 1e-3, (*_BODY, "session_id"), _OURS + _BAILIAN, timed=False)
 BAILIAN: Final = Format("qwen-bailian", 16, 1.0, (*_BODY, "chat_id"), _OURS + _AIPERF)

@@ -176,7 +176,7 @@ def draw(table: HitTable, path: Path) -> None:
     """Save the picture: hit rate over capacity, in the band between LRU and Belady.
 
     Raises:
-        ReplayError: matplotlib is not installed.
+        ReplayError: matplotlib is not installed, or the file cannot be written.
     """
     plots = pyplot()
     figure, axes = plots.subplots(figsize=(9, 5.4), layout="constrained")
@@ -193,8 +193,21 @@ def draw(table: HitTable, path: Path) -> None:
     axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False, fontsize=8)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
-    figure.savefig(path, dpi=130)
+    save_picture(figure, path)
     plots.close(figure)
+
+
+def save_picture(figure: Any, path: Path, dpi: int = 130) -> None:
+    """Save a figure in the format that the file's name ends in.
+
+    Raises:
+        ReplayError: matplotlib does not know the format, or the file cannot be written.
+    """
+    try:
+        figure.savefig(path, dpi=dpi)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ReplayError(f"picture {str(path)!r}: {reason}") from None
 
 
 def write_page(table: HitTable, path: Path, sections: dict[str, dict[str, Any]]) -> None:

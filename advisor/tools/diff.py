@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
+from pathlib import Path
 from typing import Annotated, Any, Final, NamedTuple
 
 import typer
@@ -400,6 +401,8 @@ def stretch(name: str, read: Callable[[str | None], Activity]) -> Activity:
 def _parsed(name: str) -> _ParsedName:
     found = _STRETCH.fullmatch(name)
     if found is None:
+        if ".." in name.rpartition("/")[2] and not Path(name).exists():
+            raise ConfigError(f"{name!r} is not a stretch of time; {_ALLOWED}")
         return _ParsedName(name)
     return _ParsedName(found["origin"], _seconds(found["begin"]), _seconds(found["end"]))
 

@@ -57,7 +57,7 @@ def sidecar_urls(url: str | None) -> list[str]:
     if not found:
         raise RemoteError(
             "no sidecar of this user is running; start an engine with AITHER_KVCACHE_GRAPH=1, or "
-            "`kvgraph serve`, or name one by its URL"
+            "`kvgraph serve`, or give the URL of another one"
         )
     return found
 

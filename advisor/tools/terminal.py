@@ -338,8 +338,8 @@ def _address(url: str, *, edit: bool) -> str:
     secret = secret_of(url)
     if not secret:
         raise RemoteError(
-            f"nobody knows the token of the sidecar at {url}: its runtime note is not this "
-            "user's; set KVGRAPH_SIDECAR__TOKEN"
+            f"no sidecar of this user runs at {url}; for one of another user or machine, set "
+            "KVGRAPH_SIDECAR__TOKEN to its token"
         )
     return page_address(url, secret, edit=edit)
 

@@ -12,15 +12,14 @@ from ..types import MAX_ENGINES, NO_ROW
 from .blocks import BlockTable, salt_of
 from .columns import Interner, TenantNames
 from .edges import AllEdges, EdgeStore
+from .protection import ProtectionBudget, first_share
 from .sessions import MemoryFacts, SessionTable
 from .walks import (
     ChainLinks,
     EngineWords,
     ForkBook,
-    ProtectionBudget,
     RegretBook,
     WalkLog,
-    first_share,
 )
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from msgspec import Struct
 
 from ..compiled import core
-from ..types import MOST_SHARE, NEVER, NO_ROW, Rows, SessionState, StopReason
+from ..types import NEVER, NO_ROW, Rows, SessionState, StopReason
 from ..wire.events import AdmissionReport, AdviceApplied, EngineHello, Pressure, TierReport
 from .blocks import BlockTable, Mask
 from .columns import distinct
@@ -109,31 +109,6 @@ class RegretBook:
 
 
 # What engines last reported about themselves.
-
-_FIRST_SHARE: Final = 1 / 16  # of a pool, that is kept before its price is known; chosen
-_FIRST_BLOCKS: Final = 8  # … but so many at least: a rule of a small pool; chosen
-
-
-def first_share(pool_blocks: int) -> float:
-    """The share of a pool that may be kept whatever scores say, before its price is known."""
-    return max(_FIRST_SHARE, min(MOST_SHARE, _FIRST_BLOCKS / max(1, pool_blocks)))
-
-
-@dataclass(frozen=True, slots=True)
-class ProtectionBudget:
-    """How much of an engine's pool is kept whatever scores say, and what that costs there.
-
-    A price is in points: hundredths of the prompt blocks that were asked for, which would have been
-    found if nothing were kept.
-    """
-
-    share: float  # of the pool
-    # What keeping costs lately; None: it is not known yet, or nothing is named.
-    points: float | None = None
-    points_ever: float | None = None  # the same since the first block was named
-    # What it would cost to keep all that is named, up to half of the pool; None: all of it is kept,
-    # or nobody knows yet.
-    more_points: float | None = None
 
 
 @dataclass(slots=True)

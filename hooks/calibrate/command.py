@@ -99,13 +99,14 @@ Furthest = Annotated[int, typer.Option(min=64, help="Largest distance that is me
 MaxLen = Annotated[int | None, typer.Option(help="As the engine is given it.")]
 Device = Annotated[str, typer.Option(help="Where to compute: cpu, cuda.")]
 Quick = Annotated[bool, typer.Option("--quick", help="Fewer lengths, distances and samples.")]
+Seed = Annotated[int, typer.Option(help="Seed of the choice of text.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 app = typer.Typer(add_completion=False)
 
 
 @app.callback(
-    # Options may stand behind the model: there are no sub-commands.
+    # Options may stand behind the model, also where the app is called by itself.
     invoke_without_command=True,
     context_settings={"allow_interspersed_args": True},
 )
@@ -114,7 +115,7 @@ def calibrate(
     most_kl: MostKl = DEFAULT_BAR.most_kl,
     least_agreement: LeastAgreement = DEFAULT_BAR.least_agreement,
     furthest: Furthest = FURTHEST, max_model_len: MaxLen = None, device: Device = "cpu",
-    quick: Quick = False, seed: int = 1, as_json: Json = False,
+    quick: Quick = False, seed: Seed = 1, as_json: Json = False,
 ) -> None:  # fmt: skip
     """Measure what MODEL says behind text that was moved to other positions, and keep the verdict.
 

@@ -96,6 +96,11 @@ def test_version(run: Run) -> None:
         (["status", "--url", "http://127.0.0.1:99999"], "no sidecar answers"),
         (["status", "--url", "ftp://x"], "is not a URL"),
         (["explain", "12", "--url", "http://127.0.0.1:1"], "no sidecar answers"),
+        (["open", "--url", "http://127.0.0.1:1"], "no sidecar of this user runs at"),
+        (["diff", "1h..2d", "now"], "'1h..2d' is not a stretch of time; allowed: "),
+        (["route", "--engines", "/does/not/exist"], "cannot be read: No such file"),
+        (["memory", "x drain", "--budget", "99"], "engine 'x drain': allowed: http://HOST:PORT\n"),
+        (["serve", "--set", "score.age=x"], "allowed: a valid number\n"),
     ],
 )
 def test_an_expected_failure_is_one_line_and_a_code(
@@ -319,6 +324,22 @@ def test_a_command_is_listed_with_its_own_words(name: str) -> None:
         return str(known.commands[name].help).split("\n\n")[0].replace("\n", " ")
 
     assert listed(None) == listed(name)
+
+
+def test_a_command_without_sub_commands_asks_for_none(run: Run) -> None:
+    done = run("demo", "fleet")
+    assert done.returncode == 2
+    assert "unexpected extra argument" in done.stderr
+
+
+@pytest.mark.parametrize("name", [name for name, each in cli._COMMANDS.items() if each.place])
+def test_help_shows_all_of_its_words(name: str, run: Run) -> None:
+    known: Any = typer.main.get_command(cli.build_app(name))
+    shown = " ".join(run(name, "--help").stdout.replace("│", " ").split())
+    for option in known.commands[name].params:
+        words = re.sub(r"[^a-z ]", " ", str(getattr(option, "help", "") or "").lower()).split()
+        assert not words or words[-1] in shown.lower(), option.name
+        assert "[" not in str(getattr(option, "help", "") or ""), f"{option.name}: eaten as markup"
 
 
 def test_commands_that_are_not_asked_for_are_not_imported() -> None:

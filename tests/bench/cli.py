@@ -25,9 +25,7 @@ if TYPE_CHECKING:
     from .figures import Figures
 
 app = typer.Typer(no_args_is_help=True, help="Measure every figure that README and docs claim.")
-demo_app = typer.Typer(
-    help="Too many agents, simulated and on a real vLLM; then what is found, stock and with hints."
-)
+demo_app = typer.Typer()
 
 
 def _check_part(part: str, parts: Iterable[str]) -> None:
@@ -560,7 +558,9 @@ def demo(
 def demo_for_people(
     as_json: Json = False, model: Model = None, out: Out = DEFAULT_OUT, part: Part = "all"
 ) -> None:
-    """Run the demo; each part ends with a table."""
+    """Run too many agents, simulated and on a real vLLM; then show what is found, stock and with
+    hints.
+    """
     if part == "page":
         _run_page()
         return

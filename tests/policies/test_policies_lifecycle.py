@@ -21,7 +21,7 @@ from kvgraph.advisor.replay.trace import Ints, Trace
 from kvgraph.graph.kvcache_graph import KVCacheGraph
 from kvgraph.graph.ranking.formulas import ClassicPolicy
 from kvgraph.graph.ranking.policy import ScoreProfile, View, Weights
-from kvgraph.graph.tables.walks import ProtectionBudget
+from kvgraph.graph.tables.protection import ProtectionBudget
 from kvgraph.graph.types import SourceLayer
 from kvgraph.graph.wire.events import (
     BlocksStored,

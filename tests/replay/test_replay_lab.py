@@ -27,8 +27,8 @@ from kvgraph.advisor.replay.reader import infer_sessions, load_trace, spread_ove
 from kvgraph.advisor.replay.recorder import Recorder
 from kvgraph.advisor.replay.recordings import read_sessions
 from kvgraph.advisor.replay.simulator import Instance, simulate
-from kvgraph.advisor.replay.tables import HitTable, hit_table
-from kvgraph.advisor.replay.trace import TraceError
+from kvgraph.advisor.replay.tables import HitTable, draw, hit_table
+from kvgraph.advisor.replay.trace import ReplayError, TraceError
 from kvgraph.graph.types import EdgeType, as_keys
 from kvgraph.graph.wire.events import RequestFinished, RequestStarted
 from made_trace import chat_trace
@@ -122,6 +122,8 @@ def test_a_table_is_shown_to_people(trace_file: Path, capsys: pytest.CaptureFixt
         (["--capacity", "0"], "--capacity '0'"),
         (["--capacity", "many"], "--capacity 'many'"),
         (["--policy", "wishful"], "policy 'wishful'"),
+        (["--picture", "/nowhere/a.png"], "--picture '/nowhere/a.png': there is no directory"),
+        (["--report", "/tmp"], "--report '/tmp': is a directory; allowed: a file"),
     ],
 )
 def test_wrong_arguments_are_one_line_and_exit_code_1(
@@ -285,6 +287,22 @@ def test_a_recording_never_overwrites(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match=r"r\.jsonl: cannot be written"):
         Recorder(path)
     assert path.read_text() == "precious"
+
+
+def test_a_recording_that_cannot_begin_leaves_no_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "r.jsonl"
+    with pytest.raises(SystemExit):
+        main(["record", str(out), "--endpoint", "nowhere"])
+    assert "sidecar.endpoint = 'nowhere'" in capsys.readouterr().err
+    assert not out.exists()
+
+
+def test_a_picture_in_an_unknown_format_is_refused(trace_file: Path, tmp_path: Path) -> None:
+    table = hit_table(load_trace(trace_file), ["lru"], [40], Settings())
+    with pytest.raises(ReplayError, match=r"picture '.*\.odd': Format 'odd' is not supported"):
+        draw(table, tmp_path / "a.odd")
 
 
 # The shared trace -------------------------------------------------------------------------------

@@ -204,6 +204,17 @@ def test_a_fleet_of_nobody_is_refused(tmp_path: Path, users: int, hours: float) 
         lay_over_users([session(tmp_path, work())], users, hours, 1)
 
 
+def test_a_fleet_without_requests_is_not_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    session(tmp_path, work())
+    out = tmp_path / "fleet.jsonl"
+    with pytest.raises(SystemExit):
+        main(["traffic", str(tmp_path), "--users", "1", "--hours", "0.001", "-o", str(out)])
+    assert "--hours 0.001: no user has begun by then" in capsys.readouterr().err
+    assert not out.exists()
+
+
 def play(each: Session, run: str | None = None, index: int = 0) -> FleetRequest:
     return FleetRequest(0.0, 0, run or each.name, run or each.name, each, index, None)
 

@@ -408,7 +408,7 @@ def test_what_cannot_be_precached_is_told_before_anything_is_asked(
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("", "no such file"), ("[", "is no TOML"), ("[[prefix]]\nttl = '5m'", "neither"),
+        ("", "no such file"), ("[", "is not TOML"), ("[[prefix]]\nttl = '5m'", "neither"),
         ("[[prefix]]\nsystem = 'a'\nttl = '2h'", "ttl"),
         ("sweep_s = 5\n[[prefix]]\nsystem = 'a'", "sweep_s"), ("[server]\nurl = 'ftp://x'", "url"),
     ],
