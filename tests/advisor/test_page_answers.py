@@ -21,7 +21,6 @@ from kvgraph.advisor.tools.terminal import matching, why_sentence
 from kvgraph.advisor.words.waits import FirstMiss, miss_remedy
 from kvgraph.advisor.words.words import Departure, meanings, miss_sentence, scored
 from kvgraph.dashboards.answer import mark_of
-from kvgraph.dashboards.source import EngineStatus, SidecarStatus
 from kvgraph.graph.errors import GraphError
 from kvgraph.graph.logs.reasons import REASON_NAMES, Cause, DepartureRule, Detail, Reason
 from kvgraph.graph.logs.requests import LIMIT, Miss, PromptBlocks, RequestLog, RequestNames
@@ -42,6 +41,7 @@ from kvgraph.graph.wire.events import (
     RequestStarted,
     Segment,
 )
+from page_app import engine_status, sidecar_status
 from small_world import SIZE, World, pack, page_of, page_over
 
 CO_ATTEND = int(EdgeType.CO_ATTEND)
@@ -361,9 +361,7 @@ def test_what_the_log_of_evictions_forgot_is_seen_by_what_the_next_turn_found(
 def test_pools_that_lose_what_is_wanted_again_are_noticed(world: World, page: Page) -> None:
     keys = range(1, 301)
     world.serve(*keys)
-    status = SidecarStatus(
-        "0", 1, 1.0, "ipc:///x", "http://127.0.0.1:1", (), world.graph.stats(), {}, {}, {}
-    )
+    status = sidecar_status(world.graph)
 
     def noticed() -> list[str]:
         return [each.text for each in notices(world.graph.tables, status, world.now)]
@@ -380,14 +378,8 @@ def test_of_several_engines_the_one_that_computes_most_again_is_named(world: Wor
     for _ in range(2):
         world.evict(*range(1, 301), engine="b")
         world.serve(*range(1, 301), engine="b", session="b")
-    engines = tuple(
-        EngineStatus(id, f"gpu-{id}", "m", "v", "hook", "ok", 0.0, 0, 0, 1, 0.1, 0, 0, None, None)
-        for id in "ab"
-    )
-    status = SidecarStatus(
-        "0", 1, 1.0, "ipc:///x", "http://127.0.0.1:1", engines, world.graph.stats(), {}, {}, {}
-    )
-    found = notices(world.graph.tables, status, world.now)
+    engines = (engine_status(world.graph, id, name=f"gpu-{id}", graph=None) for id in "ab")
+    found = notices(world.graph.tables, sidecar_status(world.graph, *engines), world.now)
     (said,) = [each for each in found if "were wanted again" in each.text]
     assert said.engine == "b"
     assert "most on gpu-b: " in said.text

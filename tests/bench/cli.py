@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import secrets
 import signal
@@ -31,6 +32,16 @@ demo_app = typer.Typer()
 def _check_part(part: str, parts: Iterable[str]) -> None:
     if part not in tuple(parts):
         raise typer.BadParameter(f"{part!r}; allowed: {', '.join(parts)}", param_hint="--part")
+
+
+def _measure(bench: str, as_json: bool, **options: Any) -> None:
+    """Run a bench, which is imported now, and print its figures."""
+    with _explained():
+        module = importlib.import_module(bench, __package__)
+        if "part" in options:
+            _check_part(options["part"], module.PARTS)
+        figures: Figures = module.run(progress=not as_json, **options)
+    figures.print(as_json)
 
 
 def _writable(path: Path | None) -> Path | None:
@@ -109,9 +120,7 @@ def graph(as_json: Json = False) -> None:
 
     Two minutes on idle cores.
     """
-    from .graph.graph import run
-
-    run(progress=not as_json).print(as_json)
+    _measure(".graph.graph", as_json)
 
 
 @app.command()
@@ -123,11 +132,7 @@ def sidecar(
 
     Two minutes on idle cores.
     """
-    with _explained():
-        from .sidecars.sidecar_bench import run
-
-        figures: Figures = run(progress=not as_json, seconds=seconds)
-    figures.print(as_json)
+    _measure(".sidecars.sidecar_bench", as_json, seconds=seconds)
 
 
 @app.command()
@@ -136,9 +141,7 @@ def dashboard(
     quick: Quick = False,
 ) -> None:
     """What the page, its logs and its shadows cost, and how right they are."""
-    from .dashboard.dashboard import run
-
-    run(progress=not as_json, quick=quick).print(as_json)
+    _measure(".dashboard.dashboard", as_json, quick=quick)
 
 
 @app.command()
@@ -153,11 +156,7 @@ def hotpath(
 
     Ten minutes on idle cores; both cores of the hooks side by side.
     """
-    with _explained():
-        from .hotpath import run
-
-        figures: Figures = run(progress=not as_json, part=part)
-    figures.print(as_json)
+    _measure(".hotpath", as_json, part=part)
 
 
 @app.command()
@@ -204,11 +203,7 @@ def replay(
     trace: Annotated[Path | None, typer.Option(help="A trace file.")] = None,
 ) -> None:
     """Measure the replay lab's speed, and what planning with the best policy costs."""
-    with _explained():
-        from .replay import run
-
-        figures: Figures = run(progress=not as_json, trace=trace)
-    figures.print(as_json)
+    _measure(".replay", as_json, trace=trace)
 
 
 @app.command()
@@ -229,21 +224,11 @@ def policies(
     ] = False,
 ) -> None:
     """Play the default policy on fleets of recorded agents: how far from LRU to Belady it goes."""
-    with _explained():
-        from .policies.policies import run
-        from .policies.policies_journal import DEFAULT
-
-        figures: Figures = run(
-            progress=not as_json,
-            sessions=sessions,
-            conversations=mooncake,
-            quick=quick,
-            processes=processes,
-            raw=raw,
-            journal=journal or DEFAULT,
-            resume=resume,
-        )
-    figures.print(as_json)
+    kept: dict[str, Any] = {"raw": raw, "journal": journal, "resume": resume}
+    _measure(
+        ".policies.policies", as_json, sessions=sessions, conversations=mooncake, quick=quick,
+        processes=processes, **kept,
+    )  # fmt: skip
 
 
 @app.command()
@@ -254,12 +239,7 @@ def meaning(
     part: Annotated[str, typer.Option(help="all, answers, cost, sampling or engine.")] = "all",
 ) -> None:
     """What the graph understands of traffic that nobody annotated, and what it keeps by that."""
-    with _explained():
-        from .meaning.meaning import PARTS, run
-
-        _check_part(part, PARTS)
-        figures: Figures = run(progress=not as_json, quick=quick, seed=seed, part=part)
-    figures.print(as_json)
+    _measure(".meaning.meaning", as_json, quick=quick, seed=seed, part=part)
 
 
 @app.command()
@@ -315,14 +295,7 @@ def fleet(
     ] = "all",
 ) -> None:
     """Many engines: homes, a shared store, eviction by lifecycle; and what the router costs."""
-    with _explained():
-        from .fleet.fleet_bench import PARTS, run
-
-        _check_part(part, PARTS)
-        figures: Figures = run(
-            progress=not as_json, quick=quick, processes=processes, raw=raw, part=part
-        )
-    figures.print(as_json)
+    _measure(".fleet.fleet_bench", as_json, quick=quick, processes=processes, raw=raw, part=part)
 
 
 @app.command()
@@ -357,22 +330,13 @@ def recall(
     seed: int = 1,
 ) -> None:
     """What comes back at another position, how fast, and whether anybody else ever meets it."""
-    with _explained():
-        from .recall.recall_bench import PARTS, run
-
-        _check_part(part, PARTS)
-        figures: Figures = run(progress=not as_json, part=part, quick=quick, seed=seed)
-    figures.print(as_json)
+    _measure(".recall.recall_bench", as_json, part=part, quick=quick, seed=seed)
 
 
 @app.command()
 def kernels(as_json: Json = False, model: Model = None) -> None:
     """Measure moving KV, on a GPU if there is one, else on the CPU, beside copies and prefill."""
-    with _explained():
-        from .kernels.kernels import run
-
-        figures: Figures = run(progress=not as_json, model=model)
-    figures.print(as_json)
+    _measure(".kernels.kernels", as_json, model=model)
 
 
 @app.command()

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
+import inspect
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from kvgraph_bench.cli import app
-from kvgraph_bench.errors import BenchError
-from kvgraph_bench.figures import Figure, keep_raw
-from kvgraph_bench.hotpath import run
+from kvgraph_bench.figures import Figure, Figures, keep_raw
 from kvgraph_bench.steps.scheduler_steps import EMPTY, Busy, measure_arms, measure_client
 from kvgraph_bench.steps.step_loop import Load
 from typer.testing import CliRunner
@@ -65,9 +66,35 @@ def test_a_figure_is_the_median_with_its_spread() -> None:
     assert wide.spread == (10.0, 90.0)
 
 
-def test_a_part_that_is_not_there_is_refused_by_name() -> None:
-    with pytest.raises(BenchError, match=r"no part 'step' of this bench; there are all, pool"):
-        run(part="step")
+@pytest.mark.parametrize("bench", ["hotpath", "meaning", "fleet", "recall"])
+def test_a_part_that_is_not_there_is_refused_by_name(bench: str) -> None:
+    done = CliRunner().invoke(app, [bench, "--part", "step"], env={"COLUMNS": "300"})
+    assert done.exit_code == 2
+    assert "'step'; allowed: all, " in done.output
+
+
+MEASURED = {
+    "graph": "graph.graph", "sidecar": "sidecars.sidecar_bench", "dashboard": "dashboard.dashboard",
+    "hotpath": "hotpath", "replay": "replay", "policies": "policies.policies",
+    "meaning": "meaning.meaning", "fleet": "fleet.fleet_bench", "recall": "recall.recall_bench",
+    "kernels": "kernels.kernels",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("command", MEASURED)
+def test_a_command_runs_its_bench_with_options_that_it_takes(
+    command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = importlib.import_module(f"kvgraph_bench.{MEASURED[command]}")
+    takes = inspect.signature(bench.run)
+
+    def run(**options: Any) -> Figures:
+        takes.bind(**options)
+        return Figures(command)
+
+    monkeypatch.setattr(bench, "run", run)
+    done = CliRunner().invoke(app, [command, "--json"])
+    assert (done.exit_code, json.loads(done.stdout)["bench"]) == (0, command), done.output
 
 
 @pytest.mark.usefixtures("paper_config")  # which makes the model's configuration

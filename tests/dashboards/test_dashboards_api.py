@@ -192,7 +192,7 @@ def test_the_edit_token_is_another_and_stands_where_no_server_sees_it() -> None:
      ("{}1", [3, 4, 5], True), ("x", [3, 4, 5], True), ("{}" + "9" * 50, [3, 4, 5], True),
      ("another-4", [3, 4, 5], True), ("{}-4", [3, 4, 5], True), ("4", [3, 4, 5], True)],
 )  # fmt: skip
-def test_a_reader_resumes_where_it_was(
+async def test_a_reader_resumes_where_it_was(
     monkeypatch: pytest.MonkeyPatch, last: str, ids: list[int], is_gap: bool
 ) -> None:
     monkeypatch.setattr("kvgraph.advisor.page.events.RECENT", 3)
@@ -200,35 +200,27 @@ def test_a_reader_resumes_where_it_was(
     for key in range(1, 7):
         world.serve(key)
     page = page_of(world)
-
-    async def read() -> list[bytes]:
-        stream = NewsStream(page)
-        first = stream.follow("")
-        await anext(first)
-        name = mark_of(await anext(first)).removesuffix("5")
-        frames = stream.follow(last.format(name))
-        await anext(frames)
-        return [name.encode(), await anext(frames)]
-
-    name, frame = asyncio.run(read())
+    stream = NewsStream(page)
+    first = stream.follow("")
+    await anext(first)
+    name = mark_of(await anext(first)).removesuffix("5")
+    frames = stream.follow(last.format(name))
+    await anext(frames)
+    frame = await anext(frames)
     news = data_of(frame)
     assert [each["id"] for each in news["requests"]] == ids
-    assert (news["is_gap"], mark_of(frame)) == (is_gap, f"{name.decode()}5")
+    assert (news["is_gap"], mark_of(frame)) == (is_gap, f"{name}5")
 
 
-def test_a_reader_of_a_sidecar_before_this_one_forgets_its_requests() -> None:
+async def test_a_reader_of_a_sidecar_before_this_one_forgets_its_requests() -> None:
     page = page_of(World())
-
-    async def read() -> bytes:
-        frames = NewsStream(page).follow("another-4")
-        await anext(frames)
-        return await anext(frames)
-
-    news = data_of(asyncio.run(read()))
+    frames = NewsStream(page).follow("another-4")
+    await anext(frames)
+    news = data_of(await anext(frames))
     assert (news["requests"], news["is_gap"]) == ([], True)
 
 
-def test_a_reader_is_told_when_a_request_ends_and_resumes_before_those_that_run(
+async def test_a_reader_is_told_when_a_request_ends_and_resumes_before_those_that_run(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("kvgraph.advisor.page.events.BEAT_S", 0.01)
@@ -237,23 +229,19 @@ def test_a_reader_is_told_when_a_request_ends_and_resumes_before_those_that_run(
     slow = world.start(2, session="slow")
     world.serve(3)
     page = page_of(world)
-
-    async def read() -> list[bytes]:
-        stream = NewsStream(page)
-        frames = stream.follow("")
-        await anext(frames)
-        found = [await anext(frames)]
-        world.now += 5.0
-        world.end(slow, 2, session="slow")
-        while len(found) < 2:
-            frame = await anext(frames)
-            if frame.startswith(b"event:"):
-                found.append(frame)
-        again = stream.follow(mark_of(found[0]))
-        await anext(again)
-        return [*found, await anext(again)]
-
-    first, second, resumed = asyncio.run(read())
+    stream = NewsStream(page)
+    frames = stream.follow("")
+    await anext(frames)
+    found = [await anext(frames)]
+    world.now += 5.0
+    world.end(slow, 2, session="slow")
+    while len(found) < 2:
+        frame = await anext(frames)
+        if frame.startswith(b"event:"):
+            found.append(frame)
+    again = stream.follow(mark_of(found[0]))
+    await anext(again)
+    first, second, resumed = *found, await anext(again)
     assert [each["id"] for each in data_of(first)["requests"]] == [0, 1, 2]
     assert mark_of(first).endswith("-0"), "all up to this one have ended"
     (ended,) = data_of(second)["requests"]
@@ -295,19 +283,15 @@ def data_of(frame: bytes) -> Any:
     return json.loads(frame.partition(b"data: ")[2])
 
 
-def test_news_come_as_events(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_news_come_as_events(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kvgraph.advisor.page.events.BEAT_S", 0.01)
     source = Source()
-
-    async def read() -> list[bytes]:
-        frames = []
-        async for frame in NewsStream(source.page).follow(""):
-            frames.append(frame)
-            if len(frames) == 3:
-                break
-        return frames
-
-    hello, news, quiet = asyncio.run(read())
+    frames = []
+    async for frame in NewsStream(source.page).follow(""):
+        frames.append(frame)
+        if len(frames) == 3:
+            break
+    hello, news, quiet = frames
     assert hello.startswith(b"retry:")
     head, _, data = news.partition(b"data: ")
     assert head.startswith(b"event: news\n")
@@ -315,7 +299,7 @@ def test_news_come_as_events(monkeypatch: pytest.MonkeyPatch) -> None:
     assert quiet.startswith(b":")
 
 
-def test_a_reader_is_told_of_the_history_what_it_does_not_know(
+async def test_a_reader_is_told_of_the_history_what_it_does_not_know(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("kvgraph.advisor.page.events.BEAT_S", 0.01)
@@ -324,22 +308,18 @@ def test_a_reader_is_told_of_the_history_what_it_does_not_know(
         world.serve(key)
         world.now += 20.0
     page = page_of(world)
-
-    async def read() -> list[bytes]:
-        stream = NewsStream(page)
-        frames, found = stream.follow(""), []
-        await anext(frames)
-        while len(found) < 3:
-            frame = await anext(frames)
-            if frame.startswith(b"event:"):
-                found.append(frame)
-                world.now += 20.0
-                world.serve(100 + len(found))
-        again = stream.follow("3")
-        await anext(again)
-        return [*found, await anext(again)]
-
-    told = [json.loads(each.partition(b"data: ")[2]) for each in asyncio.run(read())]
+    stream = NewsStream(page)
+    frames, found = stream.follow(""), []
+    await anext(frames)
+    while len(found) < 3:
+        frame = await anext(frames)
+        if frame.startswith(b"event:"):
+            found.append(frame)
+            world.now += 20.0
+            world.serve(100 + len(found))
+    again = stream.follow("3")
+    await anext(again)
+    told = [json.loads(each.partition(b"data: ")[2]) for each in [*found, await anext(again)]]
     sizes = [len(each["now"]["history"]["asked"]) for each in told]
     assert sizes[0] == told[0]["steps"] > 40
     assert max(sizes[1:3]) <= 5, "two steps that were told, and those since"

@@ -17,7 +17,7 @@ from fastapi.testclient import TestClient
 from kvgraph.advisor.page.status import log_totals
 from kvgraph.advisor.shadows.runner import ShadowRunner
 from kvgraph.dashboards.server import HttpServer, TimeoutProtocol
-from kvgraph.dashboards.source import BusyError, EngineStatus, LogTotals, SidecarStatus
+from kvgraph.dashboards.source import BusyError, LogTotals, SidecarStatus
 from kvgraph.graph.kvcache_graph import KVCacheGraph
 from kvgraph.graph.wire.events import (
     AdviceApplied,
@@ -30,7 +30,7 @@ from kvgraph.graph.wire.events import (
     RequestStarted,
     TierReport,
 )
-from page_app import create_app
+from page_app import create_app, engine_status, sidecar_status
 from prometheus_client.parser import text_string_to_metric_families
 from small_world import page_over
 from wire_keys import pack
@@ -89,36 +89,14 @@ class Source:
 
     def status(self) -> SidecarStatus:
         stats = self.graph.stats()
-        hello = stats.engines["e1"].hello
-        engine = EngineStatus(
-            id="e1",
-            name=hello.engine,
-            model=hello.model,
-            version=hello.version,
-            kind="hook",
-            state="synced",
-            silent_s=0.1,
-            gaps=2,
-            resyncs=1,
-            ranking_epoch=4,
-            ranking_age_s=0.3,
-            ranked=3,
-            ranked_protected=0,
-            graph=stats.engines["e1"],
-            tiers=stats.engines["e1"].tiers,
-        )
-        return SidecarStatus(
-            version="0",
-            pid=1,
-            uptime_s=1.0,
-            endpoint="ipc:///x",
-            http="http://127.0.0.1:1",
-            engines=(engine,),
-            graph=stats,
+        known, hello = stats.engines["e1"], stats.engines["e1"].hello
+        named = {"name": hello.engine, "model": hello.model, "version": hello.version}
+        engine = engine_status(self.graph, "e1", gaps=2, resyncs=1, tiers=known.tiers, **named)
+        return sidecar_status(
+            self.graph, engine, config={"error": None},
             counters={"ingest": {"messages": 12}, "graph": stats.counters},
             snapshot={"path": None, "age_s": 3.0, "error": None},
-            config={"error": None},
-        )
+        )  # fmt: skip
 
 
 @pytest.fixture

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 from kvgraph.dashboards.metrics import SidecarCollector, engine_metrics, log_metrics
-from kvgraph.dashboards.source import EngineStatus, LogTotals, SidecarStatus
+from kvgraph.dashboards.source import LogTotals, SidecarStatus
 from kvgraph.graph.kvcache_graph import KVCacheGraph
 from kvgraph.graph.ranking.policy import Ruling
 from kvgraph.graph.wire.events import AdmissionReport, AdviceApplied, EngineHello, Pressure
+from page_app import engine_status, sidecar_status
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
@@ -34,17 +35,9 @@ class Source:
         )
 
     def status(self) -> SidecarStatus:
-        stats = self.graph.stats()
-        engine = EngineStatus(
-            id=self.engine, name="e", model="m", version="v", kind="hook", state="synced",
-            silent_s=0.1, gaps=1, resyncs=1, ranking_epoch=1, ranking_age_s=0.1, ranked=1,
-            ranked_protected=0, graph=stats.engines[self.engine], tiers=None,
-            ruling=Ruling(True, 1.0, 1),
-        )  # fmt: skip
-        return SidecarStatus(
-            version="0", pid=1, uptime_s=1.0, endpoint="", http="", engines=(engine,), graph=stats,
-            counters={"ingest": {"events_refused": 1}}, snapshot={"age_s": 1.0}, config={},
-        )  # fmt: skip
+        engine = engine_status(self.graph, self.engine, ruling=Ruling(True, 1.0, 1))
+        counters, snapshot = {"ingest": {"events_refused": 1}}, {"age_s": 1.0}
+        return sidecar_status(self.graph, engine, counters=counters, snapshot=snapshot)
 
     def totals(self) -> LogTotals:
         two = {(self.engine, "lru"): (2, 1)}

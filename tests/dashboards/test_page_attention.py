@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import groupby
-from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -15,7 +14,7 @@ from kvgraph.advisor.page.page import Page
 from kvgraph.advisor.page.sampled import sampled_of
 from kvgraph.advisor.page.sessions import session_of
 from kvgraph.advisor.words.words import beside_lru, ranker
-from kvgraph.dashboards.source import EngineStatus, SidecarStatus
+from kvgraph.dashboards.source import EngineStatus
 from kvgraph.graph.errors import GraphError
 from kvgraph.graph.kvcache_graph import KVCacheGraph
 from kvgraph.graph.ranking.policy import Ruling
@@ -39,19 +38,8 @@ from kvgraph.graph.wire.events import (
     RequestStarted,
     Segment,
 )
+from page_app import engine_status, sidecar_status
 from small_world import SIZE, World, pack, page_of, page_over
-
-
-class Status:
-    """What a sidecar says of one engine and of itself."""
-
-    def __init__(self, *engines: EngineStatus) -> None:
-        self.engines = engines
-        self.config: dict[str, Any] = {}
-        self.snapshot: dict[str, Any] = {}
-        self.lost: dict[str, float] = {}
-        self.version, self.uptime_s, self.endpoint = "1", 1.0, ""
-        self.counters: dict[str, dict[str, int]] = {}
 
 
 @pytest.fixture
@@ -64,19 +52,15 @@ def graph() -> KVCacheGraph:
 def engine_of(graph: KVCacheGraph, **limited: int) -> EngineStatus:
     stats = graph.stats().engines["e"]
     known = replace(stats, limited={**stats.limited, **limited})
-    return EngineStatus(
-        id="e", name="gpu-0", model="m", version="v", kind="hook", state="synced", silent_s=0.1,
-        gaps=0, resyncs=0, ranking_epoch=4, ranking_age_s=0.3, ranked=3, ranked_protected=0,
-        graph=known, tiers=None, ranked_by="lifecycle",
-    )  # fmt: skip
+    return engine_status(graph, name="gpu-0", graph=known, ranked_by="lifecycle")
 
 
 def said(graph: KVCacheGraph, **limited: int) -> list[str]:
     return said_of(graph, engine_of(graph, **limited))
 
 
-def said_of(graph: KVCacheGraph, engine: EngineStatus) -> list[str]:
-    status = cast(SidecarStatus, Status(engine))
+def said_of(graph: KVCacheGraph, *engines: EngineStatus) -> list[str]:
+    status = sidecar_status(graph, *engines)
     return [notice.text for notice in notices(graph.tables, status, graph.clock())]
 
 
@@ -128,12 +112,11 @@ def test_what_the_graph_infers_by_itself_needs_nobody(graph: KVCacheGraph) -> No
 
 def test_engines_that_hash_blocks_differently_are_named_with_a_remedy(graph: KVCacheGraph) -> None:
     def shown(*kinds: str) -> list[str]:
-        engines = [
+        engines = (
             replace(engine_of(graph), name=f"gpu-{number}", hashing=kind)
             for number, kind in enumerate(kinds)
-        ]
-        status = cast(SidecarStatus, Status(*engines))
-        return [each.text for each in notices(graph.tables, status, graph.clock())]
+        )
+        return said_of(graph, *engines)
 
     assert shown("a", "a", "") == []
     (text,) = shown("a", "b")
@@ -153,7 +136,7 @@ def test_history_that_is_lost_for_good_is_said_in_words(graph: KVCacheGraph, sta
 
 def test_advice_is_stale_after_the_same_time_in_words_and_number(graph: KVCacheGraph) -> None:
     def shown(age_s: float) -> tuple[float, int]:
-        status = cast(SidecarStatus, Status(replace(engine_of(graph), ranking_age_s=age_s)))
+        status = sidecar_status(graph, replace(engine_of(graph), ranking_age_s=age_s))
         now = now_of(page_over(graph, status=lambda: status))
         return now.stale_s, len(now.attention)
 
@@ -186,7 +169,7 @@ def test_who_was_held_for_room_did_not_queue(graph: KVCacheGraph) -> None:
 
 
 def rooms_of(graph: KVCacheGraph, engine: EngineStatus) -> list[RoomView]:
-    status = cast(SidecarStatus, Status(engine))
+    status = sidecar_status(graph, engine)
     return now_of(page_over(graph, status=lambda: status)).rooms
 
 
@@ -249,7 +232,7 @@ def summary(graph: KVCacheGraph, engine: EngineStatus) -> str:
 
 
 def view_of(graph: KVCacheGraph, engine: EngineStatus) -> EngineView:
-    status = cast(SidecarStatus, Status(engine))
+    status = sidecar_status(graph, engine)
     (view,) = engines_of(page_over(graph, status=lambda: status)).engines
     return view
 
@@ -283,14 +266,12 @@ def test_no_number_of_blocks_has_a_sign() -> None:
 
 
 def test_an_engine_that_went_is_named_for_ten_minutes(graph: KVCacheGraph) -> None:
-    status = Status()
-    status.lost = {"gpu-c": 40.0, "gpu-d": 3600.0}
-    (said,) = notices(graph.tables, cast(SidecarStatus, status), 0.0)
+    status = sidecar_status(graph, lost={"gpu-c": 40.0, "gpu-d": 3600.0})
+    (said,) = notices(graph.tables, status, graph.clock())
     assert said.level == "warning"
     assert said.text.startswith("gpu-c went 40 s ago, or fell silent")
-    status.lost = {}
-    (said,) = notices(graph.tables, cast(SidecarStatus, status), 0.0)
-    assert said.text.startswith("No engine is connected.")
+    (text,) = said_of(graph)
+    assert text.startswith("No engine is connected.")
 
 
 def tables_of(**rates: float) -> Tables:

@@ -14,11 +14,9 @@ from kvgraph.graph.types import NO_ROW, Tier
 from kvgraph.graph.wire.events import (
     BlocksRemoved,
     BlocksSpilled,
-    BlocksStored,
     EngineHello,
-    RequestFinished,
-    RequestStarted,
 )
+from turns import turn_events
 from wire_keys import pack
 
 SIZE = 16
@@ -38,11 +36,7 @@ def served(*engines: str) -> KVCacheGraph:
     graph = KVCacheGraph()
     for engine in engines:
         graph.apply(engine, [EngineHello(engine, "m", SIZE, 100, "")])
-        started = RequestStarted("r", pack(*CHAIN), 8 * SIZE, 0, SIZE, "s")
-        stored = BlocksStored(pack(*CHAIN), None, SIZE)
-        graph.apply(engine, [started, stored])
-        finished = RequestFinished("r", pack(*CHAIN), 8 * SIZE, 8 * SIZE, "stop")
-        graph.apply(engine, [finished])
+        graph.apply(engine, turn_events("s", *CHAIN, request="r"))
     return graph
 
 

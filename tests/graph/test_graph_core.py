@@ -19,11 +19,11 @@ from kvgraph.graph.wire.events import (
     AnyEvent,
     BlocksRemoved,
     BlocksStored,
-    RequestFinished,
-    RequestStarted,
     Segment,
     SessionSignal,
 )
+from turns import SIZE, started, turn_events
+from wire_keys import pack
 
 ROWS, KEYS = np.zeros(4, dtype=np.int32), np.zeros(4, dtype=np.uint64)
 
@@ -209,20 +209,6 @@ def test_an_engine_needs_none_of_it() -> None:
     assert (done.returncode, done.stdout) == (0, "0\n"), done.stderr
 
 
-SIZE = 16
-
-
-def pack(keys: range) -> bytes:
-    return np.arange(keys.start, keys.stop, dtype="<u8").tobytes()
-
-
-def started(
-    request: str, keys: range, segments: tuple[Segment, ...] = (), tenant: str | None = None
-) -> RequestStarted:
-    tokens = SIZE * len(keys)
-    return RequestStarted(request, pack(keys), tokens, 0, SIZE, None, tenant, segments)
-
-
 def test_a_thousand_segments_over_the_whole_prompt_cost_a_bounded_number_of_edges() -> None:
     graph, keys = KVCacheGraph(clock=lambda: 1.0), range(1, 1001)
     before = graph.tables.blocks.nbytes + graph.tables.edges.nbytes
@@ -231,7 +217,7 @@ def test_a_thousand_segments_over_the_whole_prompt_cost_a_bounded_number_of_edge
             Segment(4, 0, SIZE * len(keys), None, None, f"{request}:{number}")
             for number in range(1024)
         )
-        graph.apply("e", [started(f"r{request}", keys, segments)])
+        graph.apply("e", [started(f"r{request}", *keys, segments=segments)])
     blocks, edges = graph.tables.blocks, graph.tables.edges
     assert edges.counts[EdgeType.MEMORY_REF] <= 4 * len(keys)
     assert blocks.sums[EdgeType.MEMORY_REF].degree.max() <= 4
@@ -244,7 +230,7 @@ def test_of_too_many_segments_the_most_precious_are_kept() -> None:
     graph, keys = KVCacheGraph(clock=lambda: 1.0), range(1, 101)
     whole = [Segment(9, 0, SIZE * 100)] * 500
     rules = Segment(int(SourceLayer.RULES), 0, SIZE)
-    graph.apply("e", [started("r", keys, (*whole, rules))])
+    graph.apply("e", [started("r", *keys, segments=(*whole, rules))])
     row = graph.tables.blocks.find(np.array([1], dtype=np.uint64))[0]
     assert graph.tables.blocks.layer[row] == SourceLayer.RULES
 
@@ -254,7 +240,7 @@ def test_many_short_segments_side_by_side_are_all_kept() -> None:
     tokens = SIZE * len(keys)
     short = tuple(Segment(4, at, at + 7, None, f"f{at}") for at in range(0, tokens - 7, 7))
     nested = (Segment(7, 0, tokens),)
-    graph.apply("e", [started("r", keys, (*short, *nested))])
+    graph.apply("e", [started("r", *keys, segments=(*short, *nested))])
     assert graph.counters["segments_left_out"] == 0
 
 
@@ -262,14 +248,9 @@ def test_tenants_beyond_the_limit_of_names_are_still_kept_apart() -> None:
     graph = KVCacheGraph(limits=GraphLimits(max_names=2), clock=lambda: 1.0)
     tenants = [f"tenant-{number}" for number in range(200)]
     for number, tenant in enumerate(tenants):
-        keys = pack(range(10 * number + 1, 10 * number + 4))
-        graph.apply(
-            "e",
-            [
-                RequestStarted(tenant, keys, 48, 0, SIZE, "chat-1", tenant),
-                RequestFinished(tenant, keys, 48, 48, "stop", "chat-1", tenant),
-            ],
-        )
+        keys = range(10 * number + 1, 10 * number + 4)
+        start, _, end = turn_events("chat-1", *keys, request=tenant, tenant=tenant)
+        graph.apply("e", [start, end])
     sessions = graph.tables.sessions
     assert len(sessions) == len(tenants)
     graph.apply("e", [SessionSignal("chat-1", tenants[4], ended=True)])
@@ -291,9 +272,9 @@ def test_a_long_backlog_of_churn_is_applied_in_few_runs(monkeypatch: pytest.Monk
     monkeypatch.setattr(ChainLinker, "extend", lambda *args: (runs.append(1), extend(*args))[1])
     churn: list[AnyEvent] = []
     for first in range(1, 20_000, 10):
-        churn.append(BlocksStored(pack(range(first, first + 10)), None, SIZE))
+        churn.append(BlocksStored(pack(*range(first, first + 10)), None, SIZE))
         if first > pool:
-            churn.append(BlocksRemoved(pack(range(first - pool, first - pool + 10))))
+            churn.append(BlocksRemoved(pack(*range(first - pool, first - pool + 10))))
     graph.apply("e", churn)
     assert len(runs) <= 64, "of 2,000 stores"
     assert graph.resident_count("e") == pool

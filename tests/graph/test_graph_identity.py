@@ -22,26 +22,15 @@ from kvgraph.graph.wire.events import (
     ConfidenceSampled,
     CopiesDropped,
     EngineHello,
-    RequestFinished,
-    RequestStarted,
 )
+from turns import SIZE, finished, started, turn_events
 from wire_keys import pack
 
-SIZE = 16
 KEYS = (11, 12, 13)
 
 
 def hello(model: str) -> EngineHello:
     return EngineHello("e", model, SIZE, 100, "v")
-
-
-def started(request: str, keys: tuple[int, ...], session: str | None = None) -> RequestStarted:
-    return RequestStarted(request, pack(*keys), SIZE * len(keys) + 1, 0, SIZE, session)
-
-
-def finished(request: str, keys: tuple[int, ...], session: str | None = None) -> RequestFinished:
-    total = SIZE * len(keys) + 1
-    return RequestFinished(request, pack(*keys), total, total, "stop", session)
 
 
 class World:
@@ -60,7 +49,7 @@ class World:
         """A request of a session that is called like the engine."""
         head = BlocksStored(pack(keys[0]), None, SIZE)
         tail = BlocksStored(pack(*keys[1:]), keys[0], SIZE)
-        start, end = started(request, keys, engine), finished(request, keys, engine)
+        start, _, end = turn_events(engine, *keys, request=request, more=1)
         self.tell(engine, start, head, tail, end)
 
 
@@ -113,10 +102,8 @@ def test_copies_are_ordered_back_by_the_engines_own_keys(world: World) -> None:
     spilled = BlocksSpilled(pack(*KEYS), int(Tier.WARM), 1)
     world.tell("b", spilled, BlocksRemoved(pack(*KEYS)))
     assert world.graph.rank("b", 9).demote_first.tolist() == [13, 12, 11]
-    ended = finished("b1", KEYS, "b")
-    ended = RequestFinished(*[getattr(ended, name) for name in ended.__struct_fields__[:7]],
-                            waiting_for_tool=True, expected_return_s=0.5)  # fmt: skip
-    world.tell("b", ended)
+    waits = {"waiting_for_tool": True, "expected_return_s": 0.5}
+    world.tell("b", finished("b1", *KEYS, more=1, session="b", **waits))
     assert world.graph.prefetch_order("b", 9).tolist() == list(KEYS)
     assert world.graph.prefetch_order("a", 9).tolist() == []
     world.tell("b", BlocksLoaded(pack(*KEYS)), CopiesDropped(pack(*KEYS), int(Tier.WARM)))
@@ -128,7 +115,7 @@ def test_active_keys_are_those_of_the_engine_that_asks(world: World) -> None:
     blocks = world.graph.tables.blocks
     world.graph.tables.sessions.end(world.graph.tables.sessions.rows_named("a")[0])
     for n in range(3):  # others walk the same chain, so that what follows 11 is what comes next
-        world.tell("a", started(f"n{n}", (*KEYS, 14)), finished(f"n{n}", (*KEYS, 14)))
+        world.tell("a", started(f"n{n}", *KEYS, 14), finished(f"n{n}", *KEYS, 14))
     world.tell("a", BlocksSpilled(pack(14), int(Tier.WARM), 1), BlocksRemoved(pack(14)))
     world.now += 10_000
     blocks.hit_count[:] = 1  # worth a copy, though nobody is expected back
@@ -208,7 +195,8 @@ def test_a_session_that_asks_two_models_leaves_neither_chain_behind(world: World
     for turn in range(2):
         for engine in ("a", "b"):
             request = f"{engine}-{turn}"
-            world.tell(engine, started(request, KEYS, "both"), finished(request, KEYS, "both"))
+            start, _, end = turn_events("both", *KEYS, request=request)
+            world.tell(engine, start, end)
     assert world.graph.stats().counters.get("blocks_superseded", 0) == 0
 
 

@@ -23,14 +23,12 @@ from kvgraph.graph.wire.events import (
     BlocksSpilled,
     BlocksStored,
     CopiesDropped,
-    RequestFinished,
     RequestStarted,
     Segment,
 )
 from kvgraph_bench.recorded.agents_requests import SESSIONS
+from turns import finished, started
 from wire_keys import pack
-
-SIZE = 16
 
 
 class Traffic:
@@ -45,15 +43,12 @@ class Traffic:
         self, *keys: int, tenant: str | None = None, engine: str = "e", request: str = ""
     ) -> str:
         self.now += 1.0
-        request, tokens = request or f"r{next(self._numbers)}", len(keys) * SIZE
-        started = RequestStarted(request, pack(*keys), tokens, 0, SIZE, None, tenant)
-        self.graph.apply(engine, [started])
+        request = request or f"r{next(self._numbers)}"
+        self.graph.apply(engine, [started(request, *keys, tenant=tenant)])
         return request
 
     def end(self, request: str, *keys: int, prompt: int, engine: str = "e") -> None:
-        tokens = len(keys) * SIZE
-        finished = RequestFinished(request, pack(*keys), prompt * SIZE, tokens, "stop")
-        self.graph.apply(engine, [finished])
+        self.graph.apply(engine, [finished(request, *keys, prompt=prompt)])
 
     def turn(self, *keys: int, tenant: str | None = None) -> str:
         """A request comes and ends; the session that it is taken for."""

@@ -30,6 +30,7 @@ from kvgraph.graph.wire.events import (
     RequestFinished,
     RequestStarted,
 )
+from turns import turn_events
 from wire_keys import pack
 
 
@@ -371,14 +372,8 @@ def test_sessions_are_reused_when_full_the_quietest_first() -> None:
     graph = KVCacheGraph(limits=GraphLimits(max_sessions=3), clock=lambda: now[0])
     for number in range(6):
         now[0] += 1
-        keys = pack(number + 1)
-        graph.apply(
-            "e",
-            [
-                RequestStarted(f"r{number}", keys, 16, 0, 16, f"s{number}"),
-                RequestFinished(f"r{number}", keys, 16, 16, "stop", f"s{number}"),
-            ],
-        )
+        start, _, end = turn_events(f"s{number}", number + 1)
+        graph.apply("e", [start, end])
         graph.check_integrity()
     assert sorted(graph.tables.sessions.names) == ["s3", "s4", "s5"]
     assert graph.explain(1)["session"] is None
@@ -440,17 +435,6 @@ def test_residency_columns_are_made_when_engines_come() -> None:
 SESSIONS = 1_024  # four are chosen at a time
 
 
-def turn(number: int) -> list[object]:
-    keys = np.arange(1 + 2 * number, 3 + 2 * number, dtype="<u8").tobytes()
-    name = f"s{number}"
-    started = RequestStarted(name, keys, 32, 0, 16, name, "")
-    return [
-        started,
-        BlocksStored(keys, None, 16),
-        RequestFinished(name, keys, 32, 32, "stop", name, ""),
-    ]
-
-
 def test_the_longest_quiet_go_first_and_nobody_who_runs_or_came_back() -> None:
     rows, running = QuietRows(), np.zeros(1_000, dtype=np.int32)
     last_seen = np.arange(1_000, dtype=np.float64)
@@ -473,9 +457,9 @@ def test_no_block_names_a_session_whose_row_another_one_has() -> None:
     graph = KVCacheGraph(limits=GraphLimits(max_sessions=SESSIONS), clock=lambda: now[0])
     for number in range(2 * SESSIONS + 7):
         now[0] += 1.0
-        graph.apply("e", turn(number))
+        graph.apply("e", turn_events(f"s{number}", 1 + 2 * number, 2 + 2 * number, tenant=""))
         if number == SESSIONS:
-            graph.apply("e", turn(2))  # which was to go next
+            graph.apply("e", turn_events("s2", 5, 6, tenant=""))  # which was to go next
     tables = graph.tables
     assert len(tables.sessions) == SESSIONS
     walked = tables.blocks.session[: tables.blocks.size]

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 from kvgraph.advisor.policies.registry import DEFAULT, new_policy
 from kvgraph.graph import snapshot
 from kvgraph.graph.kvcache_graph import KVCacheGraph
 from kvgraph.graph.tables.returns import A_TENANTS_TOOLS, MOST_TOOLS, ToolBook
 from kvgraph.graph.types import NO_ROW
-from kvgraph.graph.wire.events import BlocksStored, RequestFinished, RequestStarted, SessionSignal
-
-SIZE = 16
+from kvgraph.graph.wire.events import SessionSignal
+from turns import turn_events
 
 
 class World:
@@ -28,17 +26,8 @@ class World:
         self, session: str, tool: str | None, stated: float | None = None, tenant: str = "t"
     ) -> None:
         key = self._keys.setdefault((session, tenant), len(self._keys) + 1)
-        packed = np.array([key], dtype="<u8").tobytes()
-        self.graph.apply(
-            "e",
-            [
-                RequestStarted(session, packed, SIZE, 0, SIZE, session, tenant),
-                BlocksStored(packed, None, SIZE),
-                RequestFinished(
-                    session, packed, SIZE, SIZE, "stop", session, tenant, True, stated, tool=tool
-                ),
-            ],
-        )
+        waits = {"waiting_for_tool": True, "expected_return_s": stated, "tool": tool}
+        self.graph.apply("e", turn_events(session, key, tenant=tenant, **waits))
 
     def takes(self, tool: str, *seconds: float, tenant: str = "t") -> None:
         """Sessions wait for a tool, and come back after so long."""

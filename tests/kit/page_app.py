@@ -1,4 +1,4 @@
-"""The sidecar's application, with the page's answers of whatever stands in for a sidecar."""
+"""The sidecar's application and its status, of whatever stands in for a sidecar."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from fastapi import FastAPI
 from kvgraph.advisor.page import explain
 from kvgraph.advisor.page.routes import page_router
 from kvgraph.dashboards import app
+from kvgraph.dashboards.source import EngineStatus, SidecarStatus
+from kvgraph.graph.kvcache_graph import KVCacheGraph
 
 
 def create_app(source: Any, allowed_hosts: Collection[str], token: str) -> FastAPI:
@@ -17,3 +19,20 @@ def create_app(source: Any, allowed_hosts: Collection[str], token: str) -> FastA
     page = getattr(source, "page", None)
     questions, pages = explain.router(page), partial(page_router, page)
     return app.create_app(source, allowed_hosts, token, questions, pages)
+
+
+def engine_status(graph: KVCacheGraph, engine: str = "e", /, **facts: Any) -> EngineStatus:
+    """An engine that follows advice, of which the graph has heard."""
+    usual = {
+        "name": engine, "model": "m", "version": "v", "kind": "hook", "state": "synced",
+        "silent_s": 0.1, "gaps": 0, "resyncs": 0, "ranking_epoch": 4, "ranking_age_s": 0.3,
+        "ranked": 3, "graph": graph.stats().engines[engine],
+    }  # fmt: skip
+    return EngineStatus(engine, **{**usual, **facts})
+
+
+def sidecar_status(graph: KVCacheGraph, *engines: EngineStatus, **facts: Any) -> SidecarStatus:
+    """A sidecar of these engines."""
+    counters, where = {"graph": graph.stats().counters}, ("ipc:///x", "http://127.0.0.1:1")
+    usual = {"counters": counters, "snapshot": {}, "config": {}}
+    return SidecarStatus("0", 1, 1.0, *where, engines, graph.stats(), **{**usual, **facts})

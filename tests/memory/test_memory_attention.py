@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 from urllib.parse import parse_qs
@@ -14,7 +15,7 @@ import pytest
 
 pytest.importorskip("bm25s")
 
-from chat_scenes import Scene, play, user
+from chat_scenes import user
 from kvgraph.advisor.cli import main
 from kvgraph.advisor.fleet.relay import json_response
 from kvgraph.advisor.memory import server
@@ -58,36 +59,31 @@ class Page:
         await json_response(answer, self.status)(scope, receive, send)
 
 
-def play_beside(page: Page, scene: Scene, settings: MemorySettings = SMALL) -> SampledAttention:
-    """Play a scene with a memory that asks a page; who asked it."""
-
-    async def run() -> SampledAttention:
-        async with listening(page, "off") as url:
-            looked_at = SampledAttention(url)
-            async with remembering(settings, attention=looked_at) as memory:
-                await scene(memory)
-            return looked_at
-
-    return asyncio.run(run())
+@asynccontextmanager
+async def beside(
+    page: Page, settings: MemorySettings = SMALL
+) -> AsyncIterator[tuple[Remembering, SampledAttention]]:
+    """A memory that asks a page, and who asks it."""
+    async with listening(page, "off") as url:
+        looked_at = SampledAttention(url)
+        async with remembering(settings, attention=looked_at) as memory:
+            yield memory, looked_at
 
 
 def noise(number: int) -> dict[str, Any]:
     return user(" ".join(f"n{number}x{word}" for word in range(12)))
 
 
-def noisy(turns: int, seen: list[list[str]], session: str = "s") -> Scene:
-    """A chat of noise; of each prompt, ``seen`` gets the first words of its messages."""
-
-    async def scene(memory: Remembering) -> None:
-        chat = [user("hello")]
-        for number in range(turns):
-            chat.append(noise(number))
-            answer = await memory.chat(chat, session)
-            assert answer.status_code == 200, answer.text
-            seen.append([text.split()[0] for text in memory.prompt()])
-            chat.append(answer.json()["choices"][0]["message"])
-
-    return scene
+async def noisy(memory: Remembering, turns: int = 20, session: str = "s") -> list[list[str]]:
+    """A chat of noise; of each prompt, the first words of its messages."""
+    chat, seen = [user("hello")], []
+    for number in range(turns):
+        chat.append(noise(number))
+        answer = await memory.chat(chat, session)
+        assert answer.status_code == 200, answer.text
+        seen.append([text.split()[0] for text in memory.prompt()])
+        chat.append(answer.json()["choices"][0]["message"])
+    return seen
 
 
 def test_attention_shares_a_score_with_similarity_and_recency() -> None:
@@ -102,24 +98,21 @@ def test_attention_shares_a_score_with_similarity_and_recency() -> None:
     assert np.allclose(most, 1)
 
 
-def test_what_the_model_looks_at_stays_longer() -> None:
-    seen: list[list[str]] = []
-    asked = play_beside(
-        Page(("user#2", 0.002), ("user#2", 0.02), ("user#3", 0.001)), noisy(20, seen)
-    )
+async def test_what_the_model_looks_at_stays_longer() -> None:
+    page = Page(("user#2", 0.002), ("user#2", 0.02), ("user#3", 0.001))
+    async with beside(page) as (memory, asked):
+        seen = await noisy(memory)
     assert all("n1x0" in each for each in seen[1:])
     assert not any("n2x0" in each for each in seen[10:])
     assert asked.told > 5
-    without: list[list[str]] = []
-    play(noisy(20, without), replace(SMALL, attention=0.0))
-    assert not any("n1x0" in each for each in without[10:])
+    async with remembering(replace(SMALL, attention=0.0)) as memory:
+        assert not any("n1x0" in each for each in (await noisy(memory))[10:])
 
 
-def test_most_attention_is_that_of_blocks_that_may_leave() -> None:
+async def test_most_attention_is_that_of_blocks_that_may_leave() -> None:
     """The chat's first block gets a hundred times as much, and always stays."""
-    seen: list[list[str]] = []
-    play_beside(Page(("user#0", 0.9), ("user#2", 0.009), (None, 0.95)), noisy(20, seen))
-    assert all("n1x0" in each for each in seen[1:])
+    async with beside(Page(("user#0", 0.9), ("user#2", 0.009), (None, 0.95))) as (memory, _):
+        assert all("n1x0" in each for each in (await noisy(memory))[1:])
 
 
 def names_told(memory: Remembering) -> dict[int, str]:
@@ -128,8 +121,8 @@ def names_told(memory: Remembering) -> dict[int, str]:
     return {hint["index"]: hint["identity"] for hint in hints}
 
 
-def test_engines_are_told_the_names_of_blocks_that_may_leave_one_day() -> None:
-    async def scene(memory: Remembering) -> None:
+async def test_engines_are_told_the_names_of_blocks_that_may_leave_one_day() -> None:
+    async with beside(Page(), LARGE) as (memory, _):
         function = {"name": "read", "arguments": '{"path": "a.py"}'}
         call = {"id": "c1", "type": "function", "function": function}
         chat = [{"role": "system", "content": "be kind"}, user("read it"),
@@ -141,15 +134,13 @@ def test_engines_are_told_the_names_of_blocks_that_may_leave_one_day() -> None:
         await memory.client.post("/v1/chat/completions", json=body)
         assert names_told(memory) == {}
 
-    play_beside(Page(), scene, LARGE)
 
-
-def test_a_name_that_a_client_gives_stays_and_is_what_samples_are_told_by() -> None:
+async def test_a_name_that_a_client_gives_stays_and_is_what_samples_are_told_by() -> None:
     plan = {"index": 2, "identity": "plan"}
     odd = {"index": 1, "identity": 5, "priority": 3}
     seen: list[list[str]] = []
 
-    async def scene(memory: Remembering) -> None:
+    async with beside(Page(("plan", 0.01))) as (memory, _):
         chat = [user("hello"), noise(90), noise(91)]
         await memory.chat(chat, kv_transfer_params={"kvgraph": {"messages": [plan, odd]}})
         assert names_told(memory) == {0: "user#0", 1: "user#1", 2: "plan"}
@@ -159,8 +150,6 @@ def test_a_name_that_a_client_gives_stays_and_is_what_samples_are_told_by() -> N
             chat += [{"role": "assistant", "content": "well then"}, noise(number)]
             await memory.chat(chat)
             seen.append(memory.prompt())
-
-    play_beside(Page(("plan", 0.01)), scene)
     assert all(noise(91)["content"] in each for each in seen)
     assert noise(90)["content"] not in seen[-1]
 
@@ -181,44 +170,31 @@ async def test_without_a_sidecar_engines_are_told_no_names() -> None:
         (Page(("user#2", float("nan"))), "another version"),
     ],
 )
-def test_where_a_sidecar_does_not_tell_chats_go_on_and_the_log_says_it_once(
+async def test_where_a_sidecar_does_not_tell_chats_go_on_and_the_log_says_it_once(
     page: Page, says: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    seen: list[list[str]] = []
-
-    async def scene(memory: Remembering) -> None:
+    caplog.set_level(logging.WARNING)
+    async with beside(page) as (memory, asked):
         for session in "abc":
-            await noisy(10, seen, session)(memory)
-
-    with caplog.at_level(logging.WARNING):
-        asked = play_beside(page, scene)
+            assert len(await noisy(memory, 10, session)) == 10
     assert asked.told == 0
-    assert len(seen) == 30
     said = [each.getMessage() for each in caplog.records if "looks" in each.getMessage()]
     assert len(said) == 1
     assert says in said[0]
 
 
-def test_a_sidecar_that_is_gone_or_hangs_holds_no_chat(caplog: pytest.LogCaptureFixture) -> None:
-    page, seen = Page(("user#2", 0.1)), list[list[str]]()
+async def test_a_sidecar_that_is_gone_or_hangs_holds_no_chat(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.WARNING)
+    page = Page(("user#2", 0.1))
     page.waits = 3.0
-
-    async def run(scene: Callable[[Remembering], Awaitable[None]], url: str) -> float:
-        begun = asyncio.get_running_loop().time()
-        async with remembering(SMALL, attention=SampledAttention(url)) as memory:
-            await scene(memory)
-        return asyncio.get_running_loop().time() - begun
-
-    async def both() -> None:
-        await run(noisy(20, seen), "http://127.0.0.1:9")
-        assert len(seen) == 20
-        async with listening(page, "off") as url:
-            await run(noisy(20, seen), url)
-        assert len(seen) == 40
-        assert len(page.asked) == 1
-
-    with caplog.at_level(logging.WARNING):
-        asyncio.run(both())
+    gone = SampledAttention("http://127.0.0.1:9")
+    async with remembering(SMALL, attention=gone) as memory:
+        assert len(await noisy(memory)) == 20
+    async with beside(page) as (memory, _):
+        assert len(await noisy(memory)) == 20
+    assert len(page.asked) == 1
     said = [each.getMessage() for each in caplog.records if "looks" in each.getMessage()]
     assert ["no sidecar answers" in each or "no answer within" in each for each in said] == [
         True

@@ -14,7 +14,7 @@ import pytest
 
 pytest.importorskip("bm25s")
 
-from chat_scenes import play, user
+from chat_scenes import user
 from kvgraph.advisor.cli import main
 from kvgraph.advisor.fleet.upstream import BrokenAnswerError
 from kvgraph.advisor.memory import command, server
@@ -98,25 +98,18 @@ async def test_text_comes_back_for_the_api_key_alone_that_said_it(salt: dict[str
         assert await salt_for(memory, headers=KEYS[1], cache_salt=salts[0]) not in salts
 
 
-def test_salts_stay_as_they_came_where_no_text_comes_back_or_it_is_shared() -> None:
+async def test_salts_stay_as_they_came_where_no_text_comes_back_or_it_is_shared() -> None:
     own = {"headers": KEYS[0], "cache_salt": "acme"}
-
-    async def shared(memory: Remembering) -> None:
+    recall = [{"kv_transfer_params": {"kvgraph": {"recall": each}}} for each in (True, False)]
+    async with remembering(replace(SETTINGS, salt_key=None)) as memory:
         assert await salt_for(memory, **own) == "acme"
         assert await salt_for(memory, headers=KEYS[0]) is None
-
-    async def asks(memory: Remembering) -> None:
-        await shared(memory)
-        wants = {"kv_transfer_params": {"kvgraph": {"recall": True}}}
-        assert await salt_for(memory, **own, **wants) not in (None, "acme")
-
-    async def refuses(memory: Remembering) -> None:
-        wants = {"kv_transfer_params": {"kvgraph": {"recall": False}}}
-        assert await salt_for(memory, **own, **wants) == "acme"
-
-    play(shared, replace(SETTINGS, salt_key=None))
-    play(asks, replace(SETTINGS, mode=Mode.DISCARD))
-    play(refuses, SETTINGS)
+    async with remembering(replace(SETTINGS, mode=Mode.DISCARD)) as memory:
+        assert await salt_for(memory, **own) == "acme"
+        assert await salt_for(memory, headers=KEYS[0]) is None
+        assert await salt_for(memory, **own, **recall[0]) not in (None, "acme")
+    async with remembering(SETTINGS) as memory:
+        assert await salt_for(memory, **own, **recall[1]) == "acme"
 
 
 async def test_an_engine_that_takes_no_hints_gets_no_salt_of_ours() -> None:
@@ -153,8 +146,9 @@ async def test_chats_that_nobody_named_are_not_written(tmp_path: Path) -> None:
         assert list(tmp_path.iterdir()) == []
 
 
-def test_a_turn_that_fails_leaves_a_chat_alone_that_was_begun_anew_meanwhile() -> None:
-    async def scene(memory: Remembering) -> None:
+async def test_a_turn_that_fails_leaves_a_chat_alone_that_was_begun_anew_meanwhile() -> None:
+    async with remembering(SETTINGS) as memory:
+
         def asked() -> Any:
             body = {"model": "m", "messages": [user("one")], "stream": True}
             headers = [(b"x-session-id", b"s"), (b"content-type", b"application/json")]
@@ -171,8 +165,6 @@ def test_a_turn_that_fails_leaves_a_chat_alone_that_was_begun_anew_meanwhile() -
             async for _ in memory.proxy.rest(*first):
                 pass
         assert await turns_of(memory) == [1]
-
-    play(scene, SETTINGS)
 
 
 def chat_of(key: str, *texts: str) -> ChatSession:
@@ -204,10 +196,11 @@ def short_chat(key: str, messages: int) -> ChatSession:
     return chat
 
 
-def test_many_short_messages_take_no_more_memory_than_is_allowed() -> None:
+async def test_many_short_messages_take_no_more_memory_than_is_allowed() -> None:
     allowed = 8 << 20
 
-    async def run() -> None:
+    tracemalloc.start()
+    try:
         store = ChatStore(ChatStoreSettings(ram_bytes=allowed))
         gc.collect()
         before, _ = tracemalloc.get_traced_memory()
@@ -217,10 +210,6 @@ def test_many_short_messages_take_no_more_memory_than_is_allowed() -> None:
         after, _ = tracemalloc.get_traced_memory()
         assert store.forgotten > 10
         assert 0.5 * allowed < after - before < 1.25 * allowed
-
-    tracemalloc.start()
-    try:
-        asyncio.run(run())
     finally:
         tracemalloc.stop()
 

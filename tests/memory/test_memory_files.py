@@ -138,68 +138,62 @@ async def test_files_of_others_are_left_alone_and_do_not_count(tmp_path: Path) -
     assert (tmp_path / f"{stem}.chat.unreadable").read_bytes() == b"somebody's"
 
 
-def test_a_full_disk_leaves_chats_in_memory_and_is_said_once(
+async def test_a_full_disk_leaves_chats_in_memory_and_is_said_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    async def run() -> None:
-        kept = ChatStoreSettings(directory=tmp_path)
-        async with remembering(SETTINGS, kept=kept) as memory:
+    caplog.set_level(logging.WARNING)
+    kept = ChatStoreSettings(directory=tmp_path)
+    async with remembering(SETTINGS, kept=kept) as memory:
 
-            async def says(text: str, session: str = "s") -> list[str]:
-                await memory.chat([user(text)], session, kv_transfer_params=APPEND)
-                return memory.prompt()
+        async def says(text: str, session: str = "s") -> list[str]:
+            await memory.chat([user(text)], session, kv_transfer_params=APPEND)
+            return memory.prompt()
 
-            async def unwritten() -> int:
-                return int((await memory.client.get("/memory")).json()["unwritten"])
+        async def unwritten() -> int:
+            return int((await memory.client.get("/memory")).json()["unwritten"])
 
-            assert await says("one") == ["one"]
-            with monkeypatch.context() as context:
-                context.setattr(store.os, "replace", full)
-                assert len(await says("two")) == 3
-                assert len(await says("three")) == 5
-                await says("other", "t")
-                assert await unwritten() == 2
-            said = [each for each in caplog.records if "No space left" in each.getMessage()]
-            assert len(said) == 1
-            assert len(list(tmp_path.iterdir())) == 1  # nothing half-written stays
-            assert len(await says("four")) == 7
-            assert await unwritten() == 1
-            await memory.client.delete("/memory/t")
-            assert await unwritten() == 0
-        assert len(await spoken(tmp_path, "five")) == 9
-
-    with caplog.at_level(logging.WARNING):
-        asyncio.run(run())
+        assert await says("one") == ["one"]
+        with monkeypatch.context() as context:
+            context.setattr(store.os, "replace", full)
+            assert len(await says("two")) == 3
+            assert len(await says("three")) == 5
+            await says("other", "t")
+            assert await unwritten() == 2
+        said = [each for each in caplog.records if "No space left" in each.getMessage()]
+        assert len(said) == 1
+        assert len(list(tmp_path.iterdir())) == 1  # nothing half-written stays
+        assert len(await says("four")) == 7
+        assert await unwritten() == 1
+        await memory.client.delete("/memory/t")
+        assert await unwritten() == 0
+    assert len(await spoken(tmp_path, "five")) == 9
 
 
-def test_what_is_not_on_disk_leaves_memory_last(
+async def test_what_is_not_on_disk_leaves_memory_last(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: object) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    async def run() -> None:
-        kept = ChatStoreSettings(ram_bytes=9000, directory=tmp_path)
-        async with remembering(SETTINGS, kept=kept) as memory:
+    kept = ChatStoreSettings(ram_bytes=9000, directory=tmp_path)
+    async with remembering(SETTINGS, kept=kept) as memory:
 
-            async def says(text: str, session: str) -> list[str]:
-                await memory.chat([user(text)], session, kv_transfer_params=APPEND)
-                return memory.prompt()
+        async def says(text: str, session: str) -> list[str]:
+            await memory.chat([user(text)], session, kv_transfer_params=APPEND)
+            return memory.prompt()
 
-            await says("one", "s")
-            with monkeypatch.context() as context:
-                context.setattr(store.os, "replace", full)
-                await says("two", "s")
-            for number in range(5):
-                await says(f"x{number} " + "y" * 1500, f"other{number}")
-            assert memory.proxy.store.forgotten == 0
-            assert len(memory.proxy.store) < 6
-            assert len(await says("three", "s")) == 5  # and what was not written is there
-
-    asyncio.run(run())
+        await says("one", "s")
+        with monkeypatch.context() as context:
+            context.setattr(store.os, "replace", full)
+            await says("two", "s")
+        for number in range(5):
+            await says(f"x{number} " + "y" * 1500, f"other{number}")
+        assert memory.proxy.store.forgotten == 0
+        assert len(memory.proxy.store) < 6
+        assert len(await says("three", "s")) == 5  # and what was not written is there
 
 
 def test_a_directory_that_cannot_be_one_is_named(tmp_path: Path) -> None:
@@ -272,35 +266,32 @@ def test_a_side_question_leaves_the_chat_as_it_was(kind: str, budget: int, tmp_p
             assert known == plain[0]
 
 
-def test_a_chat_that_is_begun_anew_under_its_name_is_followed(tmp_path: Path) -> None:
-    async def run() -> None:
-        async with remembering(SETTINGS, kept=ChatStoreSettings(directory=tmp_path)) as memory:
+async def test_a_chat_that_is_begun_anew_under_its_name_is_followed(tmp_path: Path) -> None:
+    async with remembering(SETTINGS, kept=ChatStoreSettings(directory=tmp_path)) as memory:
 
-            async def talk(chat: list[Any], turns: int) -> list[Any]:
-                for turn in range(turns):
-                    chat = [*chat, user(f"turn {turn}")]
-                    chat.append((await memory.chat(chat)).json()["choices"][0]["message"])
-                return chat
+        async def talk(chat: list[Any], turns: int) -> list[Any]:
+            for turn in range(turns):
+                chat = [*chat, user(f"turn {turn}")]
+                chat.append((await memory.chat(chat)).json()["choices"][0]["message"])
+            return chat
 
-            async def known() -> list[str]:
-                (one,) = (await memory.client.get("/memory/s")).json()
-                return [each["name"] for each in one["blocks"]]
+        async def known() -> list[str]:
+            (one,) = (await memory.client.get("/memory/s")).json()
+            return [each["name"] for each in one["blocks"]]
 
-            first = await talk([user("hello")], 4)
-            second = await talk([user("another matter")], 1)
-            assert len(await known()) == 9
-            second = await talk(second, 1)
-            assert len(await known()) == len(second) == 5
-            await memory.chat([user("a title?")])
-            second = await talk(second, 1)
-            assert len(await known()) == len(second) == 7
-            assert len(memory.proxy.store) == 1
-            assert (await memory.client.delete("/memory/s")).status_code == 200
-            assert len(memory.proxy.store) == 0
-            assert not list(tmp_path.iterdir())
-            assert first[0] == user("hello")
-
-    asyncio.run(run())
+        first = await talk([user("hello")], 4)
+        second = await talk([user("another matter")], 1)
+        assert len(await known()) == 9
+        second = await talk(second, 1)
+        assert len(await known()) == len(second) == 5
+        await memory.chat([user("a title?")])
+        second = await talk(second, 1)
+        assert len(await known()) == len(second) == 7
+        assert len(memory.proxy.store) == 1
+        assert (await memory.client.delete("/memory/s")).status_code == 200
+        assert len(memory.proxy.store) == 0
+        assert not list(tmp_path.iterdir())
+        assert first[0] == user("hello")
 
 
 async def test_a_side_question_that_fails_leaves_the_chat(tmp_path: Path) -> None:

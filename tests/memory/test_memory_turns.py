@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("bm25s")
 
-from chat_scenes import play, user
+from chat_scenes import user
 from kvgraph.advisor.memory.settings import MemorySettings, Mode
 from kvgraph_bench.memory.chat_engine import ChatEngine, Remembering, remembering, words_of
 
@@ -55,10 +55,11 @@ def counted(memory: Remembering) -> int:
     return sum(len(words_of(each)) + 1 for each in memory.engine.got[-1]["messages"])
 
 
-def test_a_long_answer_may_be_asked_for_and_the_chat_stays_in_the_prompt(
+async def test_a_long_answer_may_be_asked_for_and_the_chat_stays_in_the_prompt(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async def scene(memory: Remembering) -> None:
+    caplog.set_level(logging.WARNING)
+    async with remembering(SMALL) as memory:
         chat = [user("hello"), user(FACT)]
         for number in range(3):
             answer = await memory.chat(chat, max_tokens=4096)
@@ -66,9 +67,6 @@ def test_a_long_answer_may_be_asked_for_and_the_chat_stays_in_the_prompt(
         assert FACT in memory.prompt()
         assert memory.proxy.counts.evicted == 0
         assert memory.engine.got[-1]["max_tokens"] == 4096
-
-    with caplog.at_level(logging.WARNING):
-        play(scene, SMALL)
     said = [each.getMessage() for each in caplog.records if "4096" in each.getMessage()]
     assert len(said) == 1
     assert "50 of the budget's 100" in said[0]
@@ -199,8 +197,9 @@ async def test_a_turn_is_what_follows_the_users_word() -> None:
         assert (await known(memory))["turn"] == 2
 
 
-def test_an_answer_to_a_request_that_another_one_followed_is_not_kept() -> None:
-    async def scene(memory: Remembering) -> None:
+async def test_an_answer_to_a_request_that_another_one_followed_is_not_kept() -> None:
+    async with remembering(LARGE) as memory:
+
         def asked(*messages: dict[str, Any]) -> Any:
             body = {"model": "m", "messages": messages}
             headers = [(b"x-session-id", b"s"), (b"content-type", b"application/json")]
@@ -215,8 +214,6 @@ def test_an_answer_to_a_request_that_another_one_followed_is_not_kept() -> None:
                 pass
         names = [each["name"] for each in (await known(memory))["blocks"]]
         assert names == ["user#0", "assistant#0", "assistant#1"]
-
-    play(scene, LARGE)
 
 
 @pytest.mark.parametrize("keeps", [False, True])

@@ -35,6 +35,7 @@ from kvgraph.graph.wire.events import (
     RequestStarted,
 )
 from made_traffic import agents, made, recent
+from turns import turn_events
 
 SIZE = 16
 
@@ -299,17 +300,9 @@ class World:
         self.graph.rank("e", 100)
 
     def turn(self, first: int, count: int, found: int) -> None:
-        packed = np.arange(first, first + count, dtype="<u8").tobytes()
-        tokens = count * SIZE + 1
         self.now += 1.0
-        self.graph.apply(
-            "e",
-            [
-                RequestStarted(f"r{self.now}", packed, tokens, found * SIZE, SIZE),
-                BlocksStored(packed, None, SIZE),
-                RequestFinished(f"r{self.now}", packed, tokens, tokens, "stop"),
-            ],
-        )
+        keys, name = range(first, first + count), f"r{self.now}"
+        self.graph.apply("e", turn_events(None, *keys, found=found, more=1, request=name))
 
     def round(self, hits: int) -> list[int]:
         """Five contexts that fit a pool of 40 only in part, each asked for in turn."""

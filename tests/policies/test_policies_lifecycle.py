@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -26,12 +26,11 @@ from kvgraph.graph.types import SourceLayer
 from kvgraph.graph.wire.events import (
     BlocksStored,
     EngineHello,
-    RequestFinished,
-    RequestStarted,
     Segment,
     SessionSignal,
 )
 from kvgraph_bench.policies.policies_fleets import SHIPPED, fleet, of_tenants
+from turns import turn_events
 
 SIZE = 16
 
@@ -45,17 +44,8 @@ class World:
         self.policy = LifecyclePolicy(returns=self.returns)
         self.graph = KVCacheGraph(policy=self.policy, clock=lambda: self.now)
 
-    def turn(self, session: str, *keys: int, segments: tuple[Segment, ...] = (), **said: object) \
-            -> None:  # fmt: skip
-        packed, tokens = np.array(keys, dtype="<u8").tobytes(), len(keys) * SIZE
-        self.graph.apply(
-            "e",
-            [
-                RequestStarted(session, packed, tokens, 0, SIZE, session, None, segments),
-                BlocksStored(packed, None, SIZE),
-                RequestFinished(session, packed, tokens, tokens, "stop", session, **said),  # type: ignore[arg-type]
-            ],
-        )
+    def turn(self, session: str, *keys: int, **said: Any) -> None:
+        self.graph.apply("e", turn_events(session, *keys, **said))
 
     def wait(self, seconds: float) -> None:
         self.now += seconds

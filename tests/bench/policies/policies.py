@@ -94,7 +94,7 @@ def run(
     quick: bool = False,
     processes: int = 2,
     raw: Path | None = None,
-    journal: Path = DEFAULT,
+    journal: Path | None = None,
     resume: bool = False,
 ) -> Figures:
     """Measure every figure."""
@@ -103,7 +103,7 @@ def run(
     with console.status("reading sessions") as status:
         _plan_fleets(plan, sessions or default_sessions(), status.update)
         _plan_conversations(plan, conversations)
-    course = Course(_journal(plan, journal, resume), processes, console)
+    course = Course(_journal(plan, journal or DEFAULT, resume), processes, console)
     rates = play(plan.traces, sorted(plan.cells), course)
     figures = _figures(plan, rates)
     loops = add_loop(figures, plan.sessions, plan.scale.loop, course)

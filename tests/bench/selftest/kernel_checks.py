@@ -44,7 +44,7 @@ class Place(Protocol):
     """A back end with memory of its own."""
 
     name: str  # in the report
-    operations: types.ModuleType  # its ``Backend`` and ``Observer``
+    operations: Any  # its ``Backend`` and ``Observer``
 
     def put(self, tensor: Any) -> Any:
         """A copy of ``tensor`` where the kernels' cache is."""
@@ -63,7 +63,15 @@ class Gpu:
         from kvgraph.kernels.backends import device
 
         self.name = torch.cuda.get_device_name()
-        self.operations: types.ModuleType = device
+        # What an engine calls: ``ops`` checks the numbers and finds the back end of the memories.
+        self.operations: Any = types.SimpleNamespace(
+            spill=ops.spill,
+            load=ops.load,
+            splice=ops.splice,
+            rotate_in_place=ops.rotate_in_place,
+            attention_mass=device.attention_mass,
+            confidence=device.confidence,
+        )
         self._arenas: list[Arena] = []
 
     def put(self, tensor: Any) -> Any:
@@ -86,7 +94,7 @@ class Emulated:
     """A CPU that runs the CUDA sources as a GPU would."""
 
     name = "emulation on this CPU"
-    operations: types.ModuleType = emulation
+    operations: Any = emulation
 
     def put(self, tensor: Any) -> Any:
         """See ``Place``."""
@@ -239,7 +247,10 @@ def _confidence(place: Place) -> None:
 
 def _nothing(place: Place) -> None:
     pair = Pair(place, gpu_layout("LBNHC", 2, BLOCKS, 2, TOKENS, 64))
-    skipped = torch.full((4,), -1)
+    none, skipped = torch.empty(0, dtype=torch.int64), torch.full((4,), -1)
+    place.operations.spill(Blocks(pair.cache, none), Blocks(pair.arena, none))
+    place.operations.load(Blocks(pair.arena, none), Blocks(pair.cache, none))
+    place.operations.splice(pair.arena, pair.cache, SlotMap(none, none, none), _ROPE)
     place.operations.splice(pair.arena, pair.cache, SlotMap(skipped, skipped, skipped), _ROPE)
     pair.agree("a splice of nothing")
 
@@ -351,16 +362,14 @@ def machine() -> dict[str, Any]:
     return found
 
 
-_REPORTED_ROPE = Rope(10_000.0 ** (-torch.arange(0, 128, 2, dtype=torch.float64) / 128))
-
-
 def gpu_checks() -> Iterator[tuple[str, Check]]:
-    """Every check by name."""
+    """Every check by name of what only a GPU has: ways to move, streams, page-locked memory."""
     for method in COPY_METHODS:
-        yield f"copies by {_name(method)}", partial(_reported_copies, method=method)
+        yield f"copies by {_name(method)}", partial(_copies_by, method=method)
     for method in SPLICE_METHODS:
-        yield f"splices by {_name(method)}", partial(_splices, method=method)
-        yield f"int8 spills by {_name(method)}", partial(_spills, method=method)
+        yield f"splices by {_name(method)}", partial(_splices_by, method=method)
+        yield f"int8 splices by {_name(method)}", partial(_splices_by, method=method, int8=True)
+        yield f"int8 spills by {_name(method)}", partial(_spills_by, method=method)
     yield "a thread of its own, beside the engine", _beside
     yield "pageable memory is refused", _pageable
 
@@ -369,42 +378,46 @@ def _name(method: Method) -> str:
     return f"{method.name} {method.grid}" if method.grid else method.name
 
 
-def _reported_copies(place: Place, method: Method) -> None:
-    pair = Pair(place, gpu_layout("LBNHC", 3, BLOCKS, 4, TOKENS, 64))
-    for to_host in (True, False):
-        numbers = torch.randperm(BLOCKS)[:7], torch.randperm(BLOCKS)[:7]
-        ours, plain = (pair.cache, pair.arena), (pair.plain, pair.plain_arena)
-        if not to_host:
-            ours, plain = ours[::-1], plain[::-1]
-        runs = block_runs(Blocks(ours[0], numbers[0]), Blocks(ours[1], numbers[1]))
-        copy_by(method, *ours, runs)
-        reference.spill(Blocks(plain[0], numbers[0]), Blocks(plain[1], numbers[1]))
-        pair.agree("spill" if to_host else "load")
+def _copies_by(place: Place, method: Method) -> None:
+    for order in GPU_LAYOUTS:
+        pair = Pair(place, gpu_layout(order, 3, BLOCKS, 4, TOKENS, 64))
+        for to_host in (True, False):
+            numbers = _some(), _some()
+            ours, plain = (pair.cache, pair.arena), (pair.plain, pair.plain_arena)
+            if not to_host:
+                ours, plain = ours[::-1], plain[::-1]
+            copy_by(method, *ours, block_runs(*map(Blocks, ours, numbers)))
+            reference.spill(*map(Blocks, plain, numbers))
+            pair.agree(f"a {'spill' if to_host else 'load'} of {order}")
 
 
-def _splices(place: Place, method: Method) -> None:
-    pair = Pair(place, gpu_layout("LBNHC", 4, BLOCKS, 8, TOKENS, 128))
-    old, new = every_slot()[5:-3], torch.randperm(BLOCKS * TOKENS)[: BLOCKS * TOKENS - 8]
+def _splices_by(place: Place, method: Method, int8: bool = False) -> None:
+    pair = Pair(place, gpu_layout("LBNHC", 4, BLOCKS, 8, TOKENS, _DIMS), int8)
+    old = _slots_of(_some(11))[5:-3]
+    new = torch.randperm(BLOCKS * TOKENS)[: len(old)]
+    old[9], new[17] = -1, -1
     moved = SlotMap(old, new, torch.randint(-3, 4, old.shape) * 1000)
-    splice_by(method, pair.arena, pair.cache, moved, _REPORTED_ROPE)
-    reference.splice(pair.plain_arena, pair.plain, moved, _REPORTED_ROPE)
+    splice_by(method, pair.arena, pair.cache, moved, _ROPE)
+    reference.splice(pair.plain_arena, pair.plain, moved, _ROPE)
     pair.agree("splice")
 
 
-def _spills(place: Place, method: Method) -> None:
-    pair = Pair(place, gpu_layout("LBNHC", 4, BLOCKS, 8, TOKENS, 128), int8=True)
-    still = SlotMap(every_slot(), every_slot(), torch.zeros(BLOCKS * TOKENS, dtype=torch.int64))
-    splice_by(method, pair.cache, pair.arena, still, _REPORTED_ROPE)
-    reference.splice(pair.plain, pair.plain_arena, still, _REPORTED_ROPE)
+def _spills_by(place: Place, method: Method) -> None:
+    pair = Pair(place, gpu_layout("LBNHC", 4, BLOCKS, 8, TOKENS, _DIMS), int8=True)
+    old, new = _slots_of(_some(11)), _slots_of(_some(11))
+    still = SlotMap(old, new, torch.zeros_like(old))
+    splice_by(method, pair.cache, pair.arena, still, _ROPE)
+    reference.splice(pair.plain, pair.plain_arena, still, _ROPE)
     pair.agree("a spill as int8")
 
 
 def _beside(place: Place) -> None:
-    pair = Pair(place, gpu_layout("LBNHC", 4, BLOCKS, 8, TOKENS, 128))
+    pair = Pair(place, gpu_layout("LBNHC", 4, BLOCKS, 8, TOKENS, _DIMS))
     ops.prepare(pair.cache, pair.arena)
     transfer = TransferStream(pair.cache.memory.device)
     failures: list[BaseException] = []
-    blocks, records = torch.randperm(BLOCKS)[:7], torch.randperm(BLOCKS)[:7]
+    blocks, records = _some(), _some()
+    moved = SlotMap(_slots_of(records), _slots_of(blocks), torch.full((7 * TOKENS,), 50))
     pair.cache.memory.add_(1)  # what is moved must be what the engine has written before
     pair.plain.memory.add_(1)
     fence = mark(pair.cache.memory.device)
@@ -413,25 +426,34 @@ def _beside(place: Place) -> None:
         try:
             ends = Blocks(pair.cache, blocks), Blocks(pair.arena, records)
             transfer.run(fence, lambda: ops.spill(*ends)).wait()
+            back = partial(ops.splice, pair.arena, pair.cache, moved, _ROPE)
+            transfer.run(mark(pair.cache.memory.device), back).wait()
         except BaseException as error:
             failures.append(error)
 
-    thread = threading.Thread(target=work)
+    thread = threading.Thread(target=work)  # new to CUDA
     thread.start()
     thread.join()
     if failures:
         raise failures[0]
     reference.spill(Blocks(pair.plain, blocks), Blocks(pair.plain_arena, records))
-    pair.agree("a spill on a side stream")
+    reference.splice(pair.plain_arena, pair.plain, moved, _ROPE)
+    pair.agree("a spill and a splice on a side stream")
 
 
 def _pageable(place: Place) -> None:
-    pair = Pair(place, gpu_layout("LBNHC", 2, BLOCKS, 2, TOKENS, 64))
+    pair = Pair(place, gpu_layout("LBNHC", 2, BLOCKS, 2, TOKENS, _DIMS))
     pageable, one = Arena(pair.arena.layout, pin=False), torch.tensor([1])
     pageable.allocate(BLOCKS)
-    try:
-        ops.spill(Blocks(pair.cache, one), Blocks(pageable.kv, one))
-    except LayoutError:
-        pair.agree("a refusal")
-    else:
-        raise AssertionError("memory that is not page-locked was taken")
+    for name, move in (
+        ("spill", partial(ops.spill, Blocks(pair.cache, one), Blocks(pageable.kv, one))),
+        ("splice", partial(ops.splice, pageable.kv, pair.cache, SlotMap(one, one, one), _ROPE)),
+    ):
+        try:
+            move()
+        except LayoutError as error:
+            if "page-locked" not in str(error):
+                raise
+            pair.agree(f"a {name} that was refused")
+        else:
+            raise AssertionError(f"a {name} took memory that is not page-locked")

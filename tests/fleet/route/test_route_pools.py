@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 from kvgraph.advisor.fleet.board import EngineBoard
 from kvgraph.advisor.fleet.engines import CacheFacts, HealthWatch, cache_facts
@@ -85,26 +83,22 @@ class Told:
         return self.told[number]
 
 
-def test_an_engine_with_another_seed_is_named_by_its_sidecars_word() -> None:
+async def test_an_engine_with_another_seed_is_named_by_its_sidecars_word() -> None:
     board, told = EngineBoard(), Told("", "sha256 1", "sha256 1")
     engines = [StandInEngine() for _ in told.told]
-
-    async def run() -> list[str | None]:
-        for engine in engines:
-            engine.metrics = said("64")
-            await engine.start()
-        upstreams = [Upstream(board.add(each.url), each.url, 60.0) for each in engines]
-        watch = HealthWatch(board, hashing=told.hashing)
-        for last in ("sha256 1", "sha256 2"):
-            told.told[2] = last
-            for each in upstreams:
-                await watch.check(each)
-        for each, engine in zip(upstreams, engines, strict=True):
-            await each.close()
-            engine.kill()
-        return [watch.differs(each.number) for each in upstreams]
-
-    assert asyncio.run(run()) == [
+    for engine in engines:
+        engine.metrics = said("64")
+        await engine.start()
+    upstreams = [Upstream(board.add(each.url), each.url, 60.0) for each in engines]
+    watch = HealthWatch(board, hashing=told.hashing)
+    for last in ("sha256 1", "sha256 2"):
+        told.told[2] = last
+        for each in upstreams:
+            await watch.check(each)
+    for each, engine in zip(upstreams, engines, strict=True):
+        await each.close()
+        engine.kill()
+    assert [watch.differs(each.number) for each in upstreams] == [
         None, None,
         "sha256 2, the others sha256 1: they find nothing of each other's in a store",
     ]  # fmt: skip

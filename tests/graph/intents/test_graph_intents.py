@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from kvgraph.graph.errors import GraphError
 from kvgraph.graph.intents import (
@@ -19,16 +21,14 @@ from kvgraph.graph.types import NO_ROW, SessionState, SourceLayer
 from kvgraph.graph.wire.events import (
     BlocksRemoved,
     BlocksSpilled,
-    BlocksStored,
     EngineHello,
-    RequestFinished,
-    RequestStarted,
     Segment,
     SessionSignal,
 )
+from turns import SIZE, turn_events
 from wire_keys import pack
 
-SIZE, POOL = 16, 40
+POOL = 40
 
 
 class World:
@@ -39,19 +39,8 @@ class World:
         self.graph = KVCacheGraph(rules=Rules(protected_share=0.5), clock=lambda: self.now)
         self.graph.apply("e", [EngineHello("e", "", SIZE, POOL, "v")])
 
-    def turn(
-        self, session: str, *keys: int, tenant: str | None = None,
-        segments: tuple[Segment, ...] = (),
-    ) -> None:  # fmt: skip
-        tokens = len(keys) * SIZE
-        self.graph.apply(
-            "e",
-            [
-                RequestStarted(session, pack(*keys), tokens, 0, SIZE, session, tenant, segments),
-                BlocksStored(pack(*keys), None, SIZE),
-                RequestFinished(session, pack(*keys), tokens, tokens, "stop", session, tenant),
-            ],
-        )
+    def turn(self, session: str, *keys: int, **said: Any) -> None:
+        self.graph.apply("e", turn_events(session, *keys, **said))
 
     def want(self, kind: IntentKind, target: Target, **fields: float) -> IntentAnswer:
         return self.graph.intents.apply(Intent(kind, target, **fields))

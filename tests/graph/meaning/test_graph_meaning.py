@@ -17,14 +17,12 @@ from kvgraph.graph.wire.events import (
     BlocksStored,
     ConfidenceSampled,
     Pressure,
-    RequestFinished,
     RequestStarted,
     Segment,
     SessionSignal,
 )
+from turns import SIZE, finished, started, turn_events
 from wire_keys import pack
-
-SIZE = 16
 
 
 class World:
@@ -38,15 +36,11 @@ class World:
     def begin(
         self, *keys: int, session: str | None = "s", segments: tuple[Segment, ...] = ()
     ) -> None:
-        began = RequestStarted("r", pack(*keys), SIZE * len(keys), 0, SIZE, session, None, segments)
-        self.graph.apply("e", [began, BlocksStored(pack(*keys), None, SIZE)])
+        self.graph.apply("e", turn_events(session, *keys, request="r", segments=segments)[:-1])
 
     def end(self, *keys: int, prompt: int, session: str | None = "s", **said: object) -> None:
-        ended = RequestFinished(
-            "r", pack(*keys), SIZE * prompt, SIZE * len(keys), "finished_stopped", session, None,
-            **said,  # type: ignore[arg-type]
-        )  # fmt: skip
-        self.graph.apply("e", [BlocksStored(pack(*keys), None, SIZE), ended])
+        _, stored, ended = turn_events(session, *keys, request="r", prompt=prompt, **said)
+        self.graph.apply("e", [stored, ended])
 
     def block(self, key: int) -> str:
         return " ".join(self.graph.explain(key)["believes"])
@@ -126,8 +120,9 @@ def graph(clock: list[float]) -> KVCacheGraph:
 
 def ask(graph: KVCacheGraph, session: str, *keys: int, memory: str = "m-17") -> None:
     segment = Segment(5, 0, 32, memory_id=memory)
-    graph.apply("e", [RequestStarted(session + str(keys), pack(*keys), 16 * len(keys), 0, 16,
-                                     session, None, (segment,))])  # fmt: skip
+    graph.apply(
+        "e", turn_events(session, *keys, request=session + str(keys), segments=(segment,))[:1]
+    )
 
 
 def test_a_memory_is_explained(graph: KVCacheGraph, clock: list[float]) -> None:
@@ -170,22 +165,13 @@ class Agents:
         self.graph = KVCacheGraph(clock=lambda: self.now)
 
     def start(self, request: str, *keys: int) -> None:
-        self.graph.apply("e", [RequestStarted(request, pack(*keys), 16 * len(keys) + 1, 0, 16)])
+        self.graph.apply("e", [started(request, *keys, more=1)])
 
     def end(
         self, request: str, *keys: int, tool: bool | None = None, back_s: float | None = None
     ) -> None:
-        tokens = 16 * len(keys) + 1
-        ended = RequestFinished(
-            request,
-            pack(*keys),
-            tokens,
-            tokens + 1,
-            "stopped",
-            waiting_for_tool=tool,
-            expected_return_s=back_s,
-        )
-        self.graph.apply("e", [ended])
+        said = {"waiting_for_tool": tool, "expected_return_s": back_s}
+        self.graph.apply("e", [finished(request, *keys, more=1, **said)])
 
     def said(self, request: str) -> dict[str, Any]:
         return self.graph.explain_session(f"~e/{request}")

@@ -18,10 +18,10 @@ from kvgraph.graph.ranking.policy import Policy, Ruling, Scores, Terms, View
 from kvgraph.graph.tables import front as front_module
 from kvgraph.graph.tables.blocks import Selection
 from kvgraph.graph.types import Rows, SessionState, SourceLayer, as_keys
-from kvgraph.graph.wire.events import BlocksStored, RequestFinished, RequestStarted, Segment
+from kvgraph.graph.wire.events import Segment
 from kvgraph_bench.graph.graphs import ENGINE, build_graph, churned_graph
+from turns import SIZE, turn_events
 
-SIZE = 16
 PROTECTED, OLD, OVER, FRESH = range(1, 5)
 
 
@@ -50,13 +50,9 @@ def graph() -> KVCacheGraph:
     now = iter(range(1_000_000))
     graph = KVCacheGraph(clock=lambda: float(next(now)))
     for key in range(1, 5):
-        packed, name = np.array([key], dtype="<u8").tobytes(), f"s{key}"
         layer = SourceLayer.RULES if key == PROTECTED else SourceLayer.CONTEXT
-        started = RequestStarted(
-            name, packed, SIZE, 0, SIZE, name, None, (Segment(int(layer), 0, SIZE),)
-        )
-        ended = RequestFinished(name, packed, SIZE, SIZE, "stop", name, session_ended=key == OVER)
-        graph.apply("e", [started, BlocksStored(packed, None, SIZE, name), ended])
+        segments = (Segment(int(layer), 0, SIZE),)
+        graph.apply("e", turn_events(f"s{key}", key, segments=segments, session_ended=key == OVER))
     assert SessionState.ENDED in graph.tables.sessions.state[:4]
     return graph
 
@@ -89,10 +85,7 @@ def test_while_lru_rules_a_lease_holds_all_the_same(graph: KVCacheGraph) -> None
 
 def test_a_lease_keeps_what_stands_before_it(graph: KVCacheGraph) -> None:
     graph.referee = Doubtful(trusting=False)
-    packed = np.array([11, 12, 13], dtype="<u8").tobytes()
-    started = RequestStarted("c", packed, 3 * SIZE, 0, SIZE, "c")
-    ended = RequestFinished("c", packed, 3 * SIZE, 3 * SIZE, "stop", "c")
-    graph.apply("e", [started, BlocksStored(packed, None, SIZE, "c"), ended])
+    graph.apply("e", turn_events("c", 11, 12, 13))
     blocks = graph.tables.blocks
     second = blocks.find(as_keys([12]), graph.tables.salt(0))
     blocks.for_writing("pinned_until")[second] = 1e6

@@ -13,15 +13,12 @@ from kvgraph.graph.wire.events import (
     BlocksLoaded,
     BlocksRemoved,
     BlocksSpilled,
-    BlocksStored,
     CopiesDropped,
-    RequestFinished,
-    RequestStarted,
     SessionSignal,
 )
+from turns import started, turn_events
 from wire_keys import pack
 
-SIZE = 16
 WARM, COLD = 2, 4
 
 
@@ -33,25 +30,10 @@ class Cache:
         self.graph = KVCacheGraph(clock=lambda: self.now)
 
     def start(self, session: str, *keys: int, engine: str = "e") -> None:
-        packed = pack(*keys)
-        self.graph.apply(
-            engine,
-            [
-                RequestStarted(session, packed, len(keys) * SIZE, 0, SIZE, session),
-                BlocksStored(packed, None, SIZE, session),
-            ],
-        )
+        self.graph.apply(engine, turn_events(session, *keys)[:-1])
 
-    def finish(self, session: str, *keys: int, engine: str = "e", **signals: Any) -> None:
-        tokens = len(keys) * SIZE
-        self.graph.apply(
-            engine,
-            [RequestFinished(session, pack(*keys), tokens, tokens, "stop", session, **signals)],
-        )
-
-    def turn(self, session: str, *keys: int, engine: str = "e", **signals: Any) -> None:
-        self.start(session, *keys, engine=engine)
-        self.finish(session, *keys, engine=engine, **signals)
+    def turn(self, session: str, *keys: int, **signals: Any) -> None:
+        self.graph.apply("e", turn_events(session, *keys, **signals))
 
     def lose(self, *keys: int, engine: str = "e", tier: int = WARM) -> None:
         """The blocks are copied, and then evicted."""
@@ -200,8 +182,7 @@ def test_a_session_that_runs_has_its_own_request_to_load_for(cache: Cache) -> No
     cache.turn("agent", 1, 2, waiting_for_tool=True, expected_return_s=2.0)
     cache.lose(1, 2)
     assert cache.order() == [1, 2]
-    packed = pack(1, 2)
-    cache.graph.apply("e", [RequestStarted("agent", packed, 2 * SIZE, 0, SIZE, "agent")])
+    cache.graph.apply("e", [started("agent", 1, 2, session="agent")])
     assert cache.order() == []
 
 

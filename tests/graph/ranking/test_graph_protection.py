@@ -15,16 +15,14 @@ from kvgraph.graph.ranking.rules import RULES as LAID
 from kvgraph.graph.tables.blocks import Selection
 from kvgraph.graph.types import Authority, BlockFlag, SessionState, SourceLayer, Tier
 from kvgraph.graph.wire.events import (
-    BlocksStored,
     EngineHello,
     RequestFinished,
-    RequestStarted,
     Segment,
     SessionSignal,
 )
+from turns import SIZE, turn_events
 from wire_keys import pack
 
-SIZE = 16
 RULES, IDENTITY, AXIOMS = SourceLayer.RULES, SourceLayer.IDENTITY, SourceLayer.AXIOMS
 GENERATION, CONTEXT = SourceLayer.GENERATION, SourceLayer.CONTEXT
 TOOLS = SourceLayer.CAPABILITIES
@@ -48,24 +46,17 @@ class World:
     ) -> None:
         """A request whose whole prompt is tagged."""
         self.now += 1.0
-        packed, tokens = pack(*keys), len(keys) * SIZE
-        segment = Segment(int(layer), 0, tokens, importance, None, None, int(authority))
-        started = RequestStarted("r", packed, tokens, 0, SIZE, session, tenant, (segment,))
-        finished = RequestFinished(
-            "r", packed, tokens, tokens, "stop", session, tenant, session_ended=ended
-        )
-        self.graph.apply("e", [started, BlocksStored(packed, None, SIZE), finished])
+        whole = Segment(int(layer), 0, len(keys) * SIZE, importance, None, None, int(authority))
+        said = {"tenant": tenant, "segments": (whole,), "session_ended": ended}
+        self.graph.apply("e", turn_events(session, *keys, request="r", **said))
 
     def head(self, session: str, *keys: int, ended: bool = False) -> None:
         """A prompt whose first half are tools and whose second half are rules."""
         self.now += 1.0
-        packed, tokens = pack(*keys), len(keys) * SIZE
+        tokens = len(keys) * SIZE
         segments = (Segment(TOOLS, 0, tokens // 2), Segment(RULES, tokens // 2, tokens))
-        started = RequestStarted("r", packed, tokens, 0, SIZE, session, None, segments)
-        finished = RequestFinished(
-            "r", packed, tokens, tokens, "stop", session, None, session_ended=ended
-        )
-        self.graph.apply("e", [started, BlocksStored(packed, None, SIZE), finished])
+        said = {"segments": segments, "session_ended": ended}
+        self.graph.apply("e", turn_events(session, *keys, request="r", **said))
 
     def layer(self, key: int) -> str:
         return str(self.graph.explain(key)["layer"])
@@ -267,25 +258,15 @@ NOW = 1000.0
 PROTECTED, SUPERSEDED, OVER, PINNED, DUE, PLAIN = range(1, 7)
 
 
-def turn(graph: KVCacheGraph, session: str, key: int, layer: SourceLayer) -> None:
+def one_block(graph: KVCacheGraph, key: int, layer: SourceLayer) -> None:
     """A session of one block."""
-    packed = pack(key)
-    graph.apply(
-        "e",
-        [
-            RequestStarted(
-                session, packed, SIZE, 0, SIZE, session, None, (Segment(int(layer), 0, SIZE),)
-            ),
-            BlocksStored(packed, None, SIZE, session),
-            RequestFinished(session, packed, SIZE, SIZE, "stop", session),
-        ],
-    )
+    graph.apply("e", turn_events(str(key), key, segments=(Segment(int(layer), 0, SIZE),)))
 
 
 def standings(graph: KVCacheGraph) -> None:
     """Give the blocks 1 … 5 the standing that each is named for; 6 has none."""
     for key in range(1, 7):
-        turn(graph, str(key), key, SourceLayer.RULES if key == PROTECTED else SourceLayer.CONTEXT)
+        one_block(graph, key, SourceLayer.RULES if key == PROTECTED else SourceLayer.CONTEXT)
     blocks, sessions = graph.tables.blocks, graph.tables.sessions
     row = dict(zip(range(1, 7), blocks.find(np.arange(1, 7, dtype=np.uint64)), strict=True))
     blocks.flags[row[SUPERSEDED]] |= int(BlockFlag.SUPERSEDED)
@@ -364,7 +345,7 @@ def test_a_pin_holds_against_over_and_superseded_and_yields_to_protected(
 def test_a_score_that_is_no_number_counts_as_the_middle_of_the_others() -> None:
     graph = KVCacheGraph(clock=lambda: NOW)
     for key in range(1, 6):
-        turn(graph, str(key), key, SourceLayer.CONTEXT)
+        one_block(graph, key, SourceLayer.CONTEXT)
     graph.policy = Told({1: 100.0, 2: 300.0, 3: np.nan, 4: 200.0, 5: 50.0})
     assert graph.rank("e", 10).order.tolist() == [2, 4, 3, 1, 5]
     graph.policy = Told(dict.fromkeys(range(1, 6), np.nan))

@@ -17,14 +17,12 @@ from kvgraph.graph.wire.events import (
     BlocksSpilled,
     BlocksStored,
     CopiesDropped,
-    RequestFinished,
-    RequestStarted,
     Segment,
     TierReport,
 )
+from turns import SIZE, turn_events
 from wire_keys import pack
 
-SIZE = 16
 WARM, COLD = 2, 4
 REPORT = TierReport(4096, *[0] * 13, 0.0, *[0] * 5, 0.0, 0.0, 0.0)
 
@@ -41,24 +39,9 @@ class Cache:
         self.graph.apply(engine, list(events))
         self.graph.check_integrity()
 
-    def turn(
-        self,
-        session: str | None,
-        *keys: int,
-        prompt: int | None = None,
-        cached: int = 0,
-        **signals: Any,
-    ) -> None:
+    def turn(self, session: str | None, *keys: int, **said: Any) -> None:
         """A turn of these blocks, of which the first ``prompt`` are read and the others written."""
-        packed, tokens, name = pack(*keys), len(keys) * SIZE, session or f"r{keys}"
-        read = len(keys) if prompt is None else prompt
-        self.apply(
-            RequestStarted(
-                name, packed[: 8 * read], read * SIZE, cached * SIZE, SIZE, session
-            ),
-            BlocksStored(packed, None, SIZE, session),
-            RequestFinished(name, packed, read * SIZE, tokens, "stop", session, **signals),
-        )  # fmt: skip
+        self.apply(*turn_events(session, *keys, **said))
 
     @property
     def spilling(self) -> list[int]:
@@ -76,11 +59,7 @@ def cache() -> Cache:
 
 def test_spills_come_in_the_order_of_loss_the_protected_last(cache: Cache) -> None:
     rules = Segment(int(SourceLayer.RULES), 0, SIZE)
-    packed = pack(1, 2, 3)
-    cache.apply(
-        RequestStarted("r", packed, 3 * SIZE, 0, SIZE, "s", None, (rules,)),
-        BlocksStored(packed, None, SIZE, "s"),
-    )
+    cache.apply(*turn_events("s", 1, 2, 3, segments=(rules,))[:-1])
     assert cache.spilling == [3, 2, 1]
     assert cache.graph.select_spill_candidates(2) == [3, 2]
     cache.apply(BlocksSpilled(pack(1, 3), WARM, 4096))
@@ -103,7 +82,7 @@ def test_nothing_is_copied_for_a_session_that_is_over(cache: Cache) -> None:
 
 def test_nothing_is_copied_of_an_abandoned_branch(cache: Cache) -> None:
     cache.turn("agent", 1, 2, 3)
-    cache.turn("agent", 1, 4, cached=1, waiting_for_tool=True)
+    cache.turn("agent", 1, 4, found=1, waiting_for_tool=True)
     assert cache.spilling == [4, 1]
 
 
@@ -122,7 +101,7 @@ def test_where_ends_are_said_the_others_are_expected_back(cache: Cache) -> None:
         returns = number % 10 == 0
         cache.turn(f"s{number}", 10 * number, session_ended=not returns)
         if returns:
-            cache.turn(f"s{number}", 10 * number, 10 * number + 1, cached=1, session_ended=True)
+            cache.turn(f"s{number}", 10 * number, 10 * number + 1, found=1, session_ended=True)
     cache.turn("silent", 7, 8)
     cache.now += 300
     assert cache.graph.rank("e", 1000).spill_first.tolist() == [8, 7]
@@ -133,7 +112,7 @@ def test_an_end_that_was_wrong_counts_as_none(cache: Cache) -> None:
     sessions = cache.graph.tables.sessions
     for number in range(50):
         for turn in range(3):
-            cache.turn(f"s{number}", *range(10 * number, 10 * number + turn + 1), cached=turn,
+            cache.turn(f"s{number}", *range(10 * number, 10 * number + turn + 1), found=turn,
                        session_ended=True)  # fmt: skip
     row = sessions.find("s0", -1)
     assert sessions.state[row] == SessionState.ENDED
@@ -148,7 +127,7 @@ def test_what_was_never_hit_is_copied_only_if_its_session_probably_returns(cache
     assert cache.spilling == [2, 1], "one of four first turns is followed by another"
     cache.now += 300
     assert cache.spilling == [], "and then it came sooner"
-    cache.turn(None, 1, 2, 3, cached=2)
+    cache.turn(None, 1, 2, 3, found=2)
     cache.now += 1200
     assert cache.spilling == [2, 1], "what was hit once is copied"
     for number in range(60):

@@ -107,52 +107,42 @@ def refused() -> float:
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("name", ["", LONG])
-def test_who_is_held_for_too_long_is_told_to_come_again(stream: bool, name: str) -> None:
-    async def main() -> None:
-        engine, before = Engine(), refused()
-        async with serving(engine) as client:
-            answer = await post(client, name, stream=stream)
-            assert answer.status_code == 429
-            assert refused() == before + 1
-            assert answer.headers["retry-after"] == "1"
-            assert answer.json()["error"]["code"] == 429
-            assert engine.aborted == engine.seen, "to vLLM the client has gone"
-            assert len(engine.seen) == 1
-
-    asyncio.run(main())
+async def test_who_is_held_for_too_long_is_told_to_come_again(stream: bool, name: str) -> None:
+    engine, before = Engine(), refused()
+    async with serving(engine) as client:
+        answer = await post(client, name, stream=stream)
+        assert answer.status_code == 429
+        assert refused() == before + 1
+        assert answer.headers["retry-after"] == "1"
+        assert answer.json()["error"]["code"] == 429
+        assert engine.aborted == engine.seen, "to vLLM the client has gone"
+        assert len(engine.seen) == 1
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_who_waits_and_is_not_held_is_never_refused(stream: bool) -> None:
+async def test_who_waits_and_is_not_held_is_never_refused(stream: bool) -> None:
     """As a session that is live and resident is: it waits in vLLM's own queue."""
-
-    async def main() -> None:
-        engine = Engine()
-        engine.held = ["cmpl-somebody-else-of-that-length-0-1a2b3c4d"]
-        async with serving(engine) as client:
-            waits = asyncio.ensure_future(post(client, LONG, stream=stream, held=False))
-            await asyncio.sleep(2.0)
-            assert not waits.done()
-            engine.go.set()
-            answer = await waits
-            assert answer.status_code == 200
-            assert engine.aborted == []
-            if stream:
-                assert answer.text == "data: 0\n\ndata: 1\n\ndata: 2\n\n"
-
-    asyncio.run(main())
+    engine = Engine()
+    engine.held = ["cmpl-somebody-else-of-that-length-0-1a2b3c4d"]
+    async with serving(engine) as client:
+        waits = asyncio.ensure_future(post(client, LONG, stream=stream, held=False))
+        await asyncio.sleep(2.0)
+        assert not waits.done()
+        engine.go.set()
+        answer = await waits
+        assert answer.status_code == 200
+        assert engine.aborted == []
+        if stream:
+            assert answer.text == "data: 0\n\ndata: 1\n\ndata: 2\n\n"
 
 
-def test_who_is_held_for_less_gets_its_answer() -> None:
-    async def main() -> None:
-        engine = Engine()
-        async with serving(engine) as client:
-            waits = asyncio.ensure_future(post(client))
-            await asyncio.sleep(0.1)
-            engine.go.set()
-            assert (await waits).status_code == 200
-
-    asyncio.run(main())
+async def test_who_is_held_for_less_gets_its_answer() -> None:
+    engine = Engine()
+    async with serving(engine) as client:
+        waits = asyncio.ensure_future(post(client))
+        await asyncio.sleep(0.1)
+        engine.go.set()
+        assert (await waits).status_code == 200
 
 
 def no_sidecar() -> Collection[str]:
@@ -160,40 +150,31 @@ def no_sidecar() -> Collection[str]:
 
 
 @pytest.mark.parametrize(("name", "ask"), [("short", None), (LONG, no_sidecar)])
-def test_where_it_is_not_known_nobody_is_refused(name: str, ask: Any) -> None:
-    async def main() -> None:
-        engine = Engine()
-        async with serving(engine, ask) as client:
-            waits = asyncio.ensure_future(post(client, name))
-            await asyncio.sleep(1.6)
-            assert not waits.done()
-            engine.go.set()
-            assert (await waits).status_code == 200
-
-    asyncio.run(main())
+async def test_where_it_is_not_known_nobody_is_refused(name: str, ask: Any) -> None:
+    engine = Engine()
+    async with serving(engine, ask) as client:
+        waits = asyncio.ensure_future(post(client, name))
+        await asyncio.sleep(1.6)
+        assert not waits.done()
+        engine.go.set()
+        assert (await waits).status_code == 200
 
 
-def test_two_of_one_name_cannot_be_told_apart() -> None:
-    async def main() -> None:
-        engine = Engine()
-        async with serving(engine) as client:
-            both = [asyncio.ensure_future(post(client, LONG)) for _ in range(2)]
-            await asyncio.sleep(1.6)
-            assert not any(each.done() for each in both)
-            engine.go.set()
-            assert [answer.status_code for answer in await asyncio.gather(*both)] == [200, 200]
-
-    asyncio.run(main())
+async def test_two_of_one_name_cannot_be_told_apart() -> None:
+    engine = Engine()
+    async with serving(engine) as client:
+        both = [asyncio.ensure_future(post(client, LONG)) for _ in range(2)]
+        await asyncio.sleep(1.6)
+        assert not any(each.done() for each in both)
+        engine.go.set()
+        assert [answer.status_code for answer in await asyncio.gather(*both)] == [200, 200]
 
 
-def test_other_requests_and_refusals_of_vllms_own_pass() -> None:
-    async def main() -> None:
-        engine = Engine()
-        async with serving(engine) as client:
-            assert (await client.get("/v1/completions")).status_code == 405
-            assert (await client.post("/v1/completions", content=b"{")).status_code == 422
-
-    asyncio.run(main())
+async def test_other_requests_and_refusals_of_vllms_own_pass() -> None:
+    engine = Engine()
+    async with serving(engine) as client:
+        assert (await client.get("/v1/completions")).status_code == 405
+        assert (await client.post("/v1/completions", content=b"{")).status_code == 422
 
 
 UUID = "550e8400-e29b-41d4-a716-446655440000"  # the last group has digits only
@@ -278,7 +259,7 @@ def test_thousands_that_are_held_do_not_stop_the_server() -> None:
     assert threading.main_thread().name not in threads
 
 
-def test_the_sidecar_is_asked_twice_a_second_at_most() -> None:
+async def test_the_sidecar_is_asked_twice_a_second_at_most() -> None:
     asked: list[float] = []
     now = [0.0]
 
@@ -286,14 +267,11 @@ def test_the_sidecar_is_asked_twice_a_second_at_most() -> None:
         asked.append(now[0])
         return ["cmpl-mine-0-1a2b3c4d"]
 
-    async def main() -> None:
-        waiting = WaitingRequests(ask, lambda: now[0])
-        answers = await asyncio.gather(*(waiting.holds("mine") for _ in range(100)))
-        assert all(answers)
-        now[0] = 0.6
-        assert await waiting.holds("mine")
-
-    asyncio.run(main())
+    waiting = WaitingRequests(ask, lambda: now[0])
+    answers = await asyncio.gather(*(waiting.holds("mine") for _ in range(100)))
+    assert all(answers)
+    now[0] = 0.6
+    assert await waiting.holds("mine")
     assert asked == [0.0, 0.6]
 
 

@@ -1,0 +1,44 @@
+"""What an engine tells of a request, in blocks of 16 tokens."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kvgraph.graph.wire.events import AnyEvent, BlocksStored, RequestFinished, RequestStarted
+from wire_keys import pack
+
+SIZE = 16
+
+
+def started(
+    request: str, *keys: int, found: int = 0, more: int = 0, session: str | None = None,
+    **fields: Any,
+) -> RequestStarted:  # fmt: skip
+    """It begins: the blocks of its prompt, the first ``found`` cached, and ``more`` tokens."""
+    tokens = SIZE * len(keys) + more
+    return RequestStarted(request, pack(*keys), tokens, SIZE * found, SIZE, session, **fields)
+
+
+def finished(
+    request: str, *keys: int, prompt: int | None = None, more: int = 0, session: str | None = None,
+    **fields: Any,
+) -> RequestFinished:  # fmt: skip
+    """It ends: the blocks of its prompt, the first ``prompt`` or all, and of its answer."""
+    read = SIZE * (len(keys) if prompt is None else prompt) + more
+    total = SIZE * len(keys) + more
+    return RequestFinished(request, pack(*keys), read, total, "stop", session, **fields)
+
+
+def turn_events(
+    session: str | None, *keys: int, found: int = 0, more: int = 0, prompt: int | None = None,
+    request: str = "", tenant: str | None = None, segments: Any = (), **said: Any,
+) -> list[AnyEvent]:  # fmt: skip
+    """A request of the session from its start to its end; ``said`` with its end."""
+    name = request or session or f"r{keys}"
+    asked = keys if prompt is None else keys[:prompt]
+    whose = {"session": session, "tenant": tenant}
+    return [
+        started(name, *asked, found=found, more=more, segments=segments, **whose),
+        BlocksStored(pack(*keys), None, SIZE),
+        finished(name, *keys, prompt=prompt, more=more, **whose, **said),
+    ]
