@@ -99,6 +99,7 @@ IDLE_S: Final = 3.0
 HEALTH_S: Final = 2.0
 """Seconds for an engine's health after it answered an error; chosen."""
 _LEAST_ERROR, _LEAST_OF_SERVER = 400, 500  # statuses
+_STATUSES: Final = range(200, 600)  # that an answer may end with; servers send no others
 _ERRORS: Final = (b'data: {"error"', b"event: error")
 """First bytes of a streamed answer of which the engine computed nothing."""
 _PREAMBLES: Final = (b"event: response.created", b"event: response.in_progress")
@@ -303,6 +304,8 @@ class Upstream:
             raise
 
     async def _begun(self, response: aiohttp.ClientResponse) -> Reply:
+        if response.status not in _STATUSES:  # 101 among them: no upgrade is passed on
+            raise NothingAnsweredError(f"it answers with status {response.status}")
         first = await response.content.readany()
         while _is_preamble(first) and (more := await response.content.readany()):
             first += more
@@ -373,7 +376,14 @@ def _is_preamble(first: bytes) -> bool:
 
 
 def _why(error: Exception) -> str:
-    return f"{type(error).__name__} {error}".strip()
+    """Say what went wrong, without what was answered.
+
+    aiohttp's words for an answer that is no HTTP quote it, and answers do not belong in a log.
+    """
+    name = type(error).__name__
+    if isinstance(error, aiohttp.ClientResponseError | aiohttp.ClientPayloadError):
+        return f"{name}: its answer is no HTTP"
+    return f"{name} {error}" if isinstance(error, OSError | TooLargeError) else name
 
 
 def _socket(address: aiohttp.AddrInfoType) -> socket.socket:

@@ -148,7 +148,13 @@ MENDS: Final = (
     Mend("a prompt that a server keeps may have tools", "advisor/fleet/callers.py", "    if path == _STORES and fields.get(\"prompt\") is not None:", "    if False:", _RETRIES),
     Mend("a response that is kept is asked for once", "advisor/fleet/callers.py", "return Effect.KEEPS if keeps else Effect.NONE", "return Effect.NONE", _RETRIES),
     Mend("a body that is not read may do anything", "advisor/fleet/callers.py", "if fields is None or any(", "if fields is not None and any(", _RETRIES),
-    Mend("names of models are logged escaped", "advisor/fleet/engines.py", "ascii(each)[1:-1] for each in models", "each for each in models", f"{_HOSTILE} -k forges"),
+    Mend("names of models are logged escaped", "advisor/fleet/engines.py", "return ascii(text[:_LONGEST_LINE])[1:-1][:_LONGEST_LINE]", "return text[:_LONGEST_LINE]", f"{_HOSTILE} -k forges"),
+    Mend("a hash algorithm is logged escaped", "advisor/fleet/engines.py", "number, hashing = upstream.number, _one_line(hashing)", "number = upstream.number", f"{_HOSTILE} -k algorithm"),
+    Mend("metrics that break the parser", "advisor/fleet/engines.py", "    except Exception:  # the parser raises other errors too, such as IndexError\n", "    except (ValueError, KeyError, OverflowError):\n", "tests/fleet/route/test_route_pools.py -k as_large"),
+    Mend("a model's name may be nested", "advisor/fleet/engines.py", "TypeError, AttributeError, RecursionError\n", "TypeError, AttributeError\n", f"{_HOSTILE} -k nested_deep"),
+    Mend("no answer is quoted in the log", "advisor/fleet/upstream.py", "    if isinstance(error, aiohttp.ClientResponseError | aiohttp.ClientPayloadError):\n", "    if isinstance(error, aiohttp.ClientError):\n        return f\"{name} {error}\"\n    if False:\n", f"{_HOSTILE} -k in_no_log"),
+    Mend("an answer ends with a status that servers send", "advisor/fleet/upstream.py", "        if response.status not in _STATUSES:  # 101 among them: no upgrade is passed on\n", "        if False:\n", f"{_HOSTILE} -k ends_no_answer"),
+    Mend("long names of sessions are not kept", "advisor/fleet/callers.py", "    if len(name) > _LONGEST_KEPT:  # names are remembered, and one may be as long as a body\n", "    if False:\n", "tests/fleet/test_session_names.py -k as_long"),
     Mend("a block size need not be stated", "advisor/fleet/engines.py", "    except (ValueError, KeyError):\n        return \"\"", "    except ZeroDivisionError:\n        return \"\"", "tests/fleet/route/test_route_pools.py -k states_no_block"),
     Mend("room for bodies is bounded", "advisor/fleet/relay.py", "        if room.taken + more > room.most * (_FOR_LARGE if large else 1):\n", "        if False:\n", "tests/fleet/route/test_route_service.py -k bodies"),
     Mend("large bodies leave room for others", "advisor/fleet/relay.py", "room.most * (_FOR_LARGE if large else 1)", "room.most", "tests/fleet/route/test_route_service.py -k bodies"),
@@ -165,7 +171,7 @@ MENDS: Final = (
     Mend("no sidecar's answer is unpacked", "advisor/fleet/residency.py", "aiohttp.ClientSession(auto_decompress=False)", "aiohttp.ClientSession()", "tests/fleet/test_residency.py -k unpacked"),
     Mend("no engine's answer is unpacked", "advisor/fleet/upstream.py", "            auto_decompress=False,\n", "", f"{_HOSTILE} -k unpacked"),
     Mend("an answer's size is bounded", "advisor/fleet/upstream.py", "        if len(content) > MOST_ANSWER:\n", "        if False:\n", f"tests/fleet/test_residency.py {_HOSTILE} -k 'unpacked or too_large'"),
-    Mend("a batch's time costs no events", "graph/wire/kv_events.py", "class _ArrayOfMaps(msgspec.Struct, array_like=True):\n    ts: msgspec.Raw\n", "class _ArrayOfMaps(msgspec.Struct, array_like=True):\n    ts: float\n", "tests/graph/test_wire.py -k time"),
+    Mend("a batch's time costs no events", "graph/wire/kv_events.py", "class _ArrayOfRaw(msgspec.Struct, array_like=True):\n    ts: msgspec.Raw\n", "class _ArrayOfRaw(msgspec.Struct, array_like=True):\n    ts: float\n", "tests/graph/test_wire.py -k time"),
     Mend("digits in a hash are bytes", "graph/wire/kv_events.py", "    if not any(isinstance(value, bytes) for value in hashes):  # numpy reads digits in them\n", "    if not isinstance(hashes[0], bytes):\n", "tests/graph/test_wire.py -k digits"),
 )
 # fmt: on
