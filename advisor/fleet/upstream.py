@@ -4,6 +4,7 @@ engines."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 from collections.abc import AsyncGenerator
 from pathlib import Path
@@ -179,6 +180,20 @@ class Reply(NamedTuple):
             raise BrokenAnswerError(type(error).__name__) from None
         finally:
             self.close()
+
+    async def whole(self) -> bytes:
+        """Return all bytes of the answer to a question of the proxy's own.
+
+        Raises:
+            BrokenAnswerError: The engine went away before the end, or says too much.
+        """
+        content = bytearray()
+        async with contextlib.aclosing(self.chunks()) as chunks:
+            async for chunk in chunks:
+                content += chunk
+                if len(content) > MOST_ANSWER:
+                    raise BrokenAnswerError("it is too large")
+        return bytes(content)
 
     def close(self) -> None:
         """Give up what has not been read; the engine notices that its connection is closed."""
