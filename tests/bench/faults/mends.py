@@ -170,7 +170,7 @@ MENDS: Final = (
     Mend("one bad note hides no other sidecar", "advisor/fleet/residency.py", "        except Exception as error:  # whatever its answer and its note say: others are polled too\n", "        except (httpx.InvalidURL, ValueError, *BAD_PAYLOAD) as error:\n", "tests/fleet/test_residency.py -k note_whose"),
     Mend("no sidecar's answer is unpacked", "advisor/fleet/residency.py", "aiohttp.ClientSession(auto_decompress=False)", "aiohttp.ClientSession()", "tests/fleet/test_residency.py -k unpacked"),
     Mend("no engine's answer is unpacked", "advisor/fleet/upstream.py", "            auto_decompress=False,\n", "", f"{_HOSTILE} -k unpacked"),
-    Mend("an answer's size is bounded", "advisor/fleet/upstream.py", "        if len(content) > MOST_ANSWER:\n", "        if False:\n", f"tests/fleet/test_residency.py {_HOSTILE} -k 'unpacked or too_large'"),
+    Mend("an answer's size is bounded", "advisor/fleet/upstream.py", "        content += chunk\n        if len(content) > MOST_ANSWER:\n", "        content += chunk\n        if False:\n", f"tests/fleet/test_residency.py {_HOSTILE} -k 'unpacked or too_large'"),
     Mend("a refusal is quoted in no log", "advisor/precache/keeper.py", "words = f\"{server.url} answered {error.code}\"", "words = f\"{server.url} answered {error.code}: {said}\"", "tests/advisor/precache/test_precache.py -k in_no_log"),
     Mend("what a tokenizer says is bounded", "advisor/memory/chooser.py", "await reply.whole()", "b\"\".join([chunk async for chunk in reply.chunks()])", "tests/memory/test_memory_asks.py -k any_size"),
     Mend("vectors are bounded", "advisor/memory/attention.py", "await whole_answer(answer)", "await answer.read()", "tests/memory/test_memory_asks.py -k unpacked"),
