@@ -23,6 +23,9 @@ Headers = list[tuple[bytes, bytes]]
 MOST_BODY: Final = 64 << 20
 """Bytes of a request's body; chosen: several times the longest context in JSON."""
 MOST_NAME: Final = 128  # characters of a session's name: vLLM's own bound
+_LONGEST_KEPT: Final = (
+    512  # characters of a harness' name; of a longer one the digest counts. Chosen
+)
 _NOT_IN_NAMES: Final = frozenset("@/\\\0")  # vLLM's own rule
 _SERVED: Final = ("/tokenize", "/detokenize", "/version")  # beside what is below /v1/
 _DECODINGS: Final = 3  # of a path that servers in turn may do; chosen: one more than double
@@ -323,14 +326,21 @@ def _harness(fields: Mapping[str, Any], headers: Headers) -> _Name | None:
     known = {key.lower(): value for key, value in reversed(headers)}
     for header in _HEADERS:
         if name := text_of(known.get(header, b"")).strip():
-            return _Name(name, _accepted(name))
+            return _harness_name(name)
     for path in FIELDS:
         if name := _field(fields, path):
-            return _Name(name, _accepted(name))
+            return _harness_name(name)
     if name := _in_user(_field(fields, _USER)):
-        return _Name(name, _accepted(name))
+        return _harness_name(name)
     key = _field(fields, _CACHE_KEY)
-    return _Name(key, _accepted(key), shared=True) if key else None
+    return _harness_name(key, shared=True) if key else None
+
+
+def _harness_name(name: str, shared: bool = False) -> _Name:
+    accepted = _accepted(name)
+    if len(name) > _LONGEST_KEPT:  # names are remembered, and one may be as long as a body
+        name = hashlib.blake2b(name.encode(), digest_size=16).hexdigest()
+    return _Name(name, accepted, shared)
 
 
 def _field(fields: Mapping[str, Any], path: tuple[str, ...]) -> str:

@@ -27,6 +27,7 @@ from .upstream import (
 _CACHE: Final = "vllm:cache_config_info"
 _STATED: Final = "kv_cache_size_tokens"  # vLLM's own word
 _LONGEST_NAME: Final = 40  # characters; chosen
+_LONGEST_LINE: Final = 400  # characters that the log shows of an engine's words; chosen
 _MOST: Final = 1 << 53  # tokens; chosen: beyond any pool
 
 
@@ -44,7 +45,7 @@ def cache_facts(exposition: str) -> CacheFacts:
         families = list(text_string_to_metric_families("\n".join(lines) + "\n"))
         ranks = [sample.labels for family in families for sample in family.samples]
         tokens = sum(map(_tokens, ranks))
-    except (ValueError, KeyError, OverflowError):
+    except Exception:  # the parser raises other errors too, such as IndexError
         return CacheFacts()
     if not ranks or not 0 <= tokens <= _MOST:
         return CacheFacts()
@@ -104,7 +105,7 @@ class HashingWatch:
         Args:
             hashing: In words; empty: unknown.
         """
-        number = upstream.number
+        number, hashing = upstream.number, _one_line(hashing)
         if not self._first or not self._board.up.any():
             self._first = hashing
         if not hashing or hashing == self._first:
@@ -270,7 +271,9 @@ def _models(answer: OwnAnswer) -> list[str] | None:
     """Return the models that an engine lists, with their context lengths; None without any."""
     if answer.status != _OK:
         return None
-    with contextlib.suppress(orjson.JSONDecodeError, KeyError, TypeError, AttributeError):
+    with contextlib.suppress(
+        orjson.JSONDecodeError, KeyError, TypeError, AttributeError, RecursionError
+    ):
         models = orjson.loads(answer.content)["data"]
         own = [each for each in models if not each.get("parent")]  # an adapter has one
         return sorted(map(_model, own)) or None
@@ -283,12 +286,12 @@ def _model(told: dict[str, Any]) -> str:
 
 
 def _named(models: list[str] | None) -> str:
-    # Whoever answers at an engine's address chose these names: a line of them, and no escapes.
-    return (
-        "nothing that it lists"
-        if models is None
-        else ", ".join(ascii(each)[1:-1] for each in models)[:400]
-    )
+    return "nothing that it lists" if models is None else _one_line(", ".join(models))
+
+
+def _one_line(text: str) -> str:
+    """Escape a text for the log: whoever answers at an engine's or a sidecar's address chose it."""
+    return ascii(text[:_LONGEST_LINE])[1:-1][:_LONGEST_LINE]
 
 
 class EngineRoster:

@@ -4,6 +4,7 @@ engines."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 from collections.abc import AsyncGenerator
 from pathlib import Path
@@ -94,6 +95,7 @@ CONNECT_S: Final = 2.0
 IDLE_S: Final = 3.0  # seconds for which an idle connection is kept: uvicorn closes one after five
 HEALTH_S: Final = 2.0  # seconds for an engine's health after it answered an error; chosen
 _LEAST_ERROR, _LEAST_OF_SERVER = 400, 500  # statuses
+_STATUSES: Final = range(200, 600)  # that an answer may end with; servers send no others
 _ERRORS: Final = (b'data: {"error"', b"event: error")
 """First bytes of a streamed answer of which the engine computed nothing."""
 _PREAMBLES: Final = (b"event: response.created", b"event: response.in_progress")
@@ -168,6 +170,20 @@ class Reply(NamedTuple):
             raise BrokenAnswerError(type(error).__name__) from None
         finally:
             self.close()
+
+    async def whole(self) -> bytes:
+        """Return all bytes of the answer to a question of the proxy's own.
+
+        Raises:
+            BrokenAnswerError: The engine went away before the end, or says too much.
+        """
+        content = bytearray()
+        async with contextlib.aclosing(self.chunks()) as chunks:
+            async for chunk in chunks:
+                content += chunk
+                if len(content) > MOST_ANSWER:
+                    raise BrokenAnswerError("it is too large")
+        return bytes(content)
 
     def close(self) -> None:
         """Give up what has not been read; the engine notices that its connection is closed."""
@@ -293,6 +309,8 @@ class Upstream:
             raise
 
     async def _begun(self, response: aiohttp.ClientResponse) -> Reply:
+        if response.status not in _STATUSES:  # 101 among them: no upgrade is passed on
+            raise NothingAnsweredError(f"it answers with status {response.status}")
         first = await response.content.readany()
         while _is_preamble(first) and (more := await response.content.readany()):
             first += more
@@ -363,7 +381,14 @@ def _is_preamble(first: bytes) -> bool:
 
 
 def _why(error: Exception) -> str:
-    return f"{type(error).__name__} {error}".strip()
+    """Say what went wrong, without what was answered.
+
+    aiohttp's words for an answer that is no HTTP quote it, and answers do not belong in a log.
+    """
+    name = type(error).__name__
+    if isinstance(error, aiohttp.ClientResponseError | aiohttp.ClientPayloadError):
+        return f"{name}: its answer is no HTTP"
+    return f"{name} {error}" if isinstance(error, OSError | TooLargeError) else name
 
 
 def _socket(address: aiohttp.AddrInfoType) -> socket.socket:

@@ -20,6 +20,7 @@ import orjson
 from cachetools import FIFOCache
 
 from ...graph.wire.events import MAX_NAME
+from ..fleet.upstream import AS_IT_IS, whole_answer
 from ..tools.remote import BusySidecarError, RemoteError, UnknownError, ask
 from .chat import Block, ChatSession
 
@@ -101,10 +102,12 @@ class EmbeddedSimilarity:
     def __init__(
         self, url: str, model: str, key: str | None = None, most: int = _MOST_VECTORS
     ) -> None:
-        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        headers = AS_IT_IS | ({"Authorization": f"Bearer {key}"} if key else {})
         self._url = f"{url.rstrip('/')}/embeddings"
         timeout = aiohttp.ClientTimeout(_TIMEOUT_S)
-        self._session = aiohttp.ClientSession(headers=headers, timeout=timeout)
+        self._session = aiohttp.ClientSession(
+            headers=headers, timeout=timeout, auto_decompress=False
+        )
         self._model = model
         self._vectors: FIFOCache[bytes, _Vector] = FIFOCache(most)  # by the digests of blocks
 
@@ -135,7 +138,7 @@ class EmbeddedSimilarity:
                 async with self._session.post(
                     self._url, json=body, raise_for_status=True, allow_redirects=False
                 ) as answer:
-                    found += _vectors(await answer.read(), len(some))
+                    found += _vectors(await whole_answer(answer), len(some))
             except (aiohttp.ClientError, TimeoutError) as error:
                 raise SimilarityError(type(error).__name__) from None
         return found

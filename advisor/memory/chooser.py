@@ -118,7 +118,7 @@ class TokenCounter:
         headers = [(b"content-type", b"application/json")]
         try:
             reply = await self._upstream.begin(Call("POST", "/tokenize", headers, Body(body)))
-            answer = b"".join([chunk async for chunk in reply.chunks()])
+            answer = await reply.whole()
             if reply.status == _NO_SUCH_PATH:
                 self._asks_from = time.monotonic() + _WITHOUT_S
             read: Any = orjson.loads(answer) if reply.status == _OK else {}

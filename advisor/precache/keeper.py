@@ -61,13 +61,19 @@ class Prefix:
 
 
 class WarmResult(NamedTuple):
-    """The result of warming one prefix."""
+    """The result of warming one prefix.
+
+    Attributes:
+        said: The beginning of what the server answered to a prefix that failed; it may quote the
+            prefix, so it belongs in no log.
+    """
 
     key: str
     how: str  # cold (was computed), warm (was cached), unknown which, leased, or failed
     tokens: int = 0  # of the prompt; 0 if the server does not say
     cached: int = 0
     reason: str = ""  # why it failed or is cold again
+    said: str = ""
 
 
 Ask = Callable[[str, dict[str, Any] | None], Any]
@@ -115,7 +121,7 @@ class Warmer:
             warmed = _warmed(prefix, tokens, None if cached is None else int(cached))
         except ServerRefusalError as error:
             prefix.broken = str(error) if error.is_final else ""
-            return WarmResult(prefix.key, "failed", reason=str(error))
+            return WarmResult(prefix.key, "failed", reason=str(error), said=error.said)
         except (AttributeError, LookupError, ValueError, TypeError, OverflowError):
             return WarmResult(
                 prefix.key, "failed", reason=f"{self._server.url} gave no such answer"
@@ -162,11 +168,15 @@ def _warmed(prefix: Prefix, tokens: int, cached: int | None) -> WarmResult:
 
 
 class ServerRefusalError(KvGraphError):
-    """A server did not do what was asked; ``is_final``: it would refuse again."""
+    """A server did not do what was asked; ``is_final``: it would refuse again.
 
-    def __init__(self, message: str, *, is_final: bool = False) -> None:
+    Args:
+        said: The beginning of its answer.
+    """
+
+    def __init__(self, message: str, *, is_final: bool = False, said: str = "") -> None:
         super().__init__(message)
-        self.is_final = is_final
+        self.is_final, self.said = is_final, said
 
 
 def ask_server(server: ServerConfig, path: str, body: dict[str, Any] | None) -> Any:
@@ -183,8 +193,9 @@ def ask_server(server: ServerConfig, path: str, body: dict[str, Any] | None) -> 
     except urllib.error.HTTPError as error:
         with error:
             said = error.read(_MOST_SAID).decode(errors="replace").strip()
-        words = f"{server.url} answered {error.code}: {said}"
-        raise ServerRefusalError(words, is_final=error.code in _FINAL) from None
+        final = error.code in _FINAL
+        words = f"{server.url} answered {error.code}"
+        raise ServerRefusalError(words, is_final=final, said=said) from None
     except (OSError, HTTPException, ValueError, RecursionError) as error:
         reason = getattr(error, "reason", type(error).__name__)
         raise ServerRefusalError(f"{server.url} cannot be asked: {reason}") from None
@@ -378,7 +389,7 @@ def precache(
 
 def _line(done: WarmResult) -> str:
     if done.how == "failed":
-        return f"{done.key}: failed: {done.reason}"
+        return f"{done.key}: failed: {done.reason}" + (f": {done.said!r}" if done.said else "")
     if done.how == "leased":
         return f"{done.key}: leased"
     if done.how == "unknown":

@@ -284,6 +284,16 @@ def test_what_vllm_reads_itself_comes_first_and_is_left_as_it_came() -> None:
     assert named([], {"prompt_cache_key": "key", "metadata": {"session_id": "m"}}).turn.name == "m"
 
 
+@pytest.mark.parametrize("field", ["conversation", "prompt_cache_key"])
+def test_a_name_as_long_as_a_body_is_a_session_and_is_not_kept(field: str) -> None:
+    callers = Callers()
+    names = ["x" * 100_000, "x" * 99_999 + "y"] * 2
+    sessions = [read(callers, {"messages": [user("hi")], field: name}) for name in names]
+    assert sessions[:2] == sessions[2:]
+    assert sessions[0] != sessions[1]
+    assert max(map(len, sessions)) < 1000
+
+
 @pytest.mark.parametrize("odd", ["org/repo", "x" * 200, "é", "a\nb", "a@b"])
 def test_a_name_that_no_engine_takes_is_the_routers_alone(odd: str) -> None:
     asked = named([], {"prompt_cache_key": odd})

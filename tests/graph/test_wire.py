@@ -306,11 +306,14 @@ def test_a_batchs_time_costs_no_events_whatever_it_is(ts: object, known: bool) -
     assert KvEventDecoder().decode_payload(encode({"ts": ts, "events": [STORED]})) == OURS[:1]
 
 
-def test_digits_in_a_hash_are_bytes_like_all_others() -> None:
-    stored = {**STORED, "block_hashes": [b"12345678", 12345678]}
+@pytest.mark.parametrize("turned", [False, True])
+def test_digits_in_a_hash_are_bytes_like_all_others(turned: bool) -> None:
+    hashes = [b"12345678", 12345678]
+    keys = [int.from_bytes(b"12345678", "big"), 12345678]
+    step = -1 if turned else 1
+    stored = {**STORED, "block_hashes": hashes[::step]}
     (told,) = KvEventDecoder().decode_payload(encode([1.5, [stored]]))
-    number = int.from_bytes(b"12345678", "big")
-    assert told == BlocksStored(pack(number, 12345678), 9, 16, "s")
+    assert told == BlocksStored(pack(*keys[::step]), 9, 16, "s")
 
 
 def test_a_copy_need_not_say_more_than_its_hash() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -12,9 +13,11 @@ import numpy as np
 import orjson
 import pytest
 from starlette.requests import Request
+from starlette.responses import Response
 
 pytest.importorskip("bm25s")
 
+from kvgraph.advisor.fleet import upstream as upstreams
 from kvgraph.advisor.fleet.relay import json_response
 from kvgraph.advisor.fleet.upstream import Upstream
 from kvgraph.advisor.memory.attention import EmbeddedSimilarity, SimilarityError
@@ -75,6 +78,13 @@ def test_an_engine_that_has_no_tokenizer_is_not_asked_again_and_again() -> None:
     assert [each.tokens for each in blocks] == [about(each) for each in blocks]
 
 
+def test_an_answer_of_any_size_is_read_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(upstreams, "MOST_ANSWER", 1 << 16)
+    engine, blocks = Answering(lambda _: {"count": 7, "tokens": [1] * 50_000}), [block("x" * 90)]
+    count(engine, blocks)
+    assert blocks[0].tokens == about(blocks[0]) != 7
+
+
 def test_an_engine_that_hangs_holds_no_chat_for_long() -> None:
     engine, blocks = Answering(lambda _: {"count": 1}, waits=3.0), [block("x" * 40)]
     assert count(engine, blocks, most_s=0.1) < 2
@@ -115,6 +125,27 @@ async def test_texts_are_embedded_a_few_at_once_and_those_used_last_are_kept() -
         await similarity.of("0", old[:50])
         assert [asked["input"] for asked in server.got] == [["0"]]
         await similarity.close()
+
+
+async def test_vectors_are_read_up_to_a_bound_and_not_unpacked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A few KiB may become gigabytes, and all chats would wait for that."""
+    monkeypatch.setattr(upstreams, "MOST_ANSWER", 1 << 16)
+    large = Answering(lambda asked: {**vectors_of(asked), "usage": "x" * (1 << 17)})
+
+    async def packed(scope: Any, receive: Any, send: Any) -> None:
+        asked = await Request(scope, receive).json()
+        content = gzip.compress(orjson.dumps(vectors_of(asked)))
+        headers = {"content-encoding": "gzip"}
+        await Response(content, headers=headers)(scope, receive, send)
+
+    for server in (large, packed):
+        async with listening(server, "off") as url:
+            similarity = EmbeddedSimilarity(url, "m")
+            with pytest.raises(SimilarityError):
+                await similarity.of("0", [block("1")])
+            await similarity.close()
 
 
 async def test_vectors_that_another_chat_displaces_meanwhile_are_not_missed() -> None:

@@ -281,6 +281,22 @@ def test_what_no_server_takes_is_logged(tmp_path: Path, caplog: pytest.LogCaptur
     assert "not warmed: http://127.0.0.1:9/v1 cannot be asked" in caplog.text
 
 
+def test_what_a_server_says_of_a_prefix_is_in_no_log(
+    api: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Servers quote what they refuse, and the text may look like a line of the log."""
+
+    def refuses(self: Api) -> None:
+        asked = self.rfile.read(int(self.headers["Content-Length"]))
+        self.send_error(400, explain=f"\nERROR all is lost: {asked.decode()}")
+
+    monkeypatch.setattr(Api, "do_POST", refuses)
+    caplog.set_level("DEBUG")
+    keeper_of(api, tmp_path).sweep()
+    assert f"not warmed: {api} answered 400" in caplog.text
+    assert not any(text in caplog.text for text in ("all is lost", "Be kind", '"messages"'))
+
+
 # The command ------------------------------------------------------------------------------------
 
 

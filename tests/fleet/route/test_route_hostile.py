@@ -74,6 +74,85 @@ async def test_a_models_name_forges_no_line(caplog: pytest.LogCaptureFixture) ->
     assert all(line.isprintable() for line in told), told
 
 
+async def test_a_hash_algorithms_name_forges_none_either(caplog: pytest.LogCaptureFixture) -> None:
+    stated = 'vllm:cache_config_info{block_size="16",num_gpu_blocks="9",%s="%s"} 1.0'
+    with caplog.at_level("INFO"):
+        engines = [StandInEngine(), StandInEngine()]
+        for engine, name in zip(
+            engines, ("sha256", "a\\n2026-01-01 ERROR lost\x1b[31m"), strict=True
+        ):
+            engine.metrics = stated % ("prefix_caching_hash_algo", name)
+        async with routed(engines) as fleet:
+            await fleet.until(True, True)
+            differs = str(fleet_status(fleet)[1]["differs"] or fleet_status(fleet)[0]["differs"])
+    assert "ERROR lost" in differs
+    told = [each.getMessage() for each in caplog.records if "ERROR lost" in each.getMessage()]
+    assert told
+    assert all(line.isprintable() for line in [differs, *told]), told
+
+
+async def test_a_models_name_that_is_nested_deep_is_none(caplog: pytest.LogCaptureFixture) -> None:
+    deep = b'{"data": [{"id": ' + b"[" * 1000 + b"]" * 1000 + b"}]}"
+    engines = [StandInEngine(), StandInEngine()]
+    head = b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n"
+    engines[1].raw["/v1/models"] = head % len(deep) + deep
+    async with routed(engines) as fleet:
+        await fleet.until(True, False)
+        await soon(lambda: fleet_status(fleet)[1]["refused"] is not None)
+        assert "nothing that it lists" in fleet_status(fleet)[1]["refused"]
+    assert "Traceback" not in caplog.text
+
+
+CHUNKED = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
+NO_HTTP = {
+    "no chunk": CHUNKED + b"data: all that was said\r\n\r\n",
+    "a chunk without its end": CHUNKED + b"11\r\nall that was saiddata: all that was said",
+    "no head": b"all that was said\n",
+    "more than it said": b"HTTP/1.1 200 OK\r\nx: all that was said\x00\r\n\r\n",
+    "half a head": b"HTTP/1.1 200 OK\r\nx: all that was said\r\n",
+}
+
+
+@pytest.mark.parametrize("answer", NO_HTTP.values(), ids=NO_HTTP)
+async def test_what_an_engine_answered_is_in_no_log(
+    answer: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = StandInEngine()
+    async with routed([engine]) as fleet:
+        await fleet.until(True)
+        asked = fleet.proxy.engines.upstreams[0]
+        engine.raw["/v1/completions"] = answer
+        asking = asyncio.create_task(fleet.complete())
+        await soon(lambda: bool(engine.headers))
+        if answer is NO_HTTP["half a head"]:
+            engine.kill()
+        await soon(lambda: not up(fleet))
+        status = fleet_status(fleet)[0]["why"]
+        asking.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await asking
+        assert asked.asked == 0
+    assert "is down" in caplog.text
+    assert "that was said" not in caplog.text + str(status)
+    assert all(each.getMessage().isprintable() for each in caplog.records)
+
+
+@pytest.mark.parametrize("status", ["101 Switching Protocols", "000 x", "099 x", "600 x", "999 x"])
+async def test_a_status_that_ends_no_answer_is_none(
+    status: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine, other = StandInEngine(), StandInEngine()
+    async with routed([engine, other]) as fleet:
+        await fleet.until(True, True)
+        engine.raw["/v1/completions"] = (
+            f"HTTP/1.1 {status}\r\ncontent-length: 2\r\n\r\n{{}}".encode()
+        )
+        for number in range(4):
+            assert (await fleet.complete(f"{number} " * 400)).status_code == 200
+        assert engine.headers, "it was asked"
+    assert "Traceback" not in caplog.text
+
+
 def fleet_status(fleet: Routed) -> list[dict[str, Any]]:
     engines: list[dict[str, Any]] = proxy_status(fleet.proxy)["engines"]
     return engines

@@ -36,6 +36,7 @@ def said(blocks: str, engine: int = 0) -> str:
         ),
         ("vllm:cache_config_info{block_size=", 0),
         ("vllm:cache_config_info{} 1.0", 0),
+        ('vllm:cache_config_info{block_size="16",\t=num_gpu_blocks="9"} 1.0', 0),
         ("not metrics", 0),
         ("", 0),
     ],

@@ -48,14 +48,16 @@ def without_mask(original: Callable[..., None]) -> Callable[..., None]:
     return cache_full_blocks
 
 
+@pytest.mark.parametrize("core", ["python", ""])
 @pytest.mark.parametrize(
     ("other", "extra"), [(with_one_more, {"tier": "hot"}), (without_mask, {})], ids=["more", "less"]
 )
 def test_another_vllm_allocates_as_it_does_without_us(
-    other: Any, extra: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    other: Any, extra: dict[str, Any], core: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from vllm.v1.core.block_pool import BlockPool
 
+    monkeypatch.setenv(CORE_VARIABLE, core)
     monkeypatch.setattr(BlockPool, "cache_full_blocks", other(BlockPool.cache_full_blocks))
     pool = new_pool(16)
     connector = connected(pool)
