@@ -9,7 +9,7 @@ trial, and shrinks as soon as it costs more than allowed.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -35,7 +35,6 @@ _REST: Final = 80.0  # … after which what was too dear is tried again
 _LONGER: Final = 16.0  # … and at most so many times as long where it proved too dear before
 _AHEAD: Final = 0.02  # of a pool's blocks: a smaller difference is none
 _MOST_GROUPS: Final = 32  # that are told apart
-_PART = 0.5  # of the allowed points, for requests of which nothing is protected
 _OTHERS: Final[_Group] = (NO_ROW, -1)
 _RANK_EVERY_S: Final = 2.0  # and whenever a quarter of the pool was walked
 _TURNED: Final = 0.25
@@ -109,22 +108,17 @@ class _Arm:
         """Tell whether all together, or any group, surely lose more than so many points."""
         least = _AHEAD * self.pool.capacity
         return any(
-            loss.beyond(points * part) > max(loss.spread, least) for loss, part in self._losses()
+            loss.beyond(points) > max(loss.spread, least)
+            for loss in (self.all, *self.groups.values())
         )
 
     def is_cheap(self, points: float) -> bool:
         """Tell whether all together, and every group with enough evidence, surely lose no more."""
         enough = _LEAST_ASKED * self.pool.capacity
-        known = [(loss, part) for loss, part in self._losses() if loss.asked >= enough]
+        known = [each for each in (self.all, *self.groups.values()) if each.asked >= enough]
         return self.all.asked >= enough and all(
-            -loss.beyond(points * part) >= loss.spread for loss, part in known
+            -loss.beyond(points) >= loss.spread for loss in known
         )
-
-    def _losses(self) -> Iterator[tuple[_Loss, float]]:
-        """Iterate over the losses that count, and the part of what is allowed for each."""
-        yield self.all, 1.0
-        for (_, named), loss in self.groups.items():
-            yield loss, 1.0 if named else _PART
 
 
 class ProtectionPrice:
