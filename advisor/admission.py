@@ -182,7 +182,7 @@ class Admission:
         valve = self._valve(engine, tables.pool_blocks.get(engine, 0) - _UNUSED_BLOCKS)
         prompts, wanted = tables.regret.of(engine), demand(tables, engine, now)
         was_open = valve.limit is None
-        report = tables.words[engine].admission
+        report = tables.reports[engine].admission
         holds = report is None or report.waiting > 0  # true of an engine that does not report
         valve.update(prompts.asked, prompts.again, wanted, holds=holds)
         self._epoch += 1
@@ -223,7 +223,7 @@ def _say(tables: Tables, engine: int, valve: Valve, advice: AdmissionAdvice) -> 
     if valve.limit is None:
         logger.info("engine %s: all sessions have room again: nobody needs to wait", name)
         return
-    is_off = tables.words[engine].admission is None
+    is_off = tables.reports[engine].admission is None
     logger.info(
         "engine %s computes %d %% of its prompts again: %d sessions are live and %d fit; %s",
         name, round(100 * valve.regret), advice.live_sessions, advice.fitting_sessions,

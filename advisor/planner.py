@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Final, NamedTuple, TypeVar
 
 from ..graph.kvcache_graph import KVCacheGraph
-from ..graph.logs.evictions import NO_TERMS, TermsThen
+from ..graph.logs.evictions import NO_TERMS, TermsAtRanking
 from ..graph.ranking.order import front_terms
 from ..graph.ranking.policy import View
 from ..graph.types import NO_ROW, Keys
@@ -42,7 +42,7 @@ class PrefetchOrders:
         self._clock = clock
         self._versions: dict[str, int] = {}  # the graph's, when each engine's order was made
         self.bounds = bounds  # of each order; may be replaced
-        self.due: list[int] = []  # rows of sessions that were expected back at the last `look`
+        self.due: list[int] = []  # rows of sessions that were expected back at the last `find_due`
         # Engine → order, replaced whole by one assignment; read it from any thread.
         self.latest: Mapping[str, PrefetchOrder] = MappingProxyType({})
 
@@ -52,9 +52,9 @@ class PrefetchOrders:
         tables, within_s = self._graph.tables, min(seconds, self._graph.rules.horizon_s)
         if not self.bounds.enabled or tables.sessions.soonest >= self._clock() + within_s:
             return False
-        return any(words.tiers for words in list(tables.words.values()))
+        return any(reports.tiers for reports in list(tables.reports.values()))
 
-    def look(self, _: str = "") -> None:
+    def find_due(self, _: str = "") -> None:
         """Find the sessions, of any engine, that are expected back soon; see ``due``."""
         sessions = self._graph.tables.sessions
         sessions.soonest = math.inf
@@ -215,7 +215,7 @@ class GraphEvictionAdvisor:
 
     def order(self) -> None:
         """Renew the prefetch orders of the last round's engines, and nothing else."""
-        self._try(self._locked(self.orders.look))
+        self._try(self._locked(self.orders.find_due))
         orders, before = {}, self.orders.latest
         for engine in self._heard:
             if order := self._try(self._locked(self.orders.made), engine) or before.get(engine):
@@ -328,10 +328,10 @@ def _note(graph: KVCacheGraph, engine: str, ranking: EvictionRanking, log: RateL
 
 def _terms(
     graph: KVCacheGraph, view: View, ranking: EvictionRanking, log: RateLimitedLog
-) -> TermsThen:
+) -> TermsAtRanking:
     """The score's terms of a ranking's first blocks; none where a custom policy fails."""
     try:
-        return TermsThen.of(front_terms(view, graph.policy, graph.referee, ranking))
+        return TermsAtRanking.of(front_terms(view, graph.policy, graph.referee, ranking))
     except Exception as error:
         log.once(
             "terms",
@@ -345,10 +345,10 @@ def _terms(
 def _has_room(graph: KVCacheGraph, engine: str, protected: int) -> bool:
     """Whether an engine without tiers has many blank blocks, and no block is ``protected``."""
     tables = graph.tables
-    words = tables.words.get(tables.engines.get(engine, NO_ROW))
-    if words is None or words.pressure is None or words.tiers is not None or protected:
+    reports = tables.reports.get(tables.engines.get(engine, NO_ROW))
+    if reports is None or reports.pressure is None or reports.tiers is not None or protected:
         return False
-    pressure = words.pressure
+    pressure = reports.pressure
     least = _ROOMY * pressure.total_blocks
     if pressure.free_blocks - pressure.cached_blocks <= least:  # as nearly always
         return False

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from ..graph.errors import KvGraphError
-from ..graph.ranking.policy import Ruling
+from ..graph.ranking.policy import PolicyChoice
 from ..graph.stats import EngineStats, GraphStats
 from ..graph.wire.advice import AdmissionAdvice
 from ..graph.wire.events import TierReport
@@ -42,7 +42,7 @@ class EngineStatus:
     ranked_protected: int = 0
     graph: EngineStats | None = None
     tiers: TierReport | None = None  # None without colder tiers
-    ruling: Ruling | None = None  # of policy and LRU; None where nothing is compared
+    ruling: PolicyChoice | None = None  # of policy and LRU; None where nothing is compared
     room: AdmissionAdvice | None = None  # how much new context may start there
     ranked_by: str = "lru"  # a policy's name; lru where the engine keeps its own order
     hashing: str = ""  # how it hashes blocks, in words

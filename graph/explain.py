@@ -13,7 +13,7 @@ import numpy as np
 
 from .errors import GraphError
 from .ranking.copies import not_worth
-from .ranking.order import Order, places, who_ranks
+from .ranking.order import RankingSources, places, who_ranks
 from .ranking.policy import View, terms_of
 from .ranking.rules import beyond_share, is_superseded, standings
 from .tables.blocks import DEFAULT_LAYER, Selection, known_depth, salt_of
@@ -239,7 +239,7 @@ def block_attributes(tables: Tables, row: int) -> dict[str, Any]:
     }
 
 
-def explain(view: View, order: Order, row: int) -> dict[str, Any]:
+def explain(view: View, order: RankingSources, row: int) -> dict[str, Any]:
     """A block's score terms, its rank, and the rules that protect or demote it."""
     tables, blocks, policy, now = view.tables, view.blocks, order.policy, view.now
     only = Selection(blocks, np.array([row], dtype=np.int32))
@@ -393,7 +393,7 @@ def _copies(tables: Tables, row: int, now: float) -> str:
     against = [reason.replace("_", " ") for reason, applies in found.items() if applies[0]]
     if against:
         return f"none: not worth one ({', '.join(against)})"
-    if not any(words.tiers for words in tables.words.values()):
+    if not any(reports.tiers for reports in tables.reports.values()):
         return "none: no engine here keeps copies"
     return "none yet" if held else "none: worth one, and lost before it was made"
 

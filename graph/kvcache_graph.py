@@ -21,8 +21,8 @@ from .intents import IntentBook
 from .logs.history import LoggedTables
 from .ranking.copies import prefetch_candidates, without_copy
 from .ranking.formulas import ClassicPolicy
-from .ranking.order import Order, rank_by_ruler
-from .ranking.policy import Policy, Referee, Rules, Ruling, ScoreProfile, View
+from .ranking.order import RankingSources, rank_by_ruler
+from .ranking.policy import Policy, PolicyChoice, Referee, Rules, ScoreProfile, View
 from .stats import GraphStats, graph_stats
 from .tables.integrity import check_integrity
 from .tables.tables import GraphLimits
@@ -178,12 +178,12 @@ class KVCacheGraph:
             self.changes.forget(engine)
             yield from self._ingest.forgetting(column, self.clock())
 
-    def ruling(self, engine: str) -> Ruling | None:
+    def ruling(self, engine: str) -> PolicyChoice | None:
         """Whether policy or LRU ranks this engine's blocks; None without a referee, or before it
         saw the engine."""
         if self.referee is None:
             return None
-        return self.referee.rulings().get(self.tables.engines.get(engine, NO_ROW))
+        return self.referee.policy_choices().get(self.tables.engines.get(engine, NO_ROW))
 
     def rank(self, engine: str, limit: int, *, for_copies: bool = True) -> EvictionRanking:
         """Rank what this engine should evict first; empty for an unknown engine.
@@ -246,7 +246,7 @@ class KVCacheGraph:
         Raises:
             GraphError: The graph knows no such block.
         """
-        order = Order(self.policy, self.referee, known or {})
+        order = RankingSources(self.policy, self.referee, known or {})
         return views.explain(self._view(), order, row_of(self.tables, key))
 
     def explain_session(self, name: str, tenant: str | None = None) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from .ranking.rules import Limit, is_pinned, is_protected, kept_share, limits_of
 from .tables.blocks import known_depth
 from .tables.protection import ProtectionBudget
 from .tables.tables import Tables
-from .tables.walks import EngineWords
+from .tables.walks import EngineReports
 from .types import EDGE_NAMES, LAYER_NAMES, NO_ROW, STATE_NAMES, Rows, Tier
 from .wire.events import AdmissionReport, AdviceApplied, EngineHello, Pressure, TierReport
 
@@ -107,7 +107,7 @@ def _engine_stats(view: View) -> EngineStats:
     within = (protected | is_pinned(view, resident)) & (by_block == Limit.NONE)
     kept, budget = int(within.sum()), view.tables.budgets.get(column)
     limited = {each.name.lower(): int(limits[each]) for each in Limit if each}
-    words = view.tables.words.get(column) or EngineWords()
+    reports = view.tables.reports.get(column) or EngineReports()
     layers = np.bincount(resident.of(blocks.layer), minlength=len(LAYER_NAMES))
     return EngineStats(
         resident=len(resident),
@@ -120,11 +120,11 @@ def _engine_stats(view: View) -> EngineStats:
         budget=budget,
         protection=protection_said(kept, int(np.count_nonzero(by_block)), budget),
         layers=dict(zip(LAYER_NAMES, layers.tolist(), strict=True)),
-        hello=words.hello,
-        pressure=words.pressure,
-        applied=words.applied,
-        tiers=words.tiers,
-        admission=words.admission,
+        hello=reports.hello,
+        pressure=reports.pressure,
+        applied=reports.applied,
+        tiers=reports.tiers,
+        admission=reports.admission,
     )
 
 

@@ -109,7 +109,7 @@ class Body:
         self.data = b""
 
 
-class Effect(IntEnum):
+class SideEffect(IntEnum):
     """What a generating request may have changed on its engine, beside the KV cache."""
 
     NONE = 0
@@ -125,18 +125,18 @@ class Call(NamedTuple):
     headers: Headers
     body: Body
     streams: bool = False  # whether the answer comes token by token
-    effect: Effect = Effect.NONE  # of a request that generates
+    effect: SideEffect = SideEffect.NONE  # of a request that generates
 
     @property
     def repeatable(self) -> bool:
         """Whether another engine may get the request after one that received it went away."""
-        return self.repeatable_if_refused and self.effect is Effect.NONE
+        return self.repeatable_if_refused and self.effect is SideEffect.NONE
 
     @property
     def repeatable_if_refused(self) -> bool:
         """Whether another engine may get the request after one refused it unstarted."""
         if self.method == "POST":
-            return self.path.partition("?")[0] in _REPEATABLE and self.effect is not Effect.ACTS
+            return self.path.partition("?")[0] in _REPEATABLE and self.effect is not SideEffect.ACTS
         return self.method in ("GET", "HEAD")
 
 
@@ -376,20 +376,20 @@ def _fields(body: bytes) -> dict[str, Any] | None:
     return fields if isinstance(fields, dict) and fields else None
 
 
-def _effect(path: str, fields: Mapping[str, Any] | None) -> Effect:
+def _effect(path: str, fields: Mapping[str, Any] | None) -> SideEffect:
     """Tell what a generating request may change on its engine."""
     if fields is None or any(  # engines may read a body that we cannot (NaN, UTF-16)
         fields.get(name) not in (None, False) for name in _ACTS
     ):
-        return Effect.ACTS
+        return SideEffect.ACTS
     tools = fields.get("tools") or []
     if not isinstance(tools, list) or not all(map(_is_clients, tools)):
-        return Effect.ACTS
+        return SideEffect.ACTS
     if path == _STORES and fields.get("prompt") is not None:  # kept at the server, tools and all
-        return Effect.ACTS
+        return SideEffect.ACTS
     store = fields.get("store")
     keeps = store is not False if path == _STORES else store not in (None, False)
-    return Effect.KEEPS if keeps else Effect.NONE
+    return SideEffect.KEEPS if keeps else SideEffect.NONE
 
 
 def _is_clients(tool: object) -> bool:

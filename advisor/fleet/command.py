@@ -17,7 +17,15 @@ from ..tools.remote import TOKEN_VARIABLE, secret_of
 from .app import route_app
 from .proxy import FleetProxy
 from .residency import ResidencyView
-from .upstream import FIRST_BYTE_S, MOST_SHOWN, Listed, checked, engine_in, engines_in, is_address
+from .upstream import (
+    FIRST_BYTE_S,
+    MOST_SHOWN,
+    EngineAddress,
+    checked,
+    engine_in,
+    engines_in,
+    is_address,
+)
 
 FirstByte = Annotated[
     float,
@@ -89,7 +97,7 @@ def route(
     asyncio.run(serve_route(given, engines_file, host, port, residency, first_byte, hosts))
 
 
-def _engines(engines: list[str], file: Path | None) -> list[Listed]:
+def _engines(engines: list[str], file: Path | None) -> list[EngineAddress]:
     if (file is None) == (not engines):
         raise ConfigError("name engines either by their addresses or by --engines FILE")
     return engines_in(file) if file else checked([engine_in(each) for each in engines])
@@ -101,7 +109,7 @@ _log = logging.getLogger(__name__)
 
 
 async def serve_route(
-    engines: Sequence[Listed],
+    engines: Sequence[EngineAddress],
     engines_file: Path | None,
     host: str,
     port: int,

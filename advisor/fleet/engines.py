@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from .board import EngineBoard, Speed
 from .upstream import (
     FIRST_BYTE_S,
-    Listed,
+    EngineAddress,
     NothingAnsweredError,
     OwnAnswer,
     SilentError,
@@ -344,7 +344,7 @@ class EngineRoster:
             "refused; GET /fleet says why"
         )
 
-    def list_again(self, engines: Sequence[Listed]) -> None:
+    def list_again(self, engines: Sequence[EngineAddress]) -> None:
         """Replace the list of engines: new ones are added, missing ones drain.
 
         Raises:

@@ -15,7 +15,7 @@ MOST_LINKS_HELD: Final = 200_000
 and 60 MB for as many that engines lost."""
 
 
-class Link(NamedTuple):
+class PromptPrefix(NamedTuple):
     """A prefix of a prompt: its digest, and about how many tokens it has."""
 
     key: Hashable
@@ -43,7 +43,7 @@ class PoolShadows:
         """Return the number of links that any engine should hold."""
         return len(self._holders)
 
-    def holdings(self, links: Sequence[Link], engines: int) -> Holdings:
+    def holdings(self, links: Sequence[PromptPrefix], engines: int) -> Holdings:
         """Estimate how much of a prompt each of so many engines holds; ``lost`` marks those that
         held a part and evicted it."""
         tokens = np.zeros(engines, dtype=np.int64)
@@ -58,12 +58,14 @@ class PoolShadows:
         lost[list(_numbers(gone & ((1 << engines) - 1)))] = True
         return Holdings(tokens, tokens, lost=lost)
 
-    def sent(self, links: Sequence[Link], engine: int, pool_tokens: int) -> None:
+    def sent(self, links: Sequence[PromptPrefix], engine: int, pool_tokens: int) -> None:
         """Note that an engine computes a prompt: ``offered`` and ``taken`` in one."""
         self.offered(links, engine, pool_tokens)
         self.taken(engine, pool_tokens)
 
-    def offered(self, links: Sequence[Link], engine: int, pool_tokens: int) -> list[Hashable]:
+    def offered(
+        self, links: Sequence[PromptPrefix], engine: int, pool_tokens: int
+    ) -> list[Hashable]:
         """Add a prompt to an engine's pool, unless it is larger than the pool.
 
         Nothing is evicted for it before ``taken``.

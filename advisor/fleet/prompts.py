@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 import orjson
 from cachetools import FIFOCache
 
-from .pools import MOST_LINKS_HELD, Link
+from .pools import MOST_LINKS_HELD, PromptPrefix
 
 MOST_LINKS: Final = 2048  # links of one prompt; longer prompts are known by their beginning; chosen
 PIECE: Final = 1024  # characters of a prompt without messages per link; chosen
@@ -48,7 +48,7 @@ _WORD: Final = re.compile(r"[!-~]+|\S")  # other scripts do not always write spa
 Words = frozenset[int]  # hashes of pairs of neighbouring words
 
 
-class End(NamedTuple):
+class PromptEnd(NamedTuple):
     """The end of a prompt without messages."""
 
     after: bytes  # digest of its last link, or of its scope
@@ -68,10 +68,10 @@ class MessageDigest(NamedTuple):
 class Prompt(NamedTuple):
     """A prompt as digests."""
 
-    links: list[Link]
+    links: list[PromptPrefix]
     tokens: int  # estimated
     # None where longer prompts do not continue it: a batch, a system prompt alone, or a chat.
-    end: End | None = None
+    end: PromptEnd | None = None
     pieces: Sequence[Any] = ()  # all of a prompt without messages, in order; not to be kept
     # Its messages without the leading system prompt, or its pieces.
     said: Sequence[MessageDigest] = ()
@@ -106,14 +106,14 @@ class PromptReader:
         if isinstance(messages, list):
             return self._chat(body, messages, scope)
         pieces, whole = _pieces(body)
-        links: list[Link] = []
+        links: list[PromptPrefix] = []
         digest, tokens = scope, 0
         for piece in pieces[:MOST_LINKS]:
             data = _data(piece)
             tokens += _tokens_of(piece, data)
             if len(links) < whole:
                 digest = self._digest(digest, data)
-                links.append(Link(digest, tokens))
+                links.append(PromptPrefix(digest, tokens))
         tokens = _with_rest(tokens, len(pieces))
         end = self._end(digest, pieces, whole)
         begins = [0, *(link.tokens for link in links)]
@@ -131,7 +131,7 @@ class PromptReader:
     def _chat(self, body: Mapping[str, Any], messages: list[Any], scope: bytes) -> Prompt:
         leading = [_leading(name, body[name]) for name in _LEADING if body.get(name)]
         shown = [each for message in messages if (each := _shown(message)) is not None]
-        links: list[Link] = []
+        links: list[PromptPrefix] = []
         said, texts = list[MessageDigest](), deque[str](maxlen=NEAREST + 1)
         digest = chain = scope
         tokens, system = 0, list[str]()
@@ -139,7 +139,7 @@ class PromptReader:
             tokens += each.tokens
             own = self._digest(scope, each.data)
             digest = self._digest(digest, own)
-            links.append(Link(digest, tokens))
+            links.append(PromptPrefix(digest, tokens))
             if each.role in _SYSTEM and not said:
                 system.append(each.text)
                 continue
@@ -154,12 +154,12 @@ class PromptReader:
     def _digest(self, before: bytes, data: bytes) -> bytes:
         return hashlib.blake2b(before + data, key=self._key, digest_size=16).digest()
 
-    def _end(self, digest: bytes, pieces: Sequence[Any], whole: int) -> End | None:
+    def _end(self, digest: bytes, pieces: Sequence[Any], whole: int) -> PromptEnd | None:
         if not pieces or len(pieces) > whole + 1:
             return None
         if len(pieces) == whole or whole >= MOST_LINKS:
-            return End(digest, 0, digest)
-        return End(digest, len(pieces[-1]), self.digest(digest, pieces[-1]))
+            return PromptEnd(digest, 0, digest)
+        return PromptEnd(digest, len(pieces[-1]), self.digest(digest, pieces[-1]))
 
 
 def words_of(text: str) -> Words:
@@ -382,8 +382,8 @@ class LastPrompts:
     def __init__(self, digest: Digest, most: int = MOST_LINKS_HELD) -> None:
         self._digest, self._most = digest, most
         self._lock = threading.Lock()
-        self._sessions: OrderedDict[End, str] = OrderedDict()  # of prompts without messages
-        self._ends: dict[bytes, OrderedDict[End, None]] = {}  # by what they are behind
+        self._sessions: OrderedDict[PromptEnd, str] = OrderedDict()  # of prompts without messages
+        self._ends: dict[bytes, OrderedDict[PromptEnd, None]] = {}  # by what they are behind
         self._chats: FIFOCache[bytes, str] = FIFOCache(most)  # by all that was said
         self._owners: dict[bytes, _MessageOwner] = {}  # by what was said
         self._known: OrderedDict[str, _LastPrompt] = OrderedDict()
@@ -524,7 +524,7 @@ class LastPrompts:
                 if not sessions:
                     del self._by_word[word]
 
-    def _note_end(self, end: End, session: str) -> None:
+    def _note_end(self, end: PromptEnd, session: str) -> None:
         self._sessions[end] = session
         self._sessions.move_to_end(end)
         behind = self._ends.setdefault(end.after, OrderedDict())
@@ -535,7 +535,7 @@ class LastPrompts:
         while len(self._sessions) > self._most:
             self._forget_end(next(iter(self._sessions)))
 
-    def _forget_end(self, end: End) -> None:
+    def _forget_end(self, end: PromptEnd) -> None:
         del self._sessions[end]
         behind = self._ends[end.after]
         del behind[end]

@@ -13,16 +13,16 @@ from itertools import count
 from typing import Final, NamedTuple
 
 from .board import EngineBoard, Speed
-from .callers import Call, Callers, Effect, ParsedRequest
+from .callers import Call, Callers, ParsedRequest, SideEffect
 from .engines import NEEDS_KEY, EngineRoster, HealthWatch
 from .pools import PoolShadows
 from .residency import ResidencyView
-from .router import Choice, FleetRouter, Holdings, Home, NoEngineError, Wanted
+from .router import Choice, FleetRouter, Holdings, Home, NoEngineError, RoutingRequest
 from .upstream import (
     ENGINE_HEADER,
     FIRST_BYTE_S,
     BrokenAnswerError,
-    Listed,
+    EngineAddress,
     NothingAnsweredError,
     Reply,
     SilentError,
@@ -65,7 +65,7 @@ class Placed(NamedTuple):
     """Where a request was sent, and what to undo if it is not answered there."""
 
     choice: Choice
-    wanted: Wanted
+    wanted: RoutingRequest
     # ``before``, ``made``: its session's home before, and the home that the request made.
     before: Home | None = None
     made: Home | None = None
@@ -84,7 +84,7 @@ class FleetProxy:
 
     def __init__(
         self,
-        engines: Sequence[Listed],
+        engines: Sequence[EngineAddress],
         residency: ResidencyView | None = None,
         speed: Speed | None = None,
         first_byte_s: float = FIRST_BYTE_S,
@@ -177,7 +177,7 @@ class FleetProxy:
                 self.router.computed(placed.choice)
             if not reply.failed:
                 self._taken(asked, placed, queued, time.monotonic() - start)
-                if asked.turn is not None and asked.call.effect is not Effect.NONE:
+                if asked.turn is not None and asked.call.effect is not SideEffect.NONE:
                     self.callers.answered(asked.turn, reply.first)
             return reply, upstream, placed
         raise AssertionError("unreachable")
@@ -227,7 +227,7 @@ class FleetProxy:
         start = time.perf_counter()
         turn, now = asked.turn, time.monotonic()
         if turn is None:
-            wanted = Wanted(None, 1, refused_by)
+            wanted = RoutingRequest(None, 1, refused_by)
             return Placed(self.router.route(wanted, Holdings(), now), wanted)
         homes = self.router.homes
         before = homes.of(turn.session)
@@ -236,7 +236,7 @@ class FleetProxy:
             if before is not None:
                 self.residency.note_home(turn.engine_name, before.engine)
             holdings = self.residency.corrected(turn.engine_name, holdings)
-        wanted = Wanted(turn.session, max(turn.prompt.tokens, 1), refused_by)
+        wanted = RoutingRequest(turn.session, max(turn.prompt.tokens, 1), refused_by)
         choice = self.router.route(wanted, holdings, now)
         pool_tokens = int(self.board.pool[choice.engine])
         new = self.pools.offered(turn.prompt.links, choice.engine, pool_tokens)

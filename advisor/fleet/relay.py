@@ -88,7 +88,7 @@ class Refusals(Protocol):
     left: int
 
 
-class Passing(Protocol[Known]):
+class RelayedProxy(Protocol[Known]):
     """A proxy that ``Relay`` can serve."""
 
     @property
@@ -127,7 +127,7 @@ class Passing(Protocol[Known]):
 class Relay(Generic[Known]):
     """An ASGI application that sends requests on through a proxy and streams the answers back."""
 
-    def __init__(self, proxy: Passing[Known]) -> None:
+    def __init__(self, proxy: RelayedProxy[Known]) -> None:
         self.room = BodyRoom()
         self._proxy = proxy
         self._apart = asyncio.Semaphore()  # one at a time: a parsed body takes more memory

@@ -11,7 +11,7 @@ import numpy as np
 from .board import EngineBoard, Speed
 from .callers import BadRequestError, Callers, Turn
 from .pools import PoolShadows
-from .router import Choice, FleetRouter, Reason, Stickiness, Wanted
+from .router import Choice, FleetRouter, Reason, RoutingRequest, Stickiness
 
 _NAMELESS: Final = ("messages", "input", "prompt", "model", "cache_salt")
 """Fields of a body that are kept where its session's name is refused."""
@@ -34,7 +34,7 @@ class ReplicaChoice:
         self._pools = PoolShadows()
         self._callers = Callers()
         self._numbers: dict[str, int] = {}
-        self._chosen: OrderedDict[str, tuple[Turn, Wanted, Choice]] = OrderedDict()
+        self._chosen: OrderedDict[str, tuple[Turn, RoutingRequest, Choice]] = OrderedDict()
         self._running: OrderedDict[str, Choice] = OrderedDict()
 
     def present(self, replicas: Sequence[str]) -> None:
@@ -66,7 +66,7 @@ class ReplicaChoice:
         turn = self._turn(body, session)
         board = self.router.board
         holdings = self._pools.holdings(turn.prompt.links, len(board))
-        wanted = Wanted(turn.session, max(1, turn.prompt.tokens))
+        wanted = RoutingRequest(turn.session, max(1, turn.prompt.tokens))
         choice = self.router.choose(wanted, holdings)
         self._chosen[request] = (turn, wanted, choice)
         if len(self._chosen) > _MOST_RUNNING:

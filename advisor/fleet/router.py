@@ -160,7 +160,7 @@ class Holdings(NamedTuple):
         )
 
 
-class Wanted(NamedTuple):
+class RoutingRequest(NamedTuple):
     """A request that is to be routed."""
 
     session: Hashable | None  # whose turn it is; None: that is unknown
@@ -217,7 +217,7 @@ class FleetRouter:
         self.counts: Counter[Reason] = Counter()  # decisions by reason
         self._stickiness = stickiness or Stickiness()
 
-    def route(self, wanted: Wanted, holdings: Holdings, now: float) -> Choice:
+    def route(self, wanted: RoutingRequest, holdings: Holdings, now: float) -> Choice:
         """Choose the engine of a request, and note that it waits there.
 
         Raises:
@@ -227,7 +227,7 @@ class FleetRouter:
         self.take(choice, wanted, now)
         return choice
 
-    def take(self, choice: Choice, wanted: Wanted, now: float) -> None:
+    def take(self, choice: Choice, wanted: RoutingRequest, now: float) -> None:
         """Note that a request was sent to its choice, and waits there."""
         self.counts[choice.reason] += 1
         self.board.waiting[choice.engine] += choice.tokens
@@ -239,7 +239,7 @@ class FleetRouter:
         """Note that an engine computed a request's prompt, or never got the request."""
         self.board.waiting[choice.engine] -= choice.tokens
 
-    def choose(self, wanted: Wanted, holdings: Holdings) -> Choice:
+    def choose(self, wanted: RoutingRequest, holdings: Holdings) -> Choice:
         """Choose the engine of a request without noting anything.
 
         Raises:
@@ -262,11 +262,11 @@ class FleetRouter:
         left = wanted.tokens - max(_at(holdings.copied, engine), holdings.shared)
         return Choice(engine, float(costs[engine]), reason, max(0, left))
 
-    def costs(self, wanted: Wanted, holdings: Holdings) -> Floats:
+    def costs(self, wanted: RoutingRequest, holdings: Holdings) -> Floats:
         """float64 ``[engines]``: seconds that a request takes at each engine, up or not."""
         return self._costs(wanted, holdings.within(wanted.tokens))
 
-    def _costs(self, wanted: Wanted, holdings: Holdings) -> Floats:
+    def _costs(self, wanted: RoutingRequest, holdings: Holdings) -> Floats:
         board = self.board
         reusable = np.maximum(holdings.copied, holdings.shared)
         seconds: Floats = (wanted.tokens - reusable + board.waiting) * board.compute_s
@@ -275,7 +275,9 @@ class FleetRouter:
         seconds += (reusable - holdings.copied) * np.minimum(board.fetch_s, board.compute_s)
         return seconds
 
-    def _placed(self, home: Home | None, wanted: Wanted, holdings: Holdings, costs: Floats) -> int:
+    def _placed(
+        self, home: Home | None, wanted: RoutingRequest, holdings: Holdings, costs: Floats
+    ) -> int:
         """Return the cheapest engine for a session without a home, or one that leaves it."""
         board = self.board
         live = self.homes.live()
@@ -296,7 +298,7 @@ class FleetRouter:
         return pressure
 
     def _reason(
-        self, home: Home | None, wanted: Wanted, holdings: Holdings, costs: Floats
+        self, home: Home | None, wanted: RoutingRequest, holdings: Holdings, costs: Floats
     ) -> Reason:
         if home is None:
             return Reason.NEW

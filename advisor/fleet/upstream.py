@@ -25,14 +25,14 @@ MOST_ENGINES: Final = 1024  # chosen: decisions are measured with 1,000
 MOST_SHOWN: Final = 80  # characters of a bad address that an error shows; chosen
 
 
-class Listed(NamedTuple):
+class EngineAddress(NamedTuple):
     """An engine's address, and whether it drains."""
 
     url: str
     drains: bool = False
 
 
-def engine_in(words: str) -> Listed:
+def engine_in(words: str) -> EngineAddress:
     """Parse ``URL`` or ``URL drain``.
 
     Raises:
@@ -43,7 +43,7 @@ def engine_in(words: str) -> Listed:
         raise ConfigError(
             f"engine {words[:MOST_SHOWN]!r}: allowed: http://HOST:PORT or http://HOST:PORT drain"
         )
-    return Listed(url.rstrip("/").removesuffix("/v1"), bool(rest))
+    return EngineAddress(url.rstrip("/").removesuffix("/v1"), bool(rest))
 
 
 def is_address(url: str) -> bool:
@@ -58,7 +58,7 @@ def is_address(url: str) -> bool:
     return plain and parts.scheme in ("http", "https") and bool(host) and not more
 
 
-def engines_in(path: Path) -> list[Listed]:
+def engines_in(path: Path) -> list[EngineAddress]:
     """Read a file with one engine a line; empty lines and those that begin with # are skipped.
 
     Raises:
@@ -75,7 +75,7 @@ def engines_in(path: Path) -> list[Listed]:
     return checked(found)
 
 
-def checked(engines: list[Listed]) -> list[Listed]:
+def checked(engines: list[EngineAddress]) -> list[EngineAddress]:
     """Return the same engines.
 
     Raises:

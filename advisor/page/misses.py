@@ -286,7 +286,7 @@ def remedies(history: History, number: int, wait: Remedy | None) -> tuple[Remedy
 def prompt_seconds(history: History, number: int) -> float | None:
     """Seconds that a request's prompt took to compute; None where the rate is unknown."""
     record = history.requests.record(number)
-    rate = history.words(history.requests.names(number).engine).prefill_tokens_per_s
+    rate = history.reports(history.requests.names(number).engine).prefill_tokens_per_s
     if not rate or not float(record["ran"]) >= 0:  # NaN: it runs
         return None
     return min(float(record["ran"]), _computed_tokens(history, number) / rate)
@@ -306,7 +306,7 @@ def _prompt_remedy(history: History, number: int, prompt_s: float | None) -> Rem
     pool, was_there = history.pool_blocks(names.engine), record["ago"] < record["waited"]
     missing = FirstMiss(
         reason, detail, int(record["index"]), int(record["short"]), pool, bool(was_there),
-        history.words(names.engine).copy_room,
+        history.reports(names.engine).copy_room,
     )  # fmt: skip
     text = miss_remedy(missing)
     if text is None:
@@ -355,8 +355,8 @@ def wait_of(history: History, number: int) -> tuple[Wait, Remedy] | tuple[None, 
         again=int((records["again"] * size).sum()),
         short=int(records["short"][again].max(initial=0)),
         pool=history.pool_blocks(engine),
-        copies=history.words(engine).copy_room,
-        rate=history.words(engine).prefill_tokens_per_s,
+        copies=history.reports(engine).copy_room,
+        rate=history.reports(engine).prefill_tokens_per_s,
         who=None if largest is None else _owner_of(log, largest),
         most=0 if most is None else int(computed[most]),
     )

@@ -175,7 +175,9 @@ def now_of(page: Page) -> Now:
 def prefill_rate(tables: LoggedTables) -> float | None:
     """Prefill speed in tokens per second, averaged over the engines that measured it."""
     known = [
-        rate for name in tables.engines if (rate := tables.history.words(name).prefill_tokens_per_s)
+        rate
+        for name in tables.engines
+        if (rate := tables.history.reports(name).prefill_tokens_per_s)
     ]
     return sum(known) / len(known) if known else None
 

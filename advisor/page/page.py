@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ..config.edits import ConfigWatch
     from ..shadows.runner import ShadowRunner
     from ..words.times import UnixTime
-    from .questions import Questions, RecentAnswers
+    from .questions import QueryGate, RecentAnswers
 
 MAX_RECORDS: Final = 1_000  # in one answer; chosen
 
@@ -62,7 +62,7 @@ class Page:
     """What the views read, from any thread."""
 
     graph: KVCacheGraph  # read under its lock, one question at a time
-    questions: Questions  # gives each question its turn at the lock
+    questions: QueryGate  # gives each question its turn at the lock
     recent: RecentAnswers  # see the function `recent`
     status: Callable[[], SidecarStatus | None]  # None without a sidecar around the graph
     latest: Callable[[], Mapping[str, EvictionRanking]]  # by engine

@@ -24,7 +24,7 @@ _SOON_S: Final = 1
 _T = TypeVar("_T")
 
 
-class Questions:
+class QueryGate:
     """Allows one question about the graph at a time, and leaves time between two of them.
 
     The graph's lock is not fair: threads that ask without a pause would keep it to themselves while

@@ -11,7 +11,7 @@ from fastapi import APIRouter
 from fastapi.responses import Response
 
 from ...dashboards.answer import Answer, Part
-from ..shadows.ceiling import Beside, Ceiling
+from ..shadows.ceiling import Ceiling, CeilingShare
 from ..shadows.pools import LruPool, OtherWeights, PolicyPool, for_all, in_sample
 from ..shadows.runner import STEP_S, ShadowRunner, ShadowSet
 from .page import NameQuery, Page, answered, chosen_engine
@@ -31,7 +31,7 @@ _NO_BELADY: Final = (
     "the ceiling at today's size: what would have been found by whoever knows the future; it is "
     "not shown while it is worked out, while other weights are tried, or of too few requests"
 )
-_UNKNOWN: Final = Beside(0, 0, None)
+_UNKNOWN: Final = CeilingShare(0, 0, None)
 
 
 class ShadowView(Part):
@@ -171,7 +171,7 @@ def _ours(found: ShadowSet, sums: Sums) -> ShadowView:
 
 def _view(found: ShadowSet, sums: Sums, pool: LruPool | PolicyPool) -> ShadowView:
     beside = pool.beside.name if isinstance(pool, PolicyPool) else None
-    shown = Beside(found.asked_of(pool), pool.found, found.rate(pool))
+    shown = CeilingShare(found.asked_of(pool), pool.found, found.rate(pool))
     ours = _share(found.ours, found.asked)
     if found.is_bounded:  # curves and ceiling are of the same requests
         shown = found.beside_belady.get(pool.name, _UNKNOWN)

@@ -15,7 +15,7 @@ from ..shadows.runner import ShadowRunner
 from ..sockets.subscriber import Peer
 from ..words.times import UnixTime
 from .page import Page
-from .questions import Questions, RecentAnswers
+from .questions import QueryGate, RecentAnswers
 from .ranking import ranked_by
 
 
@@ -71,7 +71,7 @@ class Status:
         self._max_stale_s = max_stale_s  # from which age a ranking is a fault
         self._clock = clock
         self._started = clock()
-        self._questions = Questions(parts.graph.lock, clock)
+        self._questions = QueryGate(parts.graph.lock, clock)
         self.page = Page(
             parts.graph,
             self._questions,

@@ -23,7 +23,7 @@ from ..config.config import Config
 from ..config.edits import NO_FILE, change_in_words
 from ..config.sections import ScoreConfig
 from ..policies.registry import POLICIES, new_policy
-from ..shadows.ceiling import Walked, WindowPlay
+from ..shadows.ceiling import WindowPlay, WindowRequest
 from ..shadows.pools import OtherWeights
 from ..words.times import Unix
 from ..words.words import WEIGHT_MEANINGS, heeded
@@ -215,7 +215,7 @@ def weight_effect(
     score: ScoreConfig,
     engine: str | None,
     unix: Unix,
-    remembered: Callable[[str], tuple[list[Walked], int]] = lambda _: ([], 0),
+    remembered: Callable[[str], tuple[list[WindowRequest], int]] = lambda _: ([], 0),
     policy: Policy | None = None,
 ) -> tuple[WeightEffect, Callable[[], WindowEffect | None]]:
     """Compare the live ranking with that of other weights, rules or another policy.

@@ -1,4 +1,4 @@
-"""``Trust``: chooses whether a policy or LRU ranks a pool, by which of them finds more.
+"""``PolicySelector``: chooses whether a policy or LRU ranks a pool, by which of them finds more.
 
 Evidence is how many blocks the policy found more than LRU, request by request. Engines that one
 sidecar advises serve the same traffic: until an engine's own evidence is sure, that of all of them
@@ -44,7 +44,7 @@ class Evidence:
 
 
 @dataclass(slots=True)
-class Trust:
+class PolicySelector:
     """Chooses whether a policy or LRU ranks a pool, by how many blocks each would have found there;
     old evidence fades.
 
@@ -85,7 +85,7 @@ class Trust:
         least = _AHEAD * self.capacity * (1 + self.changes // 2)
         return self.since.is_sure(least) and (self.since.ahead > 0) != self.trusted
 
-    def may_begin(self, fleet: Iterable[Trust]) -> bool:
+    def may_begin(self, fleet: Iterable[PolicySelector]) -> bool:
         """Tell whether the policy is surely better on all engines together, and nothing was decided
         here yet.
 
@@ -99,9 +99,9 @@ class Trust:
         together, blocks = _together(fleet)
         return together.ahead > 0 and together.is_sure(_AHEAD * blocks)
 
-    def anew(self, capacity: int) -> Trust:
+    def anew(self, capacity: int) -> PolicySelector:
         """Return the same choice without evidence, for a pool that was emptied or resized."""
-        return Trust(capacity, self.trusted, decided=self.decided)
+        return PolicySelector(capacity, self.trusted, decided=self.decided)
 
     def change_hands(self) -> None:
         """Let the other order rank from now on."""
@@ -117,7 +117,7 @@ def fading(walked: int, capacity: int) -> float:
     return float(0.5 ** (walked / (_MEMORY * capacity)))
 
 
-def _together(fleet: Iterable[Trust]) -> tuple[Evidence, int]:
+def _together(fleet: Iterable[PolicySelector]) -> tuple[Evidence, int]:
     """Pool the evidence of several engines, and their blocks."""
     every = list(fleet)
     ahead, spread = sum(each.ever.ahead for each in every), sum(each.ever.spread for each in every)

@@ -19,13 +19,13 @@ import numpy as np
 
 from ...graph.ranking.formulas import LruPolicy
 from ...graph.ranking.order import whole_scores
-from ...graph.ranking.policy import Ruling, Scores, View
+from ...graph.ranking.policy import PolicyChoice, Scores, View
 from ...graph.ranking.rules import names_anything
 from ...graph.tables.blocks import Selection
 from ...graph.tables.tables import Tables
 from ...graph.tables.walks import Walk
 from ...graph.types import Rows
-from .evidence import Trust
+from .evidence import PolicySelector
 from .protection_price import ProtectionPrice, Scoring
 from .shadow import LruShadow, RankedShadow
 
@@ -55,12 +55,14 @@ class Guard:
     def trusts(self, engine: int) -> bool:
         """Tell whether the policy ranks this engine's blocks; otherwise LRU does."""
         case = self._cases.get(engine)
-        return not self.yields or (case is not None and case.trust.trusted)
+        return not self.yields or (case is not None and case.selector.trusted)
 
-    def rulings(self) -> dict[int, Ruling]:
+    def policy_choices(self) -> dict[int, PolicyChoice]:
         """Return the decision for each watched engine, by residency column."""
         return {
-            engine: Ruling(case.trust.trusted, case.trust.since.ahead, case.trust.changes)
+            engine: PolicyChoice(
+                case.selector.trusted, case.selector.since.ahead, case.selector.changes
+            )
             for engine, case in self._cases.items()
             if self.yields
         }
@@ -78,11 +80,11 @@ class Guard:
             case = self._followed(view)
         if case is None:
             return
-        if not case.trust.trusted:
+        if not case.selector.trusted:
             with view.lock:
                 rows = case.ranked.rows(tables.blocks.keys)
             case.ranked.adopt(rows, scores(view, Selection(tables.blocks, rows)))
-        self._price(case, view, scores if case.trust.trusted else _by_lru)
+        self._price(case, view, scores if case.selector.trusted else _by_lru)
 
     def _followed(self, view: View) -> _Case | None:
         """Return the engine's case, after every walk since the last call, and the decision which
@@ -93,8 +95,12 @@ class Guard:
             return None
         case = self._cases.get(engine)
         if tables.walks.watch(engine) or case is None or case.lru.capacity != capacity:
-            trust = Trust(capacity, not self.yields) if case is None else case.trust.anew(capacity)
-            case = _Case(LruShadow(capacity), RankedShadow(capacity), trust)
+            selector = (
+                PolicySelector(capacity, not self.yields)
+                if case is None
+                else case.selector.anew(capacity)
+            )
+            case = _Case(LruShadow(capacity), RankedShadow(capacity), selector)
             case.hold_what_is_there(tables, engine)
             self._cases[engine] = case
             tables.budgets.pop(engine, None)
@@ -107,20 +113,20 @@ class Guard:
 
     def _judge(self, case: _Case, tables: Tables, engine: int) -> None:
         """Let the other order rank where it is surely better."""
-        if case.trust.is_due_for_change():
+        if case.selector.is_due_for_change():
             case.change_hands(tables, engine)
-            self._say(tables, engine, case.trust, _HERE)
-        elif case.trust.may_begin(self._fleet(tables, engine)):
+            self._say(tables, engine, case.selector, _HERE)
+        elif case.selector.may_begin(self._fleet(tables, engine)):
             case.change_hands(tables, engine)
-            self._say(tables, engine, case.trust, _TOGETHER)
+            self._say(tables, engine, case.selector, _TOGETHER)
 
     def _price(self, case: _Case, view: View, scores: Scoring) -> None:
         """Decide how much may be kept: what costs little of the policy's gain; under LRU, only what
         is free."""
         if case.price is None:
             return
-        by_policy = case.trust.trusted
-        gain = max(0.0, case.trust.points_ahead) if by_policy else 0.0
+        by_policy = case.selector.trusted
+        gain = max(0.0, case.selector.points_ahead) if by_policy else 0.0
         allowed = min(view.rules.protected_price_points, _OF_THE_GAIN * gain)
         changed = case.price.rank(view, scores)
         if changed:
@@ -142,16 +148,16 @@ class Guard:
         """Forget an engine that is gone: the next one in its column begins under LRU."""
         self._cases.pop(engine, None)
 
-    def _fleet(self, tables: Tables, engine: int) -> Iterator[Trust]:
+    def _fleet(self, tables: Tables, engine: int) -> Iterator[PolicySelector]:
         """Return the decisions for engines of the same model, this one among them."""
         model = tables.models.get(engine)
         for other, case in self._cases.items():
             if tables.models.get(other) == model:
-                yield case.trust
+                yield case.selector
 
-    def _say(self, tables: Tables, engine: int, trust: Trust, why: str) -> None:
+    def _say(self, tables: Tables, engine: int, selector: PolicySelector, why: str) -> None:
         name = tables.name_of(engine) or "?"
-        ruler, other = (self._name, "LRU") if trust.trusted else ("LRU", self._name)
+        ruler, other = (self._name, "LRU") if selector.trusted else ("LRU", self._name)
         logger.info("engine %s: %s ranks from now on; it %s %s", name, ruler, why, other)
 
 
@@ -161,7 +167,7 @@ class _Case:
 
     lru: LruShadow
     ranked: RankedShadow
-    trust: Trust
+    selector: PolicySelector
     price: ProtectionPrice | None = None
 
     def appraise(self, view: View) -> None:
@@ -175,11 +181,11 @@ class _Case:
         """Follow a request that began or ended."""
         rows = walk.rows
         keys = view.blocks.keys[rows]
-        trusted = self.trust.trusted
+        trusted = self.selector.trusted
         if walk.found >= 0:
             matched = rows[: walk.reach], keys[: walk.reach]
             ours = walk.found if trusted else self.ranked.found(*matched)
-            self.trust.note(min(ours, walk.reach) - self.lru.found(*matched), len(rows))
+            self.selector.note(min(ours, walk.reach) - self.lru.found(*matched), len(rows))
         self.lru.use(rows, keys)
         if not trusted:
             self.ranked.use(rows, keys)
@@ -188,8 +194,8 @@ class _Case:
 
     def change_hands(self, tables: Tables, engine: int) -> None:
         """Let the other order rank from now on."""
-        self.trust.change_hands()
-        if not self.trust.trusted:
+        self.selector.change_hands()
+        if not self.selector.trusted:
             resident = tables.blocks.holding(engine).rows
             self.ranked.restart(resident, tables.blocks.keys[resident])
 

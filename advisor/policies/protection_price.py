@@ -22,7 +22,7 @@ from ...graph.tables.protection import ProtectionBudget, first_share
 from ...graph.tables.walks import Walk
 from ...graph.types import MOST_SHARE, NO_ROW, Keys, Rows, layer_mask
 from .evidence import Evidence, fading
-from .shadow import Found, RankedShadow, Uses
+from .shadow import HeldByPool, RankedShadow, SimulatedPools
 
 Scoring = Callable[[View, Selection], Scores]
 _Group = tuple[int, int]  # a tenant's row, and how much of a prompt is named: 0 nothing, 2 most
@@ -107,18 +107,15 @@ class _Arm:
     def is_dear(self, points: float) -> bool:
         """Tell whether all together, or any group, surely lose more than so many points."""
         least = _AHEAD * self.pool.capacity
-        return any(
-            loss.beyond(points) > max(loss.spread, least)
-            for loss in (self.all, *self.groups.values())
-        )
+        losses = (self.all, *self.groups.values())
+        return any(loss.beyond(points) > max(loss.spread, least) for loss in losses)
 
     def is_cheap(self, points: float) -> bool:
         """Tell whether all together, and every group with enough evidence, surely lose no more."""
         enough = _LEAST_ASKED * self.pool.capacity
-        known = [each for each in (self.all, *self.groups.values()) if each.asked >= enough]
-        return self.all.asked >= enough and all(
-            -loss.beyond(points) >= loss.spread for loss in known
-        )
+        known = [loss for loss in self.groups.values() if loss.asked >= enough]
+        losses = (self.all, *known)
+        return self.all.asked >= enough and all(-it.beyond(points) >= it.spread for it in losses)
 
 
 class ProtectionPrice:
@@ -129,7 +126,7 @@ class ProtectionPrice:
     """
 
     def __init__(self, capacity: int) -> None:
-        self._capacity, self._uses = capacity, Uses()
+        self._capacity, self._uses = capacity, SimulatedPools()
         self._bare = RankedShadow(capacity, self._uses)  # keeps nothing
         self._now = _Arm(first_share(capacity), RankedShadow(capacity, self._uses))
         self._more: _Arm | None = None
@@ -154,7 +151,7 @@ class ProtectionPrice:
         self._uses.use(rows, keys)
         self._walked += len(rows)
 
-    def _note(self, group: _Group, there: Found, walked: int) -> None:
+    def _note(self, group: _Group, there: HeldByPool, walked: int) -> None:
         bare, fade = there.by(self._bare), fading(walked, self._capacity)
         lost = bare - there.by(self._now.pool)
         self._lost, self._asked, self._rest = (

@@ -74,7 +74,7 @@ class LruShadow:
         self._stack.use(rows, keys)
 
 
-class Found(NamedTuple):
+class HeldByPool(NamedTuple):
     """How many of a chain's blocks each pool holds, counted from the first to the first missing.
 
     Attributes:
@@ -88,7 +88,7 @@ class Found(NamedTuple):
         return self.counts[pool.number]
 
 
-class Uses:
+class SimulatedPools:
     """The last use of each block, and which of several simulated pools hold it.
 
     All pools that follow the same requests share one, so that a request costs little more for many
@@ -102,9 +102,9 @@ class Uses:
     def nbytes(self) -> int:
         return self.pools.nbytes()
 
-    def found(self, rows: Rows, keys: Keys) -> Found:
+    def found(self, rows: Rows, keys: Keys) -> HeldByPool:
         """Which of these blocks are held."""
-        return Found(self.pools.found(rows, keys))
+        return HeldByPool(self.pools.found(rows, keys))
 
     def use(self, rows: Rows, keys: Keys) -> None:
         """Note that a request takes these blocks, or gives them back, in every pool."""
@@ -133,9 +133,9 @@ class RankedShadow:
         number: By which ``uses`` knows it.
     """
 
-    def __init__(self, capacity: int, uses: Uses | None = None) -> None:
+    def __init__(self, capacity: int, uses: SimulatedPools | None = None) -> None:
         self._capacity = capacity
-        self._uses = uses or Uses()
+        self._uses = uses or SimulatedPools()
         self.number = self._uses.pools.join(capacity)
         self._follows = True
 

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ..fleet.board import EngineBoard, Speed
-from ..fleet.router import Choice, FleetRouter, Holdings, Wanted
+from ..fleet.router import Choice, FleetRouter, Holdings, RoutingRequest
 from .arms import Settings, new_orders, run_cells
 from .cli import Processes, check_writable, parse_numbers
 from .simulator import (
@@ -116,7 +116,7 @@ class FleetRouting:
         now = self._at[request]
         if self.queues is not None:
             self.queues.advance(now)
-        wanted = Wanted(self._session[request], self._tokens[request])
+        wanted = RoutingRequest(self._session[request], self._tokens[request])
         choice = self.router.route(wanted, self._holdings(request, instances), now)
         if self.queues is None:
             self.router.computed(choice)

@@ -22,7 +22,7 @@ from .pools import OtherWeights
 MOST_BLOCKS: Final = 400_000  # that are remembered; chosen: 3 MB, and a second to look at
 
 
-class Walked(NamedTuple):
+class WindowRequest(NamedTuple):
     """One request; ``reach``: how many of its blocks a prefix match could have covered."""
 
     keys: Keys
@@ -43,7 +43,7 @@ class Ceiling(NamedTuple):
     ours: int = 0
 
 
-class Beside(NamedTuple):
+class CeilingShare(NamedTuple):
     """What a shadow found of a ceiling's requests."""
 
     # ``asked``, ``found``: blocks of those that it followed.
@@ -56,21 +56,21 @@ class RequestWindow:
     """The last requests, as many as have ``MOST_BLOCKS`` blocks."""
 
     def __init__(self) -> None:
-        self._asked: deque[Walked] = deque()
+        self._asked: deque[WindowRequest] = deque()
         self._blocks = self._since = 0
 
     def add(
         self, keys: Keys, reach: int, found: int, there: int = 0, counts: array[int] | None = None
     ) -> None:
         """Add a request for these blocks, the first ``found`` of which the live pool had."""
-        self._add(Walked(keys, reach, found, True, max(found, there), counts))
+        self._add(WindowRequest(keys, reach, found, True, max(found, there), counts))
 
     def answered(self, keys: Keys) -> None:
         """Add the blocks that an answer left: the next turn may ask for them."""
         if len(keys):
-            self._add(Walked(keys, 0, 0, asked=False))
+            self._add(WindowRequest(keys, 0, 0, asked=False))
 
-    def _add(self, asked: Walked) -> None:
+    def _add(self, asked: WindowRequest) -> None:
         self._asked.append(asked)
         self._since += 1
         self._blocks += len(asked.keys)
@@ -81,21 +81,21 @@ class RequestWindow:
         """Note that policies' shadows follow from now on: see ``since_begun``."""
         self._since = 0
 
-    def taken(self) -> list[Walked]:
+    def taken(self) -> list[WindowRequest]:
         """The present content, for whoever may take their time elsewhere."""
         return list(self._asked)
 
-    def since_begun(self) -> list[Walked]:
+    def since_begun(self) -> list[WindowRequest]:
         """As ``taken``, without what came before the last ``begin``."""
         return list(self._asked)[max(0, len(self._asked) - self._since) :]
 
 
-def blocks_asked(window: Sequence[Walked]) -> int:
+def blocks_asked(window: Sequence[WindowRequest]) -> int:
     """Blocks of all prompts in a window."""
     return sum(len(each.keys) for each in window if each.asked)
 
 
-def ceiling(window: Sequence[Walked], capacity: int) -> Ceiling:
+def ceiling(window: Sequence[WindowRequest], capacity: int) -> Ceiling:
     """What Belady's algorithm would have found in the window.
 
     Blocks that the live pool or a shadow as large had at their first use here were there when the
@@ -176,7 +176,7 @@ class WindowPlay:
         asked: Blocks that are asked for, in all.
     """
 
-    def __init__(self, window: Sequence[Walked], capacity: int) -> None:
+    def __init__(self, window: Sequence[WindowRequest], capacity: int) -> None:
         last = _last(window)
         self._capacity = capacity
         self._reach = [each.reach for each in last]
@@ -208,9 +208,9 @@ class WindowPlay:
         return total
 
 
-def _last(window: Sequence[Walked]) -> list[Walked]:
+def _last(window: Sequence[WindowRequest]) -> list[WindowRequest]:
     """As many of the last requests as have ``_MOST_BLOCKS`` blocks."""
-    left, found = _MOST_BLOCKS, list[Walked]()
+    left, found = _MOST_BLOCKS, list[WindowRequest]()
     for each in reversed(window):
         left -= len(each.keys)
         if left < 0:

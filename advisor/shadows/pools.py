@@ -11,9 +11,9 @@ from ...graph.ranking.order import resident_scores, whole_scores
 from ...graph.ranking.policy import Policy, Rules, Scores, View, Weighted, Weights
 from ...graph.tables.blocks import Selection
 from ...graph.types import Keys, Rows
-from ..policies.evidence import Trust
+from ..policies.evidence import PolicySelector
 from ..policies.registry import weighing
-from ..policies.shadow import Found, RankedShadow, Uses
+from ..policies.shadow import HeldByPool, RankedShadow, SimulatedPools
 
 # ``GuardedPool``: a simulated pool that a policy ranks while it finds more than LRU there.
 
@@ -26,24 +26,26 @@ class GuardedPool:
 
     Args:
         capacity: In blocks.
-        trust: Chooses whether the policy or LRU ranks; None: the policy always does.
+        selector: Chooses whether the policy or LRU ranks; None: the policy always does.
         uses: What it follows, as the pools beside it do.
     """
 
-    def __init__(self, capacity: int, trust: Trust | None, uses: Uses) -> None:
+    def __init__(
+        self, capacity: int, selector: PolicySelector | None, uses: SimulatedPools
+    ) -> None:
         self._held, self._alone = RankedShadow(capacity, uses), RankedShadow(capacity, uses)
-        self._trust = trust
+        self._selector = selector
         if self._policy_ranks:
             self._alone.leave()
 
     @property
     def is_guarded(self) -> bool:
         """Whether LRU ranks where it finds more."""
-        return self._trust is not None
+        return self._selector is not None
 
     @property
     def _policy_ranks(self) -> bool:
-        return self._trust is None or self._trust.trusted
+        return self._selector is None or self._selector.trusted
 
     @property
     def capacity(self) -> int:
@@ -53,10 +55,10 @@ class GuardedPool:
     def resize(self, capacity: int) -> None:
         """Have room for so many blocks from the next use on."""
         self._held.capacity = self._alone.capacity = capacity
-        if self._trust is not None:
-            self._trust.capacity = capacity
+        if self._selector is not None:
+            self._selector.capacity = capacity
 
-    def found(self, there: Found, by_lru: int, walked: int) -> int:
+    def found(self, there: HeldByPool, by_lru: int, walked: int) -> int:
         """How many blocks are held, from the first on without a gap.
 
         Args:
@@ -65,9 +67,9 @@ class GuardedPool:
             walked: Blocks of the whole request.
         """
         found = there.by(self._held)
-        if self._trust is not None:
-            by_policy = found if self._trust.trusted else there.by(self._alone)
-            self._trust.note(by_policy - by_lru, walked)
+        if self._selector is not None:
+            by_policy = found if self._selector.trusted else there.by(self._alone)
+            self._selector.note(by_policy - by_lru, walked)
         return found
 
     def start(self, rows: Rows, keys: Keys) -> None:
@@ -88,9 +90,9 @@ class GuardedPool:
             keys: uint64 by row: what the table's rows hold now.
             scores: The policy's scores of rows; higher goes first.
         """
-        if self._trust is not None and self._trust.is_due_for_change():
-            self._trust.change_hands()
-            if self._trust.trusted:
+        if self._selector is not None and self._selector.is_due_for_change():
+            self._selector.change_hands()
+            if self._selector.trusted:
                 self._alone.leave()
             else:
                 self._begin_under_lru(keys)
@@ -143,11 +145,11 @@ CAPACITIES: Final = (1.0, 0.75, 1.25, 2.0)
 OTHERWISE: Final = "other weights"  # the name of the shadow of weights that are not in force
 
 
-Guarding = Callable[[int], Trust | None]
+Guarding = Callable[[int], PolicySelector | None]
 """Gives what a guard thinks of the policy in a pool of so many blocks at first; None: no guard."""
 
 
-class Counted(NamedTuple):
+class FoundCounts(NamedTuple):
     """Blocks, of some requests."""
 
     # ``asked``, ``ours``: that all sessions asked for, and of these what the live pool found.
@@ -159,12 +161,12 @@ class Counted(NamedTuple):
     known: int = 0
     control: int = 0
 
-    def since(self, before: Counted) -> Counted:
+    def since(self, before: FoundCounts) -> FoundCounts:
         """What was counted after ``before``."""
-        return Counted(*(now - then for now, then in zip(self, before, strict=True)))
+        return FoundCounts(*(now - then for now, then in zip(self, before, strict=True)))
 
 
-NOTHING: Final = Counted()
+NOTHING: Final = FoundCounts()
 
 
 @dataclass(slots=True)
@@ -197,7 +199,7 @@ class PolicyPool:
     found: int = 0  # blocks that it found, of those that the sample asked for
     # When it began, if that was later than the others; ``before``: what had been counted by then.
     since: float | None = None
-    before: Counted = NOTHING
+    before: FoundCounts = NOTHING
 
     @property
     def capacity(self) -> float:
@@ -250,7 +252,7 @@ def lru_pool(blocks: int, capacity: float) -> LruPool:
 
 
 def policy_pools(
-    pools: Sequence[LruPool], policies: Sequence[Policy], guard: Guarding, uses: Uses
+    pools: Sequence[LruPool], policies: Sequence[Policy], guard: Guarding, uses: SimulatedPools
 ) -> list[PolicyPool]:
     """The live policy at every size, the others at the live pool's."""
     return [
@@ -261,7 +263,7 @@ def policy_pools(
 
 
 def policy_pool(
-    beside: LruPool, name: str, policy: Policy, guard: Guarding, uses: Uses
+    beside: LruPool, name: str, policy: Policy, guard: Guarding, uses: SimulatedPools
 ) -> PolicyPool:
     """A policy's pool, as large as one of LRU.
 
@@ -277,7 +279,12 @@ def policy_pool(
 
 
 def otherwise_pool(
-    beside: LruPool, weights: OtherWeights, guard: Guarding, uses: Uses, view: View, before: Counted
+    beside: LruPool,
+    weights: OtherWeights,
+    guard: Guarding,
+    uses: SimulatedPools,
+    view: View,
+    before: FoundCounts,
 ) -> PolicyPool:
     """A pool that begins now, ranked by weights that are not in force."""
     pool = GuardedPool(beside.blocks, guard(beside.blocks), uses)

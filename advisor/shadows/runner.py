@@ -16,20 +16,20 @@ import numpy as np
 import numpy.typing as npt
 
 from ...graph.kvcache_graph import KVCacheGraph
-from ...graph.logs.history import Heard, StepSums
+from ...graph.logs.history import ReplayedWalk, StepSums
 from ...graph.ranking.formulas import ClassicPolicy, LruPolicy
 from ...graph.ranking.policy import Policy, View
 from ...graph.tables.columns import grown
 from ...graph.types import Keys, Rows
-from ..policies.evidence import Trust
+from ..policies.evidence import PolicySelector
 from ..policies.lifecycle import LifecyclePolicy
-from ..policies.shadow import LruStack, Uses
+from ..policies.shadow import LruStack, SimulatedPools
 from ..process.process import RateLimitedLog
-from .ceiling import Beside, Ceiling, RequestWindow, Walked, ceiling
+from .ceiling import Ceiling, CeilingShare, RequestWindow, WindowRequest, ceiling
 from .pools import (
     CAPACITIES,
     OTHERWISE,
-    Counted,
+    FoundCounts,
     Guarding,
     LruPool,
     OtherWeights,
@@ -129,7 +129,7 @@ _ROUNDING: Final = 1e-6  # blocks
 _COUNTED: Final = ("tokens", "asked", "ours", "sampled")
 
 
-def _no_guard(blocks: int) -> Trust | None:
+def _no_guard(blocks: int) -> PolicySelector | None:
     return None
 
 
@@ -171,7 +171,7 @@ class ShadowSet:
         self.asked = self.ours = self.sampled = 0
         self.block_size = 0  # tokens; 0 before any request
         self.belady = Ceiling()
-        self.beside_belady: dict[str, Beside] = {}  # what others found of the same requests
+        self.beside_belady: dict[str, CeilingShare] = {}  # what others found of the same requests
         controls = [in_sample(each.name) for each in self.lru]
         names = [each.name for each in self.pools]
         self.steps = StepSums((*_COUNTED, *controls, *names, OTHERWISE), STEP_S, _STEPS)
@@ -179,7 +179,7 @@ class ShadowSet:
     def _begin(self, policies: Sequence[Policy]) -> None:
         """Have a pool for each policy, all of them empty."""
         self.sample = SessionSample()
-        self._uses = Uses()  # of the sample: what all policies' pools follow
+        self._uses = SimulatedPools()  # of the sample: what all policies' pools follow
         guard, (*sizes, largest) = self._guard, self.lru
         self.ranked = policy_pools(sizes if self.copies else self.lru, policies, guard, self._uses)
         if self.copies:
@@ -219,29 +219,29 @@ class ShadowSet:
         """Shadows that follow a sample of sessions."""
         return [*self.ranked, *([] if self.otherwise is None else [self.otherwise])]
 
-    def hear(self, heard: Heard) -> None:
+    def hear(self, walk: ReplayedWalk) -> None:
         """Follow a request that began or ended."""
-        followed = self.awake and self.sample.has(heard.session)
+        followed = self.awake and self.sample.has(walk.session)
         if followed:
-            new = slice(0 if heard.found >= 0 else heard.reach, None)  # its start told the others
-            self.sample.walked(heard.session, heard.rows[new], heard.keys[new])
-        if heard.found >= 0:
-            self._count(heard, followed)
+            new = slice(0 if walk.found >= 0 else walk.reach, None)  # its start told the others
+            self.sample.walked(walk.session, walk.rows[new], walk.keys[new])
+        if walk.found >= 0:
+            self._count(walk, followed)
         else:
-            self.window.answered(heard.keys[heard.reach :])
-        self._stack.use(heard.rows, heard.keys)
+            self.window.answered(walk.keys[walk.reach :])
+        self._stack.use(walk.rows, walk.keys)
         if followed:
-            self._uses.use(heard.rows, heard.keys)
+            self._uses.use(walk.rows, walk.keys)
 
-    def _count(self, heard: Heard, followed: bool) -> None:
+    def _count(self, walk: ReplayedWalk, followed: bool) -> None:
         """Count what a request that began would have found in each pool."""
         before = self.counts()
-        ours = min(heard.found + heard.loaded, heard.reach)
-        blocks, sampled = len(heard.rows), len(heard.rows) if followed else 0
-        self.block_size = heard.size
+        ours = min(walk.found + walk.loaded, walk.reach)
+        blocks, sampled = len(walk.rows), len(walk.rows) if followed else 0
+        self.block_size = walk.size
         self.asked, self.ours = self.asked + blocks, self.ours + ours
         self.sampled += sampled
-        prompt = heard.rows[: heard.reach], heard.keys[: heard.reach]
+        prompt = walk.rows[: walk.reach], walk.keys[: walk.reach]
         of_all = self._stack.found(*prompt)
         of_sample = of_all if followed else [0] * len(self.lru)
         by_lru = dict(zip((each.name for each in self.lru), of_all, strict=True))
@@ -255,13 +255,13 @@ class ShadowSet:
         within = self.blocks + self.copies
         pools = zip(self.pools, (*of_all, *of_policies), strict=True)
         most = max(ours, *(hits for pool, hits in pools if size_of(pool) <= within))
-        self.window.add(heard.keys, heard.reach, ours, most, before)
+        self.window.add(walk.keys, walk.reach, ours, most, before)
         for lru, found, in_it in zip(self.lru, of_all, of_sample, strict=True):
             lru.found, lru.sampled_found = lru.found + found, lru.sampled_found + in_it
         for each, found in zip(ranked, of_policies, strict=True):
             each.found += found
-        counts = [heard.tokens, blocks, ours, sampled, *of_sample, *of_all, *of_policies]
-        self.steps.add(counts, heard.at)
+        counts = [walk.tokens, blocks, ours, sampled, *of_sample, *of_all, *of_policies]
+        self.steps.add(counts, walk.at)
 
     def rate(self, pool: LruPool | PolicyPool) -> float | None:
         """The share of all sessions' blocks that a shadow would have found; None before any."""
@@ -276,12 +276,12 @@ class ShadowSet:
         """Blocks that the requests followed by a shadow asked for, of which it found ``found``."""
         return self.asked if isinstance(pool, LruPool) else self.heard_by(pool).sampled
 
-    def heard_by(self, pool: PolicyPool) -> Counted:
+    def heard_by(self, pool: PolicyPool) -> FoundCounts:
         """The counts of all requests since a shadow began to follow them."""
         return self._counted(pool.beside).since(pool.before)
 
-    def _counted(self, lru: LruPool) -> Counted:
-        return Counted(self.asked, self.ours, self.sampled, lru.found, lru.sampled_found)
+    def _counted(self, lru: LruPool) -> FoundCounts:
+        return FoundCounts(self.asked, self.ours, self.sampled, lru.found, lru.sampled_found)
 
     def counts(self) -> array[int]:
         """What was counted so far: of all, of pools under LRU, and of those that policies rank."""
@@ -289,7 +289,7 @@ class ShadowSet:
         of_policies = (each.found for each in self.ranked)
         return array("q", (self.asked, self.ours, self.sampled, *of_lru, *of_policies))
 
-    def beside(self, window: Sequence[Walked]) -> dict[str, Beside]:
+    def beside(self, window: Sequence[WindowRequest]) -> dict[str, CeilingShare]:
         """What each shadow that has followed all of these last requests found of them, by name."""
         first = next((each.counts for each in window if each.counts is not None), None)
         if first is None:
@@ -301,7 +301,7 @@ class ShadowSet:
             each.name: (of_lru[2 * at], of_lru[2 * at + 1]) for at, each in enumerate(self.lru)
         }
         found = {
-            name: Beside(asked, known, known / asked if asked else None)
+            name: CeilingShare(asked, known, known / asked if asked else None)
             for name, (known, _) in by_lru.items()
         }
         for pool, hits in zip(self.ranked, of_policies, strict=True):
@@ -309,7 +309,7 @@ class ShadowSet:
                 continue
             known, control = by_lru[pool.beside.name]
             share = for_all(hits, control, sampled, known, asked)
-            found[pool.name] = Beside(sampled, hits, share)
+            found[pool.name] = CeilingShare(sampled, hits, share)
         return found
 
     @property
@@ -324,7 +324,7 @@ class ShadowSet:
         is_above = hits >= most - _ROUNDING
         return asked > 0 and self.otherwise is None and is_above
 
-    def remembered(self) -> tuple[list[Walked], int]:
+    def remembered(self) -> tuple[list[WindowRequest], int]:
         """The last requests, and the pool's size."""
         return self.window.taken(), self.blocks
 
@@ -439,7 +439,7 @@ class ShadowRunner:
         """Note that the results are being looked at."""
         self._looked = self._clock()
 
-    def remembered(self, engine: str) -> tuple[list[Walked], int]:
+    def remembered(self, engine: str) -> tuple[list[WindowRequest], int]:
         """The requests of an engine that are remembered, and the pool that its shadows have."""
         with self.lock:
             shadows = self.sets.get(engine)
@@ -544,7 +544,7 @@ class ShadowRunner:
 
     def _copies(self, column: int) -> int:
         """How many copies fit into an engine's colder tiers."""
-        tiers = self._graph.tables.words[column].tiers
+        tiers = self._graph.tables.reports[column].tiers
         return 0 if tiers is None else tiers.warm_capacity + tiers.cold_capacity
 
     def _policies(self) -> list[Policy]:
@@ -619,9 +619,9 @@ class ShadowRunner:
 def _guarding(graph: KVCacheGraph, column: int) -> Guarding:
     """What the live guard thinks of the policy, for shadows to begin with."""
 
-    def trust(blocks: int) -> Trust | None:
+    def selector(blocks: int) -> PolicySelector | None:
         referee = graph.referee
         guarded = referee is not None and referee.yields
-        return Trust(blocks, referee.trusts(column)) if referee and guarded else None
+        return PolicySelector(blocks, referee.trusts(column)) if referee and guarded else None
 
-    return trust
+    return selector

@@ -281,7 +281,7 @@ class ChurnRecorder:
         blocks = self._tables.blocks
         rows = blocks.unhold(engine, keys, self._tables.salt(engine))
         self._tables.history.evicted(engine, rows, now)
-        if self._tables.words[engine].tiers is not None:
+        if self._tables.reports[engine].tiers is not None:
             self._copies.count_evicted(engine, rows, now)
         self._count_removed(rows)
 

@@ -121,7 +121,7 @@ class Ingest:
         self._tables.pool_blocks.pop(engine, None)
         self._tables.listing.discard(engine)
         self.held.forget(engine)
-        self._tables.words.pop(engine, None)
+        self._tables.reports.pop(engine, None)
         yield from self._letting_go(engine, now)
         self._tables.leaving.discard(engine)
 
@@ -154,13 +154,13 @@ class Ingest:
             case CopiesDropped():
                 self._copies.dropped(engine, event, now)
             case Pressure():
-                self._tables.words[engine].pressure = event
+                self._tables.reports[engine].pressure = event
             case TierReport():
-                self._tables.words[engine].tiers = event
+                self._tables.reports[engine].tiers = event
             case AdviceApplied():
-                self._tables.words[engine].applied = event
+                self._tables.reports[engine].applied = event
             case AdmissionReport():
-                self._tables.words[engine].admission = event
+                self._tables.reports[engine].admission = event
             case RequestHeld():
                 self.held.held(engine, event, now)
             case RequestReleased():
@@ -191,7 +191,7 @@ class Ingest:
             yield from self._letting_go(engine, now)
             self._tables.models[engine] = event.model
         yield from self._tables.history.greeting(engine, now)
-        self._tables.words[engine].hello = event
+        self._tables.reports[engine].hello = event
         self.held.forget(engine)
         self._tables.pool_blocks[engine] = event.num_blocks
         self._tables.regret.clear(engine, now)

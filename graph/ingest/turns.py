@@ -15,7 +15,7 @@ from ..compiled import core
 from ..logs.history import LoggedTables
 from ..logs.requests import Hold
 from ..ranking.copies import COPIES
-from ..tables.blocks import Known, Mask
+from ..tables.blocks import KnownBlocks, Mask
 from ..tables.hash_index import KnownChains
 from ..tables.walks import Walk
 from ..types import DEFAULT_IMPORTANCE, NEVER, NO_ROW, Authority, Keys, Rows, SourceLayer, as_keys
@@ -237,7 +237,7 @@ class TurnRecorder:
 
     def _found(
         self, engine: int, turns: Sequence[Turn]
-    ) -> tuple[Sequence[Turn], list[str], Counts, Known]:
+    ) -> tuple[Sequence[Turn], list[str], Counts, KnownBlocks]:
         """Drop turns whose chain has a key twice; returns turns, the name by which each one's chain
         is remembered, how many blocks it has, and where these are."""
         keys = as_keys(b"".join([turn.hashes for turn in turns]))

@@ -23,13 +23,21 @@ from ..types import (
     Tier,
     layer_mask,
 )
-from .evictions import NO_TERMS, UNPLACED, EvictedBlocks, EvictionLog, Places, RowMark, TermsThen
+from .evictions import (
+    NO_TERMS,
+    UNPLACED,
+    EvictedBlocks,
+    EvictionLog,
+    Places,
+    RowMark,
+    TermsAtRanking,
+)
 from .reasons import Cause, DepartureRule
 from .requests import Bytes, Origin
 
 if TYPE_CHECKING:
     from ..tables.tables import Tables
-    from ..tables.walks import EngineWords
+    from ..tables.walks import EngineReports
     from ..wire.advice import EvictionRanking
     from ..wire.events import CacheGroup
 
@@ -83,7 +91,7 @@ class CurrentRanking:
         return now - self._termed_at >= _TERMS_EVERY_S
 
     def adopt(
-        self, ranking: EvictionRanking, layers: Iterable[SourceLayer], terms: TermsThen | None
+        self, ranking: EvictionRanking, layers: Iterable[SourceLayer], terms: TermsAtRanking | None
     ) -> None:
         """Replace the ranking.
 
@@ -109,13 +117,13 @@ class CurrentRanking:
         """uint16: each block's place in the ranking; ``UNPLACED`` if it is not named."""
         return self._order.places(keys)
 
-    def terms(self, keys: Keys, place: Places) -> TermsThen:
+    def terms(self, keys: Keys, place: Places) -> TermsAtRanking:
         """The latest score terms of these blocks; NaN for blocks the ranking does not name.
 
         ``place`` is the result of ``places``.
         """
         if not self._terms.names:
-            return TermsThen((), np.empty((len(place), 0), dtype=np.float16))
+            return TermsAtRanking((), np.empty((len(place), 0), dtype=np.float16))
         if self._termed is not self._order:
             earlier = self._termed.places(keys)
             place = np.where(place == UNPLACED, place, earlier)
@@ -156,9 +164,9 @@ class Departures:
         """Blocks of an engine's pool; 0: unknown."""
         return self._tables.pool_blocks.get(self._tables.engines.get(engine, NO_ROW), 0)
 
-    def words(self, engine: str) -> EngineWords:
+    def reports(self, engine: str) -> EngineReports:
         """An engine's latest reports about itself; empty for an unknown engine."""
-        return self._tables.words_of(engine)
+        return self._tables.reports_of(engine)
 
     def evictions_of(self, engine: str) -> EvictionLog | None:
         """An engine's eviction log; None without evictions, or for an engine that is gone."""
@@ -166,7 +174,7 @@ class Departures:
 
     def group(self, engine: str, place: int) -> CacheGroup | None:
         """One of an engine's KV cache groups; None: unknown."""
-        hello = self.words(engine).hello
+        hello = self.reports(engine).hello
         groups = () if hello is None else hello.groups
         return groups[place] if place < len(groups) else None
 
@@ -177,7 +185,7 @@ class Departures:
         engine: int,
         ranking: EvictionRanking,
         layers: Iterable[SourceLayer],
-        terms: TermsThen | None,
+        terms: TermsAtRanking | None,
     ) -> None:
         """Note an engine's new ranking; an empty one leaves the engine its own order.
 

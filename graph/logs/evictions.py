@@ -23,7 +23,7 @@ Parts = npt.NDArray[np.float16]  # three digits are enough for people
 _LARGEST: Final = float(np.finfo(np.float16).max)
 
 
-class TermsThen(NamedTuple):
+class TermsAtRanking(NamedTuple):
     """Score terms of blocks when they were ranked.
 
     ``parts`` is ``[n, names]``; NaN for a block whose terms are unknown.
@@ -33,22 +33,22 @@ class TermsThen(NamedTuple):
     parts: Parts
 
     @classmethod
-    def of(cls, terms: Mapping[str, npt.NDArray[np.float64]]) -> TermsThen:
+    def of(cls, terms: Mapping[str, npt.NDArray[np.float64]]) -> TermsAtRanking:
         """Pack a policy's terms, each ``[n]``; values beyond float16 are clipped."""
         if not terms:
             return NO_TERMS
         columns = np.stack([np.clip(each, -_LARGEST, _LARGEST) for each in terms.values()], axis=1)
         return cls(tuple(terms), columns.astype(np.float16))
 
-    def at(self, places: npt.NDArray[np.uint16]) -> TermsThen:
+    def at(self, places: npt.NDArray[np.uint16]) -> TermsAtRanking:
         """The terms of the blocks at these places; NaN for places beyond the last."""
         parts = np.full((len(places), len(self.names)), np.nan, dtype=np.float16)
         known = places < len(self.parts)
         parts[known] = self.parts[places[known]]
-        return TermsThen(self.names, parts)
+        return TermsAtRanking(self.names, parts)
 
 
-NO_TERMS: Final = TermsThen((), np.empty((0, 0), dtype=np.float16))
+NO_TERMS: Final = TermsAtRanking((), np.empty((0, 0), dtype=np.float16))
 
 
 class TermRing:
@@ -66,7 +66,7 @@ class TermRing:
     def nbytes(self) -> int:
         return self._parts.nbytes
 
-    def add(self, first: int, terms: TermsThen) -> None:
+    def add(self, first: int, terms: TermsAtRanking) -> None:
         """Store the terms of consecutive records starting at id ``first``."""
         if terms.names and terms.names != self._names:
             self._names, self._first = terms.names, first
@@ -180,7 +180,7 @@ class EvictionLog:
             for name in ("_slot", "marks"):
                 setattr(self, name, grown(getattr(self, name), size))
 
-    def add(self, tables: Tables, left: EvictedBlocks, terms: TermsThen, now: float) -> None:
+    def add(self, tables: Tables, left: EvictedBlocks, terms: TermsAtRanking, now: float) -> None:
         """Record that these blocks leave now; beyond ``LIMIT``, only the last ones get records."""
         self.terms.add(self.next, terms)
         self.evicted += np.bincount(left.rule, minlength=len(DepartureRule))

@@ -29,7 +29,7 @@ MOST_BLOCKS: Final = 1 << 20  # that wait, of all walks: 12 MB; chosen
 _MOST_WALKS: Final = 65_536  # that wait; chosen
 
 
-class Heard(Struct, frozen=True, gc=False):
+class ReplayedWalk(Struct, frozen=True, gc=False):
     """A request's start or end, as shadow caches replay it."""
 
     engine: int
@@ -46,23 +46,23 @@ class Heard(Struct, frozen=True, gc=False):
     size: int = 0  # tokens per block; 0: unknown
 
 
-class HeardQueue:
+class ReplayQueue:
     """Requests' starts and ends that wait to be replayed in the shadow caches."""
 
     # If there are too many, the oldest are dropped.
 
     def __init__(self) -> None:
-        self._walks: deque[Heard] = deque()
+        self._walks: deque[ReplayedWalk] = deque()
         self._blocks = 0
         self.nbytes = 0  # bytes of the queued rows and keys
 
-    def add(self, heard: Heard) -> None:
-        self._walks.append(heard)
-        self._count(heard, 1)
+    def add(self, walk: ReplayedWalk) -> None:
+        self._walks.append(walk)
+        self._count(walk, 1)
         while len(self._walks) > 1 and self._is_full:
             self._count(self._walks.popleft(), -1)
 
-    def take(self) -> list[Heard]:
+    def take(self) -> list[ReplayedWalk]:
         """Remove and return all of them, the oldest first."""
         taken = list(self._walks)
         self._walks.clear()
@@ -73,9 +73,9 @@ class HeardQueue:
     def _is_full(self) -> bool:
         return len(self._walks) > _MOST_WALKS or self._blocks > MOST_BLOCKS
 
-    def _count(self, heard: Heard, sign: int) -> None:
-        self._blocks += sign * len(heard.rows)
-        self.nbytes += sign * (heard.rows.nbytes + heard.keys.nbytes)
+    def _count(self, walk: ReplayedWalk, sign: int) -> None:
+        self._blocks += sign * len(walk.rows)
+        self.nbytes += sign * (walk.rows.nbytes + walk.keys.nbytes)
 
 
 _BITS: Final = 17  # of a slot's number; chosen: 3.1 MB
@@ -269,7 +269,7 @@ class History(Departures):
         self._asked: Counter[int] = Counter()  # tokens, by engine
         self._found: Counter[int] = Counter()
         self.running = RunningRequests()  # requests whose end is awaited
-        self._heard: HeardQueue | None = None  # no listener yet
+        self._heard: ReplayQueue | None = None  # no listener yet
         # Running requests that miss a block which the tables say is in the pool; judged again once
         # their step's evictions are reported.
         self.open_cases = OpenCases(tables, self.evictions, self._closed)
@@ -424,13 +424,13 @@ class History(Departures):
             self.open_cases.drop(engine, running.number)
         return running
 
-    def listen(self) -> list[Heard]:
+    def listen(self) -> list[ReplayedWalk]:
         """Return the starts and ends of requests since the last call, the oldest first.
 
         The first call starts the recording, and returns none.
         """
         if self._heard is None:
-            self._heard = HeardQueue()
+            self._heard = ReplayQueue()
         return self._heard.take()
 
     def _record_walk(
@@ -439,7 +439,7 @@ class History(Departures):
     ) -> None:  # fmt: skip
         if self._heard is not None:
             self._heard.add(
-                Heard(engine, session, rows, keys, reach, found, tokens, now, loaded, size)
+                ReplayedWalk(engine, session, rows, keys, reach, found, tokens, now, loaded, size)
             )
 
     def _again(self, log: EvictionLog, session: int, rows: Rows, now: float) -> tuple[int, int]:

@@ -98,7 +98,7 @@ def _wire_key(tables: Tables, row: int) -> int:
 
 def _reads_store(tables: Tables, engine: int) -> bool:
     """Whether the engine reads the store that engines share."""
-    said = tables.words[engine].tiers
+    said = tables.reports[engine].tiers
     return said is not None and said.reads_store
 
 

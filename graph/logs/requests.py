@@ -74,7 +74,7 @@ class PromptBlocks(Struct, frozen=True, gc=False):
     hold: Hold | None = None  # how it was held during that wait; None: it was not
 
 
-class Other(NamedTuple):
+class OtherParty(NamedTuple):
     """The session or engine, besides the request's own, that explains a miss.
 
     For example the engine that has the missing block, or the session that took its place.
@@ -89,7 +89,7 @@ class Other(NamedTuple):
     engine: str | None = None
 
 
-NOBODY: Final = Other()
+NOBODY: Final = OtherParty()
 
 
 class RequestNames(Struct):
@@ -99,7 +99,7 @@ class RequestNames(Struct):
     engine: str
     session: str | None
     tenant: str | None
-    other: Other = NOBODY
+    other: OtherParty = NOBODY
     finished: str | None = None
 
 
@@ -386,11 +386,11 @@ def _packed(hold: Hold | None) -> tuple[float, int, int, int]:
     return hold.seconds, 1 + HOLD_ENDS.index(hold.reason), *sessions
 
 
-def _other(miss: Miss) -> Other:
+def _other(miss: Miss) -> OtherParty:
     """The session and engine that a miss involves; ``NOBODY`` itself if there are none."""
     if miss.engine is None and miss.session == (None, None):
         return NOBODY
-    return Other(*miss.session, miss.engine)
+    return OtherParty(*miss.session, miss.engine)
 
 
 MOST_BLOCKS: Final = 1 << 22  # of all of them: 17 MB; chosen

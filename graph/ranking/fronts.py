@@ -19,7 +19,7 @@ from .rules import names_any
 Detach = Callable[[View, Rows], Policy]
 
 
-class Copied(NamedTuple):
+class CopiedColumns(NamedTuple):
     """Some blocks, or runs of them, as of a moment, and who scores them.
 
     Attributes:
@@ -63,7 +63,7 @@ class Copied(NamedTuple):
         return found
 
 
-def copied(view: View, policy: Policy, rows: Rows) -> Copied:
+def copied(view: View, policy: Policy, rows: Rows) -> CopiedColumns:
     """Copy what the scores of some blocks depend on, so that they can be computed without the
     graph's lock.
 
@@ -83,7 +83,7 @@ def copied(view: View, policy: Policy, rows: Rows) -> Copied:
     return found
 
 
-def _copied(view: View, policy: Policy, rows: Rows, runs: bool) -> Copied:
+def _copied(view: View, policy: Policy, rows: Rows, runs: bool) -> CopiedColumns:
     found = _taken(view, policy, rows, runs)
     ends: Rows | None = getattr(found.detached, "ends", None)
     front = found.front
@@ -92,7 +92,7 @@ def _copied(view: View, policy: Policy, rows: Rows, runs: bool) -> Copied:
     return found
 
 
-def _taken(view: View, policy: Policy, rows: Rows, runs: bool) -> Copied:
+def _taken(view: View, policy: Policy, rows: Rows, runs: bool) -> CopiedColumns:
     front, start = Front(view.blocks, view.engine, rows, runs), 0
     with view.lock:
         start = front.take(start)
@@ -107,7 +107,7 @@ def _taken(view: View, policy: Policy, rows: Rows, runs: bool) -> Copied:
         return _closed(view, policy, front, rows)
 
 
-def _closed(view: View, policy: Policy, front: Front, rows: Rows) -> Copied:
+def _closed(view: View, policy: Policy, front: Front, rows: Rows) -> CopiedColumns:
     tables = copy.copy(view.tables)
     tables.blocks, tables.sessions = front, view.sessions.copied()
     tables.edges = view.tables.edges.beside(front)
@@ -115,4 +115,4 @@ def _closed(view: View, policy: Policy, front: Front, rows: Rows) -> Copied:
     # Not isinstance: to look a protocol up takes as long as to copy a small pool.
     detach: Detach | None = getattr(policy, "detached", None)
     detached = detach(view, front.session) if detach is not None else None
-    return Copied(replace(view, tables=tables), front, (view, rows), detached)
+    return CopiedColumns(replace(view, tables=tables), front, (view, rows), detached)

@@ -19,7 +19,7 @@ from ..types import HELD, BlockKey, Rows, Tier, as_keys
 from ..wire.advice import EvictionRanking
 from .copies import worth_spilling
 from .formulas import LruPolicy
-from .fronts import Copied, copied
+from .fronts import CopiedColumns, copied
 from .policy import Policy, Referee, Scores, Terms, View, terms_of
 from .rules import (
     PROTECTED_BELOW,
@@ -68,7 +68,7 @@ def rank(view: View, policy: Policy, limit: int, for_copies: bool = True) -> Evi
 
 
 def _of_runs(
-    copied: Copied, scores: Scores, there: Mask, limit: int, for_copies: bool
+    copied: CopiedColumns, scores: Scores, there: Mask, limit: int, for_copies: bool
 ) -> EvictionRanking:
     """As ``rank``, of runs of blocks none of which is kept, and none of which has a copy."""
     view, front = copied.view, copied.front
@@ -100,7 +100,7 @@ def whole_scores(view: View, policy: Policy, picked: Selection) -> Scores:
     return front.by_block(front.whole(_ruled_scores(front, policy)))
 
 
-def _ruled_scores(front: Copied, policy: Policy, there: Mask | None = None) -> Scores:
+def _ruled_scores(front: CopiedColumns, policy: Policy, there: Mask | None = None) -> Scores:
     scores = front.scores(policy)
     if len(scores) != len(front.every):
         raise GraphError(
@@ -181,8 +181,8 @@ def _keeps_nothing(view: View, for_copies: bool) -> bool:
     there is nothing to say where LRU rules."""
     if not for_copies:
         return not names_anything(view)
-    words = view.tables.words.get(view.engine)
-    if words is None or words.tiers is not None or words.pressure is None:
+    reports = view.tables.reports.get(view.engine)
+    if reports is None or reports.tiers is not None or reports.pressure is None:
         return False  # it may have tiers, and not have said so yet
     return not names_anything(view)
 
@@ -241,7 +241,7 @@ def is_under_lru(engine: int, policy: Policy, referee: Referee | None) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class RankingSources:
     """Who ranks blocks on each engine, and what they said last, to explain a block's rank.
 
     Attributes:
@@ -255,7 +255,7 @@ class Order:
     known: Mapping[str, EvictionRanking]
 
 
-def places(view: View, order: Order, row: int) -> dict[str, dict[str, Any]]:
+def places(view: View, order: RankingSources, row: int) -> dict[str, dict[str, Any]]:
     """Per engine that has the block in its pool: who ranks, and how many blocks go before it.
 
     Where LRU rules although the policy is another, ``policy_rank`` is the policy's place for it.
@@ -278,7 +278,7 @@ def places(view: View, order: Order, row: int) -> dict[str, dict[str, Any]]:
     return found
 
 
-def who_ranks(order: Order, ranks: Mapping[str, Mapping[str, Any]]) -> str:
+def who_ranks(order: RankingSources, ranks: Mapping[str, Mapping[str, Any]]) -> str:
     """A sentence: whether score and terms decide on the engines that have a block.
 
     Args:
@@ -294,7 +294,7 @@ def who_ranks(order: Order, ranks: Mapping[str, Mapping[str, Any]]) -> str:
     )
 
 
-def _policy_place(view: View, order: Order, engine: str, row: int) -> int:
+def _policy_place(view: View, order: RankingSources, engine: str, row: int) -> int:
     place = _place_in(order.known.get(engine), int(view.blocks.wire_keys(row)))
     if place is not None:
         return place

@@ -230,7 +230,7 @@ class Detachable(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Ruling:
+class PolicyChoice:
     """Whether the policy or LRU ranks an engine's blocks, and on what evidence; for pages and logs.
 
     Attributes:
@@ -271,5 +271,5 @@ class Referee(Protocol):
     def forget(self, engine: int) -> None:
         """Forget an engine that is gone: the next one in its column has shown nothing yet."""
 
-    def rulings(self) -> dict[int, Ruling]:
+    def policy_choices(self) -> dict[int, PolicyChoice]:
         """Who ranks each engine that is watched, by residency column."""

@@ -112,7 +112,7 @@ def known_depth(depth: Rows) -> Rows:
     return np.where(depth < UNPLACED, depth, beyond).astype(np.int32)
 
 
-class Known(NamedTuple):
+class KnownBlocks(NamedTuple):
     """What was found of chains."""
 
     keys: Keys  # uint64 ``[n]``: the graph's, chain after chain
@@ -210,11 +210,11 @@ class BlockTable(BlockColumns):
 
     def find_chains(
         self, keys: Keys, salt: np.uint64, counts: Counts64, guesses: Guesses, bad: Mask
-    ) -> Known:
+    ) -> KnownBlocks:
         """As ``find``, of chains; see ``HashIndex.find_chains``."""
         keys = _salted(keys, salt)
         found = self._index.find_chains(self.alive, self.depth, keys, counts, guesses, bad)
-        return Known(keys, *found)
+        return KnownBlocks(keys, *found)
 
     def wire_keys(self, rows: Rows | slice | int) -> Keys:
         """uint64 ``[n]``: how engines call these blocks."""
@@ -236,7 +236,7 @@ class BlockTable(BlockColumns):
             self._begin(rows[new], salt, now)
         return rows, new
 
-    def completed(self, known: Known, now: float, salt: np.uint64) -> tuple[Rows, Mask]:
+    def completed(self, known: KnownBlocks, now: float, salt: np.uint64) -> tuple[Rows, Mask]:
         """As ``ensure``, of keys that were looked for."""
         rows, new = known.rows, np.zeros(len(known.rows), dtype=np.bool_)
         if known.unknown:

@@ -16,7 +16,7 @@ from .protection import ProtectionBudget, first_share
 from .sessions import MemoryFacts, SessionTable
 from .walks import (
     ChainLinks,
-    EngineWords,
+    EngineReports,
     ForkBook,
     RegretBook,
     WalkLog,
@@ -77,7 +77,9 @@ class Tables:
     changed: Counter[int] = field(default_factory=Counter)  # see ``turnover``
     listing: set[int] = field(default_factory=set)  # columns whose list of blocks is being taken in
     leaving: set[int] = field(default_factory=set)  # of engines that are being forgotten
-    words: defaultdict[int, EngineWords] = field(default_factory=lambda: defaultdict(EngineWords))
+    reports: defaultdict[int, EngineReports] = field(
+        default_factory=lambda: defaultdict(EngineReports)
+    )
     budgets: dict[int, ProtectionBudget] = field(default_factory=dict)  # by residency column
     protected_share: float | None = None  # of every pool; None: see ``budgets``
     walks: WalkLog = field(default_factory=WalkLog)
@@ -112,9 +114,9 @@ class Tables:
                 return name
         return None
 
-    def words_of(self, engine: str) -> EngineWords:
+    def reports_of(self, engine: str) -> EngineReports:
         """What an engine last said of itself; nothing, where it is not known."""
-        return self.words.get(self.engines.get(engine, NO_ROW)) or EngineWords()
+        return self.reports.get(self.engines.get(engine, NO_ROW)) or EngineReports()
 
     def turnover(self, engine: str) -> tuple[int, int]:
         """How much happened to an engine's blocks, and how many its pool has (0 if it never said).

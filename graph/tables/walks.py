@@ -112,7 +112,7 @@ class RegretBook:
 
 
 @dataclass(slots=True)
-class EngineWords:
+class EngineReports:
     """The latest message of each kind that an engine sent about itself; None before the first."""
 
     hello: EngineHello | None = None

@@ -24,10 +24,10 @@ from .trials import (
     DEFAULT_BAR,
     FURTHEST,
     MARGINS,
-    Bar,
     CalibrationVerdict,
     Cell,
     CellResult,
+    PassMark,
     Tensor,
     grid,
     judge_margins,
@@ -55,7 +55,7 @@ _LAX: Final = (
 )
 
 
-def report(calibration: Calibration, kind: str, path: object, bar: Bar) -> None:
+def report(calibration: Calibration, kind: str, path: object, bar: PassMark) -> None:
     console = Console()
     console.print(table_of(calibration.cells, bar))
     verdict = "passed" if calibration.passed else "FAILED"
@@ -68,7 +68,7 @@ def report(calibration: Calibration, kind: str, path: object, bar: Bar) -> None:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
-def table_of(cells: Sequence[Mapping[str, Any]], bar: Bar) -> Table:
+def table_of(cells: Sequence[Mapping[str, Any]], bar: PassMark) -> Table:
     table = Table(title="spliced beside computed", box=None, padding=(0, 1, 0, 0))
     for head in _HEADS:
         table.add_column(head, justify="right", no_wrap=True)
@@ -125,7 +125,7 @@ def calibrate(
     """
     prompts = samples or (_FEW if quick else _SAMPLES)
     try:
-        bar = Bar(most_kl, least_agreement)
+        bar = PassMark(most_kl, least_agreement)
         calibration, kind = run(
             model, text, prompts, bar, max_model_len, device, quick, furthest, random.Random(seed)
         )
@@ -144,7 +144,7 @@ def calibrate(
 
 
 def run(
-    name: str, text: Path | None, samples: int, bar: Bar, max_model_len: int | None,
+    name: str, text: Path | None, samples: int, bar: PassMark, max_model_len: int | None,
     device: str, quick: bool, furthest: int, rng: random.Random,
 ) -> tuple[Calibration, str]:  # fmt: skip
     """Measure a model; returns the calibration, and a description of the text.
@@ -173,7 +173,11 @@ def run(
 
 
 def _judged(
-    loaded: Any, grids: Sequence[Sequence[Cell]], samples: int, draw: Callable[[int], Any], bar: Bar
+    loaded: Any,
+    grids: Sequence[Sequence[Cell]],
+    samples: int,
+    draw: Callable[[int], Any],
+    bar: PassMark,
 ) -> tuple[CalibrationVerdict, list[CellResult]]:
     number, most = count(1), sum(map(len, grids))
     with Console(stderr=True).status("measuring") as status:

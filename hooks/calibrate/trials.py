@@ -256,7 +256,7 @@ def _kl(truth: Tensor, other: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class Bar:
+class PassMark:
     """What a cell must reach. Both are chosen: a tenth of a nat moves a coin's 0.5 to 0.72."""
 
     most_kl: float = 0.1  # mean divergence, in nats
@@ -269,7 +269,7 @@ class Bar:
         return kl <= self.most_kl and agreement >= self.least_agreement
 
 
-DEFAULT_BAR: Final = Bar()
+DEFAULT_BAR: Final = PassMark()
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,7 +282,9 @@ class CalibrationVerdict:
 
 
 def judge_margins(
-    grids: Iterable[Sequence[Cell]], measure: Callable[[Cell], CellResult], bar: Bar = DEFAULT_BAR
+    grids: Iterable[Sequence[Cell]],
+    measure: Callable[[Cell], CellResult],
+    bar: PassMark = DEFAULT_BAR,
 ) -> tuple[CalibrationVerdict, list[CellResult]]:
     """Judge one grid after the other, each of a longer margin, until one passes.
 
@@ -297,7 +299,7 @@ def judge_margins(
     return verdict, shown
 
 
-def judge(measured: Sequence[CellResult], bar: Bar = DEFAULT_BAR) -> CalibrationVerdict:
+def judge(measured: Sequence[CellResult], bar: PassMark = DEFAULT_BAR) -> CalibrationVerdict:
     """Allow what was measured and passed: nothing shorter, further or with more joints.
 
     All of ``measured`` has one margin, which the limits keep. The limits are found in turn: the
@@ -356,7 +358,7 @@ def _most(results: Iterable[tuple[int, bool]]) -> int | None:
     return found
 
 
-def _why_not(near: Sequence[CellResult], bar: Bar) -> str:
+def _why_not(near: Sequence[CellResult], bar: PassMark) -> str:
     longest = max(near, key=lambda each: each.cell.tokens)
     return (
         f"{longest.cell.tokens} tokens moved by {longest.cell.distance} change what it says, "
@@ -366,7 +368,7 @@ def _why_not(near: Sequence[CellResult], bar: Bar) -> str:
     )
 
 
-def _words(limits: SpliceLimits, bar: Bar) -> str:
+def _words(limits: SpliceLimits, bar: PassMark) -> str:
     pieces = "one piece" if limits.most_joints == 1 else f"{limits.most_joints} pieces in a row"
     again = f", of {limits.most_generations} generations" if limits.most_generations > 1 else ""
     opened = "those that" if limits.openings else "none that"

@@ -43,7 +43,7 @@ _REFUSED: Final = (
 )
 
 
-class Link:
+class SocketOpener:
     """Opens sockets to one sidecar, and tells when another one is due.
 
     Args:
@@ -253,7 +253,7 @@ class AdvisorClient(Mailbox):
         self._once = Once(logger)
         waits = self.options.absent_s, self.options.silent_s, self.options.refused_s
         self.standing = LinkState(endpoint, *waits, clock)
-        self._link = Link(endpoint, self.identity, self.options.send_hwm)
+        self._link = SocketOpener(endpoint, self.identity, self.options.send_hwm)
         self._last_greeting = self._last_heartbeat = float("-inf")
 
     @property

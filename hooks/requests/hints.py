@@ -10,7 +10,7 @@ Every key is optional; ranges are in prompt tokens; the signals describe the ses
 request has finished. Malformed, unknown and forbidden fields (``HintPolicy``; ``"secret"`` may
 allow them) are left out, with one warning for each field name: a request never fails for them.
 
-``other_words`` translates the hints of orchestrators and agent schedulers.
+``translate_hints`` translates the hints of orchestrators and agent schedulers.
 """
 
 from __future__ import annotations
@@ -55,11 +55,11 @@ _YES: Final = (True, 1, "1", "true", "True")
 _NO: Final = (False, 0, "0", "false", "False")
 
 
-def other_words(request: Any) -> dict[str, Any]:
+def translate_hints(request: Any) -> dict[str, Any]:
     """Translate a request's hints from the forms of other programs into kvgraph's fields.
 
     Read are Continuum's ``extra_args``, cache directives, and the actions ``kv.retain`` and
-    ``kv.evict``. Values are passed on unchecked: ``TagReader`` checks them as it does a caller's
+    ``kv.evict``. Values are passed on unchecked: ``HintReader`` checks them as it does a caller's
     own. Returns an empty mapping for a request without any.
 
     Args:
@@ -343,7 +343,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Meaning:
+class CheckedHints:
     """A request's hints, checked and clipped."""
 
     segments: tuple[Segment, ...] = ()
@@ -357,7 +357,7 @@ class Meaning:
     warming: bool = False
 
 
-NO_MEANING: Final = Meaning()
+NO_HINTS: Final = CheckedHints()
 NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
 
 
@@ -371,7 +371,7 @@ def may_be_shared(params: object) -> bool:
     return not isinstance(tag, dict) or tag.get(SHARE, True) is True
 
 
-class TagReader:
+class HintReader:
     """Reads hints as far as ``policy`` trusts them, and warns once per bad field."""
 
     def __init__(self, policy: HintPolicy) -> None:
@@ -385,17 +385,17 @@ class TagReader:
         session_id: str | None = None,
         salt: str | None = None,
         others: Mapping[str, Any] = NOTHING,
-    ) -> Meaning:
+    ) -> CheckedHints:
         """Return the hints of a request's ``kv_transfer_params`` that count.
 
         Args:
             prompt_tokens: Length of the prompt; ranges are clipped to it.
             session_id: vLLM's own session id; it overrides the hinted one.
             salt: The cache salt; it identifies the tenant unless a trusted hint does.
-            others: Hints from ``other_words``; the tag's own override them.
+            others: Hints from ``translate_hints``; the tag's own override them.
         """
         if not params and not session_id and not salt and not others:
-            return NO_MEANING  # nothing is said
+            return NO_HINTS  # nothing is said
         tag = {**others, **self._tag(params)}
         tag.pop(SHARE, None)  # may_be_shared() reads it, whoever is trusted
         is_operators = self._policy.is_operators(tag.pop("secret", None))
@@ -414,7 +414,7 @@ class TagReader:
         if session_id and trust is not HintTrust.OFF:
             fields["session"] = name_of(session_id)
         known = {name: value for name, value in fields.items() if value is not None}
-        return Meaning(**known) if known else NO_MEANING
+        return CheckedHints(**known) if known else NO_HINTS
 
     def _tag(self, params: object) -> dict[str, Any]:
         tag = params.get(KEY) if isinstance(params, dict) else None

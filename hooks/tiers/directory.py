@@ -14,7 +14,7 @@ from ...graph.ranking.copies import CopyOrder
 from ..keys import key_of, keys_in_pool, keys_of
 
 
-class Void(NamedTuple):
+class VoidedCopies(NamedTuple):
     """What workers must give up or may write, as in ``TierWork``."""
 
     release: tuple[int, ...]
@@ -36,9 +36,11 @@ class ReleasedCopies:
     def __bool__(self) -> bool:
         return bool(self.released or self.erased or self.cleared or self.named)
 
-    def take(self) -> Void:
+    def take(self) -> VoidedCopies:
         """Return what was collected since the last call."""
-        void = Void(tuple(self.released), tuple(self.erased), self.cleared, tuple(self.named))
+        void = VoidedCopies(
+            tuple(self.released), tuple(self.erased), self.cleared, tuple(self.named)
+        )
         self.released, self.erased, self.cleared, self.named = [], [], False, []
         return void
 

@@ -27,7 +27,7 @@ from ..threads import log_where_vllm_logs
 from ..tiers.jobs import TierAnswer
 from .calls import Calls, Found, Told
 from .sampled.measuring import split_samples
-from .scheduler import SchedulerSide, Surroundings
+from .scheduler import SchedulerDependencies, SchedulerSide
 from .shapes import reason_to_leave_alone
 from .tiers.idle import follow_loops
 from .tiers.store import records_opener
@@ -182,13 +182,13 @@ class KvGraphConnector(WorkerCalls, SupportsHMA):  # type: ignore[misc]
             return
         options = ClientOptions(protect_stale_s=settings.protect_stale_s)
         side = self.attach(
-            gpu_block_pool, Surroundings(lambda end: AdvisorClient(endpoint, end, options))
+            gpu_block_pool, SchedulerDependencies(lambda end: AdvisorClient(endpoint, end, options))
         )
         if self._tiers and self._tiers.prefetch:
             follow_loops()
         side.client.start()
 
-    def attach(self, pool: BlockPool, surroundings: Surroundings) -> SchedulerSide:
+    def attach(self, pool: BlockPool, surroundings: SchedulerDependencies) -> SchedulerSide:
         """Observe ``pool`` from now on; the caller starts the client."""
         self.side = side = SchedulerSide(
             self._vllm_config, self._kv_cache_config, pool, surroundings, self._tiers,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ..link.mailbox import Clock, Mailbox
 from .core_index import CoreIndex
-from .meters import LEAST_TOKENS, LONGEST_S, SHARE, PrefillMeter, PressingNews, PromptDemand
+from .meters import LEAST_TOKENS, LONGEST_S, SHARE, PrefillMeter, PromptDemand, UrgentFlush
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -122,7 +122,7 @@ class CoreSteps:
         feed: ChangeFeed,
         observer: EngineObserver,
         arranger: FreeQueueArranger,
-        news: PressingNews,
+        news: UrgentFlush,
         demand: CoreDemand,
         meter: CoreMeter,
         arrange: Callable[[EvictionRanking | None], None],

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _LEAST: Final = 1  # block; of a pool so small that the share is less than one
 
 
-class PressingNews:
+class UrgentFlush:
     """Has queued events sent at once that should not wait for the client's next tick, 0.2 s later.
 
     That is after a step once ``PRESSING_SHARE`` of the pool was stored since the last time: the

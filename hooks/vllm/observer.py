@@ -20,7 +20,7 @@ from ...graph.wire.events import (
 )
 from ..keys import GROUP_BYTES, key_of, pack_hashes, pack_keys, pack_run, unpack
 from ..link.late import LateHashes, LatePrompt, RecentPrompts
-from ..requests.hints import Meaning, TagReader, hint_policy, other_words
+from ..requests.hints import CheckedHints, HintReader, hint_policy, translate_hints
 from ..settings import engine_settings
 from .core_index import changes_of
 from .groups import ObservedGroup
@@ -186,7 +186,7 @@ class Scheduled(NamedTuple):
     """
 
     request: Request
-    meaning: Meaning
+    meaning: CheckedHints
     since: float
 
 
@@ -277,9 +277,9 @@ class EngineObserver:
         self._emit, self._stated, self._adapted = emit, stated, adapted
         self._ended, self._began, self._contents, self._lacking = ended, began, contents, lacking
         self._clock, self._recent = clock, RecentPrompts(group.block_size)
-        self._tags = TagReader(hint_policy(engine_settings()))
+        self._tags = HintReader(hint_policy(engine_settings()))
         self._waiting: dict[str, tuple[int, int | None]] = {}  # by request id: the last lookup's
-        self._meant: dict[str, Meaning] = {}  # of those whose meaning was asked for
+        self._meant: dict[str, CheckedHints] = {}  # of those whose meaning was asked for
         self.sessions: dict[str, str] = {}  # names of those that run, where no tenant has them
         self.running: dict[str, Scheduled] = {}  # by id, in the order in which they began
 
@@ -289,7 +289,7 @@ class EngineObserver:
         """Note that a request arrived."""
         self._waiting[request.request_id] = 0, None
 
-    def meaning(self, request: Request) -> Meaning:
+    def meaning(self, request: Request) -> CheckedHints:
         """What the caller says about a request that was not scheduled yet."""
         meaning = self._meant[request.request_id] = self._read(request)
         return meaning
@@ -365,7 +365,7 @@ class EngineObserver:
             prompt = self._group.hashes(request, request.num_prompt_tokens)
             self._state(meaning, prompt, is_over=True)
 
-    def _state(self, meaning: Meaning, hashes: Sequence[bytes], is_over: bool) -> None:
+    def _state(self, meaning: CheckedHints, hashes: Sequence[bytes], is_over: bool) -> None:
         for keys in _protected(meaning, hashes, self._group.block_size):
             self._stated(keys, is_over)
 
@@ -377,13 +377,13 @@ class EngineObserver:
                 hashes = self._group.hashes(known.request, known.request.num_tokens)
                 self._index.freed_without_a_word([each + self._group.suffix for each in hashes])
 
-    def _read(self, request: Request) -> Meaning:
+    def _read(self, request: Request) -> CheckedHints:
         return self._tags.read(
             request.kv_transfer_params,
             request.num_prompt_tokens,
             request.session_id,
             request.cache_salt,
-            other_words(request),
+            translate_hints(request),
         )
 
     def _give_back(self, request: Request, block_ids: Sequence[int]) -> Sequence[bytes]:
@@ -454,7 +454,7 @@ def _late_prompt(recent: RecentPrompts, request: Request, blocks: int) -> LatePr
     return None if tokens is None else LatePrompt(recent, tokens, blocks)
 
 
-def _protected(meaning: Meaning, hashes: Sequence[bytes], size: int) -> Iterator[list[int]]:
+def _protected(meaning: CheckedHints, hashes: Sequence[bytes], size: int) -> Iterator[list[int]]:
     """Keys of the blocks of ``size`` tokens that a caller's segments protect."""
     for segment in meaning.segments:
         if segment.layer in PROTECTED_LAYERS:

@@ -30,7 +30,7 @@ from .groups import OtherGroups, block_hashing, most_blocks_per_step, observed_g
 from .holding.arrivals import LiveSessions
 from .holding.holding import Holding
 from .holding.queue import HoldingQueue
-from .meters import PressingNews
+from .meters import UrgentFlush
 from .observer import ChangeFeed, CoreFeed, EngineObserver
 from .reading import engine_ends, engine_layers
 from .recall.recall import SpanRecall
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from vllm.v1.kv_cache_interface import KVCacheConfig
     from vllm.v1.request import Request
 
-    from ..requests.hints import Meaning
+    from ..requests.hints import CheckedHints
     from .tiers.bridge import TierCacheBridge
 
 logger = logging.getLogger(__name__)
@@ -62,7 +62,7 @@ _FETCHERS: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class SchedulerDependencies:
     """What a scheduler side meets that is not vLLM; a test passes its own.
 
     Attributes:
@@ -99,7 +99,7 @@ class SchedulerSide:
         config: VllmConfig,
         kv_cache: KVCacheConfig,
         pool: BlockPool,
-        surroundings: Surroundings,
+        surroundings: SchedulerDependencies,
         tiers: TierSettings | None = None,
         manager: KVCacheManager | None = None,
     ) -> None:
@@ -138,7 +138,7 @@ class SchedulerSide:
         self._prefill = new_meter(self.index, config)
         self._reports = [self._prefill.told_with(self.observer.pressure)]
         self._demand = new_demand(self.index, group)
-        self._news = PressingNews(pool.num_gpu_blocks, self.client.nudge)
+        self._news = UrgentFlush(pool.num_gpu_blocks, self.client.nudge)
         self.tap = new_tap(pool, group, self.index)
         self.tap.freed, self.tap.touched = arranger.freed, arranger.touched
         if bridge is not None:
@@ -251,7 +251,7 @@ class SchedulerSide:
         if not self.observer.running:
             self._news.at_rest(self._changes.stored)
 
-    def _meaning(self, request: Request) -> Meaning:
+    def _meaning(self, request: Request) -> CheckedHints:
         return self.observer.meaning(request)
 
     def _new_feed(self) -> ChangeFeed:

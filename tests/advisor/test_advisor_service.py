@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 import zmq
 from kvgraph.advisor.config.config import load
-from kvgraph.advisor.page.questions import FRESH_S, STALE_S, WAITING, Questions, RecentAnswers
+from kvgraph.advisor.page.questions import FRESH_S, STALE_S, WAITING, QueryGate, RecentAnswers
 from kvgraph.advisor.service import Service
 from kvgraph.advisor.sockets import front
 from kvgraph.advisor.sockets.subscriber import engine_id
@@ -707,7 +707,7 @@ class Clock:
 
 def test_after_a_question_the_graph_is_left_alone() -> None:
     clock = Clock()
-    questions = Questions(threading.RLock(), clock, clock.sleep, clock)
+    questions = QueryGate(threading.RLock(), clock, clock.sleep, clock)
     with questions.turn():
         clock.now += 0.1
     with questions.turn():
@@ -717,7 +717,7 @@ def test_after_a_question_the_graph_is_left_alone() -> None:
 
 def test_who_asks_alone_is_not_refused_for_a_question_that_was_held_up() -> None:
     clock = Clock()
-    questions = Questions(threading.RLock(), clock, clock.sleep, worked=lambda: 0.0)
+    questions = QueryGate(threading.RLock(), clock, clock.sleep, worked=lambda: 0.0)
     with questions.turn():
         clock.now += 5.0
     with questions.turn():
@@ -727,7 +727,7 @@ def test_who_asks_alone_is_not_refused_for_a_question_that_was_held_up() -> None
 
 def test_who_would_wait_for_too_long_is_refused() -> None:
     clock = Clock()
-    questions = Questions(threading.RLock(), clock, clock.sleep, clock)
+    questions = QueryGate(threading.RLock(), clock, clock.sleep, clock)
     with questions.turn():
         clock.now += 5.0
     with pytest.raises(BusyError, match="took long; try again in 15 s"), questions.turn():
@@ -739,7 +739,7 @@ def test_who_would_wait_for_too_long_is_refused() -> None:
 
 
 def test_a_question_that_fails_leaves_room_for_the_next() -> None:
-    questions = Questions(threading.RLock(), time.monotonic)
+    questions = QueryGate(threading.RLock(), time.monotonic)
     for _ in range(WAITING + 3):
         with pytest.raises(KeyError), questions.turn():
             raise KeyError
@@ -747,7 +747,7 @@ def test_a_question_that_fails_leaves_room_for_the_next() -> None:
 
 
 def test_only_a_few_wait_and_the_others_are_refused_at_once() -> None:
-    questions = Questions(threading.RLock(), time.monotonic)
+    questions = QueryGate(threading.RLock(), time.monotonic)
     inside, go, refused = threading.Event(), threading.Event(), []
 
     def ask() -> None:
@@ -775,7 +775,7 @@ def test_only_a_few_wait_and_the_others_are_refused_at_once() -> None:
 
 def test_askers_do_not_keep_the_lock_from_the_loop() -> None:
     lock, stopping = threading.RLock(), threading.Event()
-    questions = Questions(lock, time.monotonic, worked=time.monotonic)
+    questions = QueryGate(lock, time.monotonic, worked=time.monotonic)
 
     def ask() -> None:
         while not stopping.is_set():

@@ -11,7 +11,7 @@ import pytest
 from fastapi.testclient import TestClient
 from kvgraph.advisor.config.config import load
 from kvgraph.advisor.config.edits import ConfigWatch
-from kvgraph.advisor.page.questions import Questions
+from kvgraph.advisor.page.questions import QueryGate
 from kvgraph.advisor.shadows.runner import ShadowRunner
 from kvgraph.dashboards.access import edit_token, page_token
 from kvgraph.graph.errors import ConfigError
@@ -39,7 +39,7 @@ class Source:
         self.world = World()
         self.now = 0.0
         self.watch = ConfigWatch(load(path, {}), path, {}, lambda: self.now)
-        questions = Questions(self.world.graph.lock, lambda: 0.0)
+        questions = QueryGate(self.world.graph.lock, lambda: 0.0)
         self.shadows = ShadowRunner(self.world.graph, lambda: self.now)
         self.page = page_over(
             self.world.graph, questions=questions, shadows=self.shadows, watch=self.watch

@@ -240,9 +240,9 @@ def _core_index(pool: Any, clock: Callable[[], float]) -> BlockIndex:
 
 def surroundings(clock: Callable[[], float] = time.monotonic, **more: Any) -> Any:
     """A scheduler side's without a sidecar: the client's thread is not started."""
-    from kvgraph.hooks.vllm.scheduler import Surroundings
+    from kvgraph.hooks.vllm.scheduler import SchedulerDependencies
 
-    return Surroundings(
+    return SchedulerDependencies(
         lambda end: AdvisorClient("ipc:///nowhere", end, clock=clock), clock, **more
     )
 

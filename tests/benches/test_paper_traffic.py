@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from kvgraph.hooks.tiers.ledger import TierLedger
 from kvgraph.hooks.vllm.tiers import prefetcher, spiller
-from kvgraph.hooks.vllm.tiers.bridge import Promises, TierCacheBridge
+from kvgraph.hooks.vllm.tiers.bridge import PromisedLoads, TierCacheBridge
 from kvgraph_bench.paper import paper_traffic
 from kvgraph_bench.paper.paper_model import WrongReadError
 from kvgraph_bench.paper.paper_traffic import episode, play
@@ -43,7 +43,7 @@ def old_copies_stay(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def loads_count_after_a_reset(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Promises, "renewed", lambda self: None)
+    monkeypatch.setattr(PromisedLoads, "renewed", lambda self: None)
 
 
 def a_torn_copy_counts(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ import pytest
 from kvgraph.dashboards.metrics import SidecarCollector, engine_metrics, log_metrics
 from kvgraph.dashboards.source import LogTotals, SidecarStatus
 from kvgraph.graph.kvcache_graph import KVCacheGraph
-from kvgraph.graph.ranking.policy import Ruling
+from kvgraph.graph.ranking.policy import PolicyChoice
 from kvgraph.graph.wire.events import AdmissionReport, AdviceApplied, EngineHello, Pressure
 from page_app import engine_status, sidecar_status
 from prometheus_client import CollectorRegistry
@@ -35,7 +35,7 @@ class Source:
         )
 
     def status(self) -> SidecarStatus:
-        engine = engine_status(self.graph, self.engine, ruling=Ruling(True, 1.0, 1))
+        engine = engine_status(self.graph, self.engine, ruling=PolicyChoice(True, 1.0, 1))
         counters, snapshot = {"ingest": {"events_refused": 1}}, {"age_s": 1.0}
         return sidecar_status(self.graph, engine, counters=counters, snapshot=snapshot)
 

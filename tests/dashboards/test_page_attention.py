@@ -17,7 +17,7 @@ from kvgraph.advisor.words.words import beside_lru, ranker
 from kvgraph.dashboards.source import EngineStatus
 from kvgraph.graph.errors import GraphError
 from kvgraph.graph.kvcache_graph import KVCacheGraph
-from kvgraph.graph.ranking.policy import Ruling
+from kvgraph.graph.ranking.policy import PolicyChoice
 from kvgraph.graph.tables.sessions import LIMIT, CopyLog
 from kvgraph.graph.tables.tables import Tables
 from kvgraph.graph.types import SourceLayer, Tier
@@ -246,7 +246,7 @@ def test_an_engine_says_who_ranks_and_what_it_does(graph: KVCacheGraph) -> None:
 
 
 def test_the_guard_speaks_alike_everywhere(graph: KVCacheGraph) -> None:
-    behind = replace(engine_of(graph), ranked_by="lru", ruling=Ruling(False, -12.3, 1))
+    behind = replace(engine_of(graph), ranked_by="lru", ruling=PolicyChoice(False, -12.3, 1))
     view = view_of(graph, behind)
     assert (view.ranked_by, view.guard) == ("lru", "12 blocks behind LRU over the last requests")
     (text,) = said_of(graph, behind)
@@ -285,7 +285,7 @@ def tables_of(**rates: float) -> Tables:
 def test_an_engine_without_tiers_tells_its_rate_with_its_load() -> None:
     tables = tables_of(a=3000.0, b=0.0, c=1000.0)
     assert prefill_rate(tables) == 2000.0
-    assert [tables.history.words(name).prefill_tokens_per_s for name in ("a", "b", "gone")] == [
+    assert [tables.history.reports(name).prefill_tokens_per_s for name in ("a", "b", "gone")] == [
         3000.0,
         0.0,
         0.0,

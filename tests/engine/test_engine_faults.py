@@ -109,7 +109,7 @@ def test_advice_that_contradicts_itself_lets_an_engine_fall_idle(paper: Any) -> 
 
 
 ALWAYS_OURS = {  # completes what vLLM was promised, and workers' jobs
-    "Answers", "ExactOnly", "FirstWords", "JobBook", "KvGraphConnector", "Promises",
+    "Answers", "ExactOnly", "WorkerStarts", "JobBook", "KvGraphConnector", "PromisedLoads",
     "ReleasedCopies", "TierAnswer", "TierCacheBridge", "TierWork", "guarded",
     "split_samples",
 }  # fmt: skip

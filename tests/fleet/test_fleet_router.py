@@ -12,8 +12,8 @@ from kvgraph.advisor.fleet.router import (
     Holdings,
     NoEngineError,
     Reason,
+    RoutingRequest,
     Stickiness,
-    Wanted,
 )
 
 SPEED = Speed(
@@ -48,36 +48,36 @@ def test_a_cost_is_what_is_computed_loaded_fetched_and_waited_for() -> None:
     router = router_of(4)
     router.board.waiting[3] = 500
     holdings = Holdings(held(0, 400, 0, 0), held(0, 400, 600, 0), shared=800)
-    costs = router.costs(Wanted("s", 1000), holdings)
+    costs = router.costs(RoutingRequest("s", 1000), holdings)
     # 200 tokens computed everywhere; 100 µs a token from own copies, 1 ms from the store.
     assert costs == pytest.approx([0.2 + 0.8, 0.2 + 0.4, 0.2 + 0.06 + 0.2, 0.2 + 0.8 + 0.5])
 
 
 def test_a_later_turn_goes_home_though_another_engine_is_a_little_cheaper() -> None:
     router = router_of(2)
-    first = router.route(Wanted("s", 1000), NOWHERE, 0.0)
+    first = router.route(RoutingRequest("s", 1000), NOWHERE, 0.0)
     assert first.reason is Reason.NEW
-    again = router.route(Wanted("s", 1500), NOWHERE, 1.0)
+    again = router.route(RoutingRequest("s", 1500), NOWHERE, 1.0)
     assert (again.engine, again.reason) == (first.engine, Reason.HOME)
 
 
 def test_a_later_turn_yields_beyond_the_stated_overload_and_its_home_moves() -> None:
     router = router_of(2)
-    home = router.route(Wanted("s", 1000), NOWHERE, 0.0).engine
+    home = router.route(RoutingRequest("s", 1000), NOWHERE, 0.0).engine
     router.board.waiting[home] = 10_000
-    away = router.route(Wanted("s", 1500), NOWHERE, 1.0)
+    away = router.route(RoutingRequest("s", 1500), NOWHERE, 1.0)
     assert (away.engine, away.reason) == (1 - home, Reason.HOME_OVERLOADED)
     router.board.waiting[home] = 0
-    assert router.route(Wanted("s", 1600), NOWHERE, 2.0).engine == 1 - home
+    assert router.route(RoutingRequest("s", 1600), NOWHERE, 2.0).engine == 1 - home
     assert router.counts == {Reason.NEW: 1, Reason.HOME_OVERLOADED: 1, Reason.HOME: 1}
 
 
 @pytest.mark.parametrize(("mark", "reason"), [("up", "home_down"), ("draining", "home_drains")])
 def test_a_later_turn_yields_when_its_home_takes_no_requests(mark: str, reason: str) -> None:
     router = router_of(2)
-    home = router.route(Wanted("s", 1000), NOWHERE, 0.0).engine
+    home = router.route(RoutingRequest("s", 1000), NOWHERE, 0.0).engine
     getattr(router.board, mark)[home] = mark == "draining"
-    away = router.route(Wanted("s", 1000), NOWHERE, 1.0)
+    away = router.route(RoutingRequest("s", 1000), NOWHERE, 1.0)
     assert (away.engine, away.reason) == (1 - home, reason)
 
 
@@ -85,7 +85,7 @@ def test_where_nobody_takes_requests_this_is_said() -> None:
     router = router_of(2)
     router.board.up[0], router.board.draining[1] = False, True
     with pytest.raises(NoEngineError, match="all are down, draining or refuse it"):
-        router.route(Wanted("s", 1000), NOWHERE, 0.0)
+        router.route(RoutingRequest("s", 1000), NOWHERE, 0.0)
 
 
 def test_new_sessions_go_where_live_sessions_have_the_least_kv() -> None:
@@ -93,16 +93,16 @@ def test_new_sessions_go_where_live_sessions_have_the_least_kv() -> None:
     router.homes.settle("large", 0, 3000, 0.0)
     router.homes.settle("small", 1, 1000, 0.0)
     router.homes.settle("other", 2, 2000, 0.0)
-    assert router.route(Wanted("new", 500), NOWHERE, 1.0).engine == 1
+    assert router.route(RoutingRequest("new", 500), NOWHERE, 1.0).engine == 1
 
 
 def test_a_shared_prefix_draws_a_new_session_unless_it_displaces_more() -> None:
     router = router_of(2)
     came_back(router, "live", 0, 5000)
     holdings = Holdings(held(600, 0), held(600, 0))
-    assert router.choose(Wanted("new", 1000), holdings).engine == 0
+    assert router.choose(RoutingRequest("new", 1000), holdings).engine == 0
     came_back(router, "another", 0, 4900)
-    assert router.choose(Wanted("new", 1000), holdings).engine == 1
+    assert router.choose(RoutingRequest("new", 1000), holdings).engine == 1
 
 
 def test_a_new_session_keeps_away_from_an_engine_whose_sessions_ask_for_much() -> None:
@@ -111,11 +111,11 @@ def test_a_new_session_keeps_away_from_an_engine_whose_sessions_ask_for_much() -
 
     router = router_of(2)
     for turn in range(6):
-        choice = router.route(Wanted("early", 1000), holding(900 if turn else 200), turn)
+        choice = router.route(RoutingRequest("early", 1000), holding(900 if turn else 200), turn)
         assert choice.engine == 0
         router.computed(choice)
-    assert router.choose(Wanted("new", 1000), holding(200)).engine == 1
-    assert router.choose(Wanted("long prefix", 1000), holding(950)).engine == 0
+    assert router.choose(RoutingRequest("new", 1000), holding(200)).engine == 1
+    assert router.choose(RoutingRequest("long prefix", 1000), holding(950)).engine == 0
 
 
 def test_what_was_asked_for_counts_half_after_as_much_as_all_pools_hold() -> None:
@@ -139,14 +139,14 @@ def test_sessions_that_had_one_turn_displace_as_little_as_they_come_back() -> No
     came_back(router, "twice", 1, 1000)
     assert router.homes.return_rate == pytest.approx(2 / 102)
     assert router.homes.live() == pytest.approx([9000 * 2 / 102, 1000])
-    assert router.route(Wanted("new", 2000), NOWHERE, 1.0).engine == 0
+    assert router.route(RoutingRequest("new", 2000), NOWHERE, 1.0).engine == 0
 
 
 def test_a_session_whose_home_forgot_it_goes_where_it_displaces_least() -> None:
     router = router_of(2)
     came_back(router, "s", 0, 2000)
     came_back(router, "large", 0, 9500)
-    wanted = Wanted("s", 2100)
+    wanted = RoutingRequest("s", 2100)
     assert router.choose(wanted, Holdings(held(1500, 0), held(1500, 0), lost=LOST)).engine == 0
     lost = Holdings(held(300, 0), held(300, 0), lost=LOST)
     choice = router.choose(wanted, lost)
@@ -160,24 +160,24 @@ def test_a_session_that_its_home_forgot_stays_where_no_other_engine_is_better() 
     came_back(router, "s", 0, 2000)
     came_back(router, "large", 1, 9500)
     nothing = Holdings(held(0, 0), held(0, 0), lost=LOST)
-    choice = router.choose(Wanted("s", 2100), nothing)
+    choice = router.choose(RoutingRequest("s", 2100), nothing)
     assert (choice.engine, choice.reason) == (0, Reason.HOME)
 
 
 @pytest.mark.parametrize("tokens_per_s", [100.0, 10_000.0])
 def test_what_overload_is_depends_on_an_engines_speed(tokens_per_s: float) -> None:
     router = router_of(2, replace(SPEED, prefill_tokens_per_s=tokens_per_s))
-    home = router.route(Wanted("s", 1000), NOWHERE, 0.0).engine
+    home = router.route(RoutingRequest("s", 1000), NOWHERE, 0.0).engine
     kept = held(*(1000 * (engine == home) for engine in range(2)))
     router.board.waiting[home] = 3900  # it is dearer by 2.9 prompts than the other
-    assert router.choose(Wanted("s", 1000), Holdings(kept, kept)).reason is not Reason.HOME
+    assert router.choose(RoutingRequest("s", 1000), Holdings(kept, kept)).reason is not Reason.HOME
     router.board.waiting[home] = 2900
-    assert router.choose(Wanted("s", 1000), Holdings(kept, kept)).reason is Reason.HOME
+    assert router.choose(RoutingRequest("s", 1000), Holdings(kept, kept)).reason is Reason.HOME
 
 
 def test_what_waits_is_what_an_engine_must_compute_until_it_is_done() -> None:
     router = router_of(1)
-    choice = router.route(Wanted("s", 1000), Holdings(held(300), held(400), 0), 0.0)
+    choice = router.route(RoutingRequest("s", 1000), Holdings(held(300), held(400), 0), 0.0)
     assert router.board.waiting.tolist() == [600]
     router.computed(choice)
     assert router.board.waiting.tolist() == [0]
@@ -217,7 +217,7 @@ def test_a_measured_rate_moves_the_cost() -> None:
         router.board.measured(1, 1000, 1.0)
         if number % 6 == 0:
             router.board.measured(0, 1000, 2.0)
-    costs = router.costs(Wanted("s", 1000), NOWHERE)
+    costs = router.costs(RoutingRequest("s", 1000), NOWHERE)
     assert costs.tolist() == pytest.approx([2.0, 1.0], rel=0.1)
 
 
@@ -277,7 +277,7 @@ def test_engines_are_added_without_bound() -> None:
     router = router_of(200)
     assert len(router.board) == 200
     assert router.board.pool.tolist() == [10_000] * 200
-    assert router.route(Wanted("s", 10), NOWHERE, 0.0).engine < 200
+    assert router.route(RoutingRequest("s", 10), NOWHERE, 0.0).engine < 200
 
 
 def test_an_engine_of_which_nothing_was_measured_is_taken_to_be_as_fast_as_the_others() -> None:
@@ -297,7 +297,7 @@ def test_a_thousand_sessions_that_are_pinned_to_one_home_spread_when_all_come_at
     router = router_of(3)
     for session in range(1000):
         router.homes.settle(session, 0, 1000, 0.0)
-    wanted = [Wanted(session, 1000) for session in range(1000)]
+    wanted = [RoutingRequest(session, 1000) for session in range(1000)]
     taken = [router.route(each, NOWHERE, 1.0).engine for each in wanted]
     shares = [taken.count(engine) / 1000 for engine in range(3)]
     assert max(shares) < 0.4, shares

@@ -5,15 +5,15 @@ from __future__ import annotations
 import random
 
 import pytest
-from kvgraph.advisor.fleet.pools import Link, PoolShadows
+from kvgraph.advisor.fleet.pools import PoolShadows, PromptPrefix
 from kvgraph.advisor.replay.simulator import Instance, LruOrder
 
 SIZE = 16
 POOL = 40  # blocks
 
 
-def links(chain: list[int]) -> list[Link]:
-    return [Link(block, SIZE * at) for at, block in enumerate(chain, start=1)]
+def links(chain: list[int]) -> list[PromptPrefix]:
+    return [PromptPrefix(block, SIZE * at) for at, block in enumerate(chain, start=1)]
 
 
 def held(shadow: PoolShadows, chain: list[int], engines: int = 1) -> list[int]:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from kvgraph.advisor.fleet.pools import PoolShadows
 from kvgraph.advisor.fleet.prompts import MOST_LINKS, PIECE, LastPrompts, PromptReader
-from kvgraph.advisor.fleet.upstream import Listed, checked, engine_in, engines_in
+from kvgraph.advisor.fleet.upstream import EngineAddress, checked, engine_in, engines_in
 from kvgraph.graph.errors import ConfigError
 
 SCOPE = b"scope"
@@ -123,14 +123,14 @@ def test_a_list_of_engines_is_read_and_bad_lines_are_named(tmp_path: Path) -> No
     path = tmp_path / "engines"
     path.write_text("# ours\nhttp://127.0.0.1:1\n\nhttp://127.0.0.1:2/v1 drain\n")
     assert engines_in(path) == [
-        Listed("http://127.0.0.1:1"),
-        Listed("http://127.0.0.1:2", drains=True),
+        EngineAddress("http://127.0.0.1:1"),
+        EngineAddress("http://127.0.0.1:2", drains=True),
     ]
     for words in ("ftp://x", "http://", "http://a b", "127.0.0.1:80"):
         with pytest.raises(ConfigError, match="allowed: http://HOST:PORT"):
             engine_in(words)
     with pytest.raises(ConfigError, match="listed twice: http://a"):
-        checked([Listed("http://a"), Listed("http://a")])
+        checked([EngineAddress("http://a"), EngineAddress("http://a")])
     path.write_text("")
     with pytest.raises(ConfigError, match="0 engines"):
         engines_in(path)

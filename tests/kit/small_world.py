@@ -12,12 +12,12 @@ import numpy as np
 from kvgraph.advisor.config.config import Config
 from kvgraph.advisor.config.edits import ConfigWatch
 from kvgraph.advisor.page.page import Page
-from kvgraph.advisor.page.questions import Questions, RecentAnswers
+from kvgraph.advisor.page.questions import QueryGate, RecentAnswers
 from kvgraph.advisor.replay.recorder import RawLog
 from kvgraph.advisor.shadows.runner import ShadowRunner
 from kvgraph.advisor.words.times import UnixTime
 from kvgraph.graph.kvcache_graph import KVCacheGraph
-from kvgraph.graph.logs.evictions import TermsThen
+from kvgraph.graph.logs.evictions import TermsAtRanking
 from kvgraph.graph.logs.history import History
 from kvgraph.graph.logs.reasons import Reason
 from kvgraph.graph.types import as_keys
@@ -104,7 +104,7 @@ class World:
         """A ranking of these blocks, the first to go first, that keeps others back; and what their
         scores were made of."""
         column, layers = self.graph.tables.engines[engine], self.graph.rules.protected_layers
-        then = TermsThen.of({name: np.array(each) for name, each in terms.items()})
+        then = TermsAtRanking.of({name: np.array(each) for name, each in terms.items()})
         self.history.ranked(column, self.ranking(*keys, kept=kept), layers, then)
 
     def ranking(self, *keys: int, kept: tuple[int, ...] = ()) -> EvictionRanking:
@@ -145,7 +145,7 @@ def page_of(world: World, *ranked: str, since: float = 1e9) -> Page:
     latest = {engine: world.graph.rank(engine, 100) for engine in ranked}
     return page_over(
         world.graph,
-        questions=Questions(world.graph.lock, lambda: 0.0),
+        questions=QueryGate(world.graph.lock, lambda: 0.0),
         latest=lambda: latest,
         wall=lambda: world.now + since,
     )
@@ -154,7 +154,7 @@ def page_of(world: World, *ranked: str, since: float = 1e9) -> Page:
 def page_over(graph: KVCacheGraph, *, wall: Callable[[], float] = time.time, **parts: Any) -> Page:
     """The page's data of a graph without a sidecar around it; ``parts`` are fields of ``Page``."""
     given: dict[str, Any] = {
-        "questions": Questions(graph.lock, time.monotonic),
+        "questions": QueryGate(graph.lock, time.monotonic),
         "recent": RecentAnswers(graph.clock),
         "status": lambda: None,
         "latest": dict,

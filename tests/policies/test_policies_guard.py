@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 from kvgraph.advisor.config.sections import PolicyConfig
-from kvgraph.advisor.policies.evidence import Trust
+from kvgraph.advisor.policies.evidence import PolicySelector
 from kvgraph.advisor.policies.guard import Guard
-from kvgraph.advisor.policies.shadow import LruShadow, LruStack, RankedShadow, Uses
+from kvgraph.advisor.policies.shadow import LruShadow, LruStack, RankedShadow, SimulatedPools
 from kvgraph.advisor.replay.arms import Settings, run_arm
 from kvgraph.advisor.replay.graph_order import GraphOrder, SimulatedSidecar
 from kvgraph.advisor.replay.simulator import (
@@ -187,7 +187,7 @@ def test_a_ranked_shadow_evicts_as_a_plain_pool_does(ties: bool) -> None:
 
 
 def test_pools_that_share_their_uses_hold_what_each_alone_would() -> None:
-    rng, uses, rest = np.random.default_rng(5), Uses(), np.arange(2_000, dtype=np.uint64)
+    rng, uses, rest = np.random.default_rng(5), SimulatedPools(), np.arange(2_000, dtype=np.uint64)
     shared = [RankedShadow(capacity, uses) for capacity in (300, 40, 500)]
     alone = [RankedShadow(each.capacity) for each in shared]
     for number, rows in enumerate(chains(6, 40)):
@@ -246,7 +246,7 @@ def test_a_large_ranking_is_followed_in_its_order(distinct: int) -> None:
 
 def test_what_shadows_remember_is_bounded_by_their_pools() -> None:
     """Neither many requests for few blocks, nor many blocks, nor high rows take room for ever."""
-    stack, uses = LruStack([2_000, 1_000]), Uses()
+    stack, uses = LruStack([2_000, 1_000]), SimulatedPools()
     pool = RankedShadow(1_000, uses)
     few = np.arange(500, dtype=np.int32)
     for _ in range(200):
@@ -319,7 +319,7 @@ def test_a_policy_rules_once_its_shadow_finds_more(caplog: pytest.LogCaptureFixt
     for _ in range(20):
         order = world.round(0)
     assert order, "the policy ranks"
-    assert world.guard.rulings()[0].policy_rules
+    assert world.guard.policy_choices()[0].policy_rules
     assert "fixed ranks from now on" in caplog.text
 
 
@@ -334,7 +334,7 @@ def test_lru_takes_over_where_the_policy_finds_less_than_it_would() -> None:
         order = world.graph.rank("e", 100).order.tolist()
     assert not world.guard.trusts(0)
     assert order == []
-    assert world.guard.rulings()[0].changes == 2
+    assert world.guard.policy_choices()[0].changes == 2
 
 
 def test_a_reset_empties_the_shadows_and_keeps_the_ruling() -> None:
@@ -344,7 +344,7 @@ def test_a_reset_empties_the_shadows_and_keeps_the_ruling() -> None:
     world.graph.apply("e", [BlocksCleared()])
     world.round(0)
     assert world.guard.trusts(0)
-    assert world.guard.rulings()[0].ahead == 0.0, "nobody finds anything in an empty pool"
+    assert world.guard.policy_choices()[0].ahead == 0.0, "nobody finds anything in an empty pool"
 
 
 def test_an_engine_inherits_no_ruling_of_one_that_is_gone() -> None:
@@ -364,7 +364,7 @@ def test_configuration_may_go_without_a_guard() -> None:
     unguarded = PolicyConfig(guard=False).referee()
     assert not unguarded.yields
     assert unguarded.trusts(0), "the policy ranks from the start"
-    assert unguarded.rulings() == {}
+    assert unguarded.policy_choices() == {}
     assert not PolicyConfig(name="lru").referee().yields
 
 
@@ -485,24 +485,24 @@ def test_an_engine_goes_back_to_lru_whatever_the_others_say() -> None:
     assert not fleet.is_ranked("new"), "also after a reset"
 
 
-def trust(ahead: float, spread: float, capacity: int = 100) -> Trust:
-    shown = Trust(capacity)
+def selector(ahead: float, spread: float, capacity: int = 100) -> PolicySelector:
+    shown = PolicySelector(capacity)
     for evidence in (shown.since, shown.ever):
         evidence.ahead, evidence.spread = ahead, spread
     return shown
 
 
 def test_evidence_of_several_counts_as_that_of_one_engine_with_all_their_blocks() -> None:
-    each = [trust(5.0, 36.0) for _ in range(4)]
+    each = [selector(5.0, 36.0) for _ in range(4)]
     assert not each[0].is_due_for_change(), "one alone is within chance"
     assert each[0].may_begin(each)
-    small = [trust(1.5, 1.0) for _ in range(4)]
+    small = [selector(1.5, 1.0) for _ in range(4)]
     assert not small[0].may_begin(small), "2 % of four pools are eight blocks"
 
 
 def test_an_engine_that_is_sure_of_lru_does_not_follow() -> None:
-    others = [trust(500.0, 100.0) for _ in range(4)]
-    doubtful, sure = trust(-5.0, 36.0), trust(-5.0, 16.0)
+    others = [selector(500.0, 100.0) for _ in range(4)]
+    doubtful, sure = selector(-5.0, 36.0), selector(-5.0, 16.0)
     assert doubtful.may_begin([*others, doubtful])
     assert not sure.may_begin([*others, sure])
 
@@ -511,7 +511,7 @@ def test_a_single_engine_decides_as_it_would_without_a_fleet() -> None:
     rng = np.random.default_rng(7)
     decided = set()
     for _ in range(300):
-        alone = Trust(100)
+        alone = PolicySelector(100)
         for _ in range(int(rng.integers(1, 30))):
             alone.note(int(rng.integers(-5, 6)), 10)
         decided.add(alone.is_due_for_change())

@@ -13,10 +13,10 @@ import pytest
 from kvgraph.advisor.config.sections import ScoreConfig
 from kvgraph.advisor.page.shadows import ShadowView, lru_tokens, shadows_view
 from kvgraph.advisor.page.what_if import weight_effect
-from kvgraph.advisor.policies.evidence import Trust
+from kvgraph.advisor.policies.evidence import PolicySelector
 from kvgraph.advisor.policies.guard import Guard
 from kvgraph.advisor.policies.lifecycle import LifecyclePolicy
-from kvgraph.advisor.policies.shadow import LruShadow, Uses
+from kvgraph.advisor.policies.shadow import LruShadow, SimulatedPools
 from kvgraph.advisor.replay.fast import belady_hits, lru_hits
 from kvgraph.advisor.replay.trace import Trace
 from kvgraph.advisor.shadows import ceiling as ceiling_module
@@ -24,7 +24,7 @@ from kvgraph.advisor.shadows import runner
 from kvgraph.advisor.shadows.ceiling import Ceiling, RequestWindow, ceiling
 from kvgraph.advisor.shadows.pools import GuardedPool, OtherWeights
 from kvgraph.advisor.shadows.runner import INTERVAL_S, LEAST, SessionSample, ShadowSet
-from kvgraph.graph.logs.history import Heard
+from kvgraph.graph.logs.history import ReplayedWalk
 from kvgraph.graph.ranking.formulas import ClassicPolicy
 from kvgraph.graph.ranking.policy import View
 from kvgraph.graph.wire.events import EngineHello, RequestStarted, TierReport
@@ -59,9 +59,9 @@ def test_a_shadow_of_lru_finds_what_a_full_replay_finds(trace: Trace, capacity: 
 def test_a_guarded_pool_of_a_bad_policy_finds_what_lru_finds(begins_trusted: bool) -> None:
     """Who asks does so twice and never again; the policy sends away what was used last."""
     keys = np.arange(4_000, dtype=np.uint64)
-    uses, lru = Uses(), LruShadow(SMALL)
+    uses, lru = SimulatedPools(), LruShadow(SMALL)
     alone = GuardedPool(SMALL, None, uses)
-    guarded = GuardedPool(SMALL, Trust(SMALL, begins_trusted), uses)
+    guarded = GuardedPool(SMALL, PolicySelector(SMALL, begins_trusted), uses)
     found = dict.fromkeys(("alone", "guarded", "lru"), 0)
     for turn in range(990):
         for first in (turn, turn - 3) if turn >= 3 else (turn,):
@@ -163,7 +163,9 @@ def test_the_ceiling_is_above_lru_where_turns_come_back_with_their_answers() -> 
     for turn in range(3):
         asked, left = 4 * turn + 2, 4 * turn + 4
         for blocks, reach, found in ((asked, asked, 0), (left, asked, -1)):
-            shadows.hear(Heard(0, "s", rows[:blocks], keys[:blocks], reach, found, 0, 1.0 + turn))
+            shadows.hear(
+                ReplayedWalk(0, "s", rows[:blocks], keys[:blocks], reach, found, 0, 1.0 + turn)
+            )
     asked, belady, _ = ceiling(*shadows.remembered())
     assert asked == shadows.asked == 2 + 6 + 10
     assert belady >= shadows.lru[0].found == 4 + 8

@@ -16,9 +16,9 @@ from kvgraph.hooks.calibrate import app
 from kvgraph.hooks.calibrate.trials import (
     MARGINS,
     TAIL,
-    Bar,
     Cell,
     CellResult,
+    PassMark,
     SplicedModel,
     grid,
     joined,
@@ -262,4 +262,4 @@ def test_a_calibration_is_read_as_it_was_written(tmp_path: Path) -> None:
 
 
 def test_the_bar_is_what_the_caller_says() -> None:
-    assert judge(table(all=lambda *cell: True), Bar(1.0, 0.5)).passed
+    assert judge(table(all=lambda *cell: True), PassMark(1.0, 0.5)).passed

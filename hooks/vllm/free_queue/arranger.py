@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 
     from ..tap import Changes
 
-# ``Blanks``: the empty blocks at the head of vLLM's free queue, which go first whatever is
+# ``BlankBlocks``: the empty blocks at the head of vLLM's free queue, which go first whatever is
 # advised.
 
 
-class Blanks:
+class BlankBlocks:
     """Counts the blank blocks at the queue's head, as far as two steps can take.
 
     Args:
@@ -139,7 +139,7 @@ class FreeQueueArranger:
         self.stale = 0
         self._protection = ProtectedKeys(len(pool.blocks), protect_stale_s, clock)
         self._core = index.core if isinstance(index, CoreIndex) else None
-        self._blanks = Blanks(pool, blocks_per_step)
+        self._blanks = BlankBlocks(pool, blocks_per_step)
         self._window = self._new_window(pool, index)
         self._guard = HeadGuard(pool, self._window, self._protection)
         self._latest: EvictionRanking | None = None  # that was acted on in the last step

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ....graph.admission import is_short, new_context_blocks
-from ...requests.hints import Meaning
+from ...requests.hints import CheckedHints
 from ..groups import ObservedGroup
 
 if TYPE_CHECKING:
@@ -142,7 +142,7 @@ class RequestArrival:
 
     blocks: int
     returning: bool
-    meaning: Meaning
+    meaning: CheckedHints
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +179,7 @@ class LiveSessions:
         self,
         pool: BlockPool,
         group: ObservedGroup,
-        read: Callable[[Request], Meaning],
+        read: Callable[[Request], CheckedHints],
         copied: Callable[[Sequence[bytes]], int] | None,
         fetches: bool = False,
     ) -> None:
@@ -234,7 +234,9 @@ class LiveSessions:
                 del self._queued[entry.name]
         return entry
 
-    def _seen(self, request: Request, meaning: Meaning, hashes: Sequence[bytes]) -> RequestArrival:
+    def _seen(
+        self, request: Request, meaning: CheckedHints, hashes: Sequence[bytes]
+    ) -> RequestArrival:
         if meaning.session is None:
             return RequestArrival(self._by_prompt(request, hashes), False, meaning)
         name = SessionName(meaning.tenant, meaning.session)

@@ -14,7 +14,7 @@ from ...recall.spans import Domain, TokenBytes
 if TYPE_CHECKING:
     from vllm.v1.request import Request
 
-    from ...requests.hints import Meaning
+    from ...requests.hints import CheckedHints
 
 MOST_SESSIONS: Final = 4096  # sessions whose last branch is kept; chosen
 MOST_TOKENS: Final = 1 << 25  # tokens of all branches: some 300 MiB with their hashes; chosen
@@ -116,7 +116,7 @@ class OptIn:
     """
 
     def __init__(
-        self, everybody: bool, meaning: Callable[[Request], Meaning], shared: bool = False
+        self, everybody: bool, meaning: Callable[[Request], CheckedHints], shared: bool = False
     ) -> None:
         self._everybody, self._meaning, self._shared = everybody, meaning, shared
         self._ownerless: set[str] = set()  # running requests that ask, but name no owner
@@ -164,7 +164,7 @@ class OptIn:
             self._owners[request.request_id] = domain, meaning.session
         return domain
 
-    def _domain(self, salt: str | None, meaning: Meaning) -> Domain | None:
+    def _domain(self, salt: str | None, meaning: CheckedHints) -> Domain | None:
         """Return a tenant's domain, or that of a cache salt, or else a session's own."""
         if self._shared or salt or meaning.tenant:
             return salt or "", meaning.tenant or "", ""

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_manager import KVCacheManager
     from vllm.v1.request import Request
 
-    from ...requests.hints import Meaning
+    from ...requests.hints import CheckedHints
     from ..calls import BlockIds, Found, Told
     from ..groups import ObservedGroup
     from ..tiers.bridge import TierCacheBridge
@@ -84,7 +84,7 @@ def new_recall(
     group: ObservedGroup,
     bridge: TierCacheBridge | None,
     manager: KVCacheManager | None,
-    meaning: Callable[[Request], Meaning],
+    meaning: Callable[[Request], CheckedHints],
 ) -> SpanRecall | RefusedRecall | None:
     """Make recall for an engine's tiers, or what refuses it; None if it is off."""
     settings = engine_settings("recall", "recall_shared", "recall_always")

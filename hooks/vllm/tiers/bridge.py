@@ -28,12 +28,12 @@ if TYPE_CHECKING:
     from ..index import BlockIndex
     from ..tap import Changes
 
-# ``FirstWords``: what each worker reports once, at its start: its memory and its disk.
+# ``WorkerStarts``: what each worker reports once, at its start: its memory and its disk.
 
 _LOOKUPS_IN_VAIN: Final = 64  # before the workers have reported what their disks hold; chosen
 
 
-class FirstWords:
+class WorkerStarts:
     """Collects what each worker reports at its start, until all workers have.
 
     Args:
@@ -74,7 +74,7 @@ class FirstWords:
 # a reason to refuse new weights: the load is void, and its request computes.
 
 
-class Promises:
+class PromisedLoads:
     """Loads that vLLM was promised, whose requests were not scheduled since.
 
     Args:
@@ -154,7 +154,7 @@ class Promises:
         self._void.discard(request_id)
 
 
-class NoPromises:
+class NoPromisedLoads:
     """What is known of loads under way where vLLM's book of requests is not to be had.
 
     Args:
@@ -250,11 +250,13 @@ class TierCacheBridge:
         self.idle, self.may_rest = IdleEngine(ledger.clock), True
         self.rest = Rest(group.block_size, ledger.costs, ledger.clock)
         self.keeps_promises = manager is not None
-        none = NoPromises(self.loader, self._prefetcher)
-        self.promises: Promises | NoPromises = none if manager is None else Promises(pool, manager)
+        none = NoPromisedLoads(self.loader, self._prefetcher)
+        self.promises: PromisedLoads | NoPromisedLoads = (
+            none if manager is None else PromisedLoads(pool, manager)
+        )
         self._broken: list[Load] = []  # loads that nobody ordered, and vLLM waits for
         self._found: dict[str, int] = {}  # by request: blocks of its prompt in the pool when asked
-        self._first_words = FirstWords(workers, with_disk=settings.keeps_more)
+        self._worker_starts = WorkerStarts(workers, with_disk=settings.keeps_more)
 
     def on_new_request(self, request: Request) -> None:
         """Note that a request waits for blocks in vLLM's queue; a held request needs none yet."""
@@ -269,7 +271,7 @@ class TierCacheBridge:
         if found[0] is None:
             return found  # others have to be waited for first
         self.line.close(request.request_id)
-        if self._first_words.is_worth_waiting():
+        if self._worker_starts.is_worth_waiting():
             return None, False
         first = self._found[request.request_id] = computed_tokens // self._group.block_size
         if answer := self.loader.remembered(request.request_id, first):
@@ -398,7 +400,7 @@ class TierCacheBridge:
                 self.ledger.book.answer_all(answer.done)
             finally:
                 self.promises.received(received)
-        if starts := self._first_words.add(answer.starts):
+        if starts := self._worker_starts.add(answer.starts):
             self.ledger.started(starts)
 
     @property

@@ -203,7 +203,7 @@ class Loader:
         ledger.book.open(job, self.load_victims.save(job.targets, ended))
 
 
-class Taken(NamedTuple):
+class PinnedCopies(NamedTuple):
     """Copies that a load reads, pinned; of those that are new ones, by position, their hashes."""
 
     copies: list[Copy]
@@ -216,9 +216,9 @@ class Taken(NamedTuple):
         return tuple([copy.id for copy in self.copies])
 
 
-def take_copies(ledger: TierLedger, hashes: Sequence[bytes]) -> Taken:
+def take_copies(ledger: TierLedger, hashes: Sequence[bytes]) -> PinnedCopies:
     """Pin the copies for a load; those that are only on disk, or in the store, are new ones."""
-    directory, taken = ledger.directory, Taken([], {}, {})
+    directory, taken = ledger.directory, PinnedCopies([], {}, {})
     found = zip(hashes, directory.all_warm(hashes), strict=True)
     for at, (block_hash, copy) in enumerate(found):
         if copy is None:
@@ -232,7 +232,7 @@ def take_copies(ledger: TierLedger, hashes: Sequence[bytes]) -> Taken:
     return taken
 
 
-def settle_copies(ledger: TierLedger, taken: Taken, done: JobDone) -> None:
+def settle_copies(ledger: TierLedger, taken: PinnedCopies, done: JobDone) -> None:
     """Unpin a load's copies; give up those that could not be read."""
     ledger.counts.load_failed += len(done.failed)
     lost = done.failed.intersection(taken.from_store)

@@ -420,7 +420,7 @@ _REST_S: Final = (
 Placed = tuple[int | None, "KVCacheBlock"]  # with its place among all that ever left, if known
 
 
-class Begun(NamedTuple):
+class StartedCopies(NamedTuple):
     """Blocks whose copies were begun, with their keys, and their hashes as they were then."""
 
     keys: Sequence[int]
@@ -665,7 +665,7 @@ class Spiller:
         full_hashes = hashes[:room]
         keys, copies = keys_in_pool(full_hashes), ledger.begin_copies(full_hashes)
         self._under_way.update(zip(keys, places, strict=True))
-        begun, at_step = Begun(keys, blocks, full_hashes, copies), self._lead.steps
+        begun, at_step = StartedCopies(keys, blocks, full_hashes, copies), self._lead.steps
         job = Spill(
             ledger.book.number(),
             tuple([block.block_id for block in blocks]),
@@ -674,7 +674,7 @@ class Spiller:
         ledger.book.open(job, lambda done: self._ended(begun, at_step, done))
         return room
 
-    def _ended(self, begun: Begun, at_step: int, done: JobDone) -> None:
+    def _ended(self, begun: StartedCopies, at_step: int, done: JobDone) -> None:
         ledger = self._ledger
         self._lead.ended(at_step)
         ledger.costs.spilled(done.bytes, done.seconds)

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import numpy as np
 from kvgraph.graph.kvcache_graph import KVCacheGraph
-from kvgraph.graph.logs.evictions import TermsThen
+from kvgraph.graph.logs.evictions import TermsAtRanking
 from kvgraph.graph.logs.history import History
 from kvgraph.graph.ranking.order import front_terms
 from kvgraph.graph.ranking.policy import View
@@ -173,7 +173,7 @@ def _churned(evictions: int) -> KVCacheGraph:
 def _rank(graph: KVCacheGraph) -> None:
     """Note a ranking with the terms of its blocks, as the planner does."""
     ranking, view = graph.rank("e", POOL), View(graph.tables, graph.rules, 0, graph.clock())
-    terms = TermsThen.of(front_terms(view, graph.policy, graph.referee, ranking))
+    terms = TermsAtRanking.of(front_terms(view, graph.policy, graph.referee, ranking))
     graph.tables.history.ranked(0, ranking, graph.rules.protected_layers, terms)
 
 

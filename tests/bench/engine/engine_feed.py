@@ -23,7 +23,7 @@ from kvgraph.graph.wire.events import (
     RequestStarted,
 )
 from kvgraph.hooks.fake import FakeEngine
-from kvgraph.hooks.vllm.meters import PressingNews
+from kvgraph.hooks.vllm.meters import UrgentFlush
 
 from ..errors import BenchError
 from ..graph.graphs import random_keys
@@ -111,7 +111,7 @@ class SessionFeed(FakeEngine):
         self._idle: OrderedDict[str, _Session] = OrderedDict()  # the longest unused first
         self._begun = self._step = self._stored = 0
         self._held = len(self._shared)
-        self._news = PressingNews(self.num_blocks, self.client.nudge)
+        self._news = UrgentFlush(self.num_blocks, self.client.nudge)
 
     def step(self) -> None:
         """Tell of one step, in which some requests start, and some end."""

@@ -9,7 +9,7 @@ from typing import Final
 
 import numpy as np
 from kvgraph.advisor.fleet.board import EngineBoard, Speed
-from kvgraph.advisor.fleet.router import FleetRouter, Holdings, Reason, Wanted
+from kvgraph.advisor.fleet.router import FleetRouter, Holdings, Reason, RoutingRequest
 from kvgraph.advisor.replay.plan import FleetRouting
 from kvgraph.advisor.replay.simulator import Instance, LruOrder, simulate
 from kvgraph.advisor.replay.trace import Trace
@@ -49,7 +49,7 @@ def _decisions(engines: int, sessions: int) -> tuple[list[float], int]:
     samples, begin = [], time.perf_counter()
     for number in range(DECISIONS):
         time.sleep(max(0.0, begin + number / RATE - time.perf_counter()))
-        wanted = Wanted(
+        wanted = RoutingRequest(
             f"session {rng.randrange(int(1.3 * sessions))}", rng.randrange(2000, 40_000)
         )
         start = time.perf_counter()

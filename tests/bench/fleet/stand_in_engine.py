@@ -13,7 +13,7 @@ from kvgraph.advisor.fleet.app import route_app
 from kvgraph.advisor.fleet.proxy import FleetProxy
 from kvgraph.advisor.fleet.relay import BodyRoom
 from kvgraph.advisor.fleet.residency import ResidencyView
-from kvgraph.advisor.fleet.upstream import FIRST_BYTE_S, Listed
+from kvgraph.advisor.fleet.upstream import FIRST_BYTE_S, EngineAddress
 
 from ..serving.listening import listening
 
@@ -171,7 +171,7 @@ async def routed(
         if not engine.port:
             await engine.start()
     proxy = FleetProxy(
-        [Listed(engine.url) for engine in engines], residency, first_byte_s=first_byte_s
+        [EngineAddress(engine.url) for engine in engines], residency, first_byte_s=first_byte_s
     )
     app: Any = route_app(proxy)
     try:

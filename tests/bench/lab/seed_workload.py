@@ -10,7 +10,7 @@ from statistics import NormalDist
 from typing import Final, NamedTuple
 
 import numpy as np
-from kvgraph.advisor.fleet.pools import Link, PoolShadows
+from kvgraph.advisor.fleet.pools import PoolShadows, PromptPrefix
 from kvgraph.advisor.fleet.router import Holdings
 from kvgraph.advisor.policies.registry import new_policy
 from kvgraph.advisor.replay.analysis import needed_at_once, own_history, session_blocks
@@ -445,8 +445,8 @@ class MemoryRouting(FleetRouting):
         chain = self._links(self._chains[request][: self._limits[request]])
         return self._pools.holdings(chain, len(instances))
 
-    def _links(self, chain: Sequence[int]) -> list[Link]:
-        return [Link(block, self._size * at) for at, block in enumerate(chain, start=1)]
+    def _links(self, chain: Sequence[int]) -> list[PromptPrefix]:
+        return [PromptPrefix(block, self._size * at) for at, block in enumerate(chain, start=1)]
 
 
 def _router(trace: Trace, arm: FleetArm, store: HostTier | None) -> Router:

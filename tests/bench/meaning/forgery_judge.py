@@ -17,7 +17,7 @@ from kvgraph.graph.kvcache_graph import KVCacheGraph
 from kvgraph.graph.types import NO_ROW, SessionState, SourceLayer, as_keys
 from kvgraph.graph.wire.events import RequestFinished, RequestStarted
 from kvgraph.hooks.requests.borders import MARKS_KEY
-from kvgraph.hooks.requests.hints import HintPolicy, HintTrust, TagReader
+from kvgraph.hooks.requests.hints import HintPolicy, HintReader, HintTrust
 from kvgraph.hooks.settings import LAYERS_VARIABLE
 from kvgraph.hooks.vllm.api.chats import hand_over, mark_chats
 from kvgraph.hooks.vllm.reading import PromptLayers
@@ -171,7 +171,7 @@ def _started(
     transfer = dict((params.extra_args or {}).get("kv_transfer_params") or {})
     if not marked:  # as if its surface made no marks: what its client wrote in their place stays
         transfer |= {MARKS_KEY: forgery.extra.get(MARKS_KEY)}
-    meaning = TagReader(HintPolicy(HintTrust.SESSION)).read(transfer, len(tokens), None, "salt-b")
+    meaning = HintReader(HintPolicy(HintTrust.SESSION)).read(transfer, len(tokens), None, "salt-b")
     keys = b"".join((number + 2).to_bytes(8, "little") for number in range(len(tokens) // _BLOCK))
     event = RequestStarted(
         "f", keys, len(tokens), 0, _BLOCK, meaning.session, meaning.tenant, meaning.segments

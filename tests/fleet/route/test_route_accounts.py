@@ -15,8 +15,8 @@ from kvgraph.advisor.fleet import proxy as fleet_proxy
 from kvgraph.advisor.fleet.board import EngineBoard
 from kvgraph.advisor.fleet.callers import Callers
 from kvgraph.advisor.fleet.prompts import BINARY_TOKENS, PromptReader
-from kvgraph.advisor.fleet.router import FleetRouter, Holdings, Wanted
-from kvgraph.advisor.fleet.upstream import Listed
+from kvgraph.advisor.fleet.router import FleetRouter, Holdings, RoutingRequest
+from kvgraph.advisor.fleet.upstream import EngineAddress
 from kvgraph_bench.fleet.stand_in_engine import StandInEngine, routed
 from waiting import soon
 
@@ -187,11 +187,11 @@ def test_a_context_that_shrank_costs_no_less_than_nothing() -> None:
     board = EngineBoard()
     home, other = board.add("home"), board.add("other")
     router = FleetRouter(board)
-    router.route(Wanted("s", 100_000), Holdings(), 0.0)
+    router.route(RoutingRequest("s", 100_000), Holdings(), 0.0)
     board.waiting[home] = 60_000
     held = np.array([100_000, 0])
-    choice = router.choose(Wanted("s", 8_000), Holdings(held, held))
-    assert router.costs(Wanted("s", 8_000), Holdings(held, held)).min() >= 0.0
+    choice = router.choose(RoutingRequest("s", 8_000), Holdings(held, held))
+    assert router.costs(RoutingRequest("s", 8_000), Holdings(held, held)).min() >= 0.0
     assert choice.engine == other
 
 
@@ -201,7 +201,7 @@ def test_an_engine_that_began_slowly_gets_requests_again() -> None:
     router = FleetRouter(board)
     board.measured(cold, 600, 20.0)
     board.measured(warm, 600, 0.03)
-    chosen = [router.route(Wanted(n, 2_000), Holdings(), 0.0).engine for n in range(40)]
+    chosen = [router.route(RoutingRequest(n, 2_000), Holdings(), 0.0).engine for n in range(40)]
     assert chosen.count(cold) >= 4
 
 
@@ -209,13 +209,13 @@ async def test_an_engine_off_the_list_is_forgotten_and_may_come_back() -> None:
     async with routed([StandInEngine(), StandInEngine()]) as fleet:
         proxy, (one, two) = fleet.proxy, fleet.engines
         await fleet.until(True, True)
-        proxy.engines.list_again([Listed(one.url)])
+        proxy.engines.list_again([EngineAddress(one.url)])
         await fleet.until(True, False)
         assert [each["url"] for each in (await fleet.client.get("/fleet")).json()["engines"]] == [
             one.url
         ]
         assert len(proxy.engines.watched) == 1
-        proxy.engines.list_again([Listed(one.url), Listed(two.url)])
+        proxy.engines.list_again([EngineAddress(one.url), EngineAddress(two.url)])
         await fleet.until(True, True)
         assert len(proxy.engines.upstreams) == 2
 

@@ -15,7 +15,7 @@ from kvgraph.advisor.fleet import upstream as asked_engines
 from kvgraph.advisor.fleet.app import proxy_status
 from kvgraph.advisor.fleet.engines import HealthWatch
 from kvgraph.advisor.fleet.proxy import FleetProxy
-from kvgraph.advisor.fleet.upstream import Listed, SilentError, Upstream, engines_in
+from kvgraph.advisor.fleet.upstream import EngineAddress, SilentError, Upstream, engines_in
 from kvgraph.graph.errors import ConfigError
 from kvgraph_bench.fleet.stand_in_engine import Routed, StandInEngine, routed
 from waiting import soon
@@ -246,9 +246,11 @@ def test_the_command_line_names_it_too(words: str, capsys: pytest.CaptureFixture
 
 
 async def test_a_list_with_one_bad_address_changes_nothing() -> None:
-    proxy = FleetProxy([Listed("http://127.0.0.1:1")])
+    proxy = FleetProxy([EngineAddress("http://127.0.0.1:1")])
     with pytest.raises(ConfigError):
-        proxy.engines.list_again([Listed("http://127.0.0.1:2"), Listed("http://\u202e:1")])
+        proxy.engines.list_again(
+            [EngineAddress("http://127.0.0.1:2"), EngineAddress("http://\u202e:1")]
+        )
     assert len(proxy.board) == len(proxy.engines.upstreams) == 1
     assert not proxy.board.draining.any()
     await proxy.close()

@@ -10,7 +10,7 @@ import httpx
 import pytest
 from kvgraph.advisor.fleet import engines as health
 from kvgraph.advisor.fleet import proxy
-from kvgraph.advisor.fleet.upstream import Listed
+from kvgraph.advisor.fleet.upstream import EngineAddress
 from kvgraph.advisor.process.process import log_for_people
 from kvgraph_bench.fleet.stand_in_engine import Routed, StandInEngine, routed
 from waiting import soon
@@ -250,7 +250,7 @@ async def test_a_drained_engine_gets_no_further_requests_and_finishes_its_own() 
     async with routed([StandInEngine(), StandInEngine()]) as fleet:
         for number in range(4):
             await fleet.complete(session_id=f"s{number}")
-        first, second = (Listed(engine.url) for engine in fleet.engines)
+        first, second = (EngineAddress(engine.url) for engine in fleet.engines)
         fleet.proxy.engines.list_again([first._replace(drains=True), second])
         for number in range(4):
             await fleet.complete(session_id=f"s{number}")

@@ -18,7 +18,7 @@ from kvgraph.advisor.fleet import relay
 from kvgraph.advisor.fleet.app import route_app
 from kvgraph.advisor.fleet.proxy import FleetProxy
 from kvgraph.advisor.fleet.relay import BodyRoom, BodyShare, FullError
-from kvgraph.advisor.fleet.upstream import Listed
+from kvgraph.advisor.fleet.upstream import EngineAddress
 from kvgraph.advisor.process.process import ApiGate, HeadDeadline
 from kvgraph_bench.fleet.stand_in_engine import Routed, StandInEngine, routed
 from kvgraph_bench.serving.listening import free_port, listening
@@ -32,7 +32,7 @@ async def fronted(hosts: list[str] | None) -> AsyncIterator[tuple[ApiGate, httpx
     """A proxy before one engine, as the command serves it, and a client of it."""
     engine = StandInEngine()
     await engine.start()
-    front = ApiGate(route_app(FleetProxy([Listed(engine.url)])), hosts)
+    front = ApiGate(route_app(FleetProxy([EngineAddress(engine.url)])), hosts)
     async with (
         listening(front, "on") as url,
         httpx.AsyncClient(base_url=url, timeout=20, trust_env=False) as client,

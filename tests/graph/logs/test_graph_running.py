@@ -7,7 +7,7 @@ import pytest
 from kvgraph.graph.logs import history as queues
 from kvgraph.graph.logs import requests
 from kvgraph.graph.logs.evictions import EvictionLog, RowMark
-from kvgraph.graph.logs.history import Heard, HeardQueue
+from kvgraph.graph.logs.history import ReplayedWalk, ReplayQueue
 from kvgraph.graph.logs.reasons import Detail, Reason
 from kvgraph.graph.logs.requests import LIMIT, UNHEARD, Origin, Running, RunningRequests
 from kvgraph.graph.types import as_keys
@@ -103,16 +103,16 @@ def test_the_cases_of_one_engine_are_not_looked_at_for_another(world: World) -> 
     assert not world.history.open_cases
 
 
-def walk(blocks: int, at: float = 0.0) -> Heard:
+def walk(blocks: int, at: float = 0.0) -> ReplayedWalk:
     rows = np.arange(blocks, dtype=np.int32)
-    return Heard(0, "s", rows, rows.astype(np.uint64), blocks, 0, SIZE * blocks, at)
+    return ReplayedWalk(0, "s", rows, rows.astype(np.uint64), blocks, 0, SIZE * blocks, at)
 
 
 def test_walks_that_nobody_takes_are_bounded_by_their_blocks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(queues, "MOST_BLOCKS", 25)
-    queue = HeardQueue()
+    queue = ReplayQueue()
     for _ in range(2):
         for number in range(5):
             queue.add(walk(10, float(number)))
@@ -125,7 +125,7 @@ def test_walks_that_nobody_takes_are_bounded_by_their_blocks(
 
 
 def test_walks_that_nobody_takes_are_bounded_by_their_number() -> None:
-    queue, empty = HeardQueue(), walk(0)
+    queue, empty = ReplayQueue(), walk(0)
     for _ in range(70_000):
         queue.add(empty)
     assert len(queue.take()) == 65_536

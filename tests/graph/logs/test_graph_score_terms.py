@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from kvgraph.graph.kvcache_graph import KVCacheGraph
-from kvgraph.graph.logs.evictions import RING_BYTES, EvictionLog, TermRing, TermsThen
+from kvgraph.graph.logs.evictions import RING_BYTES, EvictionLog, TermRing, TermsAtRanking
 from kvgraph.graph.logs.history import StepSums
 from kvgraph.graph.ranking.order import front_terms
 from kvgraph.graph.ranking.policy import View
@@ -22,8 +22,8 @@ def log_of(world: World) -> EvictionLog:
     return world.history.evictions[0]
 
 
-def terms(**columns: list[float]) -> TermsThen:
-    return TermsThen.of({name: np.array(values) for name, values in columns.items()})
+def terms(**columns: list[float]) -> TermsAtRanking:
+    return TermsAtRanking.of({name: np.array(values) for name, values in columns.items()})
 
 
 def test_each_block_keeps_the_terms_that_it_was_ranked_by(world: World) -> None:
@@ -76,7 +76,7 @@ def test_the_ring_is_bounded_and_forgets_the_oldest() -> None:
     room = RING_BYTES // (2 * 2)
     for first in range(0, room + 1000, 500):
         numbers = np.arange(first, first + 500, dtype=np.float64) % 1024
-        ring.add(first, TermsThen.of({"a": numbers, "b": -numbers}))
+        ring.add(first, TermsAtRanking.of({"a": numbers, "b": -numbers}))
     assert ring.nbytes <= RING_BYTES
     assert ring.of(first + 499) == {"a": (first + 499) % 1024, "b": -((first + 499) % 1024)}
     assert ring.of(first + 500 - room) is not None
@@ -87,7 +87,7 @@ def test_the_ring_is_bounded_and_forgets_the_oldest() -> None:
 def test_more_evictions_at_once_than_the_ring_holds() -> None:
     ring = TermRing()
     room = RING_BYTES // 2
-    ring.add(0, TermsThen.of({"a": np.arange(room + 10, dtype=np.float64)}))
+    ring.add(0, TermsAtRanking.of({"a": np.arange(room + 10, dtype=np.float64)}))
     assert ring.of(9) is None
     assert ring.of(10) == {"a": 10.0}
 

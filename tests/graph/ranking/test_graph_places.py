@@ -14,7 +14,7 @@ from kvgraph.graph.ranking import fronts
 from kvgraph.graph.ranking.copies import CopyOrder
 from kvgraph.graph.ranking.formulas import ClassicPolicy, LruPolicy
 from kvgraph.graph.ranking.order import rank, resident_scores
-from kvgraph.graph.ranking.policy import Policy, Ruling, Scores, Terms, View
+from kvgraph.graph.ranking.policy import Policy, PolicyChoice, Scores, Terms, View
 from kvgraph.graph.tables import front as front_module
 from kvgraph.graph.tables.blocks import Selection
 from kvgraph.graph.types import Rows, SessionState, SourceLayer, as_keys
@@ -40,8 +40,8 @@ class Doubtful:
     def forget(self, engine: int) -> None:
         pass
 
-    def rulings(self) -> dict[int, Ruling]:
-        return {0: Ruling(self.trusting, 0.0, 0)}
+    def policy_choices(self) -> dict[int, PolicyChoice]:
+        return {0: PolicyChoice(self.trusting, 0.0, 0)}
 
 
 @pytest.fixture

@@ -15,21 +15,21 @@ from kvgraph.graph.types import LAYER_NAMES, Authority
 from kvgraph.graph.wire.events import Segment
 from kvgraph.hooks.requests.hints import (
     MAX_SEGMENTS,
-    NO_MEANING,
+    NO_HINTS,
+    CheckedHints,
     HintPolicy,
+    HintReader,
     HintTrust,
-    Meaning,
-    TagReader,
     hint_policy,
-    other_words,
+    translate_hints,
 )
 from kvgraph.hooks.settings import EngineSettings
 
 EVERYBODY = HintPolicy(HintTrust.ALL)
 
 
-def read(tag: Any, prompt: int = 1000) -> Meaning:
-    return TagReader(EVERYBODY).read({"kvgraph": tag}, prompt)
+def read(tag: Any, prompt: int = 1000) -> CheckedHints:
+    return HintReader(EVERYBODY).read({"kvgraph": tag}, prompt)
 
 
 def test_a_full_tag() -> None:
@@ -48,7 +48,7 @@ def test_a_full_tag() -> None:
             "warming": True,
         }
     )
-    assert meaning == Meaning(
+    assert meaning == CheckedHints(
         (Segment(2, 0, 96, 0.9), Segment(5, 96, 128, None, "n", "m-1")),
         "acme", "chat-7", True, 4.0, False, "bash", None, True,
     )  # fmt: skip
@@ -56,12 +56,12 @@ def test_a_full_tag() -> None:
 
 def test_other_keys_of_the_users_connector_do_not_matter() -> None:
     params = {"do_remote_decode": True, "kvgraph": {"session": "a"}, "remote_host": "h"}
-    assert TagReader(EVERYBODY).read(params, 10).session == "a"
+    assert HintReader(EVERYBODY).read(params, 10).session == "a"
 
 
 @pytest.mark.parametrize("params", [None, {}, {"other": 1}, "text", 7, [], {"kvgraph": None}])
 def test_no_tag(params: object, caplog: pytest.LogCaptureFixture) -> None:
-    assert TagReader(EVERYBODY).read(params, 10) is NO_MEANING
+    assert HintReader(EVERYBODY).read(params, 10) is NO_HINTS
     assert not caplog.records
 
 
@@ -91,7 +91,7 @@ def test_no_tag(params: object, caplog: pytest.LogCaptureFixture) -> None:
 def test_a_bad_field_is_named_once_and_left_out(
     tag: Any, field: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    reader = TagReader(EVERYBODY)
+    reader = HintReader(EVERYBODY)
     for _ in range(3):
         reader.read({"kvgraph": tag}, 1000)
     assert len(caplog.records) == 1
@@ -109,7 +109,7 @@ def test_the_good_part_of_a_bad_tag_counts() -> None:
             ],
         }
     )
-    assert meaning == Meaning((Segment(2, 0, 64),), tenant="acme")
+    assert meaning == CheckedHints((Segment(2, 0, 64),), tenant="acme")
 
 
 def test_lengths_and_ranges_are_clipped() -> None:
@@ -178,7 +178,7 @@ def policy_of(tmp_path: Path, value: str) -> HintPolicy:
 def test_who_may_say_what(
     tmp_path: Path, value: str, presented: object, sessions: bool, blocks: bool
 ) -> None:
-    reader = TagReader(policy_of(tmp_path, value))
+    reader = HintReader(policy_of(tmp_path, value))
     tag = FULL if presented is None else {**FULL, "secret": presented}
     meaning = reader.read({"kvgraph": tag}, 1000, "from vLLM")
     authority = Authority.CALLER if value.lower() == "all" else Authority.OPERATOR
@@ -198,7 +198,7 @@ def test_who_may_say_what(
 def test_who_has_the_secret_speaks_for_the_operator(
     tmp_path: Path, value: str, presented: str, authority: Authority
 ) -> None:
-    reader = TagReader(policy_of(tmp_path, value))
+    reader = HintReader(policy_of(tmp_path, value))
     (segment,) = reader.read({"kvgraph": {**FULL, "secret": presented}}, 1000).segments
     assert segment.authority == authority
 
@@ -206,7 +206,7 @@ def test_who_has_the_secret_speaks_for_the_operator(
 def test_what_is_not_allowed_is_said_once_without_the_secret(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    reader = TagReader(policy_of(tmp_path, "secret:FILE"))
+    reader = HintReader(policy_of(tmp_path, "secret:FILE"))
     for _ in range(3):
         reader.read({"kvgraph": {**FULL, "secret": "wrong"}}, 1000)
     said = [record.getMessage() for record in caplog.records]
@@ -228,7 +228,7 @@ def test_a_secret_that_is_none_trusts_nobody(
 
 @pytest.mark.parametrize("value", ["all", "session", "off"])
 def test_a_salt_is_a_tenant_and_stays_secret(tmp_path: Path, value: str) -> None:
-    reader = TagReader(policy_of(tmp_path, value))
+    reader = HintReader(policy_of(tmp_path, value))
     one, other = (reader.read(None, 10, None, salt).tenant for salt in ("salt-of-a", "b"))
     assert one is not None
     assert one != other
@@ -239,9 +239,9 @@ def test_a_salt_is_a_tenant_and_stays_secret(tmp_path: Path, value: str) -> None
 
 def test_a_stated_tenant_wins_over_the_salt_where_it_is_believed() -> None:
     assert (
-        TagReader(EVERYBODY).read({"kvgraph": {"tenant": "acme"}}, 10, None, "x").tenant == "acme"
+        HintReader(EVERYBODY).read({"kvgraph": {"tenant": "acme"}}, 10, None, "x").tenant == "acme"
     )
-    told = TagReader(HintPolicy(HintTrust.SESSION)).read(
+    told = HintReader(HintPolicy(HintTrust.SESSION)).read(
         {"kvgraph": {"tenant": "acme"}}, 10, None, "x"
     )
     assert told.tenant not in ("acme", None)
@@ -254,7 +254,7 @@ def test_a_stated_tenant_wins_over_the_salt_where_it_is_believed() -> None:
 def test_any_name_can_be_sent_and_is_what_it_was(name: str) -> None:
     for field in ("session", "tenant"):
         assert getattr(read({field: name}), field) == name[:256]
-    assert TagReader(EVERYBODY).read(None, 10, name).session == name[:256]
+    assert HintReader(EVERYBODY).read(None, 10, name).session == name[:256]
 
 
 _json = st.recursive(
@@ -288,9 +288,9 @@ def asking(params: Any = None, hints: Any = None, **extra: Any) -> Any:
     return SimpleNamespace(kv_transfer_params=params, kv_hints=hints, sampling_params=sampling)
 
 
-def meant(request: Any, trust: HintTrust = HintTrust.ALL, tag: Any = None) -> Meaning:
+def meant(request: Any, trust: HintTrust = HintTrust.ALL, tag: Any = None) -> CheckedHints:
     params = {"kvgraph": tag} if tag else request.kv_transfer_params
-    return TagReader(HintPolicy(trust)).read(params, PROMPT, others=other_words(request))
+    return HintReader(HintPolicy(trust)).read(params, PROMPT, others=translate_hints(request))
 
 
 def envelope(kind: str, version: str = "1.0", **payload: Any) -> dict[str, Any]:
@@ -351,16 +351,16 @@ def test_a_session_that_shall_go_has_ended() -> None:
     ("extra", "meaning"),
     [
         ({"is_last_step": False, "this_func_call": "bash"},
-         Meaning(session="j", waiting_for_tool=True, tool="bash")),
-        ({"this_func_call": "bash"}, Meaning(session="j", waiting_for_tool=True, tool="bash")),
+         CheckedHints(session="j", waiting_for_tool=True, tool="bash")),
+        ({"this_func_call": "bash"}, CheckedHints(session="j", waiting_for_tool=True, tool="bash")),
         ({"is_last_step": "true", "this_func_call": "bash"},
-         Meaning(session="j", session_ended=True)),
-        ({"is_last_step": 1}, Meaning(session="j", session_ended=True)),
-        ({}, Meaning(session="j")),
+         CheckedHints(session="j", session_ended=True)),
+        ({"is_last_step": 1}, CheckedHints(session="j", session_ended=True)),
+        ({}, CheckedHints(session="j")),
     ],
 )  # fmt: skip
 def test_a_job_is_a_session_and_its_steps_wait_for_tools(
-    extra: dict[str, Any], meaning: Meaning
+    extra: dict[str, Any], meaning: CheckedHints
 ) -> None:
     assert meant(asking(job_id="j", **extra), HintTrust.SESSION) == meaning
 
@@ -368,7 +368,7 @@ def test_a_job_is_a_session_and_its_steps_wait_for_tools(
 def test_who_may_say_it_is_who_may_say_ours() -> None:
     said = envelope("kv.retain", directives=DIRECTIVES)
     assert not meant(asking({"kv_hint": said}, job_id="j"), HintTrust.SESSION).segments
-    assert meant(asking({"kv_hint": said}, job_id="j"), HintTrust.OFF) == Meaning()
+    assert meant(asking({"kv_hint": said}, job_id="j"), HintTrust.OFF) == CheckedHints()
 
 
 def test_our_words_stand_over_others() -> None:
@@ -385,7 +385,7 @@ def test_our_words_stand_over_others() -> None:
     ],
 )
 def test_what_is_not_about_the_prompt_is_left_out(said: Any) -> None:
-    assert meant(asking({"kv_hint": said})) == Meaning()
+    assert meant(asking({"kv_hint": said})) == CheckedHints()
 
 
 @pytest.mark.parametrize("priority", [-(10**400), 10**400, float("nan"), -1, 101, True, "high"])

@@ -11,7 +11,7 @@ import kvgraph
 import msgspec
 import pytest
 from kvgraph.hooks.requests.borders import MARKS_KEY
-from kvgraph.hooks.requests.hints import HintPolicy, HintTrust, TagReader
+from kvgraph.hooks.requests.hints import HintPolicy, HintReader, HintTrust
 from kvgraph.hooks.requests.messages import (
     CHAT_KEY,
     LONGEST,
@@ -83,7 +83,7 @@ def test_messages_are_named_by_index_or_by_role() -> None:
 def test_everything_that_is_said_of_a_message_arrives() -> None:
     hint = {"index": 3, "priority": 20, "pinned": 60, "identity": "tool:search#3", "memory_id": "m"}
     (segment,) = segments({"messages": [hint]})
-    read = TagReader(HintPolicy(HintTrust.ALL)).read(
+    read = HintReader(HintPolicy(HintTrust.ALL)).read(
         {"kvgraph": {"segments": [segment]}}, len(TOKENS)
     )
     (one,) = read.segments
@@ -191,7 +191,7 @@ def test_absurd_hints_are_cut_and_never_fail(hints: Any) -> None:
         arrived = handed(extra)
         transfer = (arrived or {}).get("kv_transfer_params") or {}
         assert len(msgspec.msgpack.encode(transfer)) < 600_000, "as vLLM sends it to its engine"
-        TagReader(HintPolicy(HintTrust.ALL)).read(transfer, len(TOKENS))
+        HintReader(HintPolicy(HintTrust.ALL)).read(transfer, len(TOKENS))
 
 
 def test_megabytes_of_hints_are_left_out(caplog: pytest.LogCaptureFixture) -> None:
@@ -267,7 +267,7 @@ def test_a_value_that_is_not_allowed_is_told_by_its_own_name(
 def test_a_lease_of_any_length_counts_as_the_longest(seconds: float) -> None:
     part = {"layer": "rules", "start": 0, "end": 4, "pinned": seconds}
     said = {"kvgraph": {"segments": [part]}}
-    (segment,) = TagReader(HintPolicy(HintTrust.ALL)).read(said, 4).segments
+    (segment,) = HintReader(HintPolicy(HintTrust.ALL)).read(said, 4).segments
     assert segment.pinned_s == 1e9
 
 

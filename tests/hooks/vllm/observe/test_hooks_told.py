@@ -27,7 +27,7 @@ from kvgraph.graph.wire.events import (
 from kvgraph.hooks.keys import key_in_pool
 from kvgraph.hooks.link.client import AdvisorClient
 from kvgraph.hooks.link.late import PromptDigests
-from kvgraph.hooks.vllm.meters import PrefillMeter, PressingNews
+from kvgraph.hooks.vllm.meters import PrefillMeter, UrgentFlush
 from kvgraph_bench.paper.paper_engine import BLOCK_SIZE, Shape
 from paper import text
 
@@ -121,7 +121,7 @@ class Told:
 
     def __init__(self, pool_blocks: int) -> None:
         self.times = 0
-        self.news = PressingNews(pool_blocks, self.tell)
+        self.news = UrgentFlush(pool_blocks, self.tell)
 
     def tell(self) -> None:
         self.times += 1
