@@ -78,6 +78,7 @@ def test_nobody_is_held_by_an_engine_that_keeps_up() -> None:
     for number in range(100):
         asked = asks(str(number), 1.0)
         assert not rule.arrives(asked, word(0), idle=False, queued=number % 4 == 0)
+        step(rule, 1.0, None)
 
 
 def test_once_few_prompts_queue_those_that_wait_start_one_at_a_time(rule: HoldingRule) -> None:
@@ -90,8 +91,8 @@ def test_once_few_prompts_queue_those_that_wait_start_one_at_a_time(rule: Holdin
     assert step(rule, 3.0, 0, free=True) == ["a patience"]
     assert rule.arrives(asks("d", 3.1), word(0), idle=False, queued=False), "behind the others"
     assert step(rule, 3.2, 0) == [], "its prompt is under way"
-    assert step(rule, 4.0, 0, free=True) == [], "the engine rests for a tenth of that time"
-    assert step(rule, 4.2, 0, free=True) == ["b patience"]
+    assert step(rule, 4.0, 0, free=True) == [], "the engine rests for a quarter of that time"
+    assert step(rule, 4.3, 0, free=True) == ["b patience"]
 
 
 def test_holding_does_not_end_itself_by_shortening_the_queue(rule: HoldingRule) -> None:
@@ -110,7 +111,7 @@ def test_holding_does_not_end_itself_by_shortening_the_queue(rule: HoldingRule) 
     assert not rule.saturation.is_reached
 
 
-@pytest.mark.parametrize(("again", "starts_after"), [(0.0, 0.2), (0.06, 0.2), (0.16, 0.7)])
+@pytest.mark.parametrize(("again", "starts_after"), [(0.0, 0.35), (0.06, 0.35), (0.16, 0.8)])
 def test_who_starts_without_room_is_rarer_the_more_is_computed_again(
     rule: HoldingRule, again: float, starts_after: float
 ) -> None:
@@ -232,8 +233,8 @@ def test_who_was_patient_starts_where_nobody_else_waits_one_at_a_time(rule: Hold
     assert step(rule, HOLD_PATIENCE_S + 1.0, 0, free=True) == ["oldest patience"]
     assert step(rule, HOLD_PATIENCE_S + 6.0, 0) == []
     assert step(rule, HOLD_PATIENCE_S + 11.0, 0, free=True) == [], "its prompt took ten seconds"
-    assert step(rule, HOLD_PATIENCE_S + 11.9, 0, free=True) == [], "and one more it has in peace"
-    assert step(rule, HOLD_PATIENCE_S + 12.1, 0, free=True) == ["returning patience"]
+    assert step(rule, HOLD_PATIENCE_S + 13.4, 0, free=True) == [], "and a quarter more in peace"
+    assert step(rule, HOLD_PATIENCE_S + 13.6, 0, free=True) == ["returning patience"]
 
 
 def test_short_prompts_go_before_long_ones_where_there_is_no_room_but_not_for_ever(
@@ -258,7 +259,7 @@ def test_whoever_waited_for_half_of_the_bound_starts_without_a_rest(rule: Holdin
     assert step(rule, 61.0, 0, free=True) == ["a patience"]
     assert step(rule, 81.0, 0, free=True) == ["b patience"], "a's prompt took twenty seconds"
     assert step(rule, 91.0, 0, free=True) == [], "b's took ten, and c has waited for less than half"
-    assert step(rule, 92.1, 0, free=True) == ["c patience"]
+    assert step(rule, 93.6, 0, free=True) == ["c patience"]
 
 
 def test_tenants_take_turns_where_there_is_no_room(rule: HoldingRule) -> None:

@@ -116,7 +116,9 @@ MENDS: Final = (
     Mend("the door asks for a token", "advisor/sockets/front.py", "return len(request) == _PLAIN and hmac.compare_digest(request[-1], self._token)", "return len(request) == _PLAIN", "tests/advisor/sockets/test_advisor_keys.py -k token"),
     # What callers say costs others little, and nobody goes before others by a word
     Mend("what is too dear is kept no longer", "advisor/policies/protection_price.py", "if self._now.share and self._now.is_dear(allowed):", "if False:", "tests/policies/test_policies_lifecycle.py"),
-    Mend("holding does not end itself", "graph/admission.py", "queued=queued or len(self._order) > 0", "queued=queued", "tests/graph/test_graph_holding.py"),
+    Mend("holding does not end itself", "graph/admission.py", "self._met = queued or len(self._order) > 0", "self._met = queued", "tests/graph/test_graph_holding.py"),
+    Mend("little starts at once without room", "graph/admission.py", "left = min(bounds.step_blocks, max(1, bounds.pool_blocks // _TOGETHER))", "left = bounds.step_blocks", "tests/graph/test_graph_holding.py -k 64th"),
+    Mend("each arrival counts", "graph/admission.py", "        self.saturation.note_arrival(queued=self._met)\n", "            self.saturation.note_arrival(queued=self._met)\n", "tests/graph/test_graph_holding.py -k long_step"),
     Mend("starts without room rest by what they cost", "graph/admission.py", "rest = _REST + _WASTE * max(0.0, again - _CALM)", "rest = _REST", "tests/graph/test_graph_holding.py"),
     Mend("only a consumer fetches prompts", "hooks/vllm/holding/arrivals.py", "return self._fetches and bool(params.get(\"do_remote_prefill\"))", "return bool(params.get(\"do_remote_prefill\"))", "tests/hooks/vllm/holding/test_hooks_holding.py"),
     Mend("an engine falls idle after an error", "hooks/vllm/tiers/bridge.py", "has_pending_push_work=[lambda: self.owes]", "has_pending_push_work=[lambda: True]", _FAULTS),
