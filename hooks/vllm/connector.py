@@ -188,10 +188,10 @@ class KvGraphConnector(WorkerCalls, SupportsHMA):  # type: ignore[misc]
             follow_loops()
         side.client.start()
 
-    def attach(self, pool: BlockPool, surroundings: SchedulerDependencies) -> SchedulerSide:
+    def attach(self, pool: BlockPool, dependencies: SchedulerDependencies) -> SchedulerSide:
         """Observe ``pool`` from now on; the caller starts the client."""
         self.side = side = SchedulerSide(
-            self._vllm_config, self._kv_cache_config, pool, surroundings, self._tiers,
+            self._vllm_config, self._kv_cache_config, pool, dependencies, self._tiers,
             self._kv_cache_manager,
         )  # fmt: skip
         self.calls = side.calls()

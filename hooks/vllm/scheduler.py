@@ -83,7 +83,7 @@ class SchedulerSide:
         config: The engine's.
         kv_cache: Its groups of layers.
         pool: The live block pool; observed from here on.
-        surroundings: Sidecar, clock and costs.
+        dependencies: Sidecar, clock and costs.
         tiers: Budgets of the colder tiers, where they are asked for.
         manager: vLLM's book of which request holds which blocks.
 
@@ -99,11 +99,11 @@ class SchedulerSide:
         config: VllmConfig,
         kv_cache: KVCacheConfig,
         pool: BlockPool,
-        surroundings: SchedulerDependencies,
+        dependencies: SchedulerDependencies,
         tiers: TierSettings | None = None,
         manager: KVCacheManager | None = None,
     ) -> None:
-        self._config, self._pool, self._clock = config, pool, (clock := surroundings.clock)
+        self._config, self._pool, self._clock = config, pool, (clock := dependencies.clock)
         self.group = group = observed_group(kv_cache, pool)
         self.index = new_index(kv_cache, pool, group, clock)
         self.arranger = arranger = FreeQueueArranger(
@@ -113,20 +113,20 @@ class SchedulerSide:
             engine_settings().protect_stale_s,
             clock,
         )
-        self.client = surroundings.connect(self)
+        self.client = dependencies.connect(self)
         self.client.finds, self._emit = self.index.holders, self.client.outbox.emit
         self.holding: Holding | None = None
         self.bridge = bridge = new_bridge(
             config, kv_cache, pool, group, self.index, tiers, self._emit, clock,
-            surroundings.costs, manager,
+            dependencies.costs, manager,
         )  # fmt: skip
         self.store = new_store(config, pool, group, bridge, tiers, self.hello)
         self.recall = new_recall(config, group, bridge, manager, self._meaning)
         self.client.copies = bridge is not None
-        if bridge is not None:
-            bridge.may_rest = self.store is None and not isinstance(self.recall, SpanRecall)
-        self._groups = OtherGroups(kv_cache, pool, group)
         self._spans = self.recall if isinstance(self.recall, SpanRecall) else None
+        if bridge is not None:
+            bridge.may_rest = self.store is None and self._spans is None
+        self._groups = OtherGroups(kv_cache, pool, group)
         followers = [each for each in (self._spans, self.store, bridge) if each is not None]
         self.observer = EngineObserver(
             pool, group, self.index, [arranger, *followers], self._emit, stated=arranger.stated,

@@ -238,7 +238,7 @@ def _core_index(pool: Any, clock: Callable[[], float]) -> BlockIndex:
     return CoreIndex(pool, ObservedGroup(0, BLOCK_SIZE, BLOCK_SIZE), clock)
 
 
-def surroundings(clock: Callable[[], float] = time.monotonic, **more: Any) -> Any:
+def dependencies(clock: Callable[[], float] = time.monotonic, **more: Any) -> Any:
     """A scheduler side's without a sidecar: the client's thread is not started."""
     from kvgraph.hooks.vllm.scheduler import SchedulerDependencies
 
@@ -273,7 +273,7 @@ def connected(
     )
     groups = SimpleNamespace(kv_cache_groups=[group])
     connector = KvGraphConnector(config, KVConnectorRole.SCHEDULER, groups)
-    side = connector.attach(pool, surroundings(clock))
+    side = connector.attach(pool, dependencies(clock))
     if tiers_of is not None and side.bridge is not None:
         side.bridge.answered(TierAnswer(starts=(WorkerStart(tiers_of),)))
     return connector

@@ -32,7 +32,7 @@ from kvgraph.hooks.tiers.jobs import (
     TierWork,
     WorkerStart,
 )
-from kvgraph_bench.hotpath import BLOCK_SIZE, new_pool, request_maker, surroundings
+from kvgraph_bench.hotpath import BLOCK_SIZE, dependencies, new_pool, request_maker
 
 BLOCK_BYTES = 2 * 2 * BLOCK_SIZE * 8 * 4  # two layers; K and V; one head of 8 floats
 STEP_S = 0.05  # what a step takes by the engine's own clock, as a batch does on a GPU
@@ -429,7 +429,7 @@ def scheduler_side(
     )
     group = SimpleNamespace(kv_cache_spec=spec, layer_names=["a", "b"])
     kv_cache = SimpleNamespace(kv_cache_groups=[group])
-    return SchedulerSide(config, kv_cache, pool, surroundings(clock, costs=NoCosts), settings)
+    return SchedulerSide(config, kv_cache, pool, dependencies(clock, costs=NoCosts), settings)
 
 
 def prompt(blocks: int, seed: int, extra: int = 1) -> list[int]:

@@ -19,7 +19,7 @@ from kvgraph.hooks.settings import TierSettings
 from kvgraph.hooks.vllm.patches import own_transfer_config
 from kvgraph.hooks.vllm.tiers.worker import TierMetadata, TierWorkerMetadata
 
-from ..hotpath import surroundings
+from ..hotpath import dependencies
 from .paper_model import Batch, Notes, PaperModel, PaperWorker, aggregated, seed_of
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ class PaperEngine:
         self.pool = self.scheduler.kv_cache_manager.block_pool
         self.connector = self.scheduler.connector
         if clock is not None and self.connector is not None:
-            self.connector.attach(self.pool, surroundings(clock))
+            self.connector.attach(self.pool, dependencies(clock))
         self.workers = [self._new_worker(disk) for disk in disks or [{}] * shape.workers]
         self.model = PaperModel(self.workers, self.rng, shape.windows)
         self.weights, self.training = 0, training

@@ -27,7 +27,7 @@ from kvgraph.hooks.settings import CORE_VARIABLE, PYTHON
 from kvgraph.hooks.vllm.core_choice import reason_against
 
 from ..figures import Figures
-from ..hotpath import a_ranking, cached_pool, connected, surroundings
+from ..hotpath import a_ranking, cached_pool, connected, dependencies
 from ..paper import paper_engine
 from ..paper.paper_engine import Shape
 from ..serving.model import TINY, ensure_model
@@ -185,7 +185,7 @@ class _Engine:
 
         connector = self._scheduler.connector
         pool = self._scheduler.kv_cache_manager.block_pool
-        side = connector.attach(pool, surroundings(self._clock))
+        side = connector.attach(pool, dependencies(self._clock))
         bind_scheduler(self._scheduler)
         if self._tiers:
             side.bridge.answered(TierAnswer(starts=(WorkerStart(self._busy.pool),)))
