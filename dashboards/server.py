@@ -80,6 +80,11 @@ class TimeoutProtocol(H11Protocol):
             self.transport.get_extra_info("socket")
         )
 
+    @property
+    def _unheard(self) -> int:
+        """Bytes from the client that we have not read yet."""
+        return held_by_kernel(self.transport.get_extra_info("socket"), termios.FIONREAD)
+
     def _watch(self) -> None:
         left = self._since + self.deadline_s - self.loop.time()
         self._timer = self.loop.call_later(max(0.0, min(left, self.deadline_s / 4)), self._judge)
@@ -106,7 +111,10 @@ class TimeoutProtocol(H11Protocol):
         if len(others) <= MAX_CONNECTIONS:
             return
         idle = [each for each in others if not each._is_computing]
-        min(idle or [self], key=lambda each: each._since)._cut()
+        idle.sort(key=lambda each: each._since)
+        # One whose request waits in the kernel is not silent: we are late to read it.
+        silent = (each for each in idle if not each._unheard)
+        next(silent, (idle or [self])[0])._cut()
 
 
 def reset(transport: asyncio.BaseTransport) -> None:
@@ -118,11 +126,11 @@ def reset(transport: asyncio.BaseTransport) -> None:
         transport.abort()
 
 
-def held_by_kernel(connection: socket.socket | None) -> int:
-    """Bytes written to a connection that its peer has not acknowledged."""
+def held_by_kernel(connection: socket.socket | None, queue: int = termios.TIOCOUTQ) -> int:
+    """Bytes written to a connection that its peer has not acknowledged; or in another ``queue``."""
     if connection is None or connection.fileno() < 0:
         return 0
-    return int.from_bytes(fcntl.ioctl(connection.fileno(), termios.TIOCOUTQ, bytes(4)), "little")
+    return int.from_bytes(fcntl.ioctl(connection.fileno(), queue, bytes(4)), "little")
 
 
 class HttpServer:

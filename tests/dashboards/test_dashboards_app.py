@@ -488,6 +488,21 @@ def test_hundreds_of_silent_clients_keep_nobody_out(source: Source) -> None:
     server.stop()
 
 
+def test_one_whose_request_we_are_late_to_read_is_not_cut_as_silent(
+    source: Source, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvgraph.dashboards.server.MAX_CONNECTIONS", 20)
+    server = HttpServer(create_app(source, {"127.0.0.1"}, TOKEN), "127.0.0.1", 0)
+    with contextlib.ExitStack() as stack:
+        asking = stack.enter_context(connection(server))
+        asking.sendall(HEALTH)
+        for _ in range(60):
+            stack.enter_context(connection(server))
+        server.start()  # it accepts them all before it reads from any
+        assert b"200 OK" in asking.recv(65536)
+    server.stop()
+
+
 @pytest.mark.parametrize(
     "request_bytes",
     [
