@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Final, TypeVar
 
@@ -33,10 +32,6 @@ def replay(
         str | None, typer.Option(help="Names separated by commas, or all, as without it.")
     ] = None,
     analyze: Annotated[bool, typer.Option(help="Instead of policies: where LRU loses.")] = False,
-    approaches: Annotated[
-        bool, typer.Option(help="Compare routers, a host tier, policies.")
-    ] = False,
-    instances: Annotated[int, typer.Option(min=1, max=64, help="Engines, for --approaches.")] = 4,
     service: Annotated[bool, typer.Option(help="Simulate how long requests take.")] = False,
     interval: Annotated[float, typer.Option(min=0.01, help="Seconds between rankings.")] = 0.5,
     block_size: BlockSize = None,
@@ -45,7 +40,6 @@ def replay(
     ] = None,
     processes: Processes = 2,
     picture: Annotated[Path | None, typer.Option(help="Save the picture here (PNG).")] = None,
-    report: Annotated[Path | None, typer.Option(help="Save an HTML report here.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Replay traces: what would each eviction policy have found in the cache?"""
@@ -54,27 +48,17 @@ def replay(
     capacities = parse_capacities(capacity)
     settings = _settings(interval, service, config)
     arms = chosen_arms([name.strip() for name in (policy or "all").split(",")])
-    of_tables = {"--policy": policy, "--picture": picture, "--report": report}
-    _refuse("--approaches", approaches, of_tables)
-    _refuse("--analyze", analyze, {**of_tables, "--approaches": approaches, "--config": config})
+    ignored = {"--policy": policy, "--picture": picture, "--config": config}
+    if analyze and (given := [name for name, value in ignored.items() if value]):
+        raise ReplayError(f"--analyze goes without {', '.join(given)}: leave it out")
     _check_files(traces)
     check_writable("--picture", picture)
-    check_writable("--report", report)
     for path in traces:
         trace = _load(path, block_size, as_json)
         if analyze:
             _analyze(trace, capacities, as_json)
-        elif approaches:
-            _approaches(trace, capacities, instances, settings, processes, as_json)
         else:
-            _table(trace, arms, capacities, settings, processes, picture, report, as_json)
-
-
-def _refuse(mode: str, chosen: bool, unused: Mapping[str, object]) -> None:
-    """Raise ReplayError where an option is given that the chosen mode ignores."""
-    given = [name for name, value in unused.items() if value]
-    if chosen and given:
-        raise ReplayError(f"{mode} goes without {', '.join(given)}: leave it out")
+            _table(trace, arms, capacities, settings, processes, picture, as_json)
 
 
 def _check_files(paths: Sequence[Path]) -> None:
@@ -153,19 +137,14 @@ def _table(
     settings: Any,
     processes: int,
     picture: Path | None,
-    report: Path | None,
     as_json: bool,
 ) -> None:
-    from .analysis import analyze
-    from .tables import draw, hit_table, rates_table, write_page
+    from .tables import draw, hit_table, rates_table
 
     with progress_bar("policies × capacities", as_json) as update:
         table = hit_table(trace, arms, capacities, settings, processes=processes, progress=update)
     if picture is not None:
         draw(table, picture)
-    if report is not None:
-        losses = {f"Losses of LRU at {c:,} blocks": analyze(trace, c).as_dict() for c in capacities}
-        write_page(table, report, losses)
     if as_json:
         typer.echo(json.dumps(table.as_dict()))
         return
@@ -185,22 +164,6 @@ def _analyze(trace: Any, capacities: list[int], as_json: bool) -> None:
         typer.echo(json.dumps({"trace": trace.name, "losses": found}))
     else:
         Console().print(losses_table(trace, capacities, losses))
-
-
-def _approaches(
-    trace: Any, capacities: list[int], instances: int, settings: Any, processes: int, as_json: bool
-) -> None:
-    from .approaches import approaches_table, compare_approaches
-
-    with progress_bar("approaches", as_json) as update:
-        rows = compare_approaches(
-            trace, capacities, instances, settings, processes=processes, progress=update
-        )
-    if as_json:
-        found = {"trace": trace.name, "blocks": trace.prompt_blocks, "instances": instances}
-        typer.echo(json.dumps({**found, "approaches": [asdict(row) for row in rows]}))
-    else:
-        Console().print(approaches_table(trace, rows))
 
 
 def _load(path: Path, block_size: int | None, quiet: bool) -> Any:

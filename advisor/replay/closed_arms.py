@@ -16,12 +16,11 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from ...graph.ranking.formulas import LruPolicy
-from ...graph.ranking.policy import Policy
 from ...graph.wire.advice import HOLD_MAX_S
 from ..admission import Admission
+from ..policies.registry import new_policy
 from .analysis import percentile
-from .arms import HINTS, Settings, graph_policies, run_cells
+from .arms import HINTS, graph_policies, run_cells
 from .cli import Processes, check_writable, parse_capacities, parse_numbers, progress_bar
 from .closed import Loop, Played, Queue, play, runs_for
 from .fleet_traffic import Signals
@@ -146,14 +145,11 @@ def run_cell(plan: ClosedPlan, cell: ClosedCell) -> ClosedRow:
     host = HostTier(round(plan.host * cell.capacity), plain=arm.is_stock) if arm.host else None
     if arm.is_stock:
         return _row(cell, loop, play(runs, Instance(cell.capacity, LruOrder(), host=host), loop))
-    order = GraphOrder.alone(runs.trace, _policy(arm.order), hints=arm.hints)
+    policy = "lru" if arm.order == LPM else graph_policies()[arm.order]
+    order = GraphOrder.alone(runs.trace, new_policy(policy), hints=arm.hints)
     word = partial(order.advised, Admission()) if arm.admission else None
     instance = Instance(cell.capacity, order, host=host)
     return _row(cell, loop, play(runs, instance, loop, word=word))
-
-
-def _policy(name: str) -> Policy:
-    return LruPolicy() if name in ("lru", LPM) else graph_policies()[name](Settings())
 
 
 def _row(cell: ClosedCell, loop: Loop, played: Played) -> ClosedRow:

@@ -568,7 +568,7 @@ def test_the_recorder_writes_what_callers_say_and_no_name(tmp_path: Path) -> Non
 def test_default_is_what_a_sidecar_runs_unconfigured() -> None:
     config = Config()
     live = config.policy.policy(config.score.weights())
-    assert graph_policies()["default"](Settings()).name == live.name == DEFAULT
+    assert graph_policies()["default"] == live.name == DEFAULT
     assert chosen_arms(["default", "default+hints"]) == ["default", "default+hints"]
 
 
