@@ -218,21 +218,17 @@ def record(
     out: Annotated[Path, typer.Argument(help="The file to write; gzipped if it ends in .gz.")],
     endpoint: Annotated[str | None, typer.Option(help="As for `kvgraph serve`.")] = None,
     config: Annotated[Path | None, typer.Option(help="As for `kvgraph serve`.")] = None,
-    raw: Annotated[
-        bool, typer.Option("--raw", help="Every event word for word, keys and names included.")
-    ] = False,
 ) -> None:
     """Run a sidecar that also writes what its engines do, as a trace without texts or names."""
     from ..config.config import load
     from ..service import serve
-    from .recorder import RawLog, Recorder
+    from .recorder import Recorder
 
     overrides = {} if endpoint is None else {"sidecar.endpoint": endpoint}
     load(config, overrides)  # a wrong one leaves no empty file, which the next call would refuse
-    recorder: Recorder | RawLog = RawLog(out) if raw else Recorder(out)
+    recorder = Recorder(out)
     try:
         serve(config, overrides, None, recorder)
     finally:
         recorder.close()
-        what = "events" if raw else "requests"
-        typer.echo(f"{recorder.written} {what} written to {out}", err=True)
+        typer.echo(f"{recorder.written} requests written to {out}", err=True)
