@@ -52,7 +52,7 @@ class Sidecar:
 
 def assemble(
     config: Config,
-    opened: ExitStack,
+    opened: ExitStack,  # receives what must be closed, in that order
     *,
     path: Path | None,
     overrides: Mapping[str, Any],
@@ -61,11 +61,7 @@ def assemble(
 ) -> Sidecar:
     """Make every part. Engines can connect from here on, and are not read yet.
 
-    Args:
-        opened: Receives what must be closed, in that order.
-
-    Raises:
-        ConfigError: An address cannot be used.
+    Raises ConfigError.
     """
     wake, graph = Wake(), new_graph(config, clock)
     opened.callback(wake.close)

@@ -43,23 +43,18 @@ _LONGEST_SLEEP_S: Final = 1.0  # then the configuration file and the parent are 
 class Service:
     """One sidecar. Everything that touches a socket happens in the thread that calls ``run``.
 
-    Args:
-        path: The configuration's file, watched for changes.
-        overrides: Settings of the command line; they win over the file at each reload.
-        parent: Process id; the sidecar exits when that process is gone.
-        tap: Called with every engine's events after they were applied, on ``run``'s thread.
-
-    Raises:
-        ConfigError: An address cannot be used.
+    Raises ConfigError.
     """
 
     def __init__(
         self,
         config: Config,
         *,
-        path: Path | None = None,
+        path: Path | None = None,  # the configuration's file, watched for changes
+        # settings of the command line; they win over the file at each reload
         overrides: Mapping[str, Any] | None = None,
-        parent: int | None = None,
+        parent: int | None = None,  # process id; the sidecar exits when that process is gone
+        # called with every engine's events after they were applied, on `run`'s thread
         tap: Tap | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:

@@ -39,19 +39,15 @@ Pages = Callable[[Callable[..., None], Callable[..., None]], APIRouter]
 def create_app(
     source: StatusSource,
     allowed_hosts: Collection[str],
-    token: str,
-    questions: APIRouter,
+    token: str,  # the sidecar's secret; see `access`
+    questions: APIRouter,  # paths outside `/v1` that name sessions and blocks
+    # makes the router of `/v1` from two dependencies: one refuses requests that may not read names,
+    # the other requests that may not change anything
     pages: Pages,
 ) -> FastAPI:
     """Make the application; starts nothing.
 
     Wrong input is answered with 4xx and a ``detail``; an unknown block or session with 404.
-
-    Args:
-        token: The sidecar's secret; see ``access``.
-        questions: Paths outside ``/v1`` that name sessions and blocks.
-        pages: Makes the router of ``/v1`` from two dependencies: one refuses requests that may not
-            read names, the other requests that may not change anything.
     """
     app = FastAPI(title="kvgraph", docs_url=None, redoc_url=None, openapi_url=None)
     app.add_middleware(BodyLimit)

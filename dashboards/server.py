@@ -128,8 +128,7 @@ def held_by_kernel(connection: socket.socket | None) -> int:
 class HttpServer:
     """Listens at once, serves after ``start``; see ``TimeoutProtocol`` for its deadlines.
 
-    Raises:
-        OSError: The address cannot be had.
+    Raises OSError.
     """
 
     def __init__(self, app: ASGIApp, host: str, port: int) -> None:

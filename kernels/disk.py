@@ -49,7 +49,7 @@ class DiskTier:
     """
 
     def __init__(self, path: Path, record_bytes: int, capacity: int, identity: str) -> None:
-        """Open or create the file, with all its space reserved.
+        """Open or create the file, with all its space reserved; raises StorageError.
 
         Args:
             path: The file; created with mode 0600.
@@ -57,9 +57,6 @@ class DiskTier:
             capacity: Number of records that the file holds.
             identity: Model, layout and whatever else the bytes depend on; a file of another
                 identity or size is started afresh.
-
-        Raises:
-            StorageError: No space, no permission, or another process has the file.
         """
         self.path, self.record_bytes, self.capacity = path, record_bytes, capacity
         self.damaged = 0  # records that did not match their checksum and were forgotten

@@ -176,8 +176,7 @@ def is_served(path: str) -> bool:
 def check_path(path: str) -> None:
     """Refuse a path that is not served, or has a segment ``.`` or ``..``, percent-encoded or not.
 
-    Raises:
-        BadRequestError: It is such a path.
+    Raises BadRequestError.
     """
     path = path.partition("?")[0]
     if not is_served(path):
@@ -233,11 +232,7 @@ class Callers:
                 self._responses[turn.prompt.scope, found[1].decode()] = turn.session
 
     def read(self, method: str, path: str, headers: Headers, body: bytes) -> ParsedRequest:
-        """Parse a request.
-
-        Raises:
-            BadRequestError: Its session's name or its path is not allowed.
-        """
+        """Parse a request; raises BadRequestError."""
         what = path.partition("?")[0]
         check_path(what)
         call = Call(method, _without_slash(path), _passed_on(headers), Body(body))
@@ -259,13 +254,10 @@ class Callers:
         return ParsedRequest(call, turn)
 
     def turn(self, fields: Mapping[str, Any], headers: Headers, named: str | None = None) -> Turn:
-        """Find a request's session and read its prompt.
+        """Find a request's session and read its prompt; raises BadRequestError.
 
         Args:
             named: The session's name where it is known from outside the request.
-
-        Raises:
-            BadRequestError: The session's name is not allowed.
         """
         scope, hints = _scope(headers, fields), _hints(fields)
         prompt = self._reader.read(fields, scope)

@@ -133,16 +133,14 @@ class HealthWatch:
 
     Engines that hash blocks otherwise get requests all the same, since the proxy counts in tokens
     per engine; they are named in the log because they cannot share a store.
-
-    Args:
-        came_back: Called with an engine that was down and is up.
-        hashing: Returns an engine's hashing as its sidecar states it, by number; "": unknown.
     """
 
     def __init__(
         self,
         board: EngineBoard,
+        # called with an engine that was down and is up
         came_back: Callable[[Upstream], None] = lambda upstream: None,
+        # returns an engine's hashing as its sidecar states it, by number; "": unknown
         hashing: Callable[[int], str] = lambda number: "",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -295,19 +293,14 @@ def _one_line(text: str) -> str:
 
 
 class EngineRoster:
-    """Adds engines to the board as they are listed, and watches them until they are done.
-
-    Args:
-        board: An engine's number is its index there and in ``upstreams``.
-        speed: Assumed of engines until it is measured.
-        first_byte_s: Seconds for which an engine may be silent before an answer's first byte.
-    """
+    """Adds engines to the board as they are listed, and watches them until they are done."""
 
     def __init__(
         self,
-        board: EngineBoard,
+        board: EngineBoard,  # an engine's number is its index there and in `upstreams`
         health: HealthWatch,
-        speed: Speed | None = None,
+        speed: Speed | None = None,  # assumed of engines until it is measured
+        # seconds for which an engine may be silent before an answer's first byte
         first_byte_s: float = FIRST_BYTE_S,
     ) -> None:
         self.upstreams: list[Upstream] = []  # all engines that were ever listed
@@ -347,8 +340,7 @@ class EngineRoster:
     def list_again(self, engines: Sequence[EngineAddress]) -> None:
         """Replace the list of engines: new ones are added, missing ones drain.
 
-        Raises:
-            ConfigError: One of them is no address; nothing has changed.
+        Raises ConfigError.
         """
         known = {upstream.url: upstream.number for upstream in self.upstreams}
         # All are read before any is added: a bad list changes nothing.

@@ -73,20 +73,15 @@ class Placed(NamedTuple):
 
 
 class FleetProxy:
-    """Serves several engines as one.
-
-    Args:
-        engines: At first; the roster's ``list_again`` changes them.
-        residency: What sidecars report; None: the proxy goes by its own memory alone.
-        speed: Assumed of engines until it is measured.
-        first_byte_s: Seconds for which an engine may be silent before an answer's first byte.
-    """
+    """Serves several engines as one."""
 
     def __init__(
         self,
-        engines: Sequence[EngineAddress],
+        engines: Sequence[EngineAddress],  # at first; the roster's `list_again` changes them
+        # what sidecars report; None: the proxy goes by its own memory alone
         residency: ResidencyView | None = None,
-        speed: Speed | None = None,
+        speed: Speed | None = None,  # assumed of engines until it is measured
+        # seconds for which an engine may be silent before an answer's first byte
         first_byte_s: float = FIRST_BYTE_S,
     ) -> None:
         self.board = EngineBoard()
@@ -122,11 +117,7 @@ class FleetProxy:
         """Get the first bytes of an answer; afterwards the request's body is dropped.
 
         What one engine refuses, another one is asked once, if it may answer it.
-
-        Raises:
-            NoEngineError: No engine took requests for ``PAUSE_S``.
-            NothingAnsweredError: ``MOST_TRIES`` engines went away, so the request may be why; or
-                one did, and may have done what the request asks.
+        Raises NoEngineError or NothingAnsweredError.
         """
         reply, upstream, placed = await self._begun(asked, frozenset())
         if reply.failed and self._refused(asked, placed, reply):
@@ -183,11 +174,7 @@ class FleetProxy:
         raise AssertionError("unreachable")
 
     async def rest(self, reply: Reply, upstream: Upstream) -> AsyncGenerator[bytes, None]:
-        """Yield all bytes of an answer that has begun.
-
-        Raises:
-            BrokenAnswerError: The engine went away before the end.
-        """
+        """Yield all bytes of an answer that has begun; raises BrokenAnswerError."""
         upstream.running += 1
         try:
             async with contextlib.aclosing(reply.chunks()) as chunks:

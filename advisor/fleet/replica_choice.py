@@ -50,15 +50,13 @@ class ReplicaChoice:
             self._pools.forget(int(gone))
 
     def choose(
-        self, request: str, body: Mapping[str, Any], replicas: Sequence[str], session: str = ""
+        self,
+        request: str,  # its id, for `routed` and `completed`
+        body: Mapping[str, Any],  # of an OpenAI-compatible request
+        replicas: Sequence[str],  # those that may be chosen
+        session: str = "",  # as the caller's header names it; empty: it does not
     ) -> list[str]:
         """Order replicas for a request; the choice is kept until ``routed``.
-
-        Args:
-            request: Its id, for ``routed`` and ``completed``.
-            body: Of an OpenAI-compatible request.
-            replicas: Those that may be chosen.
-            session: As the caller's header names it; empty: it does not.
 
         Returns:
             ``replicas``, the chosen one first and then by cost.

@@ -218,11 +218,7 @@ class FleetRouter:
         self._stickiness = stickiness or Stickiness()
 
     def route(self, wanted: RoutingRequest, holdings: Holdings, now: float) -> Choice:
-        """Choose the engine of a request, and note that it waits there.
-
-        Raises:
-            NoEngineError: No engine is up that is not draining.
-        """
+        """Choose the engine of a request, and note that it waits there; raises NoEngineError."""
         choice = self.choose(wanted, holdings)
         self.take(choice, wanted, now)
         return choice
@@ -240,11 +236,7 @@ class FleetRouter:
         self.board.waiting[choice.engine] -= choice.tokens
 
     def choose(self, wanted: RoutingRequest, holdings: Holdings) -> Choice:
-        """Choose the engine of a request without noting anything.
-
-        Raises:
-            NoEngineError: No engine is up that is not draining.
-        """
+        """Choose the engine of a request without noting anything; raises NoEngineError."""
         takes = self.board.takes
         takes[list(wanted.refused_by)] = False
         if not takes.any():

@@ -285,23 +285,15 @@ class PromptChoice(NamedTuple):
 
 
 class PromptChooser:
-    """Lets blocks leave and come back; the caller must hold the chat's lock.
-
-    Args:
-        settings: The operator's settings.
-        similarity: Compares blocks with what users say.
-        attention: Reports which blocks the model attends to.
-        counts: The memory's; changed.
-        counter: Counts the tokens of the line that names what has left.
-    """
+    """Lets blocks leave and come back; the caller must hold the chat's lock."""
 
     def __init__(
         self,
-        settings: MemorySettings,
-        similarity: Similarity,
-        attention: Attention,
-        counts: MemoryCounts,
-        counter: TokenCounter,
+        settings: MemorySettings,  # the operator's settings
+        similarity: Similarity,  # compares blocks with what users say
+        attention: Attention,  # reports which blocks the model attends to
+        counts: MemoryCounts,  # the memory's; changed
+        counter: TokenCounter,  # counts the tokens of the line that names what has left
     ) -> None:
         self._settings, self._counts, self._counter = settings, counts, counter
         self._similarity, self._attention = similarity, attention

@@ -84,14 +84,12 @@ class ChatTurn(NamedTuple):
 
 
 def prompt_of(
-    blocks: Iterable[Block], line: str = "", names: bool = False
+    blocks: Iterable[Block],
+    line: str = "",  # put in front of the last message's text; empty for none
+    names: bool = False,  # whether blocks that may leave later get a hint with their name
 ) -> tuple[list[Message], list[object]]:
     """Return the messages of blocks and their hints, the client's own hints first because engines
     cap the number.
-
-    Args:
-        line: Put in front of the last message's text; empty for none.
-        names: Whether blocks that may leave later get a hint with their name.
     """
     messages, said, named = list[Message](), list[object](), list[object]()
     for block in blocks:
@@ -146,23 +144,15 @@ _OK: Final = 200
 
 
 class MemoryProxy:
-    """Serves chats in front of one engine, or a router of several.
-
-    Args:
-        url: The engine's address, without ``/v1``.
-        settings: The operator's settings.
-        store: Keeps chats.
-        similarity: Compares blocks with what users say.
-        attention: Reports which blocks the model attends to.
-    """
+    """Serves chats in front of one engine, or a router of several."""
 
     def __init__(
         self,
-        url: str,
-        settings: MemorySettings,
-        store: ChatStore,
-        similarity: Similarity,
-        attention: Attention,
+        url: str,  # the engine's address, without `/v1`
+        settings: MemorySettings,  # the operator's settings
+        store: ChatStore,  # keeps chats
+        similarity: Similarity,  # compares blocks with what users say
+        attention: Attention,  # reports which blocks the model attends to
     ) -> None:
         self.settings, self.store, self.counts = settings, store, MemoryCounts()
         self.upstream = Upstream(0, url)
@@ -178,10 +168,7 @@ class MemoryProxy:
 
         Returns the engine's answer as far as it has begun, and the chat's turn, to which the rest
         of the answer must be given; None where the request is no chat.
-
-        Raises:
-            BadRequestError: The request cannot be passed on.
-            NothingAnsweredError: The engine does not answer.
+        Raises BadRequestError or NothingAnsweredError.
         """
         # Answers are read: nothing may compress them.
         plain = [(key, value) for key, value in asked.call.headers if key != b"accept-encoding"]
@@ -202,8 +189,7 @@ class MemoryProxy:
     async def rest(self, reply: Reply, turn: ChatTurn | None) -> AsyncGenerator[bytes, None]:
         """Yield the rest of an answer; the chat is stored by the time it ends.
 
-        Raises:
-            BrokenAnswerError: The engine disconnected before the end.
+        Raises BrokenAnswerError.
         """
         kinds = [value for key, value in reply.headers if key.lower() == b"content-type"]
         reader = CompletionReader(any(b"event-stream" in kind for kind in kinds))

@@ -47,14 +47,11 @@ class ChatFiles:
     """Writes each chat to a file of its own; the least recently used go first.
 
     The directory is scanned once, at the start, because no other process of ours writes to it.
-    Files of others are left alone.
+    Files of others are left alone. Raises ConfigError.
 
     Args:
         directory: Created if missing.
         most: Bytes of all files; those set aside do not count.
-
-    Raises:
-        ConfigError: ``directory`` cannot be created or written to.
     """
 
     def __init__(self, directory: Path, most: int) -> None:

@@ -104,21 +104,15 @@ class ReturnModel:
 
     def learn(
         self,
+        # gives float32 `[m, features]` of `m` waits of a cohort, by their places in it; NaN where
+        # one does not apply. A batch is small beside a cohort
         features: Callable[[npt.NDArray[np.int64]], Features],
-        age: Floats,
-        returned: npt.NDArray[np.bool_],
-        weight: Floats,
+        age: Floats,  # float64 `[n]`, how long each wait of the cohort lasted, or lasts
+        returned: npt.NDArray[np.bool_],  # whether it ended by a return
+        weight: Floats,  # how many waits each stands for
         steps: int,
     ) -> None:
-        """Take ``steps`` gradient steps, each on a random batch.
-
-        Args:
-            features: Gives float32 ``[m, features]`` of ``m`` waits of a cohort, by their places in
-                it; NaN where one does not apply. A batch is small beside a cohort.
-            age: float64 ``[n]``, how long each wait of the cohort lasted, or lasts.
-            returned: Whether it ended by a return.
-            weight: How many waits each stands for.
-        """
+        """Take ``steps`` gradient steps, each on a random batch."""
         self.take(self.drawn(features, age, returned, weight, steps), float(weight.sum()))
 
     def drawn(

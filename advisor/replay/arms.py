@@ -102,8 +102,7 @@ def arm_names() -> list[str]:
 def chosen_arms(names: Sequence[str]) -> list[str]:
     """Return the arms that ``names`` ask for; ``all`` is every one that can run here.
 
-    Raises:
-        ReplayError: There is no such arm.
+    Raises ReplayError.
     """
     known = arm_names()
     more = [*ALGORITHMS, *order_names()]
@@ -135,8 +134,7 @@ def new_order(name: str, trace: Trace, settings: Settings) -> EvictionOrder:
 def new_orders(name: str, trace: Trace, settings: Settings, engines: int) -> list[EvictionOrder]:
     """Make an eviction order per engine; a graph policy's engines share one sidecar.
 
-    Raises:
-        ReplayError: The arm is not an engine's policy.
+    Raises ReplayError.
     """
     if name in ORDERS:
         return [ORDERS[name](trace) for _ in range(engines)]
@@ -170,15 +168,12 @@ Found = TypeVar("Found")
 
 
 def run_cells(
-    run: Callable[[Shared, Cell], Found], shared: Shared, cells: Sequence[Cell], processes: int
+    run: Callable[[Shared, Cell], Found],  # a module's function: other processes import it
+    shared: Shared,  # sent to each process once
+    cells: Sequence[Cell],
+    processes: int,  # 1 runs all cells in this one
 ) -> Iterator[tuple[Cell, Found]]:
-    """Yield every cell with ``run(shared, cell)`` as it is done; cells begin in their order.
-
-    Args:
-        run: A module's function: other processes import it.
-        shared: Sent to each process once.
-        processes: 1 runs all cells in this one.
-    """
+    """Yield every cell with ``run(shared, cell)`` as it is done; cells begin in their order."""
     if processes == 1 or len(cells) == 1:
         with threadpool_limits(1, user_api="blas"):
             for cell in cells:

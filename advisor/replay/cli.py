@@ -70,8 +70,7 @@ def _check_files(paths: Sequence[Path]) -> None:
 def check_writable(option: str, path: Path | None) -> None:
     """Refuse a file that cannot be written before anything is computed for it.
 
-    Raises:
-        ReplayError: It is a directory, or its directory is missing or read-only.
+    Raises ReplayError.
     """
     if path is None:
         return
@@ -118,11 +117,7 @@ def parse_numbers(
     least: int = 1,
     most: float = math.inf,
 ) -> list[Number]:
-    """Parse numbers separated by commas, and sort them.
-
-    Raises:
-        ReplayError: One is no number of that kind between the bounds; says what is ``allowed``.
-    """
+    """Parse numbers separated by commas, and sort them; raises ReplayError."""
     with suppress(ValueError):
         numbers = sorted({kind(part) for part in text.split(",")})
         if all(least <= number <= most for number in numbers):

@@ -151,9 +151,7 @@ def runs_for(
 
     Sessions are drawn from one shuffled pile, which is shuffled again when it is used up; one that
     is played again is another session. Subagents are left out: they run while their parent waits.
-
-    Raises:
-        ReplayError: There is no session or no user.
+    Raises ReplayError.
     """
     if not sessions or users < 1 or seconds <= 0:
         raise ReplayError("a closed loop needs at least one session, one user and some time")
@@ -255,15 +253,12 @@ def play(
     instance: Instance,
     loop: Loop,
     *,
+    # returns a sidecar's latest advice on room; None: nobody is held
     word: Callable[[float], AdmissionAdvice] | None = None,
+    # called with the simulated time, now and then
     progress: Callable[[float], None] = lambda now: None,
 ) -> Played:
-    """Let users play ``runs`` on one engine; deterministic.
-
-    Args:
-        word: Returns a sidecar's latest advice on room; None: nobody is held.
-        progress: Called with the simulated time, now and then.
-    """
+    """Let users play ``runs`` on one engine; deterministic."""
     return _Play(runs, instance, loop, word).play(progress)
 
 

@@ -97,11 +97,7 @@ class Arm:
 
     @classmethod
     def of(cls, name: str) -> Arm:
-        """Parse an arm's name.
-
-        Raises:
-            ReplayError: There is no such arm.
-        """
+        """Parse an arm's name; raises ReplayError."""
         bare = name.removesuffix(ADMISSION)
         named = bare.removesuffix(HOST)
         order = named.removesuffix(HINTS)
@@ -206,8 +202,7 @@ def closed_table(rows: Sequence[ClosedRow]) -> Table:
 def draw_cliff(rows: Sequence[ClosedRow], path: Path) -> None:
     """Save a picture of turns per hour and TTFT over agents, a row of two per capacity.
 
-    Raises:
-        ReplayError: matplotlib is not installed, or the file cannot be written.
+    Raises ReplayError.
     """
     plots = pyplot()
     capacities = sorted({row.capacity for row in rows})

@@ -133,8 +133,7 @@ def is_installed() -> bool:
 def library_hits(trace: Trace, capacity: int, policy: str) -> Ints:
     """int32 ``[requests]``: matched prompt blocks under one of ``ALGORITHMS``.
 
-    Raises:
-        ReplayError: libcachesim is not installed.
+    Raises ReplayError.
     """
     cache, request = new_cache(policy, capacity)
     limits = trace.matchable.tolist()

@@ -400,11 +400,7 @@ _COLORS: Final = dict(zip(ROUTINGS, ("#9a9a9a", "#4c78a8", "#e45756"), strict=Tr
 def draw_plans(
     found: Sequence[PlanFound], best: PlanFound | None, ttft_s: float, path: Path
 ) -> None:
-    """Save the picture.
-
-    Raises:
-        ReplayError: matplotlib is missing, or the file cannot be written.
-    """
+    """Save the picture; raises ReplayError."""
     plots = pyplot()
     figure, (rates, times) = plots.subplots(1, 2, figsize=(10, 4.2), layout="constrained")
     for routing in ROUTINGS:

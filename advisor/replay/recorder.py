@@ -33,21 +33,15 @@ _MAX_RUNNING: Final = 65_536  # requests; chosen
 class Recorder:
     """Writes one line per finished request, of a sidecar's events; a full disk ends it.
 
-    Args:
-        path: The file to write, gzipped if it ends in ``.gz``; must not exist.
-        clock: Monotonic seconds.
-        secret: The key of the hashes.
-
-    Raises:
-        TraceError: The file exists or cannot be written.
+    Raises TraceError.
     """
 
     def __init__(
         self,
-        path: Path,
+        path: Path,  # the file to write, gzipped if it ends in `.gz`; must not exist
         *,
-        clock: Callable[[], float] = time.monotonic,
-        secret: bytes | None = None,
+        clock: Callable[[], float] = time.monotonic,  # monotonic seconds
+        secret: bytes | None = None,  # the key of the hashes
     ) -> None:
         self.written = 0  # requests
         self.failed = False

@@ -123,8 +123,7 @@ def _equal_columns(rates: dict[str, dict[int, float]], guard: bool) -> Iterator[
 def pyplot() -> Any:
     """Return ``matplotlib.pyplot``, drawing into files and opening no display.
 
-    Raises:
-        ReplayError: matplotlib is not installed.
+    Raises ReplayError.
     """
     try:
         import matplotlib
@@ -173,8 +172,7 @@ def rates_table(table: HitTable) -> Table:
 def draw(table: HitTable, path: Path) -> None:
     """Save the picture: hit rate over capacity, in the band between LRU and Belady.
 
-    Raises:
-        ReplayError: matplotlib is not installed, or the file cannot be written.
+    Raises ReplayError.
     """
     plots = pyplot()
     figure, axes = plots.subplots(figsize=(9, 5.4), layout="constrained")
@@ -196,11 +194,7 @@ def draw(table: HitTable, path: Path) -> None:
 
 
 def save_picture(figure: Any, path: Path, dpi: int = 130) -> None:
-    """Save a figure in the format that the file's name ends in.
-
-    Raises:
-        ReplayError: matplotlib does not know the format, or the file cannot be written.
-    """
+    """Save a figure in the format that the file's name ends in; raises ReplayError."""
     try:
         figure.savefig(path, dpi=dpi)
     except (OSError, ValueError) as error:

@@ -69,8 +69,7 @@ def tune(
 ) -> Tuning:
     """Search with optuna's TPE sampler; the same seed finds the same weights.
 
-    Raises:
-        ReplayError: ``train`` leaves no part, or optuna is not installed.
+    Raises ReplayError.
     """
     if not 0 < train < 1:
         raise ReplayError(f"--train {train}: allowed: a share between 0 and 1")

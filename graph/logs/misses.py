@@ -219,16 +219,13 @@ class OpenCases:
     An engine reports a step's requests first, then all of the step's evictions in one event. So the
     first evictions after a request belong to its step, unless something else was reported in
     between: a request after stored blocks, or a message of requests only.
-
-    Args:
-        evictions: By residency column.
-        closed: Called for each closed case with its request's id.
     """
 
     def __init__(
         self,
         tables: Tables,
-        evictions: Mapping[int, EvictionLog],
+        evictions: Mapping[int, EvictionLog],  # by residency column
+        # called for each closed case with its request's id
         closed: Callable[[int, OpenCase], None],
     ) -> None:
         self._tables, self._evictions, self._closed = tables, evictions, closed

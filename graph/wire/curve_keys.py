@@ -92,11 +92,7 @@ class SidecarKeys:
 
 
 def load_engine_keys(folder: Path, public_of: PublicOf) -> EngineKeys:
-    """Load an engine's keys from ``folder``.
-
-    Raises:
-        ConfigError: A file is missing, its keys do not match, or others may read it.
-    """
+    """Load an engine's keys from ``folder``; raises ConfigError."""
     with explained(folder):
         public, secret = _pair(folder, ENGINE, _ENGINE_REMEDY, public_of)
         sidecar = public_key(existing(folder / f"{SIDECAR}{PUBLIC}", _ENGINE_REMEDY))
@@ -104,12 +100,7 @@ def load_engine_keys(folder: Path, public_of: PublicOf) -> EngineKeys:
 
 
 def load_sidecar_keys(folder: Path, public_of: PublicOf) -> SidecarKeys:
-    """Load a sidecar's keys from ``folder``.
-
-    Raises:
-        ConfigError: A file is missing, its keys do not match, others may read it, or others may
-            write to the folder of allowed engines.
-    """
+    """Load a sidecar's keys from ``folder``; raises ConfigError."""
     with explained(folder):
         public, secret = _pair(folder, SIDECAR, SIDECAR_REMEDY, public_of)
         engines = folder / ALLOWED

@@ -130,9 +130,7 @@ class EventMessage(NamedTuple):
 def decode_events(frames: Sequence[bytes]) -> EventMessage:
     """Decode one message; a malformed payload is reported in ``refused``, not raised.
 
-    Raises:
-        WireError: The frames are not a message.
-        VersionError: They are of another protocol version.
+    Raises WireError or VersionError.
     """
     seq, payload = _unframe(frames)
     try:

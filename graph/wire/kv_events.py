@@ -157,11 +157,7 @@ class KvEventDecoder:
         self.torn = False  # whether a skipped event may have been about blocks in the engine's pool
 
     def decode(self, frames: Sequence[bytes]) -> tuple[int, list[AnyEvent]]:
-        """Sequence number and events of one ``[topic, seq, payload]`` message.
-
-        Raises:
-            WireError: The message fits none of the known shapes.
-        """
+        """Sequence number and events of one ``[topic, seq, payload]`` message; raises WireError."""
         seq, events = self.read(frames)
         return seq, self.translate(events)
 

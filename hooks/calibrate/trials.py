@@ -54,8 +54,7 @@ class SplicedModel:
     def check_rotation(self, ids: Tensor) -> None:
         """Compare keys that were moved with keys that were computed there, in every layer.
 
-        Raises:
-            ConfigError: They differ: the model does not rotate its keys as its configuration says.
+        Raises ConfigError.
         """
         moved, there = self.moved(self.states(ids), _SHIFT), self.states(ids, _SHIFT)
         for number, ((got, _), (wanted, _)) in enumerate(zip(moved, there, strict=True)):

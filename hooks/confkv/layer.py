@@ -237,8 +237,7 @@ class ConfLayer(CacheLayerMixin):  # type: ignore[misc]
     ) -> tuple[Tensor, Tensor]:
         """Store new tokens, and return what attention reads while this layer is exact.
 
-        Raises:
-            UnsupportedError: The model is trained, or its attention is not ours.
+        Raises UnsupportedError.
         """
         self._refuse(key_states)
         if not self.is_initialized:

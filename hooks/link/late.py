@@ -21,19 +21,16 @@ _AT_ONCE: Final = 4_096  # tokens between two moments in which other threads may
 
 
 class PromptDigests:
-    """Digests of a prompt's blocks, computed on the sending thread.
-
-    Args:
-        key: The sidecar's; see ``ContentKey``.
-        tokens: The prompt's; not changed any more.
-        block_size: Tokens.
-        salt: The prompt's cache salt.
-    """
+    """Digests of a prompt's blocks, computed on the sending thread."""
 
     __slots__ = ("_block_size", "_key", "_salt", "_tokens")
 
     def __init__(
-        self, key: bytes, tokens: Sequence[int], block_size: int, salt: str | None
+        self,
+        key: bytes,  # the sidecar's; see `ContentKey`
+        tokens: Sequence[int],  # the prompt's; not changed any more
+        block_size: int,  # tokens
+        salt: str | None,  # the prompt's cache salt
     ) -> None:
         self._key, self._tokens = key, tokens
         self._block_size, self._salt = block_size, salt
@@ -146,23 +143,17 @@ class LatePrompt:
 
 
 class LateHashes:
-    """A request's start or end whose hashes are packed when it is sent.
-
-    Args:
-        event: The rest of it.
-        hashes: Of its full blocks; not changed any more.
-        contents: Digests of a starting prompt, where the sidecar wants them.
-        prompt: A starting prompt, to be compared with recent ones.
-    """
+    """A request's start or end whose hashes are packed when it is sent."""
 
     __slots__ = ("_contents", "_event", "_hashes", "_prompt")
 
     def __init__(
         self,
-        event: AnyEvent | Later,
-        hashes: Sequence[bytes],
+        event: AnyEvent | Later,  # the rest of it
+        hashes: Sequence[bytes],  # of its full blocks; not changed any more
+        # digests of a starting prompt, where the sidecar wants them
         contents: PromptDigests | None = None,
-        prompt: LatePrompt | None = None,
+        prompt: LatePrompt | None = None,  # a starting prompt, to be compared with recent ones
     ) -> None:
         self._event = event
         self._hashes = hashes

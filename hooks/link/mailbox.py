@@ -146,11 +146,7 @@ class Mailbox:
         self._told.append((batches, until))
 
     def put(self, advice: AnyOpinion) -> None:
-        """Hold ``advice``, which is dated by this clock.
-
-        Raises:
-            ValueError: The keys of a prefetch order are not whole 64-bit numbers.
-        """
+        """Hold ``advice``, which is dated by this clock; raises ValueError."""
         match advice:
             case EvictionRanking():
                 known = replace(advice, known_of=self._known_of(advice.heard))

@@ -159,9 +159,7 @@ class Outbox:
         """Encode a batch of ``events`` with the next number; after drops a number is skipped.
 
         The hole in the numbers tells the sidecar that it missed something.
-
-        Raises:
-            TypeError, ValueError, OverflowError: An event cannot be encoded; its number is used.
+        Raises TypeError, ValueError or OverflowError.
         """
         if self.dropped != self._dropped_reported:
             self._dropped_reported = self.dropped

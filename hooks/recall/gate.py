@@ -62,11 +62,7 @@ def save(calibration: Calibration, path: Path) -> None:
 
 
 def load(identity: str, path: Path) -> Calibration:
-    """Read the calibration of the model with this identity.
-
-    Raises:
-        ConfigError: There is none, it cannot be read, or it is another model's; says what to do.
-    """
+    """Read the calibration of the model with this identity; raises ConfigError."""
     calibration = _read(path)
     if calibration.identity != identity:
         raise ConfigError(f"the calibration in {path} is not of this model: calibrate it again")

@@ -202,21 +202,15 @@ class Piece:
 
 
 class SpanIndex:
-    """Finds spans of tokens among the most recently added blocks.
-
-    Args:
-        block_size: Tokens per block.
-        most_blocks: Capacity in blocks; beyond it the least recently used block is dropped.
-        rng: See ``Fingerprints``.
-        shortest: Length in tokens of the shortest piece that is sure to be found; a smaller one
-            takes more memory.
-    """
+    """Finds spans of tokens among the most recently added blocks."""
 
     def __init__(
         self,
-        block_size: int,
-        most_blocks: int,
-        rng: np.random.Generator,
+        block_size: int,  # tokens per block
+        most_blocks: int,  # capacity in blocks; beyond it the least recently used block is dropped
+        rng: np.random.Generator,  # see `Fingerprints`
+        # length in tokens of the shortest piece that is sure to be found; a smaller one takes more
+        # memory
         shortest: int = 2 * WINDOW,
     ) -> None:
         self.version = 0  # grows with every change
@@ -268,23 +262,16 @@ class SpanIndex:
 
     def longest(
         self,
-        domains: Collection[Domain],
-        tokens: Tokens,
-        at: int,
-        usable: Callable[[bytes], bool],
-        allow: Callable[[int, int], bool],
+        domains: Collection[Domain],  # domains whose text may be used
+        tokens: Tokens,  # the prompt, up to where it may be covered
+        at: int,  # where the piece begins
+        usable: Callable[[bytes], bool],  # whether a block can be read now
+        allow: Callable[[int, int], bool],  # whether a piece may move; gets its old position, and Δ
     ) -> Piece | None:
         """Return the longest piece that matches ``tokens`` from ``at`` on; None if there is none.
 
         A piece is at least one window long. Every match of two windows less one token is found,
         unless a window occurs in more places than are remembered or can be tried in time.
-
-        Args:
-            domains: Domains whose text may be used.
-            tokens: The prompt, up to where it may be covered.
-            at: Where the piece begins.
-            usable: Whether a block can be read now.
-            allow: Whether a piece may move; gets its old position, and Δ.
         """
         best, covered, followed = None, self._prints.window - 1, 0
         prompt = TokenBytes.of(tokens)

@@ -68,11 +68,7 @@ class BorderTable(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknow
 
 
 def read_table(text: str) -> BorderTable:
-    """Parse the JSON of ``BorderTable.text``.
-
-    Raises:
-        ValueError: Names the field that is wrong.
-    """
+    """Parse the JSON of ``BorderTable.text``; raises ValueError."""
     return msgspec.json.decode(text, type=BorderTable)
 
 

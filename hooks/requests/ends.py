@@ -60,11 +60,7 @@ class EndMarks(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_f
 
 
 def read_marks(text: str) -> EndMarks:
-    """Parse the JSON of ``EndMarks.text``, or an operator's own.
-
-    Raises:
-        ValueError: Names the field that is wrong.
-    """
+    """Parse the JSON of ``EndMarks.text``, or an operator's own; raises ValueError."""
     return msgspec.json.decode(text, type=EndMarks)
 
 

@@ -259,11 +259,7 @@ NOBODY: Final = HintPolicy(HintTrust.OFF)
 
 
 def read_hint_policy(settings: EngineSettings) -> HintPolicy:
-    """Return the policy that the settings configure.
-
-    Raises:
-        ConfigError: The setting's value is not allowed, or its file cannot be read.
-    """
+    """Return the policy that the settings configure; raises ConfigError."""
     settings.require("hints")
     if settings.hints.startswith(_SECRET):
         return HintPolicy(HintTrust.OFF, _secret_in(Path(settings.hints.removeprefix(_SECRET))))
@@ -381,19 +377,14 @@ class HintReader:
     def read(
         self,
         params: object,
-        prompt_tokens: int,
-        session_id: str | None = None,
+        prompt_tokens: int,  # length of the prompt; ranges are clipped to it
+        session_id: str | None = None,  # vLLM's own session id; it overrides the hinted one
+        # the cache salt; it identifies the tenant unless a trusted hint does
         salt: str | None = None,
+        # hints from `translate_hints`; the tag's own override them
         others: Mapping[str, Any] = NOTHING,
     ) -> CheckedHints:
-        """Return the hints of a request's ``kv_transfer_params`` that count.
-
-        Args:
-            prompt_tokens: Length of the prompt; ranges are clipped to it.
-            session_id: vLLM's own session id; it overrides the hinted one.
-            salt: The cache salt; it identifies the tenant unless a trusted hint does.
-            others: Hints from ``translate_hints``; the tag's own override them.
-        """
+        """Return the hints of a request's ``kv_transfer_params`` that count."""
         if not params and not session_id and not salt and not others:
             return NO_HINTS  # nothing is said
         tag = {**others, **self._tag(params)}

@@ -354,8 +354,7 @@ class TooDeepError(ValueError):
 def strings_in(value: Any, depth: int = 0) -> Iterator[str]:
     """Yield all strings in a message in order, keys of nested objects included.
 
-    Raises:
-        TooDeepError: It is nested more than ``_DEEPEST`` deep.
+    Raises TooDeepError.
     """
     if isinstance(value, str):
         yield value
@@ -519,14 +518,11 @@ class RenderedChat(NamedTuple):
 
 
 def resolve_message_hints(
-    stated: dict[str, Any], chat: RenderedChat | None, once: Once
+    stated: dict[str, Any],  # all hints of the request; changed
+    chat: RenderedChat | None,  # None if the request has no messages
+    once: Once,
 ) -> dict[str, Any]:
-    """Return a request's hints with those about messages turned into segments.
-
-    Args:
-        stated: All hints of the request; changed.
-        chat: None if the request has no messages.
-    """
+    """Return a request's hints with those about messages turned into segments."""
     hints = message_hints(stated, once)
     if not hints:
         return stated

@@ -105,12 +105,10 @@ class DiskOrphans:
     def age_out(self, used: Path) -> None:
         """Remove those unused for a day, by the file system's clock.
 
+        Raises StorageError or OSError.
+
         Args:
             used: A file that is in use now; its time is set.
-
-        Raises:
-            StorageError: One cannot be removed.
-            OSError: ``used`` cannot be dated.
         """
         os.utime(used)
         long_ago = used.stat().st_mtime - ORPHAN_S
@@ -119,8 +117,7 @@ class DiskOrphans:
     def make_room(self, opened: Callable[[], T]) -> T:
         """Call ``opened``; while it lacks disk space, remove the oldest orphan and call it again.
 
-        Raises:
-            StorageError: ``opened`` raised it, and no orphan is left, or it was not for space.
+        Raises StorageError.
         """
         for _, path in self._oldest_first():
             try:

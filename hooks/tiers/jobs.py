@@ -190,8 +190,7 @@ class JobBook:
     def answer_all(self, done: Iterable[JobDone]) -> None:
         """Handle workers' answers; one that raises keeps no other from being handled.
 
-        Raises:
-            Exception: What the last of those that failed raised.
+        Raises what the last of those that failed raised.
         """
         failure: Exception | None = None
         for each in done:

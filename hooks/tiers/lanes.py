@@ -104,25 +104,18 @@ class RecordLane:
     """Reads and writes records on a thread of its own; called by the memory's thread alone.
 
     Without records, every job is refused.
-
-    Args:
-        name: The thread's name, and what the records are called in errors.
-        records: Where they are kept, if anywhere.
-        arena: Where copies in memory live.
-        memory: The memory's thread, which continues after the lane's.
-        watch: Whether the lane's thread still answers.
-        release: Called on the memory's thread with copies that were released meanwhile.
-        refuse: Called there with a job that failed, the seconds that it took, and why.
     """
 
     def __init__(
         self,
-        name: str,
-        records: Records | None,
-        arena: Arena,
-        memory: TaskThread,
-        watch: AnswerWatch,
+        name: str,  # the thread's name, and what the records are called in errors
+        records: Records | None,  # where they are kept, if anywhere
+        arena: Arena,  # where copies in memory live
+        memory: TaskThread,  # the memory's thread, which continues after the lane's
+        watch: AnswerWatch,  # whether the lane's thread still answers
+        # called on the memory's thread with copies that were released meanwhile
         release: Callable[[Sequence[int]], None],
+        # called there with a job that failed, the seconds that it took, and why
         refuse: Callable[[Job, float, Exception], None],
     ) -> None:
         self.copies: set[int] = set()  # copies that the lane's thread uses

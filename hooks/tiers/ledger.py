@@ -141,25 +141,16 @@ class TierCounts:
 
 
 class TierLedger:
-    """The WARM and COLD tiers as the scheduler sees them; one thread changes them.
-
-    Args:
-        block_bytes: Bytes of one block on one worker.
-        workers: How many workers answer for each job.
-        emit: Takes each event for the sidecar; must not wait.
-        clock: Monotonic seconds.
-        costs: Measured costs of moving and computing blocks.
-        plain: Keep the most recently used copies, whatever the graph knows of them.
-    """
+    """The WARM and COLD tiers as the scheduler sees them; one thread changes them."""
 
     def __init__(
         self,
-        block_bytes: int,
-        workers: int,
-        emit: Callable[[AnyEvent], None],
-        clock: Callable[[], float],
-        costs: TransferCosts,
-        plain: bool = False,
+        block_bytes: int,  # bytes of one block on one worker
+        workers: int,  # how many workers answer for each job
+        emit: Callable[[AnyEvent], None],  # takes each event for the sidecar; must not wait
+        clock: Callable[[], float],  # monotonic seconds
+        costs: TransferCosts,  # measured costs of moving and computing blocks
+        plain: bool = False,  # keep the most recently used copies, whatever the graph knows of them
     ) -> None:
         self.block_bytes = block_bytes
         self.directory = CopyDirectory(plain=plain)

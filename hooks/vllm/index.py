@@ -149,24 +149,21 @@ class BlockIndex:
     entry may be outdated, and is checked before use: ``find`` returns a block only while it still
     carries the key that it was noted with.
 
-    Args:
-        pool: The live block pool.
-        clock: Monotonic seconds, the clock that rankings are dated in.
-        hears_all: Whether every block of the observed group that enters the prefix cache is noted
-            here. Otherwise duplicates are looked for at each eviction, in the pool as it is by
-            then: one that came back meanwhile is not told to have been gone.
-        hears_only: Whether nothing else is noted here. Otherwise duplicates that were noted are
-            looked for in the pool, likewise.
-
     Attributes:
         late: What changed and is not noted here yet.
     """
 
     def __init__(
         self,
-        pool: BlockPool,
+        pool: BlockPool,  # the live block pool
+        # monotonic seconds, the clock that rankings are dated in
         clock: Callable[[], float] = time.monotonic,
+        # whether every block of the observed group that enters the prefix cache is noted here.
+        # Otherwise duplicates are looked for at each eviction, in the pool as it is by then: one
+        # that came back meanwhile is not told to have been gone
         hears_all: bool = True,
+        # whether nothing else is noted here. Otherwise duplicates that were noted are looked for in
+        # the pool, likewise
         hears_only: bool = True,
     ) -> None:
         self._pool = pool

@@ -142,11 +142,7 @@ class PoolTap:
         self._read: _Reader  # of such a call's arguments; ``attach`` makes it
 
     def take(self) -> Sequence[Changes]:
-        """Take what changed since the last call, in order.
-
-        Raises:
-            Exception: What a note of a change ran into; from then on the notes are incomplete.
-        """
+        """Take what changed since the last call, in order; raises Exception."""
         before, self._before = self._before, []
         if self._calls or self._evicted.tell():
             before.append(self._take_latest())
@@ -156,11 +152,7 @@ class PoolTap:
         return before
 
     def attach(self) -> None:
-        """Follow the pool from now on.
-
-        Raises:
-            TypeError: vLLM's method names none of the parameters that are read.
-        """
+        """Follow the pool from now on; raises TypeError."""
         shadows = (
             self._cache_full_blocks(), self._emit_removed(), self._free(), self._touch(),
             self._reset(),

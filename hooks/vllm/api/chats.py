@@ -191,8 +191,7 @@ _LONG: Final = 4096  # longer prompts, in tokens, are marked on another thread; 
 def mark_chats() -> None:
     """Wrap vLLM's renderers to mark chats, and its input processor to pass the marks to the engine.
 
-    Raises:
-        AttributeError: This vLLM has no such renderers.
+    Raises AttributeError.
     """
     renderer = import_module("vllm.renderers.base").BaseRenderer
     processor = import_module("vllm.v1.engine.input_processor").InputProcessor

@@ -55,7 +55,7 @@ ASKED: Final[Message] = {"role": "user", "content": "Zqquestion"}
 
 
 class Probes:
-    """Renders test conversations as the API process will render real ones.
+    """Renders test conversations as the API process will render real ones; raises Exception.
 
     Args:
         config: The engine's.
@@ -64,9 +64,6 @@ class Probes:
     Attributes:
         special: Special tokens, which stay the same whatever is beside them.
         text: Decodes tokens, special ones included.
-
-    Raises:
-        Exception: Whatever vLLM raises if a model has no tokenizer or no renderer.
     """
 
     def __init__(self, config: VllmConfig, chat_template: str | None = None) -> None:
@@ -132,13 +129,10 @@ def text_place(
     text: str,
     first: int,
     end: bool = False,
-    last: bool = False,
+    last: bool = False,  # search for the last occurrence instead of the first
 ) -> int | None:
     """Return the index of the token in which ``text`` begins, or of the one after it with ``end``;
     None if it is not in ``tokens[first:]``.
-
-    Args:
-        last: Search for the last occurrence instead of the first.
     """
     whole = probes.text(tokens[first:])
     at = whole.rfind(text) if last else whole.find(text)

@@ -116,17 +116,12 @@ _OF_BATCH: Final = re.compile(r"_\d+$")  # suffix of a batch of chats, and of so
 
 
 class WaitingRequests:
-    """Asks the engine's sidecar which requests are held, at most twice a second.
-
-    Args:
-        ask: Returns all held request ids; may raise.
-        clock: Monotonic seconds.
-    """
+    """Asks the engine's sidecar which requests are held, at most twice a second."""
 
     def __init__(
         self,
-        ask: Callable[[], Collection[str]] | None = None,
-        clock: Callable[[], float] = time.monotonic,
+        ask: Callable[[], Collection[str]] | None = None,  # returns all held request ids; may raise
+        clock: Callable[[], float] = time.monotonic,  # monotonic seconds
     ) -> None:
         self._ask = ask or ask_sidecar
         self._clock = clock
@@ -173,12 +168,7 @@ def _is_plain() -> bool:
 
 
 def ask_sidecar() -> Collection[str]:
-    """Return the ids of all requests that engines hold.
-
-    Raises:
-        OSError: There is no sidecar, or it does not answer.
-        ValueError: Its answer is malformed.
-    """
+    """Return the ids of all requests that engines hold; raises OSError or ValueError."""
     from ....graph.errors import ConfigError
     from ....graph.wire.endpoints import running_sidecars
 

@@ -217,17 +217,14 @@ class FreeQueueArranger:
 
     def step(
         self,
+        # the latest ranking, if it is fresh enough to act on; None otherwise
         ranking: EvictionRanking | None,
+        # the latest, fresh or not: what it protects is still protected
         remembered: EvictionRanking | None = None,
+        # the sidecar may have missed what was reported before this time
         linked_since: float = -math.inf,
     ) -> None:
-        """Bring the queue in line with the advice; call once between two allocations.
-
-        Args:
-            ranking: The latest ranking, if it is fresh enough to act on; None otherwise.
-            remembered: The latest, fresh or not: what it protects is still protected.
-            linked_since: The sidecar may have missed what was reported before this time.
-        """
+        """Bring the queue in line with the advice; call once between two allocations."""
         self._latest, self._is_disturbed = ranking, False
         lapsed = self._protection.look_through(ranking, linked_since)
         if self._protection.adopt(ranking or remembered, linked_since) or lapsed:

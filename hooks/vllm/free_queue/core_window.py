@@ -74,21 +74,14 @@ class CoreVictims(Victims):
 
 
 class CoreWindow(Window):
-    """A window that the core lays; decides as ``Window`` does.
-
-    Args:
-        pool: The live block pool.
-        index: Whose core finds and moves blocks.
-        blocks_per_step: The most blocks that one engine step can allocate.
-        protection: Knows what callers state, which no ranking overrules.
-    """
+    """A window that the core lays; decides as ``Window`` does."""
 
     def __init__(
         self,
-        pool: BlockPool,
-        index: CoreIndex,
-        blocks_per_step: int,
-        protection: ProtectedKeys,
+        pool: BlockPool,  # the live block pool
+        index: CoreIndex,  # whose core finds and moves blocks
+        blocks_per_step: int,  # the most blocks that one engine step can allocate
+        protection: ProtectedKeys,  # knows what callers state, which no ranking overrules
     ) -> None:
         self._core, self._protection = index.core, protection
         super().__init__(pool, index, blocks_per_step, protection.stated_among)

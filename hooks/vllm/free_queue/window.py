@@ -167,12 +167,6 @@ class Window:
     What the next step may take is laid at once, the others a part in each step. There are hardly
     more of them than one step can take: whatever the next ranking lays anew was laid in vain.
 
-    Args:
-        pool: The live block pool.
-        index: Finds a ranked key's block.
-        blocks_per_step: The most blocks that one engine step can allocate.
-        stated: Which of some blocks a caller's statement protects, which no ranking overrules.
-
     Attributes:
         reach: The most blocks that the next step can take.
         prompts: Of them, those of prompts that it can begin or go on with.
@@ -189,9 +183,10 @@ class Window:
 
     def __init__(
         self,
-        pool: BlockPool,
-        index: BlockIndex,
-        blocks_per_step: int,
+        pool: BlockPool,  # the live block pool
+        index: BlockIndex,  # finds a ranked key's block
+        blocks_per_step: int,  # the most blocks that one engine step can allocate
+        # which of some blocks a caller's statement protects, which no ranking overrules
         stated: Callable[[Sequence[KVCacheBlock]], Sequence[KVCacheBlock]],
     ) -> None:
         self._blocks_per_step = blocks_per_step

@@ -146,16 +146,13 @@ def tokens_of(request: Request, count: int) -> Tokens:
 
 
 def splice_of(
-    pieces: Sequence[Piece], ids: Sequence[int], block_size: int, directory: CopyDirectory
+    pieces: Sequence[Piece],  # adjoining pieces, from the prompt's first approximate token on
+    ids: Sequence[int],  # all of the request's block ids
+    block_size: int,  # tokens per block
+    directory: CopyDirectory,  # holds the copies; all of them are in memory
 ) -> Splice:
     """Return the splice that brings ``pieces`` into a request's blocks, and pin their copies until
     it is done.
-
-    Args:
-        pieces: Adjoining pieces, from the prompt's first approximate token on.
-        ids: All of the request's block ids.
-        block_size: Tokens per block.
-        directory: Holds the copies; all of them are in memory.
     """
     copies: dict[bytes, Copy] = {}
 
@@ -237,16 +234,6 @@ NO_OWNER: Final = (
 class SpanRecall:
     """Covers the start of opted-in prompts: exact prefix, exact copies, then spans of other copies.
 
-    Args:
-        group: The observed KV cache group.
-        ledger: Records copies.
-        loader: Begins loads.
-        spiller: Begins copies.
-        index: The text of opted-in requests' blocks.
-        limits: What the model's calibration allows.
-        opt_in: Which requests asked for recall.
-        exact_only: Keeps approximate blocks out of the prefix cache.
-
     Attributes:
         exact: The ledger's.
         exact_only: The given one.
@@ -255,14 +242,14 @@ class SpanRecall:
 
     def __init__(
         self,
-        group: ObservedGroup,
-        ledger: TierLedger,
-        loader: Loader,
-        spiller: Spiller,
-        index: SpanIndex,
-        limits: SpliceLimits,
-        opt_in: OptIn,
-        exact_only: ExactOnly,
+        group: ObservedGroup,  # the observed KV cache group
+        ledger: TierLedger,  # records copies
+        loader: Loader,  # begins loads
+        spiller: Spiller,  # begins copies
+        index: SpanIndex,  # the text of opted-in requests' blocks
+        limits: SpliceLimits,  # what the model's calibration allows
+        opt_in: OptIn,  # which requests asked for recall
+        exact_only: ExactOnly,  # keeps approximate blocks out of the prefix cache
     ) -> None:
         self._group, self._ledger, self._loader, self._spiller = group, ledger, loader, spiller
         self._index, self._plans = index, SplicePlans(group, ledger, index, limits)

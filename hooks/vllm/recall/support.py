@@ -35,13 +35,11 @@ if TYPE_CHECKING:
 def model_identity(model: ModelConfig, max_model_len: int | None) -> str:
     """Return a digest of all that a calibration depends on: the weights, and how keys are rotated.
 
+    Raises RopeError or StorageError.
+
     Args:
         model: vLLM's model configuration.
         max_model_len: The longest sequence that will be served.
-
-    Raises:
-        RopeError: Keys of this model cannot be moved.
-        StorageError: The weights cannot be identified.
     """
     rope = rope_from_config(model.hf_config, max_model_len)
     return identity_of(weights_of(model), (rope.inv_freq.tolist(), rope.start, rope.pairing.value))
@@ -118,10 +116,7 @@ def new_recall(
 def calibration_for(config: VllmConfig) -> Calibration:
     """Return the model's calibration, which allows recall.
 
-    Raises:
-        ConfigError: It does not, there is none, or the engine is of a kind that was not measured.
-        RopeError: Keys of this model cannot be moved.
-        StorageError: The model's weights cannot be identified.
+    Raises ConfigError, RopeError or StorageError.
     """
     if config.speculative_config is not None:
         raise ConfigError("it drafts tokens, and what drafts read is not calibrated")

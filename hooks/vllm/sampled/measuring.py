@@ -261,8 +261,7 @@ class StepMeasurer:
         """Measure zero queries once, so that the first sampled step does not pay for
         initialisation.
 
-        Raises:
-            BuildError: The cache is on a GPU, and its kernels cannot be compiled.
+        Raises BuildError.
         """
         layout, device = self._cache.layout, self._cache.memory.device
         block = torch.zeros(1, dtype=torch.int64, device=device)
