@@ -153,11 +153,7 @@ class Saturation:
         self.is_reached = False  # whether requests queue so often that the engine cannot keep up
 
     def note_arrival(self, *, queued: bool) -> None:
-        """Count a request that arrived.
-
-        Args:
-            queued: Whether others were queued, or held for room, at that time.
-        """
+        """Count a request that arrived."""
         self.share += (float(queued) - self.share) / _REMEMBERED
         self.is_reached = self.share >= (AT_EASE if self.is_reached else SATURATED)
 
@@ -320,10 +316,6 @@ class HoldingRule:
         resident session's turn may evict that session's blocks. It was patient if it has waited
         ``HOLD_PATIENCE_S``, or as long as a whole pool of prompts takes to compute if that is less;
         while few prompts queue, any wait is enough.
-
-        Args:
-            idle: The engine has no work but held requests.
-            free: No request is queued, and the prompt of the last one released has been computed.
         """
         self._met = None
         if not idle or not len(self._order):

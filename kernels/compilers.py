@@ -165,12 +165,7 @@ class Compiled:
 
 
 def compile_kernel(kernel: str, defines: Iterable[str], architecture: str) -> Compiled:
-    """The machine code of ``cuda/<kernel>.cu``, compiled or from the cache; raises BuildError.
-
-    Args:
-        defines: Macros as ``NAME=value``.
-        architecture: Such as ``sm_90``.
-    """
+    """The machine code of ``cuda/<kernel>.cu``, compiled or from the cache; raises BuildError."""
     defines = tuple(defines)
     core = _cuda_core()
     source = kernel_source(kernel)

@@ -84,11 +84,7 @@ _HOP_BY_HOP: Final = frozenset(
 
 
 class BadRequestError(Exception):
-    """A request that is not sent to any engine; its text says why.
-
-    Args:
-        status: The HTTP status of the refusal.
-    """
+    """A request that is not sent to any engine; its text says why."""
 
     def __init__(self, why: str, status: int = 400) -> None:
         super().__init__(why)
@@ -222,11 +218,7 @@ class Callers:
         self._last.note(turn.prompt, turn.session)
 
     def answered(self, turn: Turn, first: bytes) -> None:
-        """Remember the id of a turn's response, so that the next turn may continue it.
-
-        Args:
-            first: The answer's first bytes.
-        """
+        """Remember the id of a turn's response, so that the next turn may continue it."""
         if found := _RESPONSE.search(first, 0, _LONGEST_HEAD):
             with self._lock:
                 self._responses[turn.prompt.scope, found[1].decode()] = turn.session
@@ -254,11 +246,7 @@ class Callers:
         return ParsedRequest(call, turn)
 
     def turn(self, fields: Mapping[str, Any], headers: Headers, named: str | None = None) -> Turn:
-        """Find a request's session and read its prompt; raises BadRequestError.
-
-        Args:
-            named: The session's name where it is known from outside the request.
-        """
+        """Find a request's session and read its prompt; raises BadRequestError."""
         scope, hints = _scope(headers, fields), _hints(fields)
         prompt = self._reader.read(fields, scope)
         session, engine_name = self._session(prompt, fields, headers, _checked(named, "session"))

@@ -100,11 +100,7 @@ class HashingWatch:
         return self._differs.get(number)
 
     def compare(self, upstream: Upstream, hashing: str) -> None:
-        """Compare an engine's hashing with the first engine's, and log a difference.
-
-        Args:
-            hashing: In words; empty: unknown.
-        """
+        """Compare an engine's hashing with the first engine's, and log a difference."""
         number, hashing = upstream.number, _one_line(hashing)
         if not self._first or not self._board.up.any():
             self._first = hashing

@@ -373,10 +373,6 @@ class LastPrompts:
     must keep more than half of the session's last prompt, including something that no other session
     has, and contain an answer to it. Prompts that only begin alike, as with examples, continue
     nothing.
-
-    Args:
-        digest: The reader's digest function.
-        most: Prompts and messages that are remembered.
     """
 
     def __init__(self, digest: Digest, most: int = MOST_LINKS_HELD) -> None:
@@ -391,11 +387,7 @@ class LastPrompts:
         self._noted = 0
 
     def session(self, prompt: Prompt, scope: bytes) -> str | None:
-        """Return the session that a prompt continues, or None.
-
-        Args:
-            scope: Digest of the prompt's owner.
-        """
+        """Return the session that a prompt continues, or None."""
         with self._lock:
             if prompt.pieces:
                 exact = self._continued_text(prompt, scope)

@@ -23,9 +23,6 @@ class ReplicaChoice:
 
     Numbers are never reused: a replica that is gone costs a decision what an engine costs that is
     down.
-
-    Args:
-        speed: Assumed of each replica's engine.
     """
 
     def __init__(self, stickiness: Stickiness | None = None, speed: Speed | None = None) -> None:

@@ -31,10 +31,6 @@ class Home(NamedTuple):
 class Homes:
     """Remembers sessions' homes, the longest idle first; keeps the board's ``live`` and ``fresh``
     columns.
-
-    Args:
-        live_s: Idle seconds after which a session's KV no longer counts.
-        most: Sessions that are remembered.
     """
 
     def __init__(
@@ -83,12 +79,7 @@ class Homes:
         self._expire(now)
 
     def put_back(self, session: Hashable, made: Home | None, before: Home | None) -> None:
-        """Undo ``settle`` for a turn that was not answered, unless there was a later one.
-
-        Args:
-            made: The home that the turn made.
-            before: The home before the turn; None: it was the session's first turn.
-        """
+        """Undo ``settle`` for a turn that was not answered, unless there was a later one."""
         if made is None or self.of(session) is not made:
             return
         self._began -= before is None

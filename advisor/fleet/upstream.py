@@ -186,11 +186,6 @@ class OwnAnswer(NamedTuple):
 class Upstream:
     """An engine behind the proxy; made where a loop runs.
 
-    Args:
-        number: Its index on the router's board.
-        url: Its address, without ``/v1``.
-        first_byte_s: Seconds for which it may be silent before an answer's first byte.
-
     Attributes:
         asked: Requests that it has and has not begun to answer.
         running: Requests whose answers it has begun and not ended.

@@ -233,9 +233,6 @@ class SampledAttention:
 
     If it does not answer, does not know the session, or has no samples of it, the log says so once,
     and every block's attention is 0.
-
-    Args:
-        url: The page's; its token comes from the sidecar's note, or the environment.
     """
 
     wants_names = True

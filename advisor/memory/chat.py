@@ -282,10 +282,6 @@ class ChatSession(msgspec.Struct, weakref=True):
 
         Leading system messages replace the chat's own. A client that repeats its chat may have
         changed it: what it no longer contains is forgotten.
-
-        Args:
-            appends: Whether ``messages`` continue the chat instead of repeating it.
-            tags: The client's hints, by message number.
         """
         self.requests += 1
         digests = [digest_of(each) for each in messages]

@@ -27,11 +27,7 @@ _ODD: Final = re.compile(r"[^\w./-]")
 
 
 def summary_line(chat: ChatSession, characters: int) -> str:
-    """Return one line that names the blocks that left, newest last; empty if none did.
-
-    Args:
-        characters: Longest line; if no name fits, the line gives only their number.
-    """
+    """Return one line that names the blocks that left, newest last; empty if none did."""
     names = [block.name for block in chat.away]
     if not names:
         return ""
@@ -166,10 +162,6 @@ def scores(
 ) -> Shares:
     """Return each block's score from similarity, recency and attention, but not below its floor:
     float64 ``[blocks]``, 0 to 1.
-
-    Args:
-        about: How much each block is about the user's last message, from 0 to 1.
-        attention: How much the model attends to each, from 0 to 1.
     """
     age = np.array([chat.turn - block.turn for block in blocks], dtype=np.float64)
     worth = by.similarity * about + by.recency * np.exp2(-age / by.half_life)
@@ -200,9 +192,6 @@ def evict(
 ) -> list[Block]:
     """Let the lowest-scoring blocks leave until the prompt takes at most ``until`` tokens; return
     them.
-
-    Args:
-        about, attention: float64 ``[chat.blocks]``; see ``scores``.
     """
     worth = scores(chat, chat.blocks, about, attention, by)
     always = stays(chat, by)
@@ -220,12 +209,7 @@ def evict(
 
 
 def recall(chat: ChatSession, about: Shares, by: MemorySettings, room: int) -> list[Block]:
-    """Bring back the blocks that a message is about, as far as there is room; return them.
-
-    Args:
-        about: float64 ``[chat.blocks]``, how much each is about the user's message.
-        room: Tokens.
-    """
+    """Bring back the blocks that a message is about, as far as there is room; return them."""
     if by.mode is not Mode.KV_RESTORE:
         return []
     back: list[int] = []
@@ -302,11 +286,7 @@ class PromptChooser:
     async def choose(
         self, chat: ChatSession, new: Sequence[Block], request: ChatRequest
     ) -> PromptChoice:
-        """Bring back the blocks that the user speaks of, and let others leave until all fits.
-
-        Args:
-            new: Blocks that the request brings.
-        """
+        """Bring back the blocks that the user speaks of, and let others leave until all fits."""
         by, room = self._settings, self._room(request)
         speaks = bool(new) and new[-1].source == "user"
         found: list[Block] = []

@@ -54,11 +54,7 @@ class EnginePrompt(NamedTuple):
 
 
 class EngineAsker:
-    """Sends requests to one engine, and remembers for a while that it rejects hints.
-
-    Args:
-        plain_s: Seconds for which an engine that rejects hints gets none.
-    """
+    """Sends requests to one engine, and remembers for a while that it rejects hints."""
 
     def __init__(self, plain_s: float = _PLAIN_S) -> None:
         self._plain_s = plain_s
@@ -67,9 +63,6 @@ class EngineAsker:
     async def begin(self, engine: Upstream, call: Call, prompt: EnginePrompt) -> tuple[Reply, Form]:
         """Send a request in the first form that the engine accepts; return the answer's beginning,
         and the form.
-
-        Args:
-            call: The client's request, whose body is replaced.
 
         Raises:
             NothingAnsweredError: The engine is gone.
@@ -123,9 +116,6 @@ _TEXTS: Final = ("content", "reasoning_content", "reasoning", "refusal")
 class CompletionReader:
     """Collects the assistant's message from the first choice of a completion; malformed answers
     give none.
-
-    Args:
-        streams: Whether the answer comes as server-sent events.
     """
 
     def __init__(self, streams: bool) -> None:

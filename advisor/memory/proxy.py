@@ -115,10 +115,6 @@ def caller_salt(headers: Headers, salt: object, key: bytes | None) -> str:
     Text that comes back was computed behind other text, so an answer can depend on it; it must not
     be another caller's.
 
-    Args:
-        salt: The client's own salt.
-        key: Key of the hash; None if callers share text.
-
     Returns:
         32 hexadecimal digits; empty if the request has no API key, or ``key`` is None.
     """

@@ -48,10 +48,6 @@ class ChatFiles:
 
     The directory is scanned once, at the start, because no other process of ours writes to it.
     Files of others are left alone. Raises ConfigError.
-
-    Args:
-        directory: Created if missing.
-        most: Bytes of all files; those set aside do not count.
     """
 
     def __init__(self, directory: Path, most: int) -> None:
@@ -245,11 +241,7 @@ _OF_MESSAGE: Final = 600
 
 
 class ChatStore:
-    """Keeps the most recently used chats; each has a lock for its changes.
-
-    Args:
-        settings: Budgets, and where chats survive a restart.
-    """
+    """Keeps the most recently used chats; each has a lock for its changes."""
 
     def __init__(self, settings: ChatStoreSettings) -> None:
         self._most = settings.ram_bytes

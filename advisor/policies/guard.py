@@ -70,10 +70,6 @@ class Guard:
     def watch(self, view: View, scores: Scoring) -> None:
         """Compare hits since the last ranking, and decide which order ranks and how much may be
         kept.
-
-        Args:
-            scores: The policy's scores of any blocks, under a view's rules; higher is evicted
-                first.
         """
         tables = view.tables
         with view.lock:

@@ -257,10 +257,6 @@ class LifecyclePolicy:
     sessions. Blocks that several sessions share have a rate of their own, from how often they are
     walked. Edges and importance, by the configured weights, are a bounded factor of the rate. The
     score is ``-1000 · ln(rate)``, so that a factor of e in the rate is a thousand points.
-
-    Args:
-        weights: How much edges, importance and confidence count; may be replaced while it runs.
-        returns: Model of returns; None: one that starts from the prior that ships.
     """
 
     name: Final = "lifecycle"

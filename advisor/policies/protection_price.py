@@ -119,11 +119,7 @@ class _Arm:
 
 
 class ProtectionPrice:
-    """The cost of protection on one engine.
-
-    Args:
-        capacity: Blocks of the pool.
-    """
+    """The cost of protection on one engine."""
 
     def __init__(self, capacity: int) -> None:
         self._capacity, self._uses = capacity, SimulatedPools()

@@ -22,12 +22,7 @@ DEFAULT: Final = LifecyclePolicy.name
 
 
 def new_policy(name: str, weights: Weights | None = None) -> Policy:
-    """Make a policy that has learned nothing.
-
-    Args:
-        name: A key of ``POLICIES``.
-        weights: For policies that have some; None: the defaults.
-    """
+    """Make a policy that has learned nothing."""
     return POLICIES[name](weights)
 
 

@@ -55,10 +55,6 @@ class SimulatedHold:
 
     The rule is asked when a request arrives, and again when its turn comes: contexts are lost in a
     long queue.
-
-    Args:
-        word: Advice on room; None holds nobody.
-        bounds: Limits of holding.
     """
 
     def __init__(self, word: AdviceAt | None, bounds: HoldingBounds) -> None:

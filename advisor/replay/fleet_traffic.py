@@ -80,9 +80,6 @@ def lay_over_users(
     Users draw sessions from one shuffled pile, each the next one when the last is over; a pile that
     is used up is shuffled again, and a session played again is another session. Users begin within
     the first ``MAX_GAP_S``. Raises ReplayError.
-
-    Args:
-        seconds: The horizon: what would arrive later is left out.
     """
     if not sessions or users < 1 or seconds <= 0:
         raise ReplayError("a fleet needs at least one session, one user and some time")

@@ -148,9 +148,6 @@ class GraphOrder(EvictionOrder):
     A ranking is made at every multiple of the interval from what happened before, as live; one that
     no eviction needs is left out, which changes no result. Behind a ranking's end the engine's own
     order holds: the longest free block first.
-
-    Args:
-        sidecar: Advises this engine, and perhaps others.
     """
 
     def __init__(self, sidecar: SimulatedSidecar, planning: Planning | None = None) -> None:

@@ -34,12 +34,7 @@ from .trace import AGENTS_SERVICE, HostLink, Ints, Trace
 
 
 class PrefillQueues:
-    """Simulates when each engine is done with a prompt, and how many tokens wait at each.
-
-    Args:
-        tokens_per_s: Prompt tokens that an engine computes per second.
-        computed: Called with each choice whose prompt was computed.
-    """
+    """Simulates when each engine is done with a prompt, and how many tokens wait at each."""
 
     def __init__(self, tokens_per_s: float, computed: Callable[[Choice], None]) -> None:
         self._rate = tokens_per_s

@@ -230,9 +230,6 @@ def spread_over_ticks(at: Floats) -> Floats:
     literally, this is a burst every 3 s and silence in between, in which no ranking could know a
     request before the next nine. Times finer than a second, or at which requests do not pile up,
     stay as they are.
-
-    Args:
-        at: float64 ``[requests]``, seconds, rising.
     """
     stamps, first, count = np.unique(at, return_index=True, return_counts=True)
     if len(stamps) < _LEAST_TICKS or len(at) < 2 * len(stamps):
@@ -253,11 +250,6 @@ def infer_sessions(chains: Sequence[Sequence[int]], full: Sequence[int], num_blo
     By the rules of the live graph (``sessions.continued``), as far as a trace tells, and nothing
     continues a branch that its session left behind. A trace does not tell what runs at the same
     time.
-
-    Args:
-        chains: Block ids of each request, in order of arrival.
-        full: Full prompt blocks of each request; only they can be extended.
-        num_blocks: Distinct block ids.
     """
     owner = np.full(num_blocks, NO_ROW, dtype=np.int32)
     left = np.zeros(num_blocks, dtype=np.bool_)  # behind by its session

@@ -135,11 +135,6 @@ class Instance:
 
     A cached block behind a gap in its chain is not matched; it is computed again in its own place
     (vLLM would hold it twice for a while).
-
-    Args:
-        capacity: Blocks of the pool.
-        order: Decides which free cached block goes.
-        host: The tier below, if there is one.
     """
 
     def __init__(
@@ -217,10 +212,6 @@ class Instance:
     def finish(self, request: int, chain: Sequence[int], now: float) -> None:
         """End a request and free the blocks of its chain that no other request holds, the last
         first.
-
-        Args:
-            chain: Numbers of the blocks of prompt and answer, from the first on.
-            now: Seconds since the trace began.
         """
         self._order.finished(request, now)
         self.blank += self._unhashed.pop(request)

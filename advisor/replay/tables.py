@@ -60,11 +60,7 @@ def hit_table(
     processes: int = 2,
     progress: Callable[[int, int], None] = lambda done, cells: None,
 ) -> HitTable:
-    """Run every arm at every capacity, in ``processes`` processes (1: in this one).
-
-    Args:
-        progress: Called with the number of cells that are done.
-    """
+    """Run every arm at every capacity, in ``processes`` processes (1: in this one)."""
     began = time.perf_counter()
     # Graph policies take the longest: start with them, so that no process ends alone with one.
     cells = sorted(itertools.product(arms, capacities), key=lambda cell: not _is_slow(cell[0]))

@@ -167,10 +167,6 @@ class WindowPlay:
     Scores are as of now, since nobody keeps what blocks were like at each request: so what is found
     tells two weightings apart, and is not what a pool would have found then.
 
-    Args:
-        window: Requests, the oldest first.
-        capacity: Blocks of the pool.
-
     Attributes:
         keys: uint64 ``[n]``: the blocks that are asked for, each once; ``scores`` belong to them.
         asked: Blocks that are asked for, in all.

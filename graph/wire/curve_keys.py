@@ -50,11 +50,7 @@ class EngineKeys(NamedTuple):
 
 
 class SidecarKeys:
-    """A sidecar's key pair and the folder of the engines that may connect.
-
-    Args:
-        public, secret: Z85, 40 characters each.
-    """
+    """A sidecar's key pair and the folder of the engines that may connect."""
 
     def __init__(self, public: bytes, secret: bytes, engines: Path) -> None:
         self.engines = engines

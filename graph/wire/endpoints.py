@@ -32,11 +32,7 @@ def is_ipv6(endpoint: str) -> bool:
 
 
 def check_endpoint(endpoint: str, *, any_host: bool = False, connects: bool = False) -> str:
-    """Return ``endpoint`` if it is well formed and local (unless ``any_host``); raises ValueError.
-
-    Args:
-        connects: Whether a socket connects to it, for which port 0 is not allowed.
-    """
+    """Return ``endpoint`` if well formed and local (unless ``any_host``); raises ValueError."""
     if endpoint.startswith("ipc://"):
         return _check_ipc(endpoint)
     host, port = _tcp_parts(endpoint)

@@ -160,12 +160,7 @@ class Survivors(NamedTuple):
 def survivors(
     table: TokenTable, budgets: Sequence[int], protected: int, ranker: Ranker
 ) -> Survivors | None:
-    """The slots to keep; None if no row exceeds its budget.
-
-    Args:
-        budgets: Tokens that each row may keep; at least ``protected``.
-        protected: How many of the newest slots are kept in any case.
-    """
+    """The slots to keep; None if no row exceeds its budget."""
     over = [held > allowed for held, allowed in zip(table.valid, budgets, strict=True)]
     if not any(over):
         return None

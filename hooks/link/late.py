@@ -72,9 +72,6 @@ class RecentPrompts:
 
     A graph knows by keys at which block two prompts part. How far into that block they agree, only
     the engine can tell, while it has both prompts; nothing of them leaves it but that number.
-
-    Args:
-        block_size: Tokens.
     """
 
     def __init__(self, block_size: int) -> None:
@@ -126,11 +123,7 @@ def _along(block: Sequence[int], other: Sequence[int]) -> int:
 
 
 class LatePrompt:
-    """A prompt that is compared with recent ones when its start is sent.
-
-    Args:
-        missing: The first block that was not found.
-    """
+    """A prompt that is compared with recent ones when its start is sent."""
 
     __slots__ = ("_missing", "_recent", "_tokens")
 
@@ -187,10 +180,6 @@ class SaltedContents:
     """Digests requests' contents apart from their salts, from the first salted request on.
 
     An engine whose callers use no salts pays nothing.
-
-    Args:
-        mailbox: Has the sidecar's key.
-        block_size: Tokens.
     """
 
     def __init__(self, mailbox: Mailbox, block_size: int) -> None:

@@ -61,11 +61,6 @@ class Mailbox:
 
     One thread puts in, any thread reads: a reader reads one attribute and one clock.
 
-    Args:
-        max_stale_s: How long a ranking is acted on, in seconds.
-        protect_stale_s: How long what it protects is kept, in seconds.
-        clock: Monotonic seconds.
-
     Attributes:
         finds: Finds a ranking's blocks when it arrives; None: whoever applies it does.
         max_stale_s: As given.

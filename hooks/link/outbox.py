@@ -61,10 +61,6 @@ class Outbox:
     """A bounded queue of events, sent in numbered batches.
 
     Engine threads call ``emit``; all else is called by the sending thread.
-
-    Args:
-        limit: Entries that may wait: events, or ``Later`` ones.
-        batch_limit: Events per batch.
     """
 
     def __init__(self, limit: int, batch_limit: int) -> None:

@@ -90,11 +90,7 @@ _BARE: Final = re.compile(r"[^\s,;]")
 
 
 class CallShape:
-    """Finds a tool's name between the texts that surround names.
-
-    Args:
-        before, after: Those texts; white space may differ.
-    """
+    """Finds a tool's name between the texts that surround names."""
 
     def __init__(self, before: str, after: str) -> None:
         ends = r"\s" if after.isspace() else r"\s*" + _loosely(after)
@@ -170,10 +166,6 @@ class AnswerReader:
 
     Only the answer's own tokens are read: marks in a prompt mean nothing, nor does a call that is
     quoted in the middle of an answer.
-
-    Args:
-        marks: The answering model's.
-        decode: Decodes tokens to text, special ones included.
     """
 
     def __init__(self, marks: EndMarks, decode: Callable[[Sequence[int]], str]) -> None:

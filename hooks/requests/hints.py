@@ -61,9 +61,6 @@ def translate_hints(request: Any) -> dict[str, Any]:
     Read are Continuum's ``extra_args``, cache directives, and the actions ``kv.retain`` and
     ``kv.evict``. Values are passed on unchecked: ``HintReader`` checks them as it does a caller's
     own. Returns an empty mapping for a request without any.
-
-    Args:
-        request: vLLM's, with ``sampling_params`` and ``kv_transfer_params``.
     """
     sampling = getattr(request, "sampling_params", None)
     extra = getattr(sampling, "extra_args", None) or {}

@@ -202,12 +202,7 @@ Messages = Sequence[Mapping[str, Any]]
 
 
 class LayerMarker:
-    """Marks a rendered conversation's layers, telling the template's borders from typed ones.
-
-    Args:
-        table: The model's borders.
-        tokenizer: vLLM's.
-    """
+    """Marks a rendered conversation's layers, telling the template's borders from typed ones."""
 
     def __init__(self, table: BorderTable, tokenizer: Any) -> None:
         self._table = table
@@ -222,13 +217,7 @@ class LayerMarker:
     def runs(
         self, tokens: Sequence[int], text: str | None, messages: Messages, extras: Any = None
     ) -> list[Run]:
-        """Return the layers of a prompt.
-
-        Args:
-            text: The text that was tokenized; None if there was none.
-            messages: The rendered messages, in order.
-            extras: Other arguments of the template, such as tools.
-        """
+        """Return the layers of a prompt."""
         try:
             runs = self._marked(tokens, text, messages, extras)
         except TooDeepError:
@@ -431,13 +420,7 @@ def _texts(content: Any, depth: int = 0) -> Iterator[str]:
 
 
 class MessagePlaces:
-    """Finds messages in one prompt.
-
-    Args:
-        tokens: The prompt's.
-        text: The text that was tokenized; None if only the tokens are known.
-        tokenizer: vLLM's.
-    """
+    """Finds messages in one prompt."""
 
     def __init__(self, tokens: Sequence[int], text: str | None, tokenizer: Any) -> None:
         self._tokens = tokens

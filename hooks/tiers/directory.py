@@ -70,9 +70,6 @@ class CopyDirectory:
         voided: What was given up or completed, until the workers are told.
         told: Called with the hashes of blocks that have copies from now on.
         holds_twice: Tells whether any copy is of a block that is in use in the pool.
-
-    Args:
-        plain: Give up the least recently used copy first, whatever the graph knows of it.
     """
 
     def __init__(self, warm_capacity: int = 0, cold_capacity: int = 0, plain: bool = False) -> None:

@@ -150,11 +150,7 @@ class _Open:
 
 
 class JobBook:
-    """Tracks jobs until all workers have answered.
-
-    Args:
-        workers: Answers that a job needs.
-    """
+    """Tracks jobs until all workers have answered."""
 
     def __init__(self, workers: int) -> None:
         self._workers = workers
@@ -219,11 +215,7 @@ class JobBook:
 
 
 class Answers:
-    """Collects a worker's answers, from any of its threads, until the engine's thread takes them.
-
-    Args:
-        start: The worker's capacities; reported once.
-    """
+    """Collects a worker's answers, from any thread, until the engine's thread takes them."""
 
     def __init__(self, start: WorkerStart) -> None:
         self._lock = threading.Lock()

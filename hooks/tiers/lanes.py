@@ -381,11 +381,6 @@ class TransferLane:
 
     Orders go to the device at once, so that it passes from one move to the next; only then is the
     oldest waited for, asleep.
-
-    Args:
-        name: The thread's name.
-        device: The device of the engine's memory.
-        first: Whether the device should prefer these moves to those of other lanes.
     """
 
     def __init__(self, name: str, device: torch.device, first: bool = False) -> None:

@@ -21,11 +21,7 @@ _AT_ONCE: Final = 64  # copies; chosen
 
 
 class DiskWrites:
-    """Begins writes to the workers' disks, and handles their ends.
-
-    Args:
-        ledger: Where copies are recorded.
-    """
+    """Begins writes to the workers' disks, and handles their ends."""
 
     def __init__(self, ledger: TierLedger) -> None:
         self._ledger = ledger
@@ -188,10 +184,6 @@ class TierLedger:
     def make_room(self, count: int, first: Iterable[bytes]) -> int:
         """Return how many copies of ``count`` can be begun now; gives up or demotes others for
         them.
-
-        Args:
-            count: Copies wanted.
-            first: Hashes in the order in which copies go; after them, the least recently used.
         """
         directory = self.directory
         missing = count - directory.room

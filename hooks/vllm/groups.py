@@ -57,11 +57,7 @@ class ObservedGroup:
         return hashes[scale - 1 : tokens // self.hash_block_size : scale]
 
     def computed(self, request: Request, exact: int | None) -> Sequence[bytes]:
-        """The hashes of the full blocks whose KV a request that ended left.
-
-        Args:
-            exact: How many of its tokens, from the first on, are exact; None: all.
-        """
+        """The hashes of the full blocks whose KV a request that ended left."""
         tokens = min(request.num_computed_tokens, request.num_tokens - 1)
         return self.hashes(request, tokens if exact is None else min(tokens, exact))
 
@@ -97,11 +93,6 @@ class OtherGroups:
 
     vLLM matches a prefix only where every group can go on: one of full attention needs all blocks
     before it, one of a sliding window the last ones, one of states the last one.
-
-    Args:
-        kv_cache: The engine's groups.
-        pool: The live block pool.
-        observed: The group whose blocks are reported.
 
     Attributes:
         named: All groups, as the hello names them.

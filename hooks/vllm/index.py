@@ -209,12 +209,7 @@ class BlockIndex:
         self._freed_at[np.fromiter(block_ids, np.int64, len(block_ids))] = self._clock()
 
     def remember(self, keys: Sequence[int], block_ids: Sequence[int]) -> None:
-        """Note a chain of cached blocks that is freed now.
-
-        Args:
-            keys: Of the chain's blocks, from its start.
-            block_ids: As many, or more.
-        """
+        """Note a chain of cached blocks that is freed now."""
         self.late.add(lambda: self.cached(keys, block_ids))
         self.freed(block_ids[: len(keys)])
 
@@ -249,10 +244,6 @@ class BlockIndex:
     ) -> FoundBlocks:
         """The free blocks that hold ``keys`` and that no request gave back after ``since``; checked
         as in ``find``.
-
-        Args:
-            at: Numbers of the blocks that held these keys a moment ago, if they are known.
-            but: Which blocks of the pool are not wanted.
         """
         ids = self.holders(keys) if at is None else at
         unused = (self._freed_at[ids] <= since) & (ids != NOBODY)
@@ -270,12 +261,7 @@ class BlockIndex:
         return list(map(self._pool.blocks.__getitem__, ids.tolist()))
 
     def freed_without_a_word(self, hashes: Sequence[bytes]) -> None:
-        """Note that a chain was freed, of which nobody told which blocks hold it.
-
-        Args:
-            hashes: Of the chain's blocks, from its start, as the prefix cache keeps them: with the
-                group's id.
-        """
+        """Note that a chain was freed, of which nobody told which blocks hold it."""
         held = map(self._pool.cached_block_hash_to_block.get_one_block, hashes)
         self.freed([block.block_id for block in held if block is not None])
 
@@ -288,10 +274,6 @@ class BlockIndex:
 
         vLLM keeps duplicates of a block that two requests computed at the same time, and reports
         a removal for each: the key is gone only when none is left.
-
-        Args:
-            hashes: As the prefix cache keeps them: with the group's id.
-            keys: Those of ``hashes``.
         """
         further = self._further
         if self._hears_all and (not further or further.keys().isdisjoint(keys)):

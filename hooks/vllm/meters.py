@@ -26,10 +26,6 @@ class UrgentFlush:
     next victims should be chosen with these blocks known. It is also when the last running request
     ends after as much: the next request may come at once, and should find advice that knows how
     this one ended.
-
-    Args:
-        pool_blocks: Blocks of the pool.
-        tell: Has what is queued sent now; must not wait.
     """
 
     def __init__(self, pool_blocks: int, tell: Callable[[], None]) -> None:
@@ -94,13 +90,7 @@ class PrefillMeter:
         return lambda: replace(pressure(), prefill_tokens_per_s=round(self.tokens_per_s, 1))
 
     def stepped(self, tokens: int, running: dict[str, Any], now: float) -> None:
-        """Note that a step was scheduled.
-
-        Args:
-            tokens: Of the step.
-            running: Requests that go on or began in it, by their ids, the newest last.
-            now: Seconds.
-        """
+        """Note that a step was scheduled."""
         known, computed = self._tokens, self._tokens[0]
         if self._witness not in running:  # all may have ended since: it may have been idle
             known.extend(self._nothing)

@@ -82,7 +82,7 @@ class LateChanges:
     def events(self) -> list[AnyEvent]:
         """Take what is told of the changes; they are in the index from then on.
 
-        Raises Exception.
+        Raises what stopped them.
         """
         self._reporter.catch_up()  # in their order, also where older ones are never told
         events, self._events = self._events or [], []
@@ -200,10 +200,6 @@ def resident_keys(pool: BlockPool, suffix: bytes) -> bytes:
 
     Reads the pool's list of blocks, which never changes, in slices, so that the engine's thread can
     run in between.
-
-    Args:
-        pool: The live block pool.
-        suffix: The ending of the group's keys in the prefix cache.
     """
     hashes: set[bytes] = set()
     for start in range(0, len(pool.blocks), _SLICE):
@@ -454,13 +450,7 @@ def _hashes_for_later(request: Request) -> Sequence[bytes]:
 
 
 class ChangeFeed:
-    """Hands a pool's changes to those who follow them.
-
-    Args:
-        tap: Notes them.
-        observer: Reports them.
-        demand: Learns what was computed.
-    """
+    """Hands a pool's changes to those who follow them."""
 
     def __init__(self, tap: PoolTap, observer: EngineObserver, demand: PromptDemand) -> None:
         self._tap = tap

@@ -100,9 +100,6 @@ def attach(config: VllmConfig, chat_template: str | None = None) -> None:
     An engine without a connector gets ours, after vLLM has resolved and checked the configuration,
     because those checks are about connectors that move KV. The user's own connector stays as it is,
     and is observed where the scheduler makes it (``beside.py``).
-
-    Args:
-        chat_template: The one that a server was given in place of the model's.
     """
     from .api.learning import (
         engine_borders,  # not above: switched off, nothing is loaded

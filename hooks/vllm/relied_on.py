@@ -474,9 +474,6 @@ def unknown_places(package: Path) -> list[str]:
     """Places of a vLLM's sources that read ``SET`` and were not looked at, sorted.
 
     Whoever reads the value may ask about it under any name, so a function counts that mentions it.
-
-    Args:
-        package: The folder ``vllm``.
     """
     return sorted(set(_places(package)) - KNOWN)
 

@@ -36,10 +36,6 @@ class PackedHashes(Sequence[bytes]):
 
     One object, however many they are: as many objects of Python's would each have to be made, kept
     and looked through by its garbage collector in an engine's step.
-
-    Args:
-        data: The hashes.
-        width: Bytes of each.
     """
 
     __slots__ = ("_data", "_width")

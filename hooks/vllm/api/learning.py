@@ -57,10 +57,6 @@ ASKED: Final[Message] = {"role": "user", "content": "Zqquestion"}
 class Probes:
     """Renders test conversations as the API process will render real ones; raises Exception.
 
-    Args:
-        config: The engine's.
-        chat_template: The server's own template; None for the model's.
-
     Attributes:
         special: Special tokens, which stay the same whatever is beside them.
         text: Decodes tokens, special ones included.

@@ -201,10 +201,6 @@ class RefuseWhoWaits:
     ``Retry-After`` is the same number of seconds. Status and headers are kept back until the body
     begins; until then the request can still be refused. vLLM sees a refused request as one whose
     client disconnected.
-
-    Args:
-        app: vLLM's application, with all other middleware.
-        waiting: Knows which requests are held; by default, asks the sidecar.
     """
 
     def __init__(self, app: App, waiting: WaitingRequests | None = None) -> None:

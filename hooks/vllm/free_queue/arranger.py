@@ -34,12 +34,7 @@ if TYPE_CHECKING:
 
 
 class BlankBlocks:
-    """Counts the blank blocks at the queue's head, as far as two steps can take.
-
-    Args:
-        pool: The live block pool.
-        blocks_per_step: The most blocks that one engine step can allocate.
-    """
+    """Counts the blank blocks at the queue's head, as far as two steps can take."""
 
     def __init__(self, pool: BlockPool, blocks_per_step: int) -> None:
         self._pool = pool
@@ -175,13 +170,7 @@ class FreeQueueArranger:
         return self._protection.evicted_protected
 
     def expect(self, decoding: int, prompts: int, loads: int = 0) -> bool:
-        """Note what the next step can take; returns whether to arrange the queue for it first.
-
-        Args:
-            decoding: Blocks that requests may need to go on.
-            prompts: Blocks that prompts may need besides.
-            loads: Those of them that loads fill, all at once.
-        """
+        """Note what the next step can take; returns whether to arrange the queue for it first."""
         return self._window.expect(decoding, prompts, loads)
 
     def stated(self, keys: Sequence[int], is_over: bool) -> None:

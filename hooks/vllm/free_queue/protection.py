@@ -42,11 +42,6 @@ _Said = tuple[float, float]  # when a caller stated it, and when that request wa
 class ProtectedKeys:
     """The keys that are protected, and how precious each is.
 
-    Args:
-        blocks: Number of blocks in the pool.
-        stale_s: Seconds for which a caller's statement counts if no sidecar knows of it.
-        clock: Monotonic seconds, the clock that rankings are dated in.
-
     Attributes:
         evicted_protected: Protected blocks that the engine evicted since its start.
         stated_count: Grows whenever callers' statements change.
@@ -215,11 +210,6 @@ class HeadGuard:
     If no other block is free, the least precious are laid at the head; a block that becomes free
     then goes before them.
 
-    Args:
-        pool: The live block pool.
-        window: Knows the most blocks that the next step can take.
-        protection: The keys that are protected; whoever changes them says so (``forget_head``).
-
     Attributes:
         moved: Blocks moved since the engine's start.
         relaid: Told the numbers of blocks that were moved to the back.
@@ -319,9 +309,6 @@ class HeadGuard:
         """The protected blocks near the head, and the others there: as many as two steps can take.
 
         There can be several protected blocks per key: duplicates, and one in each group of layers.
-
-        Args:
-            most: Blocks to look at; None: until there are so many others.
         """
         step = self.reach
         protected: list[KVCacheBlock] = []

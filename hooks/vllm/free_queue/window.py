@@ -28,9 +28,6 @@ class Victims:
     somebody moved it: whoever does that says so (``forget``). All work is done on many at once: a
     step of 16k tokens takes a thousand.
 
-    Args:
-        pool_blocks: Blocks of the pool.
-
     Attributes:
         blocks: In their order.
         followed: bool ``[pool_blocks]``, by number: which blocks are among them.
@@ -123,10 +120,6 @@ def move_behind(place: KVCacheBlock, blocks: Sequence[KVCacheBlock]) -> int:
     The queue links its blocks in both directions and counts them. Blocks that follow one another
     already are moved as one, and those that stand there already are left alone. The count stays
     right wherever this ends, and only what is being moved is outside the queue meanwhile.
-
-    Args:
-        place: A block of the queue, or its fake head; none of ``blocks``.
-        blocks: Each once.
     """
     if not blocks:
         return 0

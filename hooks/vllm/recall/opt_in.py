@@ -46,9 +46,6 @@ class OwnBranches:
     vLLM hashes a block's tokens together with the hash before it. Once one hash follows from a
     nonce, so do all after it, those of future blocks included: only a request whose hashes are
     rewritten alike finds them.
-
-    Args:
-        block_size: Tokens per block.
     """
 
     def __init__(self, block_size: int) -> None:
@@ -107,13 +104,7 @@ class OwnBranches:
 
 
 class OptIn:
-    """Remembers for each running request whether it opted in, and whose text it may use.
-
-    Args:
-        everybody: Whether a request that does not ask opts in.
-        meaning: Reads a request's hints.
-        shared: Whether requests without tenant and cache salt may use one another's text.
-    """
+    """Remembers for each running request whether it opted in, and whose text it may use."""
 
     def __init__(
         self, everybody: bool, meaning: Callable[[Request], CheckedHints], shared: bool = False

@@ -40,9 +40,6 @@ class OwnText:
     Each generation has its own domain, so that one lookup checks both owner and generation. Spliced
     tokens are not indexed: their source is, and keys are rotated only once.
 
-    Args:
-        most_generations: See ``SpliceLimits``.
-
     Attributes:
         enters: Whether anything is indexed at all.
     """
@@ -90,13 +87,7 @@ class OwnText:
         return self._reads.get(request_id)
 
     def keep(self, request: Request, hashes: Sequence[bytes], tokens: Tokens, exact: int) -> None:
-        """Index what a request computed after its exact blocks.
-
-        Args:
-            hashes: Of all its whole blocks.
-            tokens: The tokens of these.
-            exact: How many of these blocks are exact.
-        """
+        """Index what a request computed after its exact blocks."""
         read, owner = self._reads.get(request.request_id), self._opt_in.owner(request)
         if exact == len(hashes) or read is None or owner is None or read.generation >= self._most:
             return

@@ -74,11 +74,6 @@ class SplicePlans:
     ) -> SplicePlan:
         """Return what can be spliced after the exact part; vLLM asks in every step while the
         request waits.
-
-        Args:
-            domains: Returns the domains whose text the request may use.
-            first: Blocks that the pool holds.
-            exact: Tokens after those that exact copies bring.
         """
         loaded, known = exact // self._group.block_size, self._plans.get(request.request_id)
         if known is None or (known.first, known.loaded) != (first, loaded) or self._is_old(known):

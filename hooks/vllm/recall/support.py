@@ -36,10 +36,6 @@ def model_identity(model: ModelConfig, max_model_len: int | None) -> str:
     """Return a digest of all that a calibration depends on: the weights, and how keys are rotated.
 
     Raises RopeError or StorageError.
-
-    Args:
-        model: vLLM's model configuration.
-        max_model_len: The longest sequence that will be served.
     """
     rope = rope_from_config(model.hf_config, max_model_len)
     return identity_of(weights_of(model), (rope.inv_freq.tolist(), rope.start, rope.pairing.value))

@@ -80,12 +80,7 @@ def attended(cache: PagedKv, queries: Sequence[LayerQuery], blocks: Tensor, toke
 
 
 class BlockEmbedder:
-    """Embeds blocks: a block's mean key in the middle layer, minus the mean over many blocks.
-
-    Args:
-        cache: The engine's cache.
-        rope: How the model rotates keys; None if it does not.
-    """
+    """Embeds blocks: a block's mean key in the middle layer, minus the mean over many blocks."""
 
     def __init__(self, cache: PagedKv, rope: Rope | None) -> None:
         self._cache = cache
@@ -144,11 +139,7 @@ class BlockEmbedder:
 
 
 class ReadBack:
-    """Copies tensors to host memory asynchronously.
-
-    Args:
-        tensors: All on one GPU, or in host memory, where they have arrived at once.
-    """
+    """Copies tensors to host memory asynchronously."""
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         self._tensors = tuple(tensor.to("cpu", non_blocking=True) for tensor in tensors)
@@ -247,12 +238,7 @@ class PendingMeasures(NamedTuple):
 
 
 class StepMeasurer:
-    """Measures sampled steps of one engine, without waiting for the GPU.
-
-    Args:
-        cache: The engine's paged memory.
-        rope: How keys are rotated; None if they are not.
-    """
+    """Measures sampled steps of one engine, without waiting for the GPU."""
 
     def __init__(self, cache: PagedKv, rope: Rope | None) -> None:
         self._cache, self._embedder = cache, BlockEmbedder(cache, rope)
@@ -273,12 +259,7 @@ class StepMeasurer:
     def begin(
         self, names: Sequence[str], logits: Tensor, row: int, sampled: SampledRequest
     ) -> PendingMeasures:
-        """Queue the confidence of ``row`` and the rows after it, and the attention of ``row``.
-
-        Args:
-            names: Request ids, by row.
-            logits: [rows, vocabulary].
-        """
+        """Queue the confidence of ``row`` and the rows after it, and the attention of ``row``."""
         spans = _from(row, len(names))
         values = [confidence_scores(self._cache, logits, spans), *self._seen(names[row], sampled)]
         return PendingMeasures([name for span in spans for name in names[span]], ReadBack(values))

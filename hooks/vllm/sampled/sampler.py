@@ -138,10 +138,6 @@ class StepTimes:
     """Times decode-only steps, from one step's start to the next one's.
 
     A step counts if the next one decodes as many requests: then the engine was busy in between.
-
-    Args:
-        clock: Monotonic seconds.
-        sizes: Batch sizes with captured CUDA graphs, ascending; other batches are padded to them.
     """
 
     def __init__(self, clock: Callable[[], float], sizes: Sequence[int]) -> None:
@@ -246,14 +242,6 @@ class StepSampler:
     """Patches a runner's sampler and attention layers on sampled steps.
 
     The first failure ends sampling for good, with one log line; the engine goes on.
-
-    Args:
-        runner: The model runner to sample.
-        measuring: Measures its steps.
-        layers: Layers that may be sampled.
-        budget: Decides when to sample, and how many layers.
-        cpu: CPU seconds that this process has used.
-        times: Measures the cost of samples on a GPU; None if samples cost CPU time.
 
     Attributes:
         budget: The given one; it counts what samples cost.
