@@ -117,7 +117,6 @@ def new_graph(config: Config, clock: Callable[[], float]) -> KVCacheGraph:
 def _open_sockets(
     config: Config, token: str, opened: ExitStack, clock: Callable[[], float]
 ) -> tuple[EngineListener, list[KvEventSource]]:
-    """The socket that engines connect to, and the sources of watched engines."""
     folder = config.sidecar.keys
     keys = load_sidecar_keys(folder, zmq.curve_public) if folder else None
     front = EngineListener(

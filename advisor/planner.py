@@ -312,7 +312,6 @@ class GraphEvictionAdvisor:
 
 
 def _note(graph: KVCacheGraph, engine: str, ranking: EvictionRanking, log: RateLimitedLog) -> None:
-    """Tell the log of evictions by which ranking an engine evicts from now on."""
     column = graph.tables.engines.get(engine)
     if column is None:
         return

@@ -51,7 +51,6 @@ _STOPS = {
 
 
 def why_linked(tables: Tables, edge: Edge) -> str:
-    """Why an edge exists, and what its weight counts."""
     match edge.kind:
         case EdgeType.TEMPORAL:
             return "the one follows the other in a prompt or an answer"
@@ -204,7 +203,6 @@ def subgraph(tables: Tables, row: int, hops: int, limit: int) -> dict[str, Any]:
 
 
 def edge_link(tables: Tables, edge: Edge) -> dict[str, Any]:
-    """One edge in node-link form."""
     return {
         "source": _source(tables, edge),
         "target": _target(tables, edge),

@@ -39,7 +39,6 @@ class SocketDirectory:
         _remove_deserted(self.path.parent)
 
     def close(self) -> None:
-        """Remove the directory."""
         shutil.rmtree(self.path, ignore_errors=True)
         if self._key is not None:
             os.close(self._key)

@@ -94,7 +94,6 @@ class Arena:
 
     @property
     def committed_bytes(self) -> int:
-        """Bytes taken from the machine now."""
         return int(self._committed.sum()) * self.per_slab * self.record_bytes
 
     def can_allocate(self, count: int) -> bool:

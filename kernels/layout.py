@@ -210,7 +210,6 @@ def _cell(key: Plane, value: Plane) -> int:
 
 
 def _compact(strides: list[int], axes: Sequence[tuple[int, int]], unit: int) -> list[int]:
-    """Packed strides for the axes, in the order of their present strides."""
     packed, step = [0] * len(axes), unit
     # An axis of extent 1 may carry any stride; by extent first, it sorts behind its equals.
     for i in sorted(range(len(axes)), key=lambda i: (strides[i], axes[i][0])):

@@ -101,7 +101,6 @@ class Body:
         yield self.data
 
     def release(self) -> None:
-        """Drop the body: its answer has begun."""
         self.data = b""
 
 
@@ -257,7 +256,6 @@ class Callers:
     def _session(
         self, prompt: Prompt, fields: Mapping[str, Any], headers: Headers, named: str | None
     ) -> tuple[str, str]:
-        """Return a prompt's session, and its name for the engine."""
         scope = prompt.scope
         found = _Name(named, named) if named else _explicit(fields, headers)
         if found is None and self._harnesses:

@@ -158,7 +158,6 @@ class HealthWatch:
         self.by_metrics, self.by_sidecars = HashingWatch(board), HashingWatch(board)
 
     async def check(self, upstream: Upstream) -> None:
-        """Check one engine and update the board."""
         number = upstream.number
         try:
             well = (await upstream.ask("/health", TIMEOUT_S)).status == _OK
@@ -308,12 +307,10 @@ class EngineRoster:
 
     @property
     def shown(self) -> list[Upstream]:
-        """Return engines that are listed, or still answer requests."""
         return [each for each in self.upstreams if self._counts(each)]
 
     @property
     def watched(self) -> set[int]:
-        """Return the numbers of the engines that are checked."""
         return set(self._watched)
 
     @property
@@ -323,7 +320,6 @@ class EngineRoster:
         return any(not drains[n] and n not in refused for n in range(len(self._board)))
 
     def why_none(self) -> str:
-        """Say why no engine takes requests."""
         listed = [each.number for each in self.shown]
         draining = [each for each in listed if self._board.draining[each]]
         refused = [each for each in listed if each in self._health.refused and each not in draining]
@@ -370,7 +366,6 @@ class EngineRoster:
         self._watch_listed()
 
     async def close(self) -> None:
-        """Stop the checks and close all connections."""
         watching = list(self._watched.values())
         for task in watching:
             task.cancel()

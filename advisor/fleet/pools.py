@@ -129,7 +129,6 @@ class PoolShadows:
 
 
 def _numbers(bits: int) -> Iterator[int]:
-    """Return the numbers of the bits that are set."""
     while bits:
         yield (bits & -bits).bit_length() - 1
         bits &= bits - 1

@@ -101,13 +101,11 @@ class FleetProxy:
         self._asking: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Start watching engines and sidecars."""
         await self.engines.start()
         if self.residency is not None:
             self._asking = asyncio.create_task(self.residency.watch())
 
     async def close(self) -> None:
-        """Stop watching, and close all connections."""
         await self.engines.close()
         if self._asking is not None:
             self._asking.cancel()
@@ -196,7 +194,6 @@ class FleetProxy:
         return f"engines dropped this request one after the other: {error}"
 
     def finished(self, asked: ParsedRequest) -> None:
-        """Note that a request was answered to its end."""
         if asked.turn is not None and asked.turn.ends:
             self.router.homes.forget(asked.turn.session)
 
@@ -210,7 +207,6 @@ class FleetProxy:
         return self._place(asked, refused_by)
 
     def _place(self, asked: ParsedRequest, refused_by: frozenset[int]) -> Placed:
-        """Choose an engine, and note what is sent there."""
         start = time.perf_counter()
         turn, now = asked.turn, time.monotonic()
         if turn is None:

@@ -59,12 +59,10 @@ class FleetRequestRouter(RequestRouter):  # type: ignore[misc]
     def on_request_routed(
         self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any
     ) -> None:
-        """Note which replica a request went to."""
         request = pending_request.metadata.internal_request_id
         self.choice.routed(request, replica_id.unique_id, time.monotonic())
 
     def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
-        """Note that a request was answered, or failed."""
         self.choice.completed(internal_request_id)
 
     def _ranked(self, pending: PendingRequest, names: list[str]) -> list[str]:

@@ -107,9 +107,7 @@ class RelayedProxy(Protocol[Known]):
         """Say why ``begin`` got no answer."""
         ...
 
-    def finished(self, asked: ParsedRequest) -> None:
-        """Note that a request was answered to its end."""
-        ...
+    def finished(self, asked: ParsedRequest) -> None: ...
 
 
 class Relay(Generic[Known]):
@@ -227,7 +225,6 @@ def served_app(
 
 
 def json_response(answer: Any, status: int = 200) -> Response:
-    """Return an answer in JSON."""
     return Response(orjson.dumps(answer), status, media_type="application/json")
 
 

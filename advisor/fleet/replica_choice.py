@@ -91,7 +91,6 @@ class ReplicaChoice:
             self.router.computed(self._running.popitem(last=False)[1])
 
     def completed(self, request: str) -> None:
-        """Note that a request was answered, or failed."""
         if (choice := self._running.pop(request, None)) is not None:
             self.router.computed(choice)
 

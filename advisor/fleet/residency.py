@@ -155,7 +155,6 @@ class ResidencyView:
         return self._clock() - self._answered_at.get(sidecar, self._began)
 
     async def poll(self) -> None:
-        """Poll all sidecars once, concurrently."""
         held: dict[str, list[HeldContext]] = {}
         sidecars = self._sidecars()
         self._forget_others({each.http: self.silent.get(each.http) for each in sidecars})

@@ -89,7 +89,6 @@ class Homes:
             self._join(session, before)
 
     def forget(self, session: Hashable) -> None:
-        """Forget a session that has ended."""
         if (home := self._live.pop(session, None)) is not None:
             self._count(home, -1)
         else:
@@ -215,7 +214,6 @@ class FleetRouter:
         return choice
 
     def take(self, choice: Choice, wanted: RoutingRequest, now: float) -> None:
-        """Note that a request was sent to its choice, and waits there."""
         self.counts[choice.reason] += 1
         self.board.waiting[choice.engine] += choice.tokens
         self.board.ask(choice.engine, wanted.tokens)

@@ -260,7 +260,6 @@ class Upstream:
             each.cancel()
 
     async def close(self) -> None:
-        """Close its connections."""
         await self._session.close()
 
     async def _begin(self, call: Call) -> Reply:

@@ -53,9 +53,7 @@ class Similarity(Protocol):
         """
         ...
 
-    async def close(self) -> None:
-        """Close connections."""
-        ...
+    async def close(self) -> None: ...
 
 
 async def relevance_of(similarity: Similarity, said: str, blocks: Sequence[Block]) -> Shares:

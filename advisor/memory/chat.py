@@ -61,7 +61,6 @@ class Block(msgspec.Struct):
 
     @property
     def calls(self) -> bool:
-        """Whether tools' results belong to it."""
         return bool(self.messages and self.messages[0].get("tool_calls"))
 
 
@@ -111,7 +110,6 @@ def without_thoughts(message: Message) -> Message:
 
 
 def called(call: Mapping[str, Any]) -> Sequence[str]:
-    """Return the name of a called tool, and its arguments."""
     function = call.get("function")
     function = function if isinstance(function, dict) else {}
     return str(function.get("name") or ""), str(function.get("arguments") or "")
@@ -236,7 +234,6 @@ class ChatSession(msgspec.Struct, weakref=True):
 
     @property
     def versions(self) -> list[ChatSession]:
-        """The chat, and its other version if there is one."""
         return [self] if self.other is None else [self, self.other]
 
     def version_for(self, messages: Sequence[Message]) -> tuple[ChatSession, ChatSession]:

@@ -60,7 +60,6 @@ def _plain(name: str) -> str:
 
 
 def _escaped(odd: re.Match[str]) -> str:
-    """Escape as in a URL."""
     return "".join(f"%{byte:02X}" for byte in odd[0].encode(errors="replace"))
 
 
@@ -85,7 +84,6 @@ class TokenCounter:
         self._asks_from = 0.0
 
     async def count(self, model: object, blocks: Sequence[Block]) -> None:
-        """Count the blocks that are not counted yet."""
         new = [block for block in blocks if not block.tokens and block.messages]
         try:
             async with asyncio.timeout(self._most_s):
@@ -314,7 +312,6 @@ class PromptChooser:
             self._counts.note(chat, len(gone), 0)
 
     async def close(self) -> None:
-        """Close connections."""
         await self._similarity.close()
 
     def _room(self, request: ChatRequest) -> int:

@@ -41,7 +41,6 @@ class EnginePrompt(NamedTuple):
     salt: str = ""  # cache salt where text may come back; empty for the client's own
 
     def body(self, form: Form) -> bytes:
-        """Return the request's body in a form."""
         if form is Form.OURS:
             return self.request.body(self.sent, self.tags, self.recalls, self.salt)
         if form is Form.PLAIN:
@@ -131,7 +130,6 @@ class CompletionReader:
         self.prompt_tokens = 0  # the engine's count; 0 if it gave none
 
     def feed(self, chunk: bytes) -> None:
-        """Read bytes as they come."""
         self._size += len(chunk)
         if self._size > _MOST:
             return

@@ -62,7 +62,6 @@ class ChatTurn(NamedTuple):
 
     @property
     def is_last(self) -> bool:
-        """Whether no later request of the chat has arrived."""
         return self.chat.requests == self.number
 
     def undo(self) -> bool:
@@ -225,7 +224,6 @@ class MemoryProxy:
     async def _begin(
         self, asked: ParsedRequest, request: ChatRequest
     ) -> tuple[Reply, ChatTurn | None]:
-        """Begin the answer to a chat."""
         assert asked.turn is not None, "a chat has a prompt"
         if request.appends and not asked.turn.is_named:
             raise BadRequestError(_NAMELESS)
@@ -248,7 +246,6 @@ class MemoryProxy:
     async def _prepared(
         self, asked: ParsedRequest, of: Turn, request: ChatRequest, over: Callable[[], None]
     ) -> tuple[ChatTurn, EnginePrompt]:
-        """Apply a request to its chat; return the turn, and the prompt for the engine."""
         by = self.settings
         self.callers.sent(of)
         self.counts.turns += 1
@@ -317,7 +314,6 @@ def _nothing() -> None:
 
 
 def _new_chat(turn: Turn, headers: Headers, request: ChatRequest) -> ChatSession:
-    """Return an empty chat for a request."""
     return ChatSession(
         turn.session,
         turn.name,

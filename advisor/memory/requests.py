@@ -31,7 +31,6 @@ class ChatRequest(NamedTuple):
 
     @property
     def model(self) -> object:
-        """The model's name."""
         return self.fields.get("model")
 
     @property
@@ -53,7 +52,6 @@ class ChatRequest(NamedTuple):
         recalls: bool,  # whether recall is asked for, unless the client says otherwise
         salt: str = "",  # cache salt in place of the client's, where text may come back
     ) -> bytes:
-        """Return the request's body for the engine."""
         ours = self._params.get(_OURS)
         ours = dict(ours) if isinstance(ours, dict) else {}
         ours.pop(_MEMORY, None)

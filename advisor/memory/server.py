@@ -72,7 +72,6 @@ def _named(store: ChatStore, request: Request, name: str) -> list[ChatSession]:
 
 
 def _plain(chat: ChatSession) -> dict[str, Any]:
-    """Return a chat without its text."""
     blocks = [
         {"name": block.name, "source": block.source, "tokens": block.tokens, "place": block.place,
          "pinned": block.pinned, "priority": round(100 * block.priority, 6)}

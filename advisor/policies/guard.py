@@ -174,7 +174,6 @@ class _Case:
             self.price.start(rows, view.blocks.keys[rows])
 
     def follow(self, walk: Walk, view: View) -> None:
-        """Follow a request that began or ended."""
         rows = walk.rows
         keys = view.blocks.keys[rows]
         trusted = self.selector.trusted

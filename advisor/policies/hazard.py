@@ -164,7 +164,6 @@ class ReturnModel:
         return _bounded(_line(twice, out, base), _LEAST_LOG_RATE, _MOST_LOG_RATE)
 
     def _differentiate(self, inputs: Singles, spent: Singles, events: Singles) -> None:
-        """Store the loss's gradient."""
         into, bias, across, offset, out, base = self._learning
         bent, first_slope = _swish_and_slope(_line(inputs, into, bias))
         twice, second_slope = _swish_and_slope(_line(bent, across, offset))
@@ -197,7 +196,6 @@ class ReturnModel:
 
 
 def _joined(weights: Weights) -> tuple[Singles, Weights]:
-    """Return one array of all weights, and a view of each by its shape."""
     flat = np.concatenate([each.ravel() for each in weights])
     ends = np.cumsum([each.size for each in weights])
     parts = np.split(flat, ends[:-1])
@@ -234,7 +232,6 @@ def _swish(values: Singles) -> Singles:
 
 
 def _swish_and_slope(values: Singles) -> tuple[Singles, Singles]:
-    """Return swish and its derivative."""
     gate = _gate(values)
     bent = values / gate
     np.divide(np.float32(1.0), gate, out=gate)

@@ -84,7 +84,6 @@ class Prior(NamedTuple):
 
 
 def load_prior() -> Prior:
-    """Load the prior that ships with the package."""
     with files(__package__).joinpath(FILE).open("rb") as file, np.load(file) as arrays:
         weights = [arrays[name].astype(np.float32) for name in _WEIGHTS]
         return Prior(arrays["scales"], weights, float(arrays["pause"]))
@@ -173,7 +172,6 @@ class Returns:
         return partial(self._learn, drawn, float(weight.sum()), pace, size)
 
     def _learn(self, drawn: list[Batch], waits: float, pace: float, size: float) -> None:
-        """Learn from batches of a traffic of this pace and size."""
         fit = (each._replace(features=fitted(each.features, pace, size)) for each in drawn)
         with self._learning:
             self._trust_the_prior(pace)
@@ -266,7 +264,6 @@ class LifecyclePolicy:
         self._returns = returns or Returns()
 
     def observe(self, view: View) -> None:
-        """Learn from sessions that returned."""
         self.look(view)()
 
     def look(self, view: View) -> Callable[[], None]:

@@ -139,7 +139,6 @@ class ProtectionPrice:
         self._uses.use(rows, keys)
 
     def follow(self, view: View, walk: Walk) -> None:
-        """Follow a request that began or ended."""
         rows, keys = walk.rows, view.blocks.keys[walk.rows]
         if walk.found >= 0 and len(rows):
             there = self._uses.found(rows[: walk.reach], keys[: walk.reach])

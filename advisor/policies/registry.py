@@ -22,7 +22,6 @@ DEFAULT: Final = LifecyclePolicy.name
 
 
 def new_policy(name: str, weights: Weights | None = None) -> Policy:
-    """Make a policy that has learned nothing."""
     return POLICIES[name](weights)
 
 

@@ -177,7 +177,6 @@ class PrefixConfig(_Section):
         return TTL_S[self.ttl]
 
     def stable(self, directory: Path) -> list[Message]:
-        """Its messages up to the mark."""
         if self.render:
             return stable_messages(renderer(self.render, directory), self.drop_from, {})
         head = [{"role": "system", "content": _text(self.system, directory)}] if self.system else []

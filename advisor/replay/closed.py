@@ -42,11 +42,9 @@ class ArrivedRequest:
 
     @property
     def name(self) -> str:
-        """Return its name for the holding rule."""
         return str(self.request)
 
     def as_held(self, now: float) -> Held:
-        """Return it as the holding rule sees it."""
         return Held(self.name, now, self.brings, returning=not self.opens)
 
 
@@ -89,7 +87,6 @@ class SimulatedHold:
         self._rule.started(asked.name, now)
 
     def still_held(self) -> list[ArrivedRequest]:
-        """Return the requests that wait for room now."""
         return list(self._held.values())
 
     def released(self, now: float, *, idle: bool, free: bool) -> list[ArrivedRequest]:

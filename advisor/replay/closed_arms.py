@@ -121,7 +121,6 @@ def closed_rows(
     processes: int = 1,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[ClosedRow]:
-    """Return the results of cells, in their order."""
     found: dict[ClosedCell, ClosedRow] = {}
     for done, (cell, row) in enumerate(run_cells(run_cell, plan, cells, processes), start=1):
         found[cell] = row
@@ -176,7 +175,6 @@ _COLORS: Final = ("#1a73e8", "#12a150", "#e37400", "#a142f4", "#d93025", "#00897
 
 
 def closed_table(rows: Sequence[ClosedRow]) -> Table:
-    """Return the rows as a table."""
     heads = (
         "blocks", "agents", "arm", "turns per hour", "computed", "TTFT of returning p50 / p95",
         "of first turns p50 / p95", "held", "longest hold", "starved", "refused",
@@ -303,7 +301,6 @@ def closed(
 
 
 def _cells(arm: str, capacity: str, users: str) -> list[ClosedCell]:
-    """Return every arm at every number of users at every capacity."""
     arms = [name.strip() for name in arm.split(",")]
     for name in arms:
         Arm.of(name)

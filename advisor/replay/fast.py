@@ -126,7 +126,6 @@ ALGORITHMS: Final = {
 
 
 def is_installed() -> bool:
-    """Whether libcachesim can be imported."""
     return importlib.util.find_spec("libcachesim") is not None
 
 

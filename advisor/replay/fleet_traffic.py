@@ -46,7 +46,6 @@ class FleetRequest:
 
     @property
     def turn(self) -> RecordedTurn:
-        """Return the recorded turn."""
         return self.session.turns[self.index]
 
     @property
@@ -235,7 +234,6 @@ class BlockNumbers:
         self._heads: dict[str, dict[int, int]] = {}  # session → number → place
 
     def prompt(self, request: FleetRequest) -> list[int]:
-        """Return a number for each full block of the prompt."""
         return self._chain(request, request.turn.hash_ids)
 
     def answer(self, request: FleetRequest) -> list[int]:

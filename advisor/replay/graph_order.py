@@ -167,7 +167,6 @@ class GraphOrder(EvictionOrder):
 
     @property
     def sidecar(self) -> SimulatedSidecar:
-        """Return the sidecar that advises this engine."""
         return self._sidecar
 
     @classmethod

@@ -195,7 +195,6 @@ class PlanFound:
     refused: int
 
     def as_dict(self) -> dict[str, Any]:
-        """Return plain values."""
         found = asdict(self)
         return {**found.pop("plan"), **found}
 
@@ -208,7 +207,6 @@ def compare_plans(
     processes: int = 1,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[PlanFound]:
-    """Return the results of plans, in the order of their costs."""
     found: list[PlanFound] = []
     for done, (_, row) in enumerate(run_cells(_run, (trace, terms), plans, processes), start=1):
         found.append(row)

@@ -79,7 +79,6 @@ class RecordedWaits(NamedTuple):
 
 
 def recorded_waits(sessions: Sequence[Session], seed: int = 0) -> RecordedWaits:
-    """Return every wait of recorded sessions, with all that a caller could state of it."""
     rng = np.random.default_rng(seed)
     known: list[Features] = []
     ages: list[float] = []

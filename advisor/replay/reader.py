@@ -300,7 +300,6 @@ class StatementsDraft:
         )
 
     def said(self, order: Sequence[int]) -> Statements:
-        """Return all statements, with the requests in this order."""
         return Statements(
             np.array(self._ended, dtype=np.bool_)[order],
             np.array(self._waiting, dtype=np.int8)[order],
@@ -510,7 +509,6 @@ class _Draft:
         return row
 
     def _first(self, row: int) -> int:
-        """Return the first row of the same conversation."""
         while self._same[row] != row:
             self._same[row] = row = self._same[self._same[row]]
         return row

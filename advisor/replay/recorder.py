@@ -54,7 +54,6 @@ class Recorder:
         self._block_size: int | None = None
 
     def __call__(self, engine: str, events: Sequence[AnyEvent]) -> None:
-        """Take an engine's latest events."""
         now = self._clock() - self._began
         try:
             for event in events if not self.failed else ():
@@ -67,7 +66,6 @@ class Recorder:
             logger.error("the log ends here: %s: %s", self._path, error.strerror)
 
     def close(self) -> None:
-        """Finish the file."""
         try:
             self._file.close()
         except OSError as error:

@@ -86,7 +86,6 @@ def _is_slow(arm: str) -> bool:
 
 
 def _notes(trace: Trace, capacities: Sequence[int], arms: Sequence[str]) -> Iterator[str]:
-    """Return notes for the reader of a table."""
     said = trace.said
     if not (said and said.anything) and any(arm.endswith(HINTS) for arm in arms):
         yield (

@@ -45,7 +45,6 @@ class Tuning:
     trials: int
 
     def as_dict(self) -> dict[str, Any]:
-        """Return plain values."""
         rates = {
             arm: {str(capacity): round(rate, 6) for capacity, rate in row.items()}
             for arm, row in self.untouched.items()

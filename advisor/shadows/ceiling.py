@@ -91,7 +91,6 @@ class RequestWindow:
 
 
 def blocks_asked(window: Sequence[WindowRequest]) -> int:
-    """Blocks of all prompts in a window."""
     return sum(len(each.keys) for each in window if each.asked)
 
 

@@ -113,12 +113,10 @@ class OtherWeights:
         return cls(policy, weights, graph.rules, said)
 
     def resident_scores(self, view: View) -> tuple[Rows, Scores]:
-        """As ``scoring.resident_scores``."""
         with weighing(self.policy, self.weights):
             return resident_scores(replace(view, rules=self.rules), self.policy)
 
     def whole_scores(self, view: View, picked: Selection) -> Scores:
-        """As ``scoring.whole_scores``."""
         with weighing(self.policy, self.weights):
             return whole_scores(replace(view, rules=self.rules), self.policy, picked)
 
@@ -146,7 +144,6 @@ class FoundCounts(NamedTuple):
     control: int = 0
 
     def since(self, before: FoundCounts) -> FoundCounts:
-        """What was counted after ``before``."""
         return FoundCounts(*(now - then for now, then in zip(self, before, strict=True)))
 
 
@@ -194,8 +191,6 @@ class PolicyPool:
         return self.beside.has_tiers
 
     def rank(self, view: View) -> None:
-        """Rank what it holds."""
-
         def scores(rows: Rows) -> Scores:
             return self.scores(view, Selection(view.blocks, rows))
 

@@ -210,7 +210,6 @@ class ShadowSet:
 
     @property
     def of_policies(self) -> list[PolicyPool]:
-        """Shadows that follow a sample of sessions."""
         return [*self.ranked, *([] if self.otherwise is None else [self.otherwise])]
 
     def hear(self, walk: ReplayedWalk) -> None:
@@ -415,7 +414,6 @@ class ShadowRunner:
         self.sets: dict[str, ShadowSet] = {}  # engine → its shadows; read it under ``lock``
 
     def start(self) -> None:
-        """Start the thread."""
         self._thread.start()
 
     def stop(self) -> None:
@@ -425,11 +423,9 @@ class ShadowRunner:
             self._thread.join()
 
     def looked(self) -> None:
-        """Note that the results are being looked at."""
         self._looked = self._clock()
 
     def remembered(self, engine: str) -> tuple[list[WindowRequest], int]:
-        """The requests of an engine that are remembered, and the pool that its shadows have."""
         with self.lock:
             shadows = self.sets.get(engine)
             return ([], 0) if shadows is None else shadows.remembered()

@@ -216,7 +216,6 @@ class EngineListener:
             self._authenticator.answer(limit)
 
     def close(self) -> None:
-        """Close the sockets and remove their files."""
         self.socket.close(linger=0)
         if self._authenticator is not None:
             self._authenticator.close()

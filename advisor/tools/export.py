@@ -44,7 +44,6 @@ def export(
 
 
 def _view(source: str | None) -> GraphView:
-    """The graph of a snapshot, or of a sidecar as of now."""
     if source is None or source.startswith(("http://", "https://")):
         url = only_sidecar_url(source)
         return GraphView.model_validate(ask_patiently(url, f"/v1/graph?limit={MOST_NODES}", 60.0))

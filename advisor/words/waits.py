@@ -179,7 +179,6 @@ def room_sentence(
     *,
     lifted: bool = False,  # whether the limit was lifted because it saved nothing
 ) -> str:
-    """Who waits for room now, and who waited recently."""
     (waiting, oldest_s), (fitting, live), (begun, longest_s) = now, sessions, lately
     text = "Nobody waits for room now"
     text += ", since letting sessions wait saved nothing" if lifted else ""

@@ -215,7 +215,6 @@ LATELY: Final = "over the last requests"
 
 
 def ranker(ranked_by: str) -> str:
-    """The name of who ranks, as sentences use it."""
     return "LRU" if ranked_by == LruPolicy.name else ranked_by
 
 

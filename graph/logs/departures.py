@@ -93,7 +93,6 @@ class CurrentRanking:
     def adopt(
         self, ranking: EvictionRanking, layers: Iterable[SourceLayer], terms: TermsAtRanking | None
     ) -> None:
-        """Replace the ranking."""
         self._order, self._kept = _Order(ranking.order), ranking.protected
         self.layers = layer_mask(frozenset(layers))
         self._made.append((ranking.ts, ranking.epoch))

@@ -188,7 +188,6 @@ class Wake:
             os.write(self._writer, b"!")
 
     def clear(self) -> None:
-        """Consume all pending wake-ups."""
         with contextlib.suppress(BlockingIOError):
             os.read(self.fd, 65536)
 

@@ -162,7 +162,6 @@ class KvEventDecoder:
         return seq, self.translate(events)
 
     def decode_payload(self, payload: bytes) -> list[AnyEvent]:
-        """Decode and translate one batch."""
         return self.translate(self.read_payload(payload))
 
     def read(self, frames: Sequence[bytes]) -> tuple[int, list[KvEvent]]:
@@ -317,7 +316,6 @@ def _decode_as(shape: tuple[Any, Any, Any], payload: bytes) -> tuple[list[KvEven
 
 
 def _tier(medium: str | None) -> Tier:
-    """The tier of a medium; None is the GPU."""
     if medium is None:
         return Tier.HOT
     tier = _MEDIA.get(medium.upper())

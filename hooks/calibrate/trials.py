@@ -336,7 +336,6 @@ def judge(measured: Sequence[CellResult], bar: PassMark = DEFAULT_BAR) -> Calibr
 
 
 def _least(results: Iterable[tuple[int, bool]]) -> int | None:
-    """The smallest value from which on all pass."""
     found: int | None = None
     for value, passes in sorted(results, reverse=True):
         if not passes:
@@ -346,7 +345,6 @@ def _least(results: Iterable[tuple[int, bool]]) -> int | None:
 
 
 def _most(results: Iterable[tuple[int, bool]]) -> int | None:
-    """The largest value up to which all pass."""
     found: int | None = None
     failed = False
     for value, passes in sorted(results, key=lambda each: (each[0], each[1])):

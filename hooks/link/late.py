@@ -51,7 +51,6 @@ class PromptDigests:
         return b"".join(found)
 
     def salt(self) -> int:
-        """Return a digest of the salt; 0: none."""
         if self._salt is None:
             return 0
         digest = blake2b(self._salt.encode(), digest_size=_BYTES, key=self._key).digest()
@@ -154,7 +153,6 @@ class LateHashes:
         self._prompt = prompt
 
     def events(self) -> Sequence[AnyEvent]:
-        """Return the complete event."""
         made = [self._event] if isinstance(self._event, Event) else self._event.events()
         whole: dict[str, Any] = {"hashes": pack_hashes(self._hashes)}
         if self._contents is not None:

@@ -42,7 +42,6 @@ def looked_up(
 
 
 def places_of(keys: Keys) -> dict[int, int]:
-    """Return each key with its place."""
     return {key: place for place, key in enumerate(keys.tolist())}
 
 
@@ -129,7 +128,6 @@ class Mailbox:
         self._admission = word
 
     def forget(self) -> None:
-        """Forget all advice."""
         self._ranking = self._admission = None
 
     # The client's thread ------------------------------------------------------------------------

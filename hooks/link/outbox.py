@@ -77,7 +77,6 @@ class Outbox:
         return len(self._queue)
 
     def __iter__(self) -> Iterator[AnyEvent]:
-        """The events that are queued now."""
         return iter(self._whole(list(self._queue)))
 
     def emit(self, event: AnyEvent | Later) -> None:
@@ -106,7 +105,6 @@ class Outbox:
             time.sleep(0)  # a long loop would keep Python's lock from the engine's step
 
     def take_all(self) -> list[AnyEvent]:
-        """Remove and return what is queued now."""
         return self._whole([self._queue.popleft() for _ in range(len(self._queue))])
 
     def drain(self, socket: zmq.Socket[bytes], tips: bool = False) -> bool:

@@ -45,7 +45,6 @@ def identity_of(weights: object, rotation: object) -> str:
 
 
 def calibration_file(identity: str, environment: Mapping[str, str] = os.environ) -> Path:
-    """Return the path of a model's calibration."""
     named = environment.get(DIRECTORY_VARIABLE, "").strip()
     cache = environment.get("XDG_CACHE_HOME", "").strip()
     below = Path(cache) if cache else Path.home() / ".cache"

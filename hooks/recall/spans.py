@@ -136,7 +136,6 @@ class TextBlocks:
         return [entry for entries in after for entry in entries]
 
     def enter(self, entry: TextBlock) -> None:
-        """Add a block."""
         self._blocks[entry.block_hash] = entry
         if entry.before:
             after = self._after.setdefault((entry.before, entry.domain), [])
@@ -144,7 +143,6 @@ class TextBlocks:
             del after[:-_MOST_CHILDREN]
 
     def forget(self, entry: TextBlock) -> None:
-        """Remove a block."""
         del self._blocks[entry.block_hash]
         if siblings := self._after.get((entry.before, entry.domain)):
             siblings[:] = [each for each in siblings if each is not entry]
@@ -188,7 +186,6 @@ class Piece:
 
     @property
     def tokens(self) -> int:
-        """Number of tokens that the piece covers."""
         return sum(segment.tokens for segment in self.segments)
 
     def cut(self, tokens: int) -> Piece:
@@ -255,7 +252,6 @@ class SpanIndex:
             self._forget(next(iter(self._blocks)))
 
     def clear(self) -> None:
-        """Forget everything."""
         self.version += 1
         self._blocks.clear()
         self._places.clear()

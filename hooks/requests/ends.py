@@ -47,7 +47,6 @@ class EndMarks(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_f
 
     @property
     def names_tools(self) -> bool:
-        """Whether a tool's name can be found."""
         return bool(self.after) and (self.opener is not None or bool(self.before.strip()))
 
     def are_of(self, model: str) -> bool:
@@ -55,7 +54,6 @@ class EndMarks(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_f
         return self.model in ("", model)
 
     def text(self) -> str:
-        """Return the marks as one line of JSON."""
         return msgspec.json.encode(self).decode()
 
 
@@ -205,7 +203,6 @@ class AnswerReader:
         return UNKNOWN
 
     def _ended_by(self, answer: Tokens) -> list[int]:
-        """Return the tokens that end the answer, last one first."""
         ends = []
         for token in reversed(answer[max(0, len(answer) - _FEW) :]):
             if token not in self._ends:
@@ -244,7 +241,6 @@ class AnswerReader:
     def _first_name(
         self, shape: CallShape, places: Iterable[int], answer: Tokens, body: int
     ) -> str | None:
-        """Return the first name that begins a call at one of ``places``."""
         for place in places:
             text = self._decode(answer[place : min(body, place + _NAMED_WITHIN)])
             name = shape.at_start(text)

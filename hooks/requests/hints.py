@@ -83,7 +83,6 @@ def translate_hints(request: Any) -> dict[str, Any]:
 
 
 def _actions(envelopes: list[Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """The kind and payload of each action of a known version."""
     for envelope in envelopes:
         actions = _of(envelope, "actions")
         for action in actions[:_MOST_ACTIONS] if isinstance(actions, list) else ():
@@ -183,7 +182,6 @@ def importance_of(value: object) -> float:
 
 
 def priority_of(value: object) -> float:
-    """Return a priority from 0 to 100 as an importance."""
     return _number(value, _FULL) / _FULL
 
 
@@ -194,14 +192,12 @@ def _number(value: object, most: float) -> float:
 
 
 def token_of(value: object) -> int:
-    """Return a token's position in a prompt."""
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 31:
         raise ValueError("must be a token position, an integer from 0")
     return value
 
 
 def layer_of(value: object) -> int:
-    """Return a source layer by its name."""
     layer = LAYER_BY_NAME.get(value) if isinstance(value, str) else None
     if layer is None:
         raise ValueError(f"must be one of {', '.join(LAYER_NAMES)}")

@@ -217,7 +217,6 @@ class LayerMarker:
     def runs(
         self, tokens: Sequence[int], text: str | None, messages: Messages, extras: Any = None
     ) -> list[Run]:
-        """Return the layers of a prompt."""
         try:
             runs = self._marked(tokens, text, messages, extras)
         except TooDeepError:

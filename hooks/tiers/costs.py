@@ -127,7 +127,6 @@ class TransferCosts:
         self.spill_bytes_per_s = _speed(self.spill_bytes_per_s, size, transfer_s)
 
     def step_began(self, tokens: int) -> None:
-        """Note that a step with ``tokens`` tokens was scheduled."""
         # The end of an empty step is reported only if a transfer ended; waiting for it in vain
         # would pair all later steps with wrong ends.
         if tokens:

@@ -263,7 +263,6 @@ class CopyDirectory:
         self._hashes[key_of(block_hash)] = block_hash
 
     def drop_cold(self, block_hash: bytes) -> None:
-        """Give up a record."""
         if block_hash in self._cold:
             self.lost += 1
             del self._cold[block_hash]

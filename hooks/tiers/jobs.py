@@ -163,7 +163,6 @@ class JobBook:
         return len(self._open)
 
     def number(self) -> int:
-        """Return the number of the next job."""
         self._next += 1
         return self._next
 

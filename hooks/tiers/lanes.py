@@ -52,7 +52,6 @@ class AnswerWatch:
         self._jobs[job.id] = job
 
     def moved(self) -> None:
-        """Note that a record was read or written."""
         self._moved_at = self._clock()
         self.stuck = False
 
@@ -343,7 +342,6 @@ class RecordLanes:
         failed: Set[int],
         before: float,
     ) -> None:
-        """Read from one source after the other."""
         if not sources:
             rest(failed, before)
             return
@@ -359,7 +357,6 @@ class RecordLanes:
 
 
 def kept_by(job: Job) -> str:
-    """Return where the records of a job are."""
     shared = isinstance(job, Share) or (isinstance(job, Load) and not job.from_disk)
     return "the store" if shared else "the disk"
 

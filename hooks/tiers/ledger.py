@@ -131,7 +131,6 @@ class TierCounts:
     store_failed: int = 0
 
     def since(self, before: TierCounts) -> TierCounts:
-        """Return the counts since ``before``."""
         names = (field.name for field in fields(self))
         return TierCounts(**{name: getattr(self, name) - getattr(before, name) for name in names})
 
@@ -203,7 +202,6 @@ class TierLedger:
         return self.directory.begin_all(hashes, may_demote)
 
     def complete_copies(self, copies: Sequence[Copy]) -> None:
-        """Note that copies are complete, and report them to the sidecar."""
         hashes = self.directory.complete_all(copies)
         self.counts.spilled += len(hashes)
         self.announce(hashes, Tier.WARM)
@@ -265,7 +263,6 @@ class TierLedger:
         ]
 
     def report(self) -> TierReport:
-        """Return levels and counters as an event."""
         directory, costs = self.directory, self.costs
         return TierReport(
             bytes_per_block=self.block_bytes,

@@ -64,7 +64,6 @@ class DirtyCopies:
 
 
 def slot_map(runs: Sequence[SpliceRun], record: Callable[[int], int], block_size: int) -> SlotMap:
-    """Return the slots of all tokens of ``runs``."""
     starts = [(record(run.copy) * block_size + run.first, run.slot, run.delta) for run in runs]
     counts = np.array([run.tokens for run in runs], dtype=np.int64)
     table = np.repeat(np.array(starts, dtype=np.int64), counts, axis=0)

@@ -153,7 +153,6 @@ def _named(spec: KVCacheSpec) -> CacheGroup:
 
 
 def _kind(spec: KVCacheSpec) -> tuple[GroupKind, int]:
-    """What a group keeps, and how many tokens of it."""
     if not getattr(spec, "prefix_cacheable", True):
         return GroupKind.OTHER, 0
     if is_full_attention(spec):

@@ -83,7 +83,6 @@ class FoundBlocks(NamedTuple):
         )
 
     def only(self, marks: Mask) -> FoundBlocks:
-        """Those that are marked."""
         chosen = marks.tolist()
         return FoundBlocks(
             list(compress(self.places, chosen)), self.ids[marks],
@@ -91,7 +90,6 @@ class FoundBlocks(NamedTuple):
         )  # fmt: skip
 
     def first(self, count: int) -> FoundBlocks:
-        """The first ones."""
         return FoundBlocks(
             self.places[:count], self.ids[:count], self.blocks[:count], self.hashes[:count]
         )

@@ -82,15 +82,12 @@ class PrefillMeter:
 
     @classmethod
     def of(cls, config: VllmConfig) -> PrefillMeter:
-        """The meter of an engine that is configured so."""
         return cls(1 if getattr(config.scheduler_config, "async_scheduling", False) else 0)
 
     def told_with(self, pressure: Callable[[], Pressure]) -> Callable[[], AnyEvent]:
-        """The same reports, with the rate."""
         return lambda: replace(pressure(), prefill_tokens_per_s=round(self.tokens_per_s, 1))
 
     def stepped(self, tokens: int, running: dict[str, Any], now: float) -> None:
-        """Note that a step was scheduled."""
         known, computed = self._tokens, self._tokens[0]
         if self._witness not in running:  # all may have ended since: it may have been idle
             known.extend(self._nothing)
@@ -150,7 +147,6 @@ class PromptDemand:
         self.prompts += needs - has
 
     def cached(self, cached: Iterable[Cached]) -> None:
-        """Note what was computed in a step."""
         needs = self.needs
         if not needs:
             return

@@ -114,7 +114,6 @@ class ChangeReporter:
         self._index.catch_up()
 
     def failed(self) -> None:
-        """Note that changes could not be noted in full."""
         self._index.doubt()
 
     def events(
@@ -124,7 +123,6 @@ class ChangeReporter:
         then_reset: bool,
         sessions: Sequence[str | None],
     ) -> Iterator[AnyEvent]:
-        """What was cached, then the evicted keys that are not cached again, at once."""
         if runs:
             yield from self._stored(runs, sessions or repeat(None))
         if evicted:
@@ -265,7 +263,6 @@ class EngineObserver:
     # Requests -----------------------------------------------------------------------------------
 
     def request_queued(self, request: Request) -> None:
-        """Note that a request arrived."""
         self._waiting[request.request_id] = 0, None
 
     def meaning(self, request: Request) -> CheckedHints:
@@ -490,11 +487,9 @@ class CoreFeed(ChangeFeed):
 
     @property
     def stored(self) -> int:
-        """As in ``ChangeFeed``."""
         return self._index.core.stored
 
     def take(self) -> int:
-        """As in ``ChangeFeed``."""
         evicted = 0
         while (batch := self._core_tap.next()) is not None:
             evicted = 0 if batch.then_reset else batch.evicted

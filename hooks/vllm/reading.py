@@ -148,7 +148,6 @@ class LateEnd:
         return self._ends.read(self._event, self._answer, self._bound_by)
 
     def events(self) -> tuple[RequestFinished]:
-        """The same, as the queue asks for it."""
         return (self.event(),)
 
 
@@ -264,7 +263,6 @@ class LateLayers:
         self._event, self._marks, self._tokens, self._layers = event, marks, tokens, layers
 
     def events(self) -> tuple[RequestStarted]:
-        """The whole event."""
         return (self._layers.added(self._event, self._marks, self._tokens),)
 
 

@@ -104,7 +104,6 @@ def _overridden(module: str, methods: Mapping[str, str], part: Part = Part.ALL) 
 
 
 def _read(module: str, owner: str, names: str, part: Part = Part.ALL) -> Iterator[Need]:
-    """Rows of attributes of one class."""
     for name in names.split():
         yield Need(module, f"{owner}.{name}", Use.READ, (), part)
 

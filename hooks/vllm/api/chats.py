@@ -170,7 +170,6 @@ class RendererMarks:
     def chat(
         self, prompt: Mapping[str, Any], messages: Sequence[Any], extras: Mapping[str, Any]
     ) -> RenderedChat:
-        """Return a rendered prompt with its marks and the client's messages."""
         tokens, text = prompt["prompt_token_ids"], prompt.get("prompt")
         marks = None
         if self._marker is not None:

@@ -110,7 +110,6 @@ class Probes:
 
 
 def called(call_id: str) -> list[Message]:
-    """Return the messages of a tool call and its result."""
     function = {"name": TOOL, "arguments": f'{{"{KEY}": "{VALUE}"}}'}
     call = {"id": call_id, "type": "function", "function": function}
     return [

@@ -47,7 +47,6 @@ class PendingCall:
 
     @property
     def began(self) -> bool:
-        """Whether the client has received anything."""
         return self._begun.is_set()
 
     async def begins(self, task: asyncio.Future[None], within_s: float) -> bool:
@@ -210,7 +209,6 @@ class RefuseWhoWaits:
         self._names: Counter[str] = Counter()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request, or refuse it."""
         if scope["type"] != "http" or scope["method"] != "POST":
             await self._app(scope, receive, send)
             return
@@ -227,7 +225,6 @@ class RefuseWhoWaits:
                 del self._names[name]
 
     async def _follow(self, name: str, call: PendingCall, task: asyncio.Future[None]) -> None:
-        """Wait for the answer, or refuse the request."""
         wait_s = self._after_s
         while not await call.begins(task, wait_s):
             wait_s = _ASK_S

@@ -52,7 +52,6 @@ class BlankBlocks:
         return self._far is not None
 
     def reset(self) -> None:
-        """Forget what was counted."""
         self._far = None
 
     def still_suffice(self) -> bool:
@@ -251,11 +250,9 @@ class FreeQueueArranger:
         self._guard.step()
 
     def heeds(self, ranking: EvictionRanking) -> bool:
-        """Whether the queue is already arranged by this ranking."""
         return self._window.follows(ranking)
 
     def evicted(self, keys: Sequence[int]) -> None:
-        """Note that the engine evicted ``keys``."""
         self._protection.evicted(keys)
         if self._copier is not None:
             self._copier.gone(keys)

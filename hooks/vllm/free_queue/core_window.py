@@ -48,7 +48,6 @@ class CoreVictims(Victims):
 
     @property
     def last(self) -> KVCacheBlock | None:
-        """The last of them, if it stands."""
         return self._core.last
 
     def add(self, found: FoundBlocks) -> None:
@@ -95,7 +94,6 @@ class CoreWindow(Window):
 
     @property
     def prompts(self) -> int:  # type: ignore[override]
-        """Of them, those of prompts."""
         return self._core.reach_of_prompts
 
     @property
@@ -134,7 +132,6 @@ class CoreWindow(Window):
         return self._victims
 
     def reset(self) -> None:
-        """Follow no ranking."""
         super().reset()
         self._core.follow(None, None)
 
@@ -147,7 +144,6 @@ class CoreWindow(Window):
         return self._core.forget(ids) > 0
 
     def falls_due(self) -> bool:
-        """Whether more victims are due to be laid."""
         if self._core.place >= len(self._order):
             return False
         left = self._core.drop_taken()

@@ -118,7 +118,6 @@ class ProtectedKeys:
         return list(compress(blocks, map(stated.__contains__, keys)))
 
     def stated_keys(self) -> Keys:
-        """The keys of callers' statements, in no order."""
         return np.fromiter(self._stated, np.uint64, len(self._stated))
 
     def look_through(self, ranking: EvictionRanking | None, linked_since: float) -> bool:
@@ -173,7 +172,6 @@ class ProtectedKeys:
         return [blocks[at] for at in ranks.argsort(kind="stable").tolist()]
 
     def evicted(self, keys: Sequence[int]) -> None:
-        """Note that the engine evicted ``keys``."""
         place, stated = self._place, self._stated
         if place or stated:
             self.evicted_protected += sum(map(place.__contains__, keys))
@@ -181,7 +179,6 @@ class ProtectedKeys:
             self.evicted_protected += sum(key in stated and key not in place for key in keys)
 
     def reset(self) -> None:
-        """Forget what is protected: the prefix cache was reset."""
         self.stated_count += 1
         self._keys, self._place = _NO_KEYS, {}
         self._stated.clear()

@@ -46,7 +46,6 @@ class Victims:
 
     @property
     def last(self) -> KVCacheBlock | None:
-        """The last of them, if it stands."""
         if self.blocks and stands(self.blocks[-1], self._hashes[-1]):
             return self.blocks[-1]
         return None
@@ -228,7 +227,6 @@ class Window:
         self._largest_step = faded if faded > evicted else float(evicted)
 
     def follows(self, ranking: EvictionRanking) -> bool:
-        """Whether the victims are this ranking's."""
         return ranking.order is self._followed  # not the epoch: a restarted sidecar counts anew
 
     def adopt(self, ranking: EvictionRanking, carried: int = 0) -> Victims:
@@ -244,7 +242,6 @@ class Window:
         return self._victims
 
     def reset(self) -> None:
-        """Follow no ranking."""
         self._followed = self._order = _NO_KEYS
         self._holders, self._next = None, 0
         self._victims.keep_first(0)
@@ -276,7 +273,6 @@ class Window:
         self._victims.keep_first(0)
 
     def falls_due(self) -> bool:
-        """Whether more victims are due to be laid."""
         if self._next >= len(self._order):
             return False
         self._victims.drop_taken()

@@ -132,7 +132,6 @@ class OptIn:
         return request_id in self._ownerless
 
     def forget(self, request_id: str) -> None:
-        """Note that a request ended."""
         self._ownerless.discard(request_id)
         self._domains.pop(request_id, None)
         self._owners.pop(request_id, None)

@@ -138,7 +138,6 @@ class ExactOnly:
         return self._limits.get(request_id)
 
     def forget(self, request_id: str) -> None:
-        """Note that a request ended."""
         self._limits.pop(request_id, None)
 
 

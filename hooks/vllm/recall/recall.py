@@ -54,7 +54,6 @@ class SplicePlan:
 
     @property
     def spliced(self) -> int:
-        """Number of spliced tokens."""
         return sum(piece.tokens for piece in self.pieces)
 
 
@@ -349,7 +348,6 @@ class SpanRecall:
             self.reset_cache()
 
     def copy_due(self) -> None:
-        """Begin to copy what is due."""
         self._spiller.copy(self.take_due(), self._group.suffix)
 
     def take_due(self) -> list[bytes]:
@@ -362,7 +360,6 @@ class SpanRecall:
         return self.copies.take()
 
     def has_pending_push_work(self) -> bool:
-        """Whether copies are still due."""
         return self.copies.due
 
     def reset_cache(self) -> bool:

@@ -56,7 +56,6 @@ class RefusedRecall:
         self._refused: set[str] = set()
 
     def get_num_new_matched_tokens(self, request: Request, _: int, found: Found) -> Found:
-        """Return what was found."""
         asks = self._opt_in.domain(request) is not None
         if asks or self._opt_in.has_no_owner(request.request_id):
             self._once.warn("refused", _REFUSED, self._reason)

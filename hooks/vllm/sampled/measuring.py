@@ -276,7 +276,6 @@ class StepMeasurer:
         return mass, *(self._embedder.choose(request_id, blocks[:full], mass) or ())
 
     def samples(self, measured: PendingMeasures) -> list[Sample]:
-        """Return the samples of measures that arrived."""
         sure, *sampled = measured.values.tensors()
         samples = [Sample(*each) for each in zip(measured.names, sure.tolist(), strict=True)]
         if sampled:

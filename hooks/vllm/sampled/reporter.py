@@ -70,7 +70,6 @@ class LateSample:
         self._embedded = embedded
 
     def events(self) -> Sequence[AnyEvent]:
-        """Return the confidence, attention and embedding events of the sample."""
         sure = msgspec.structs.replace(self._confidence, hashes=pack_hashes(self._hashes[-1:]))
         return [sure, *self._attended(), *self._embeddings()]
 

@@ -26,7 +26,6 @@ class MethodPatches:
         setattr(owner, name, functools.partial(shadow, original))
 
     def undo(self) -> None:
-        """Remove all patches."""
         for owner, name in self._patched:
             vars(owner).pop(name, None)
         self._patched.clear()

@@ -153,7 +153,6 @@ class StepTimes:
         return self._busy_s
 
     def begin(self, scheduler_output: Any) -> None:
-        """Note that a step begins."""
         now, decoding = self._clock(), _decoding(scheduler_output)
         if decoding == self._decoding != _UNKNOWN:
             self._passed(now - self._began)
@@ -266,7 +265,6 @@ class StepSampler:
         self._runner.model_runner.execute_model = self.execute_model
 
     def detach(self) -> None:
-        """Remove all patches from the runner."""
         self._patches.undo()
         self._graph_patch.undo()
         vars(self._runner.model_runner).pop("execute_model", None)
