@@ -66,8 +66,6 @@ _COMMANDS: Final = {
         "Run a sidecar that also writes what its engines do, as a trace without texts or names."),
     "replay": _Command(_LAB, "replay.cli:replay",
         "Replay traces: what would each eviction policy have found in the cache?"),
-    "tune": _Command(_LAB, "replay.cli:tune",
-        "Search the score's weights on a trace's first part; the sidecar loads what is written."),
     "plan": _Command(_LAB, "replay.plan:plan",
         "How many engines, how much host memory, which routing: hit rate and TTFT over cost."),
     "closed": _Command(_LAB, "replay.closed_arms:closed",

@@ -1,4 +1,4 @@
-"""`kvgraph replay`, `kvgraph tune` and `kvgraph record`."""
+"""`kvgraph replay` and `kvgraph record`."""
 
 from __future__ import annotations
 
@@ -175,38 +175,6 @@ def progress_bar(what: str, quiet: bool) -> Iterator[Any]:
     with Progress(*columns, console=Console(stderr=True), disable=quiet) as progress:
         task = progress.add_task(what, total=None)
         yield lambda done, total: progress.update(task, completed=done, total=total)
-
-
-def tune(
-    trace: Annotated[Path, typer.Argument(help="A trace file.")],
-    train: Annotated[float, typer.Option(help="The share, from the start, to search on.")] = 0.5,
-    trials: Annotated[int, typer.Option(min=1, help="Sets of weights to try.")] = 40,
-    capacity: Capacity = "2000,5000,10000",
-    out: Annotated[Path, typer.Option(help="The TOML file to write.")] = Path("tuned.toml"),
-    seed: Annotated[int, typer.Option(help="Seed of the search.")] = 0,
-    block_size: BlockSize = None,
-    as_json: AsJson = False,
-) -> None:
-    """Search the score's weights on a trace's first part; the sidecar loads what is written."""
-    from .tables import capacity_table
-    from .tuning import tune as search
-    from .tuning import write_toml
-
-    capacities = parse_capacities(capacity)
-    check_writable("--out", out)
-    loaded = _load(trace, block_size, as_json)
-    with progress_bar("trials", as_json) as update:
-        found = search(loaded, capacities, train=train, trials=trials, seed=seed, progress=update)
-    write_toml(found.weights, out, f"kvgraph tune {loaded.name} --train {train} --seed {seed}")
-    if as_json:
-        typer.echo(json.dumps({"trace": loaded.name, **found.as_dict(), "out": str(out)}))
-        return
-    table = capacity_table(f"{loaded.name}: the untouched {1 - train:.0%}", capacities)
-    for arm, row in found.untouched.items():
-        table.add_row(arm, *(f"{rate:.4f}" for rate in row.values()))
-    console = Console()
-    console.print(table)
-    console.print(f"written: {out}  (kvgraph serve --config {out})", markup=False)
 
 
 def record(

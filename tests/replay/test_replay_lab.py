@@ -14,7 +14,6 @@ import psutil
 import pytest
 from kvgraph import ClassicPolicy, KvGraphError, Trace, hit_rate
 from kvgraph.advisor.cli import build_app, main
-from kvgraph.advisor.config import config
 from kvgraph.advisor.policies.hazard import AGES
 from kvgraph.advisor.policies.lifecycle import Returns, load_prior
 from kvgraph.advisor.policies.registry import new_policy
@@ -29,7 +28,7 @@ from kvgraph.advisor.replay.recordings import read_sessions
 from kvgraph.advisor.replay.simulator import Instance, simulate
 from kvgraph.advisor.replay.tables import HitTable, draw, hit_table
 from kvgraph.advisor.replay.trace import ReplayError, TraceError
-from kvgraph.graph.types import EdgeType, as_keys
+from kvgraph.graph.types import as_keys
 from kvgraph.graph.wire.events import RequestFinished, RequestStarted
 from made_trace import chat_trace
 from made_traffic import agents, made
@@ -204,21 +203,6 @@ def test_a_table_says_what_its_reader_would_not_guess(trace_file: Path) -> None:
     assert "takes from the future which request is its session's last" in notes
     assert "does not say why answers ended" in notes
     assert "prompts have more than 5 blocks" in notes
-
-
-def test_tuning_searches_the_first_part_and_writes_what_a_sidecar_loads(
-    trace_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out = tmp_path / "tuned.toml"
-    arguments = ["tune", trace_file, "--trials", 3, "--capacity", "60", "--out", out, "--json"]
-    found = run_json(capsys, *arguments)
-    assert run_json(capsys, *arguments)["weights"] == found["weights"]
-    tuned = config.load(out)
-    assert tuned.score.weights().age == found["weights"]["age"]
-    assert tuned.rules().edge_types[EdgeType.TEMPORAL] == found["weights"]["edge_types.temporal"]
-    assert set(found["untouched"]) == {
-        "lru", "lifecycle", "classic, defaults", "classic, tuned",
-    }  # fmt: skip
 
 
 # Recording --------------------------------------------------------------------------------------
