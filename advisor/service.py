@@ -27,8 +27,7 @@ from .assembly import assemble
 from .config.config import Config, config_path, load
 from .config.sections import HttpConfig
 from .intake import MESSAGES_A_TURN, Tap
-from .page import explain
-from .page.routes import page_router
+from .page.routes import explaining_router, page_router
 from .page.status import Status
 from .policies.registry import set_weights
 from .process.process import ParentWatch, RateLimitedLog
@@ -187,7 +186,7 @@ def _http_server(status: Status, http: HttpConfig, token: str) -> HttpServer:
                 status,
                 hosts,
                 token,
-                explain.router(status.page),
+                explaining_router(status.page),
                 partial(page_router, status.page),
             ),
             http.host,

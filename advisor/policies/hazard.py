@@ -61,6 +61,17 @@ class Batch(NamedTuple):
     weight: Floats
 
 
+class Cohort(NamedTuple):
+    """Waits to learn from."""
+
+    # Gives float32 ``[m, features]`` of ``m`` waits, by their places; NaN where one does not apply.
+    # A batch is small beside a cohort.
+    features: Callable[[npt.NDArray[np.int64]], Features]
+    age: Floats  # how long each lasted, or lasts
+    returned: npt.NDArray[np.bool_]  # whether it ended by a return
+    weight: Floats  # how many waits each stands for
+
+
 class ReturnModel:
     """The hazard rate of a session's return, by age and features. Deterministic.
 
@@ -102,30 +113,15 @@ class ReturnModel:
         """float32 ``[n, bins]``: the natural logarithm of the rate in each age bin, 1/s."""
         return np.asarray(self._forward(self._inputs(features)).mean(axis=0))
 
-    def learn(
-        self,
-        # gives float32 `[m, features]` of `m` waits of a cohort, by their places in it; NaN where
-        # one does not apply. A batch is small beside a cohort
-        features: Callable[[npt.NDArray[np.int64]], Features],
-        age: Floats,  # float64 `[n]`, how long each wait of the cohort lasted, or lasts
-        returned: npt.NDArray[np.bool_],  # whether it ended by a return
-        weight: Floats,  # how many waits each stands for
-        steps: int,
-    ) -> None:
+    def learn(self, cohort: Cohort, steps: int) -> None:
         """Take ``steps`` gradient steps, each on a random batch."""
-        self.take(self.drawn(features, age, returned, weight, steps), float(weight.sum()))
+        self.take(self.drawn(cohort, steps), float(cohort.weight.sum()))
 
-    def drawn(
-        self,
-        features: Callable[[npt.NDArray[np.int64]], Features],
-        age: Floats,
-        returned: npt.NDArray[np.bool_],
-        weight: Floats,
-        steps: int,
-    ) -> Iterator[Batch]:
+    def drawn(self, cohort: Cohort, steps: int) -> Iterator[Batch]:
         """Draw the batches of ``learn``."""
         for _ in range(steps):
-            batch = self._rng.integers(0, len(age), _BATCH)
+            batch = self._rng.integers(0, len(cohort.age), _BATCH)
+            features, age, returned, weight = cohort
             yield Batch(features(batch), age[batch], returned[batch], weight[batch])
 
     def take(self, batches: Iterable[Batch], waits: float) -> None:

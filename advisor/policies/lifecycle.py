@@ -163,13 +163,13 @@ class Returns:
         if not steps or self._waits.begun < _FEW_WAITS:
             return _nothing
         self._learned = self._waits.begun
-        known, age, returned, weight = self._waits.cohort(now, _COHORT / self.speed)
-        if not len(age):
+        cohort = self._waits.cohort(now, _COHORT / self.speed)
+        if not len(cohort.age):
             return _nothing
         steps = min(steps, _MOST_STEPS)
         pace, size = self._pace.shift, self._size.shift
-        drawn = list(self._model.drawn(known, age * self.speed, returned, weight, steps))
-        return partial(self._learn, drawn, float(weight.sum()), pace, size)
+        drawn = list(self._model.drawn(cohort._replace(age=cohort.age * self.speed), steps))
+        return partial(self._learn, drawn, float(cohort.weight.sum()), pace, size)
 
     def _learn(self, drawn: list[Batch], waits: float, pace: float, size: float) -> None:
         fit = (each._replace(features=fitted(each.features, pace, size)) for each in drawn)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -11,7 +10,7 @@ import numpy.typing as npt
 from ...graph.compiled import core
 from ...graph.tables.sessions import SessionTable
 from ...graph.types import Rows, SessionState
-from .hazard import Features, Floats
+from .hazard import Cohort, Features, Floats
 
 Sessions = npt.NDArray[np.int64]
 
@@ -68,15 +67,6 @@ def fitted(known: Features, log_speed: float, log_size: float) -> Features:
     stretched[:, _WRITTEN_FEATURES] = np.log1p(np.expm1(written) * size)
     stretched[:, _GROWN_FEATURE] = np.sign(grown) * np.log1p(np.expm1(np.abs(grown)) * size)
     return np.asarray(stretched)
-
-
-class Cohort(NamedTuple):
-    """Waits to learn from; see ``ReturnModel.learn``. Seconds are unscaled."""
-
-    features: Callable[[npt.NDArray[np.int64]], Features]
-    age: Floats
-    returned: npt.NDArray[np.bool_]
-    weight: Floats
 
 
 class NewWaits(NamedTuple):
