@@ -394,8 +394,6 @@ class _Fit:
     Attributes:
         known: Number of the version's messages.
         common: How many of its first messages are repeated.
-        goes_on: Whether all are, or all but a last answer, which clients may shorten.
-        is_edited: Whether more than half are, in any order.
     """
 
     def __init__(
@@ -406,7 +404,9 @@ class _Fit:
         said = digests[start:]
         self.known, self.common = len(known), _common(said, known)
         left = self.known - self.common
+        # whether all are, or all but a last answer, which clients may shorten
         self.goes_on = not left or (left == 1 and 0 < self.common < len(said) - 1)
+        # whether more than half are, in any order
         self.is_edited = 2 * (Counter(said) & Counter(known)).total() > self.known
 
 

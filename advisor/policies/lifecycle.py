@@ -75,12 +75,11 @@ class Prior(NamedTuple):
 
     Attributes:
         scales, weights: See ``ReturnModel``.
-        pause: Mean of ln(pause / s) over all pauses that ended.
     """
 
     scales: Singles
     weights: Weights
-    pause: float
+    pause: float  # mean of ln(pause / s) over all pauses that ended
 
 
 def load_prior() -> Prior:
@@ -112,15 +111,10 @@ _RENEWED: Final = 256  # sessions at most per look; chosen
 
 
 class Waiting(NamedTuple):
-    """Idle sessions at one moment.
+    """Idle sessions at one moment."""
 
-    Attributes:
-        log_rates: float32 ``[n, bins]``, see ``ReturnModel.log_rates``.
-        age: float64 ``[n]``, model seconds waited so far.
-    """
-
-    log_rates: Singles
-    age: Floats
+    log_rates: Singles  # float32 `[n, bins]`, see `ReturnModel.log_rates`
+    age: Floats  # float64 `[n]`, model seconds waited so far
 
     def rates(self) -> Floats:
         """float64 ``[n]``, 1/model second: each session's rate of return from then on."""
@@ -301,24 +295,17 @@ class LifecyclePolicy:
 
 @dataclass(slots=True)
 class _Scorer:
-    """``LifecyclePolicy`` as of a moment. By session, and last for blocks of none:
-
-    Attributes:
-        known: float64 ``[sessions + 1]``: 1000 · ln of the rate at which it returns, of those that
-            do not wait.
-        waiting: The sessions that do, and how; None: ``known`` has all of them.
-        ends: int32 ``[sessions + 1]``: the depth of its last turn's end.
-        begins: float64 ``[sessions + 1]``: when its last turn began.
-        speed: Model seconds of a second.
-        strangers: float64, by ``AGES``: rates of blocks of no session; None: there are none.
-    """
+    """``LifecyclePolicy`` as of a moment: by session, and last for blocks of none."""
 
     weights: ScoreWeights
+    # float64 `[sessions + 1]`: 1000 · ln of the rate at which it returns, of those that do not wait
     known: Floats
+    # the sessions that do, and how; None: `known` has all of them
     waiting: tuple[Rows, Waiting] | None
-    ends: Rows
-    begins: Floats
-    speed: float
+    ends: Rows  # int32 `[sessions + 1]`: the depth of its last turn's end
+    begins: Floats  # float64 `[sessions + 1]`: when its last turn began
+    speed: float  # model seconds of a second
+    # float64, by `AGES`: rates of blocks of no session; None: there are none
     strangers: Floats | None
     name: str = "lifecycle"
 

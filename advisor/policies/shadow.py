@@ -69,13 +69,9 @@ class LruShadow:
 
 
 class HeldByPool(NamedTuple):
-    """How many of a chain's blocks each pool holds, counted from the first to the first missing.
+    """How many of a chain's blocks each pool holds, counted from the first to the first missing."""
 
-    Attributes:
-        counts: By the pools' numbers.
-    """
-
-    counts: list[int]
+    counts: list[int]  # by the pools' numbers
 
     def by(self, pool: RankedShadow) -> int:
         """How many of the blocks a pool holds, from the first on without a gap."""
@@ -122,15 +118,12 @@ class RankedShadow:
 
     Args:
         uses: What it follows, if others follow that too; at most 16 do.
-
-    Attributes:
-        number: By which ``uses`` knows it.
     """
 
     def __init__(self, capacity: int, uses: SimulatedPools | None = None) -> None:
         self._capacity = capacity
         self._uses = uses or SimulatedPools()
-        self.number = self._uses.pools.join(capacity)
+        self.number = self._uses.pools.join(capacity)  # by which `uses` knows it
         self._follows = True
 
     @property

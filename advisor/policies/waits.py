@@ -70,15 +70,10 @@ def fitted(known: Features, log_speed: float, log_size: float) -> Features:
 
 
 class NewWaits(NamedTuple):
-    """Waits that ended or began since the last call; float64 ``[n]``, natural logarithms.
+    """Waits that ended or began since the last call; float64 ``[n]``, natural logarithms."""
 
-    Attributes:
-        pauses: Seconds of each wait that ended.
-        prompts: Tokens of the prompt before each wait that began.
-    """
-
-    pauses: Floats
-    prompts: Floats
+    pauses: Floats  # seconds of each wait that ended
+    prompts: Floats  # tokens of the prompt before each wait that began
 
 
 _NO_WAITS: Final = NewWaits(np.empty(0), np.empty(0))

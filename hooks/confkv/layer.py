@@ -52,17 +52,11 @@ class Ranker(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class AttentionAndRecency:
-    """α · moving average of attention + (1 − α) · recency, each scaled to 0 … 1 in the layer.
+    """α · moving average of attention + (1 − α) · recency, each scaled to 0 … 1 in the layer."""
 
-    Attributes:
-        alpha: Weight of attention beside recency, 0 … 1.
-        gamma: Share of the moving average that one step keeps, 0 … 1.
-        queries: How many of the prompt's last queries give the average its first value.
-    """
-
-    alpha: float
-    gamma: float
-    queries: int = 64
+    alpha: float  # weight of attention beside recency, 0 … 1
+    gamma: float  # share of the moving average that one step keeps, 0 … 1
+    queries: int = 64  # how many of the prompt's last queries give the average its first value
 
     def first(self, mass: Tensor) -> Tensor:
         """The mean attention of the prompt's last queries; see ``Ranker.first``."""

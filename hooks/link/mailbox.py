@@ -61,26 +61,25 @@ class Mailbox:
     One thread puts in, any thread reads: a reader reads one attribute and one clock.
 
     Attributes:
-        finds: Finds a ranking's blocks when it arrives; None: whoever applies it does.
-        max_stale_s: As given.
         copies: Whether blocks that go are copied: else nobody asks which are worth it.
-        ordered: Is told what to bring back when that arrives; must not wait, nor raise.
-        order: What the sidecar suggested last to bring back; see ``wanted``.
-        content_key: The sidecar's, to digest what salted prompts say; None before it is known.
     """
 
+    # finds a ranking's blocks when it arrives; None: whoever applies it does
     finds: Finds | None = None
     copies = True
+    # is told what to bring back when that arrives; must not wait, nor raise
     ordered: Callable[[Keys], None] | None = None
 
     def __init__(self, max_stale_s: float, protect_stale_s: float, clock: Clock) -> None:
         self._clock = clock
-        self.max_stale_s = max_stale_s
+        self.max_stale_s = max_stale_s  # as given
         self._protect_stale = protect_stale_s
         self._ranking: EvictionRanking | None = None
         self._admission: AdmissionAdvice | None = None
+        # what the sidecar suggested last to bring back; see `wanted`
         self.order: Keys | None = None
         self._tips_until = -math.inf
+        # the sidecar's, to digest what salted prompts say; None before it is known
         self.content_key: bytes | None = None
         self._told: deque[tuple[int, float]] = deque(maxlen=_TOLD)  # see ``mark_sent``
 

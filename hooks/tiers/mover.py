@@ -123,7 +123,6 @@ class TierMover:
     it overwrites, and a slow disk delays nothing else.
 
     Attributes:
-        answers: Outcomes of the jobs.
         lanes: The threads of disk and shared store.
     """
 
@@ -150,7 +149,7 @@ class TierMover:
         self.lanes = RecordLanes(
             disk, records, arena, self._memory, watch, self._release, self._refuse
         )
-        self.answers = Answers(_start(arena, disk, hash_bytes, name))
+        self.answers = Answers(_start(arena, disk, hash_bytes, name))  # outcomes of the jobs
         self._once = Once(logger)
         if arena.problem is not None:
             logger.warning(_LESS, arena.capacity, arena.problem)

@@ -44,11 +44,10 @@ class FoundBlocks(NamedTuple):
     """Free blocks that hold wanted keys.
 
     Attributes:
-        places: Of their keys among those that were asked for.
         ids, blocks, hashes: Of each, its number, itself, and its hash with the group's id.
     """
 
-    places: Sequence[int]
+    places: Sequence[int]  # of their keys among those that were asked for
     ids: BlockIds
     blocks: list[KVCacheBlock]
     hashes: list[bytes]
@@ -146,9 +145,6 @@ class BlockIndex:
     What steps change is noted later, on the client's thread, or when a key is looked up here. An
     entry may be outdated, and is checked before use: ``find`` returns a block only while it still
     carries the key that it was noted with.
-
-    Attributes:
-        late: What changed and is not noted here yet.
     """
 
     def __init__(
@@ -171,7 +167,7 @@ class BlockIndex:
         self._further: dict[int, int] = {}  # by key: how many blocks hold it beside the first
         self._freed_at = np.full(len(pool.blocks), -math.inf)  # seconds, by block id
         self._most = _MOST_PER_BLOCK * len(pool.blocks)
-        self.late = LateNotes()
+        self.late = LateNotes()  # what changed and is not noted here yet
 
     def __len__(self) -> int:
         self.catch_up()

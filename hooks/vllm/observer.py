@@ -167,16 +167,11 @@ _LONGEST_WAIT_S: Final = 86_400.0  # beyond, an arrival is by another clock; cho
 
 
 class Scheduled(NamedTuple):
-    """A request that was scheduled, and is not over.
-
-    Attributes:
-        meaning: What its caller says of it.
-        since: When it was first scheduled, by the observer's clock.
-    """
+    """A request that was scheduled, and is not over."""
 
     request: Request
-    meaning: CheckedHints
-    since: float
+    meaning: CheckedHints  # what its caller says of it
+    since: float  # when it was first scheduled, by the observer's clock
 
 
 def waited_s(request: Request) -> float:

@@ -39,17 +39,12 @@ class Use(Enum):
 
 
 class Need(NamedTuple):
-    """One row of the table.
+    """One row of the table."""
 
-    Attributes:
-        module: The module to import it from.
-        path: Its name there, with those of the classes around it.
-        parameters: The parameters that we know; of a callable, at least all that are required.
-    """
-
-    module: str
-    path: str
+    module: str  # the module to import it from
+    path: str  # its name there, with those of the classes around it
     use: Use
+    # the parameters that we know; of a callable, at least all that are required
     parameters: tuple[str, ...] = ()
     part: Part = Part.ALL
 

@@ -206,16 +206,13 @@ class HeadGuard:
 
     If no other block is free, the least precious are laid at the head; a block that becomes free
     then goes before them.
-
-    Attributes:
-        moved: Blocks moved since the engine's start.
-        relaid: Told the numbers of blocks that were moved to the back.
-        covered: Called when blocks were laid before those that stood at the head.
     """
 
     def __init__(self, pool: BlockPool, window: Window, protection: ProtectedKeys) -> None:
-        self.moved = 0
+        self.moved = 0  # blocks moved since the engine's start
+        # told the numbers of blocks that were moved to the back
         self.relaid: Callable[[Sequence[int]], object] = len
+        # called when blocks were laid before those that stood at the head
         self.covered: Callable[[], object] = int
         self._ready: set[int] = set()  # ids of those that stand from the marker on
         self._ready_for = 0  # so many blocks, from the marker on, can go first

@@ -27,17 +27,13 @@ class Victims:
     A block that is free, with the hash that it was laid with, stands where it was laid, unless
     somebody moved it: whoever does that says so (``forget``). All work is done on many at once: a
     step of 16k tokens takes a thousand.
-
-    Attributes:
-        blocks: In their order.
-        followed: bool ``[pool_blocks]``, by number: which blocks are among them.
-        looked: How many of them, from the front, were looked at; see ``look``.
     """
 
     def __init__(self, pool_blocks: int) -> None:
-        self.blocks: list[KVCacheBlock] = []
+        self.blocks: list[KVCacheBlock] = []  # in their order
+        # bool `[pool_blocks]`, by number: which blocks are among them
         self.followed: npt.NDArray[np.bool_] = np.zeros(pool_blocks, dtype=bool)
-        self.looked = 0
+        self.looked = 0  # how many of them, from the front, were looked at; see `look`
         self._hashes: list[bytes] = []
         self._ids: npt.NDArray[np.int64] = np.empty(0, dtype=np.int64)
 
@@ -158,19 +154,10 @@ class Window:
 
     What the next step may take is laid at once, the others a part in each step. There are hardly
     more of them than one step can take: whatever the next ranking lays anew was laid in vain.
-
-    Attributes:
-        reach: The most blocks that the next step can take.
-        prompts: Of them, those of prompts that it can begin or go on with.
-        ahead: Steps as large as those of late for which victims are laid beforehand. What one takes
-            for prompts is known when these are looked up, and early enough to lay it.
-        laid_more: Told of the victims when more are laid, and whether these are the first.
-        laid: Blocks moved to the head since the engine's start.
-        recycled: Ranked blocks left alone since then: gone, reused, referenced, or used since.
     """
 
-    reach: int
-    prompts: int
+    reach: int  # the most blocks that the next step can take
+    prompts: int  # of them, those of prompts that it can begin or go on with
     _largest_step: float  # of late
 
     def __init__(
@@ -183,7 +170,8 @@ class Window:
     ) -> None:
         self._blocks_per_step = blocks_per_step
         self._size_steps()
-        self.laid = 0
+        self.laid = 0  # blocks moved to the head since the engine's start
+        # ranked blocks left alone since then: gone, reused, referenced, or used since
         self.recycled = 0
         self._pool = pool
         self._index = index
@@ -193,7 +181,10 @@ class Window:
         self._next = 0  # place in the order of the next victim
         self._victims = Victims(len(pool.blocks))
         self._due = False
+        # steps as large as those of late for which victims are laid beforehand. What one takes for
+        # prompts is known when these are looked up, and early enough to lay it
         self.ahead = 0
+        # told of the victims when more are laid, and whether these are the first
         self.laid_more: Callable[[Victims, bool], None] = _nobody_asks
 
     @property

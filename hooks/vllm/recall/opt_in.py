@@ -26,18 +26,12 @@ Owner = tuple[Domain, str]
 
 @dataclass(frozen=True, slots=True)
 class _Branch:
-    """What a session's last approximate request left.
+    """What a session's last approximate request left."""
 
-    Attributes:
-        tokens: The tokens of its whole blocks.
-        hashes: The hashes of these blocks; from the first approximate one on they follow from a
-            nonce.
-        exact: Number of blocks before that one.
-    """
-
-    tokens: TokenBytes
+    tokens: TokenBytes  # the tokens of its whole blocks
+    # the hashes of these blocks; from the first approximate one on they follow from a nonce
     hashes: Sequence[bytes]
-    exact: int
+    exact: int  # number of blocks before that one
 
 
 class OwnBranches:

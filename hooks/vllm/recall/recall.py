@@ -38,17 +38,13 @@ class SplicePlan:
     """What a load brings for one request.
 
     Attributes:
-        first: Blocks that the pool holds.
-        loaded: Blocks after those that have exact copies.
-        pieces: What is spliced after those.
-        at: When the plan was made, monotonic seconds.
         lost, version: The directory's count of lost copies and the index's version at that time.
     """
 
-    first: int
-    loaded: int
-    pieces: tuple[Piece, ...]
-    at: float
+    first: int  # blocks that the pool holds
+    loaded: int  # blocks after those that have exact copies
+    pieces: tuple[Piece, ...]  # what is spliced after those
+    at: float  # when the plan was made, monotonic seconds
     lost: int
     version: int
 
@@ -229,9 +225,7 @@ class SpanRecall:
     """Covers the start of opted-in prompts: exact prefix, exact copies, then spans of other copies.
 
     Attributes:
-        exact: The ledger's.
         exact_only: The given one.
-        copies: Copies wanted of opted-in requests' blocks.
     """
 
     def __init__(
@@ -253,8 +247,8 @@ class SpanRecall:
         self._branches = OwnBranches(group.block_size)
         self._own = OwnText(index, group.block_size, opt_in, limits.most_generations)
         self._tried: set[str] = set()  # spliced once: if that failed, it would fail again
-        self.exact = ledger.exact
-        self.copies = WantedCopies(ledger)
+        self.exact = ledger.exact  # the ledger's
+        self.copies = WantedCopies(ledger)  # copies wanted of opted-in requests' blocks
 
     def on_new_request(self, request: Request) -> None:
         """Let a session's request find the session's approximate blocks, before anything is looked

@@ -31,17 +31,11 @@ _REQUESTS: Final = 1024  # requests whose embedded blocks are remembered; chosen
 
 
 class LayerQuery(NamedTuple):
-    """One layer's decode query for the sampled request.
+    """One layer's decode query for the sampled request."""
 
-    Attributes:
-        layer: Index of the layer in the cache.
-        query: [query heads, dims], rotated.
-        scale: Factor of the attention logits.
-    """
-
-    layer: int
-    query: Tensor
-    scale: float
+    layer: int  # index of the layer in the cache
+    query: Tensor  # [query heads, dims], rotated
+    scale: float  # factor of the attention logits
 
 
 def confidence_scores(cache: PagedKv, logits: Tensor, spans: Sequence[slice]) -> Tensor:
@@ -156,24 +150,16 @@ class ReadBack:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What was measured of one request on one sampled decode step.
+    """What was measured of one request on one sampled decode step."""
 
-    Attributes:
-        request_id: vLLM's request id.
-        confidence: The model's confidence in the next token, in [0, 1].
-        mass: Little-endian float32, each block's share of the attention, in prompt order; empty if
-            no layer was sampled.
-        places: Positions of the request's blocks that have an embedding here.
-        dim: Width of an embedding.
-        vectors: float16 ``[places, dim]``.
-    """
-
-    request_id: str
-    confidence: float
+    request_id: str  # vLLM's request id
+    confidence: float  # the model's confidence in the next token, in [0, 1]
+    # little-endian float32, each block's share of the attention, in prompt order; empty if no layer
+    # was sampled
     mass: bytes = b""
-    places: tuple[int, ...] = ()
-    dim: int = 0
-    vectors: bytes = b""
+    places: tuple[int, ...] = ()  # positions of the request's blocks that have an embedding here
+    dim: int = 0  # width of an embedding
+    vectors: bytes = b""  # float16 `[places, dim]`
 
 
 @dataclass
@@ -211,29 +197,18 @@ _ROWS: Final = 8  # most requests whose confidence is measured per sampled step;
 
 
 class SampledRequest(NamedTuple):
-    """What is measured of one request's attention.
+    """What is measured of one request's attention."""
 
-    Attributes:
-        queries: Of the sampled layers; empty if only confidence is measured.
-        table: int [n], the request's blocks, in host memory or on the cache's device.
-        tokens: Tokens that the query attends to.
-    """
-
-    queries: Sequence[LayerQuery]
-    table: Tensor
-    tokens: int
+    queries: Sequence[LayerQuery]  # of the sampled layers; empty if only confidence is measured
+    table: Tensor  # int [n], the request's blocks, in host memory or on the cache's device
+    tokens: int  # tokens that the query attends to
 
 
 class PendingMeasures(NamedTuple):
-    """Measures of one step, on their way to host memory.
+    """Measures of one step, on their way to host memory."""
 
-    Attributes:
-        names: Request ids, the one with sampled attention first.
-        values: Confidence scores; then, if attention was sampled, masses, positions and keys of
-            blocks.
-    """
-
-    names: Sequence[str]
+    names: Sequence[str]  # request ids, the one with sampled attention first
+    # confidence scores; then, if attention was sampled, masses, positions and keys of blocks
     values: ReadBack
 
 

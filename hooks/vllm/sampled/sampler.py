@@ -48,9 +48,6 @@ class SamplingBudget:
 
     Attributes:
         steps, with_layers: Number of sampled steps, and of those with sampled layers.
-        spent_s: Seconds that they took.
-        expected_s: Expected cost of a sample in seconds, at the last context length and with all
-            layers.
     """
 
     def __init__(self, clock: Clock, used: Clock, share: float, strict: bool = False) -> None:
@@ -63,9 +60,10 @@ class SamplingBudget:
         self._balance = 0.0
         self._plain = _Estimate(_STRICT_S if strict else _LEAST_S)
         self._layer_token = _Estimate(_STRICT_LAYER_TOKEN_S if strict else _LAYER_TOKEN_S)
+        # expected cost of a sample in seconds, at the last context length and with all layers
         self.expected_s = self._plain.value
         self.steps = self.with_layers = 0
-        self.spent_s = 0.0
+        self.spent_s = 0.0  # seconds that they took
 
     def is_due(self) -> bool:
         """Return whether this decode step is to be sampled; stays true until ``took`` is called."""
@@ -210,31 +208,19 @@ _TOKENS: Final = 1 << 17  # longest context whose attention is sampled; chosen
 
 
 class SampledLayer(NamedTuple):
-    """An attention layer that may be sampled.
+    """An attention layer that may be sampled."""
 
-    Attributes:
-        place: Index of the layer in the cache.
-        impl: vLLM's attention object; its ``forward`` is patched on sampled steps.
-    """
-
-    place: int
-    impl: Any
+    place: int  # index of the layer in the cache
+    impl: Any  # vLLM's attention object; its `forward` is patched on sampled steps
 
 
 class SamplingTarget(NamedTuple):
-    """The request whose attention is sampled on this step.
+    """The request whose attention is sampled on this step."""
 
-    Attributes:
-        row: Its row in the batch.
-        query: Index of its token in the batch.
-        tokens: Length of its context, newest token included.
-        layers: How many layers are sampled.
-    """
-
-    row: int
-    query: int
-    tokens: int
-    layers: int
+    row: int  # its row in the batch
+    query: int  # index of its token in the batch
+    tokens: int  # length of its context, newest token included
+    layers: int  # how many layers are sampled
 
 
 class StepSampler:
