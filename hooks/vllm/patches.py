@@ -18,10 +18,10 @@ from ..settings import (
     TIERS_KEY,
     engine_settings,
 )
-from .installed import live_misfits
 from .patching import Method, after, patch
 from .relied_on import Part
 from .shapes import reason_to_decline
+from .versions import live_misfits
 
 if TYPE_CHECKING:
     from vllm.config import KVTransferConfig

@@ -27,7 +27,6 @@ from ..settings import (
     switched_on,
 )
 from ..threads import log_where_vllm_logs
-from .installed import READ, WHAT_FITS, is_known, live_unknown_places
 from .patches import (
     follow_connectors,
     follow_schedulers,
@@ -39,6 +38,7 @@ from .patches import (
 from .patching import after, is_patched
 from .sampled.attach import follow_runners
 from .shapes import reason_for_no_tiers, reason_to_decline
+from .versions import READ, WHAT_FITS, is_known, live_unknown_places
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig

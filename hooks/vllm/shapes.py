@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from ..settings import CONNECTOR
-from .installed import WHAT_FITS, live_misfits
 from .relied_on import Part
+from .versions import WHAT_FITS, live_misfits
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
