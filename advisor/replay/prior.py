@@ -48,9 +48,8 @@ def learn_prior(
     stops = np.array(whole.features)
     stops[:, STATED_FEATURE] = np.nan
     known = np.concatenate([blind, stops, whole.features])
-    cohort = Cohort(
-        known.__getitem__, *(np.tile(each, 3) for each in (whole.age, whole.returned, whole.weight))
-    )
+    age, returned, weight = whole.age, whole.returned, whole.weight
+    cohort = Cohort(known.__getitem__, np.tile(age, 3), np.tile(returned, 3), np.tile(weight, 3))
     model = ReturnModel(_scales(known), step=_STEP, pull=_PULL)
     for done in range(0, steps, _STRIDE):
         warm = min(1.0, (done + _STRIDE) / (0.2 * steps))
