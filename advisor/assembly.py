@@ -52,7 +52,7 @@ class Sidecar:
 
 def assemble(
     config: Config,
-    opened: ExitStack,
+    opened: ExitStack,  # receives what must be closed, in that order
     *,
     path: Path | None,
     overrides: Mapping[str, Any],
@@ -61,11 +61,7 @@ def assemble(
 ) -> Sidecar:
     """Make every part. Engines can connect from here on, and are not read yet.
 
-    Args:
-        opened: Receives what must be closed, in that order.
-
-    Raises:
-        ConfigError: An address cannot be used.
+    Raises ConfigError.
     """
     wake, graph = Wake(), new_graph(config, clock)
     opened.callback(wake.close)
@@ -121,7 +117,6 @@ def new_graph(config: Config, clock: Callable[[], float]) -> KVCacheGraph:
 def _open_sockets(
     config: Config, token: str, opened: ExitStack, clock: Callable[[], float]
 ) -> tuple[EngineListener, list[KvEventSource]]:
-    """The socket that engines connect to, and the sources of watched engines."""
     folder = config.sidecar.keys
     keys = load_sidecar_keys(folder, zmq.curve_public) if folder else None
     front = EngineListener(

@@ -52,10 +52,8 @@ _COMMANDS: Final = {
         "Say why a request, or a session's last one, found no more of its prompt in the cache."),
     "explain": _Command(_ASK, "tools.terminal:explain",
         "Say why a block ranks where it does, what a session does, or who recalls a memory."),
-    "diff": _Command(_ASK, "tools.diff:diff",
-        "Compare two recordings, or two stretches of time: what was found, and what moved most."),
     "export": _Command(_ASK, "tools.export:export",
-        "Write what a sidecar or a recording knows, for other tools."),
+        "Write the graph that a sidecar or a snapshot holds, for other tools."),
     "route": _Command(_SERVE, "fleet.command:route",
         "One OpenAI-compatible address in front of several engines: sessions go where their KV is.",
         "route"),
@@ -68,8 +66,6 @@ _COMMANDS: Final = {
         "Run a sidecar that also writes what its engines do, as a trace without texts or names."),
     "replay": _Command(_LAB, "replay.cli:replay",
         "Replay traces: what would each eviction policy have found in the cache?"),
-    "tune": _Command(_LAB, "replay.cli:tune",
-        "Search the score's weights on a trace's first part; the sidecar loads what is written."),
     "plan": _Command(_LAB, "replay.plan:plan",
         "How many engines, how much host memory, which routing: hit rate and TTFT over cost."),
     "closed": _Command(_LAB, "replay.closed_arms:closed",
@@ -98,8 +94,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def build_app(command: str | None) -> typer.Typer:
     """Make the command line; only ``command`` is imported, of the others the help is listed.
 
-    Raises:
-        KvGraphError: ``command`` lacks what it needs, or is one of a clone and not installed.
+    Raises KvGraphError.
     """
     entries = {each.name: each for each in importlib.metadata.entry_points(group=COMMAND_GROUP)}
     absent = [name for name in _OF_A_CLONE if name not in entries]

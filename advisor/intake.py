@@ -83,7 +83,6 @@ class Intake:
         self.counters: Counter[str] = Counter()
 
     def receive_and_apply(self) -> None:
-        """Receive and apply what has arrived, up to a bound."""
         for run in _joined(self._subscriber.receive(MESSAGES_A_TURN, TURN_S)):
             if not self._apply(run.engine, run.events, run.batches):
                 self._subscriber.withhold_advice(run.engine)

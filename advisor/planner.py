@@ -110,25 +110,22 @@ class _Basis(NamedTuple):
 
 
 class GraphEvictionAdvisor:
-    """Ranks each live engine's blocks and copies, on a thread of its own.
-
-    Args:
-        graph: Read under its lock, one engine at a time; what is ranked is copied first, so that
-            ingest does not wait for rankings.
-        engines: Returns the ids of engines whose residency is known for sure, each with how many of
-            its batches the graph has applied.
-        wake: Called after each round, from this object's thread.
-    """
+    """Ranks each live engine's blocks and copies, on a thread of its own."""
 
     def __init__(
         self,
+        # read under its lock, one engine at a time; what is ranked is copied first, so that ingest
+        # does not wait for rankings
         graph: KVCacheGraph,
+        # returns the ids of engines whose residency is known for sure, each with how many of its
+        # batches the graph has applied
         engines: Callable[[], Mapping[str, int]],
         *,
         interval_s: float,
         max_ranked: int,
         prefetch: PrefetchConfig,
         clock: Callable[[], float],
+        # called after each round, from this object's thread
         wake: Callable[[], None] = lambda: None,
     ) -> None:
         self._graph = graph
@@ -315,7 +312,6 @@ class GraphEvictionAdvisor:
 
 
 def _note(graph: KVCacheGraph, engine: str, ranking: EvictionRanking, log: RateLimitedLog) -> None:
-    """Tell the log of evictions by which ranking an engine evicts from now on."""
     column = graph.tables.engines.get(engine)
     if column is None:
         return

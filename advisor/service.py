@@ -27,8 +27,7 @@ from .assembly import assemble
 from .config.config import Config, config_path, load
 from .config.sections import HttpConfig
 from .intake import MESSAGES_A_TURN, Tap
-from .page import explain
-from .page.routes import page_router
+from .page.routes import explaining_router, page_router
 from .page.status import Status
 from .policies.registry import set_weights
 from .process.process import ParentWatch, RateLimitedLog
@@ -43,23 +42,18 @@ _LONGEST_SLEEP_S: Final = 1.0  # then the configuration file and the parent are 
 class Service:
     """One sidecar. Everything that touches a socket happens in the thread that calls ``run``.
 
-    Args:
-        path: The configuration's file, watched for changes.
-        overrides: Settings of the command line; they win over the file at each reload.
-        parent: Process id; the sidecar exits when that process is gone.
-        tap: Called with every engine's events after they were applied, on ``run``'s thread.
-
-    Raises:
-        ConfigError: An address cannot be used.
+    Raises ConfigError.
     """
 
     def __init__(
         self,
         config: Config,
         *,
-        path: Path | None = None,
+        path: Path | None = None,  # the configuration's file, watched for changes
+        # settings of the command line; they win over the file at each reload
         overrides: Mapping[str, Any] | None = None,
-        parent: int | None = None,
+        parent: int | None = None,  # process id; the sidecar exits when that process is gone
+        # called with every engine's events after they were applied, on `run`'s thread
         tap: Tap | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -192,7 +186,7 @@ def _http_server(status: Status, http: HttpConfig, token: str) -> HttpServer:
                 status,
                 hosts,
                 token,
-                explain.router(status.page),
+                explaining_router(status.page),
                 partial(page_router, status.page),
             ),
             http.host,

@@ -124,8 +124,7 @@ _INSTALL: Final = "pip install 'kvgraph[otel]'"
 def sender_for(config: TracingConfig) -> Sender | None:
     """A sender, by the configuration or by OpenTelemetry's variables; None without an endpoint.
 
-    Raises:
-        ConfigError: ``tracing.endpoint`` is set, and OpenTelemetry is not installed.
+    Raises ConfigError.
     """
     if os.environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
         return None

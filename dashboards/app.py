@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Depends, FastAPI, Query, Request
 from fastapi.exceptions import RequestValidationError
+from fastapi.openapi.utils import get_openapi
 from fastapi.responses import Response
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
@@ -14,7 +15,6 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from ..graph.errors import ConfigError, GraphError
 from .access import Access, add_assets, index, wants_page
 from .answer import as_json
-from .docs_page import add_schema
 from .metrics import SidecarCollector
 from .server import BodyLimit, TrustedHosts
 from .source import BusyError, StatusSource
@@ -29,7 +29,7 @@ _CONTENTS: Final = {
     "/sessions/NAME/explain": "what a session does and holds; needs the token",
     "/memories/ID/explain": "who recalls a memory, and which blocks hold it; needs the token",
     "/waiting": "requests that engines hold until there is room; needs the token",
-    "/v1/": "all that the page shows, see /v1/docs; needs the token",
+    "/v1/": "all that the page shows, see /v1/openapi.json; needs the token",
     "/open?token=…": "opens the page in a browser; `kvgraph open` gives the address",
 }
 
@@ -39,19 +39,15 @@ Pages = Callable[[Callable[..., None], Callable[..., None]], APIRouter]
 def create_app(
     source: StatusSource,
     allowed_hosts: Collection[str],
-    token: str,
-    questions: APIRouter,
+    token: str,  # the sidecar's secret; see `access`
+    questions: APIRouter,  # paths outside `/v1` that name sessions and blocks
+    # makes the router of `/v1` from two dependencies: one refuses requests that may not read names,
+    # the other requests that may not change anything
     pages: Pages,
 ) -> FastAPI:
     """Make the application; starts nothing.
 
     Wrong input is answered with 4xx and a ``detail``; an unknown block or session with 404.
-
-    Args:
-        token: The sidecar's secret; see ``access``.
-        questions: Paths outside ``/v1`` that name sessions and blocks.
-        pages: Makes the router of ``/v1`` from two dependencies: one refuses requests that may not
-            read names, the other requests that may not change anything.
     """
     app = FastAPI(title="kvgraph", docs_url=None, redoc_url=None, openapi_url=None)
     app.add_middleware(BodyLimit)
@@ -67,7 +63,10 @@ def create_app(
     app.include_router(questions, dependencies=[Depends(access.reads())])
     page = pages(access.reads(), access.edits())
     app.include_router(page)
-    add_schema(app, page)
+
+    @app.get("/v1/openapi.json")  # needs no token: it names models and no data
+    def schema() -> dict[str, Any]:
+        return get_openapi(title="kvgraph", version="1", routes=page.routes)
 
     @app.get("/open")
     def open_page(request: Request, token: Annotated[str, Query(max_length=256)] = "") -> Response:

@@ -136,8 +136,7 @@ def held_by_kernel(connection: socket.socket | None, queue: int = termios.TIOCOU
 class HttpServer:
     """Listens at once, serves after ``start``; see ``TimeoutProtocol`` for its deadlines.
 
-    Raises:
-        OSError: The address cannot be had.
+    Raises OSError.
     """
 
     def __init__(self, app: ASGIApp, host: str, port: int) -> None:

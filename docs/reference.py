@@ -56,7 +56,6 @@ PLAIN: Final = {
     "/memories/{name}/explain": "who recalls a memory, and which blocks hold it",
     "/v1/events": "server-sent events: what changed, once a second",
     "/v1/openapi.json": "the schema of all paths below `/v1`",
-    "/v1/docs": "the same as a page, which needs no network",
     "/open": "the page, after a cookie with the token is set; `kvgraph open` gives the address",
 }
 # Pages of the repository's root, by their names on the site.

@@ -104,7 +104,6 @@ class RoomLedger:
             self._taken += blocks
 
     def is_promised(self, request_id: str) -> bool:
-        """Whether the request has reserved room and has not started."""
         return request_id in self._promised
 
     def begin(self, request_id: str, now: float) -> None:
@@ -115,7 +114,6 @@ class RoomLedger:
             self._drop_until(now - _KEPT_S)
 
     def drop(self, request_id: str) -> None:
-        """Return the room of a request that ended."""
         self._taken -= self._promised.pop(request_id, 0)
 
     def remaining(self, advice: AdmissionAdvice) -> float:
@@ -153,11 +151,6 @@ class Saturation:
         self.is_reached = False  # whether requests queue so often that the engine cannot keep up
 
     def note_arrival(self, *, queued: bool) -> None:
-        """Count a request that arrived.
-
-        Args:
-            queued: Whether others were queued, or held for room, at that time.
-        """
         self.share += (float(queued) - self.share) / _REMEMBERED
         self.is_reached = self.share >= (AT_EASE if self.is_reached else SATURATED)
 
@@ -271,7 +264,6 @@ class HoldingRule:
         return True
 
     def is_let_in(self, request_id: str) -> bool:
-        """Whether a request has reserved room and has not started."""
         return self._room.is_promised(request_id)
 
     def is_full(self, advice: AdmissionAdvice | None) -> bool:
@@ -279,7 +271,6 @@ class HoldingRule:
         return advice is not None and self._room.remaining(advice) <= 0
 
     def started(self, request_id: str, now: float) -> None:
-        """Note that a request was scheduled."""
         self._room.begin(request_id, now)
 
     def removed(self, request_id: str) -> Held | None:
@@ -320,10 +311,6 @@ class HoldingRule:
         resident session's turn may evict that session's blocks. It was patient if it has waited
         ``HOLD_PATIENCE_S``, or as long as a whole pool of prompts takes to compute if that is less;
         while few prompts queue, any wait is enough.
-
-        Args:
-            idle: The engine has no work but held requests.
-            free: No request is queued, and the prompt of the last one released has been computed.
         """
         self._met = None
         if not idle or not len(self._order):

@@ -30,11 +30,7 @@ else:
 
 
 def require_compiled() -> None:
-    """Say at once, and not at the first event, what is missing.
-
-    Raises:
-        CompiledPartMissingError: It is.
-    """
+    """Say at once, and not at the first event, what is missing; raises CompiledPartMissingError."""
     _ = core.find
 
 

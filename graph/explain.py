@@ -51,7 +51,6 @@ _STOPS = {
 
 
 def why_linked(tables: Tables, edge: Edge) -> str:
-    """Why an edge exists, and what its weight counts."""
     match edge.kind:
         case EdgeType.TEMPORAL:
             return "the one follows the other in a prompt or an answer"
@@ -204,7 +203,6 @@ def subgraph(tables: Tables, row: int, hops: int, limit: int) -> dict[str, Any]:
 
 
 def edge_link(tables: Tables, edge: Edge) -> dict[str, Any]:
-    """One edge in node-link form."""
     return {
         "source": _source(tables, edge),
         "target": _target(tables, edge),
@@ -312,8 +310,7 @@ def _parent(tables: Tables, row: int) -> str | None:
 def session_row(tables: Tables, name: str, tenant: str | None) -> int:
     """The row of a session; without a tenant, the one without tenant or the only one of that name.
 
-    Raises:
-        GraphError: No such session is known, or several tenants have one.
+    Raises GraphError.
     """
     if tenant is not None:
         row = tables.sessions.find(name, tables.tenants.find(tenant))
@@ -413,8 +410,7 @@ def row_of(tables: Tables, key: BlockKey) -> int:
     """The row of the block with this key; among several models' blocks, a held one, the latest
     used.
 
-    Raises:
-        GraphError: No such block is known, or ``key`` is out of range.
+    Raises GraphError.
     """
     if not 0 <= key < 1 << 64:
         raise GraphError(f"a block key is a number from 0 to 2**64 - 1, not {key}")
@@ -439,11 +435,7 @@ _SHOWN: Final = 16  # blocks
 
 
 def explain_memory(view: View, name: str) -> dict[str, Any]:
-    """A memory's properties, and the blocks that hold it.
-
-    Raises:
-        GraphError: No block ever named it.
-    """
+    """A memory's properties, and the blocks that hold it; raises GraphError."""
     tables, blocks = view.tables, view.tables.blocks
     memory = tables.memories.find(name)
     if memory == NO_ROW:

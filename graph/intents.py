@@ -150,10 +150,7 @@ def _room(
 def target_rows(tables: Tables, target: Target) -> Rows:
     """int32 ``[n]``: the target's rows, nearest to the start of their chains first.
 
-    Rows of other tenants are left out.
-
-    Raises:
-        GraphError: The target names none or several things, or no such block is known.
+    Rows of other tenants are left out. Raises GraphError.
     """
     if target.named != 1:
         raise GraphError(
@@ -218,18 +215,14 @@ _NO_SIGNAL = "it says neither that the session waits for a tool or a person, nor
 
 
 class IntentBook:
-    """Applies intents to the graph's columns; the caller holds the graph's lock.
-
-    Args:
-        signalled: Applies a session signal; returns False for an unknown session.
-        clock: Monotonic seconds.
-    """
+    """Applies intents to the graph's columns; the caller holds the graph's lock."""
 
     def __init__(
         self,
         tables: Tables,
+        # applies a session signal; returns False for an unknown session
         signalled: Callable[[SessionSignal, float], bool],
-        clock: Callable[[], float],
+        clock: Callable[[], float],  # monotonic seconds
     ) -> None:
         self._tables = tables
         self._signalled = signalled

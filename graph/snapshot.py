@@ -48,11 +48,10 @@ class _Names(msgspec.Struct):
 def save(graph: KVCacheGraph, path: Path) -> int:
     """Write a snapshot; an earlier file stays in place until the new one is complete.
 
+    Raises SnapshotError.
+
     Returns:
         Bytes written.
-
-    Raises:
-        SnapshotError: The file cannot be written.
     """
     with graph.lock:
         arrays = columns_of(graph.tables, graph.clock())
@@ -69,12 +68,7 @@ def save(graph: KVCacheGraph, path: Path) -> int:
 
 
 def load(graph: KVCacheGraph, path: Path) -> None:
-    """Fill an empty graph from a snapshot.
-
-    Raises:
-        SnapshotError: The file cannot be read, is damaged, or is of another version; the graph
-            is unchanged.
-    """
+    """Fill an empty graph from a snapshot; raises SnapshotError."""
     assert len(graph.tables.blocks) == 0, "a snapshot is loaded into an empty graph"
     tables = LoggedTables(graph.tables.limits)
     try:

@@ -173,9 +173,6 @@ def held_chains(tables: Tables, tips: Rows, engines: EngineColumns) -> HeldChain
 def shared_chains(tables: Tables, tips: Rows) -> Rows:
     """int32 ``[chains]``: how many first blocks of each chain are in a shared store, as reported by
     any engine; 0 for a chain that is too long to scan.
-
-    Args:
-        tips: As in ``held_chains``.
     """
     rows, given_up = _last_held(tables, tips, None, int(Tier.POOL))
     depth = known_depth(tables.blocks.depth[rows])

@@ -25,8 +25,7 @@ _NAME: Final = b"engine"
 def engine_keys() -> EngineKeys | None:
     """Load the CURVE keys that the environment names; None: it names none.
 
-    Raises:
-        ConfigError: They cannot be used.
+    Raises ConfigError.
     """
     named = os.environ.get(KEYS_VARIABLE, "").strip()
     try:
@@ -38,10 +37,7 @@ def engine_keys() -> EngineKeys | None:
 class EndpointAccess:
     """Authenticates at one endpoint: by keys if the environment names some, else by a token.
 
-    The token is that of the endpoint, or of the sidecar's runtime note.
-
-    Raises:
-        ConfigError: The keys cannot be used.
+    The token is that of the endpoint, or of the sidecar's runtime note. Raises ConfigError.
     """
 
     def __init__(self, endpoint: str) -> None:

@@ -85,7 +85,6 @@ def pack_keys(keys: Sequence[int]) -> bytes:
 
 
 def unpack(packed: bytes) -> list[int]:
-    """Return packed keys as a list of ints."""
     count = len(packed) // KEY_BYTES
     if count < _VECTORISE_FROM:
         return list(struct.unpack(f"<{count}Q", packed))

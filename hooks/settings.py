@@ -307,7 +307,6 @@ class StoreSettings:
 
     @property
     def is_mooncake(self) -> bool:
-        """Tell whether it is Mooncake's."""
         return self.place.startswith(MOONCAKE)
 
 
@@ -337,7 +336,6 @@ class TierSettings:
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> TierSettings:
-        """Return the settings that ``plain`` was made of."""
         directory, store = plain["cold_dir"], plain["store"]
         made = {
             "cold_dir": Path(directory) if directory else None,

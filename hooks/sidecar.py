@@ -39,7 +39,6 @@ class SocketDirectory:
         _remove_deserted(self.path.parent)
 
     def close(self) -> None:
-        """Remove the directory."""
         shutil.rmtree(self.path, ignore_errors=True)
         if self._key is not None:
             os.close(self._key)
@@ -112,21 +111,15 @@ def serve_command(endpoint: str) -> list[str]:
 
 
 class SidecarChild:
-    """A sidecar as a child process, and the daemon thread that keeps it running.
-
-    Args:
-        command: Makes the child's command line for an endpoint.
-        clock: Monotonic seconds.
-        backoff_s: Pause before the first restart; doubles with each one within a minute.
-        rest_s: Pause after it died ``MAX_STARTS_PER_MINUTE`` times in a minute.
-    """
+    """A sidecar as a child process, and the daemon thread that keeps it running."""
 
     def __init__(
         self,
-        command: Command = serve_command,
-        clock: Callable[[], float] = time.monotonic,
+        command: Command = serve_command,  # makes the child's command line for an endpoint
+        clock: Callable[[], float] = time.monotonic,  # monotonic seconds
+        # pause before the first restart; doubles with each one within a minute
         backoff_s: float = 0.25,
-        rest_s: float = REST_S,
+        rest_s: float = REST_S,  # pause after it died `MAX_STARTS_PER_MINUTE` times in a minute
     ) -> None:
         self._sockets = SocketDirectory()
         self.endpoint = f"ipc://{self._sockets.path}/kvgraph.sock"

@@ -12,11 +12,7 @@ from typing import Final
 
 
 class Once:
-    """Logs each kind of warning only the first time.
-
-    Args:
-        logger: Where the warnings go.
-    """
+    """Logs each kind of warning only the first time."""
 
     def __init__(self, logger: logging.Logger) -> None:
         self._logger = logger
@@ -51,11 +47,7 @@ _CLOSE_S: Final = 5.0  # seconds to finish when the engine ends; chosen
 # Not a ThreadPoolExecutor: the interpreter joins its threads when it exits, and one that hangs in a
 # system call to a dead disk would keep the engine from ending.
 class TaskThread:
-    """Runs tasks one after the other on a daemon thread.
-
-    Args:
-        name: The thread's name.
-    """
+    """Runs tasks one after the other on a daemon thread."""
 
     def __init__(self, name: str) -> None:
         self._tasks: SimpleQueue[Callable[[], None] | None] = SimpleQueue()

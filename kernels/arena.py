@@ -41,14 +41,13 @@ class Arena:
     ) -> None:
         """Reserve the address range, and page-lock it slab by slab if it is pinned.
 
+        Raises TransferError.
+
         Args:
             record: Layout of the records; its ``blocks`` is the capacity, unless the machine
                 refuses to page-lock so much.
             pin: Page-lock for DMA; by default, if CUDA is present.
             slab_bytes: Approximate bytes to commit, pin and release at a time.
-
-        Raises:
-            TransferError: Next to nothing can be page-locked.
         """
         self.capacity = record.blocks
         self.record_bytes = record.block_bytes
@@ -82,11 +81,7 @@ class Arena:
     def for_cache(
         cls, cache: KvLayout, budget_bytes: int, int8: bool = False, pin: bool | None = None
     ) -> Arena:
-        """Create an arena for a cache's blocks, as many as the budget holds.
-
-        Raises:
-            LayoutError: The budget does not hold one block.
-        """
+        """Create an arena for a cache's blocks, as many as the budget holds; raises LayoutError."""
         make = cache.int8_record if int8 else cache.record
         size = make(1).block_bytes
         if budget_bytes < size:
@@ -99,7 +94,6 @@ class Arena:
 
     @property
     def committed_bytes(self) -> int:
-        """Bytes taken from the machine now."""
         return int(self._committed.sum()) * self.per_slab * self.record_bytes
 
     def can_allocate(self, count: int) -> bool:
@@ -108,8 +102,7 @@ class Arena:
     def allocate(self, count: int) -> Int64s:
         """Allocate records of undefined content; returns their handles, int64 [count].
 
-        Raises:
-            SlotError: There are fewer free records.
+        Raises SlotError.
         """
         if not self.can_allocate(count):
             raise SlotError(f"{count} records asked for, {self.capacity - self.used} are free")
@@ -124,9 +117,7 @@ class Arena:
         """Free records that nothing moves to or from any more.
 
         Slabs that become empty are returned to the machine, unless they are page-locked.
-
-        Raises:
-            SlotError: A handle is stale, or is given twice; then nothing is freed.
+        Raises SlotError.
         """
         slots = self.slots(handles)
         if len(np.unique(slots)) != len(slots):
@@ -144,11 +135,7 @@ class Arena:
         return np.asarray(known & current & self._used[slots])
 
     def slots(self, handles: Handles) -> Int64s:
-        """Record numbers of handles, int64 [n], for spill, load and splice.
-
-        Raises:
-            SlotError: A handle is stale.
-        """
+        """Record numbers of handles, int64 [n], for spill, load and splice; raises SlotError."""
         stale = len(handles) - int(self.valid(handles).sum())
         if stale:
             raise SlotError(f"{stale} of {len(handles)} records were freed meanwhile")

@@ -37,14 +37,11 @@ def cache_directory() -> Path:
 
 
 def compiled(name: str, ingredients: list[str], build: Callable[[Path], None]) -> Path:
-    """The file that ``build`` makes from ``ingredients``, made once per machine.
+    """The file that ``build`` makes from ``ingredients``, made once per machine; raises BuildError.
 
     Args:
         name: File name, to which a digest of the ingredients is added.
         ingredients: Everything that the result depends on: sources, options, compiler, processor.
-
-    Raises:
-        BuildError: The directory cannot be written, or what ``build`` raises.
     """
     digest = hashlib.sha256("\0".join(ingredients).encode()).hexdigest()[:16]
     stem, dot, suffix = name.partition(".")
@@ -80,11 +77,7 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def load_library(name: str, sources: list[Path], options: list[str]) -> ctypes.CDLL:
-    """Compile ``sources[0]``, which may include the others, and load it.
-
-    Raises:
-        BuildError: There is no compiler, or it refuses the source.
-    """
+    """Compile ``sources[0]``, which may include the others, and load it; raises BuildError."""
     compiler = shutil.which("g++") or shutil.which("c++") or shutil.which("clang++")
     if compiler is None:
         raise BuildError("no C++ compiler found: install g++ (apt-get install g++)")
@@ -172,15 +165,7 @@ class Compiled:
 
 
 def compile_kernel(kernel: str, defines: Iterable[str], architecture: str) -> Compiled:
-    """The machine code of ``cuda/<kernel>.cu``, compiled or from the cache.
-
-    Args:
-        defines: Macros as ``NAME=value``.
-        architecture: Such as ``sm_90``.
-
-    Raises:
-        BuildError: A part is missing (names the pip command), or NVRTC refuses the source.
-    """
+    """The machine code of ``cuda/<kernel>.cu``, compiled or from the cache; raises BuildError."""
     defines = tuple(defines)
     core = _cuda_core()
     source = kernel_source(kernel)

@@ -49,18 +49,7 @@ class DiskTier:
     """
 
     def __init__(self, path: Path, record_bytes: int, capacity: int, identity: str) -> None:
-        """Open or create the file, with all its space reserved.
-
-        Args:
-            path: The file; created with mode 0600.
-            record_bytes: Size of every record.
-            capacity: Number of records that the file holds.
-            identity: Model, layout and whatever else the bytes depend on; a file of another
-                identity or size is started afresh.
-
-        Raises:
-            StorageError: No space, no permission, or another process has the file.
-        """
+        """Open or create the file, with all its space reserved; raises StorageError."""
         self.path, self.record_bytes, self.capacity = path, record_bytes, capacity
         self.damaged = 0  # records that did not match their checksum and were forgotten
         self.failed = 0  # reads and writes that the disk refused

@@ -120,11 +120,7 @@ class KvLayout:
         return page + head * self.head_stride + plane.offset(slot % self.tokens, dim)
 
     def scale_address(self, plane: Plane, layer: Numbers, slot: Numbers, head: Numbers) -> Numbers:
-        """The element offset of an int8 cell's fp32 scale.
-
-        Raises:
-            LayoutError: The layout has no scales.
-        """
+        """The element offset of an int8 cell's fp32 scale; raises LayoutError."""
         if plane.scale is None:
             raise LayoutError(f"{self.name}: {self.dtype} cells have no scale")
         page = slot // self.tokens * self.block_stride + layer * self.layer_stride
@@ -165,10 +161,7 @@ def gpu_layout(
     """A packed cache layout of vLLM's; ``order`` names its axes from outer to inner.
 
     With ``dtype=torch.int8`` cells are vLLM's ``int8_per_token_head``: K, fp32, V, fp32. MLA is
-    ``heads=1, head_dim=576, value_dim=0``.
-
-    Raises:
-        LayoutError: The order or the dtype is not known.
+    ``heads=1, head_dim=576, value_dim=0``. Raises LayoutError.
     """
     if order not in GPU_LAYOUTS:
         raise LayoutError(f"layout {order!r} is not known; allowed: {', '.join(GPU_LAYOUTS)}")
@@ -217,7 +210,6 @@ def _cell(key: Plane, value: Plane) -> int:
 
 
 def _compact(strides: list[int], axes: Sequence[tuple[int, int]], unit: int) -> list[int]:
-    """Packed strides for the axes, in the order of their present strides."""
     packed, step = [0] * len(axes), unit
     # An axis of extent 1 may carry any stride; by extent first, it sorts behind its equals.
     for i in sorted(range(len(axes)), key=lambda i: (strides[i], axes[i][0])):

@@ -22,8 +22,7 @@ def cpu_layout(
 ) -> KvLayout:  # fmt: skip
     """A cache layout of vLLM's CPU backend: LBHNC, K and V interleaved inside a (block, head).
 
-    Raises:
-        LayoutError: The instruction set or the dtype is not known, or the sizes do not fit it.
+    Raises LayoutError.
     """
     key, value = _cpu_planes(isa, tokens, head_dim)
     page = 2 * tokens * head_dim
@@ -37,20 +36,16 @@ def cpu_layout(
 
 
 def from_views(
-    views: Sequence[Tensor], isa: str | None = None, mla: bool = False, tokens: int | None = None
+    views: Sequence[Tensor],  # one tensor per layer, in order, over one allocation
+    isa: str | None = None,  # the CPU backend's instruction set (`cpu_isa`); None for a GPU layout
+    mla: bool = False,  # whether a cell is one latent vector without a V
+    # tokens of a block as the engine counts blocks; None if N says so. Attention that takes smaller
+    # blocks has views of parts, and the described blocks are whole ones
+    tokens: int | None = None,
 ) -> PagedKv:
     """Describe an engine's per-layer cache views [B, H, N, C], as vLLM hands them to a connector.
 
-    Args:
-        views: One tensor per layer, in order, over one allocation.
-        isa: The CPU backend's instruction set (``cpu_isa``); None for a GPU layout.
-        mla: Whether a cell is one latent vector without a V.
-        tokens: Tokens of a block as the engine counts blocks; None if N says so. Attention that
-            takes smaller blocks has views of parts, and the described blocks are whole ones.
-
-    Raises:
-        LayoutError: The views are not evenly spaced in one allocation, their cells have holes, or
-            the parts of a block do not adjoin.
+    Raises LayoutError.
     """
     views = views if tokens is None else [_whole_blocks(view, tokens) for view in views]
     first = views[0]

@@ -30,8 +30,7 @@ CHOICES: Final = ("auto", "reference")
 def prepare(cache: PagedKv, arena: PagedKv) -> None:
     """Compile and measure ahead of the first copies, which would wait for it: seconds on a GPU.
 
-    Raises:
-        BuildError: Memory is on a GPU and its kernels cannot be compiled.
+    Raises BuildError.
     """
     backend(cache, arena).prepare(cache, arena)
 
@@ -39,9 +38,7 @@ def prepare(cache: PagedKv, arena: PagedKv) -> None:
 def spill(blocks: Blocks, records: Blocks) -> None:
     """Copy blocks of a cache to records of the arena; see ``reference.spill``.
 
-    Raises:
-        SlotError: A number is out of range, or the two lists differ in length.
-        LayoutError: The layouts differ inside a block.
+    Raises SlotError or LayoutError.
     """
     _check_blocks(blocks, records)
     backend(blocks.kv, records.kv).spill(blocks, records)
@@ -56,9 +53,7 @@ def load(records: Blocks, blocks: Blocks) -> None:
 def splice(source: PagedKv, target: PagedKv, slots: SlotMap, rope: Rope) -> None:
     """Copy tokens to other positions, K rotated by Δ; see ``reference.splice``.
 
-    Raises:
-        SlotError: A slot is out of range (negative ones are skipped), or lengths differ.
-        LayoutError: The layouts hold different models.
+    Raises SlotError or LayoutError.
     """
     _check(source, slots.source, source.layout.slots, "slot", lowest=None)
     _check(target, slots.target, target.layout.slots, "slot", lowest=None)
@@ -74,12 +69,7 @@ def rotate_in_place(cache: PagedKv, slots: Tensor, delta: Tensor, rope: Rope) ->
 
 
 def backend(*memories: PagedKv) -> Backend:
-    """The back end that moves bytes between these memories.
-
-    Raises:
-        BuildError: Memory is on a GPU and its kernels cannot be compiled.
-        KernelError: The switch has an unknown value.
-    """
+    """The back end that moves bytes between these memories; raises BuildError or KernelError."""
     return fastest(any(kv.memory.is_cuda for kv in memories))
 
 
@@ -92,8 +82,7 @@ def observer(cache: PagedKv) -> Observer:
 def fastest(on_gpu: bool) -> Backend:
     """The back end for memory on a GPU or on the host; the switch is read at the first call.
 
-    Raises:
-        KernelError: The switch has an unknown value.
+    Raises KernelError.
     """
     chosen = os.environ.get(SWITCH, "auto")
     if chosen not in CHOICES:

@@ -82,23 +82,15 @@ class Rope:
 
 
 def rope_from_config(
-    config: Any,
+    config: Any,  # a `PretrainedConfig` or its `to_dict()`
+    # longest sequence that will ever be served; some variants change their frequencies beyond the
+    # trained length and are accepted only below it
     max_model_len: int | None = None,
+    # which of several rotations ("full_attention", …) if layers differ
     layer_type: str | None = None,
-    pairing: Pairing | None = None,
+    pairing: Pairing | None = None,  # overrides what is known of the model type
 ) -> Rope:
-    """The rotation that a model applies, from its Hugging Face configuration.
-
-    Args:
-        config: A ``PretrainedConfig`` or its ``to_dict()``.
-        max_model_len: Longest sequence that will ever be served; some variants change their
-            frequencies beyond the trained length and are accepted only below it.
-        layer_type: Which of several rotations ("full_attention", …) if layers differ.
-        pairing: Overrides what is known of the model type.
-
-    Raises:
-        RopeError: Keys of this model cannot be moved by a rotation, or a setting is missing.
-    """
+    """The rotation that a model applies, from its Hugging Face configuration; raises RopeError."""
     model = _text_config(config)
     name = str(model.get("_name_or_path") or model.get("model_type") or "this model")
     _refuse_other_positions(model, name)

@@ -23,8 +23,7 @@ class CopyPlan(NamedTuple):
 def copy_plan(source: KvLayout, target: KvLayout) -> CopyPlan:
     """The longest runs in which whole blocks go from ``source`` to ``target`` unchanged.
 
-    Raises:
-        LayoutError: The layouts differ inside a block, so that bytes cannot be copied unchanged.
+    Raises LayoutError.
     """
     check_same_model(source, target)
     if source.dtype != target.dtype or _interior(source) != _interior(target):

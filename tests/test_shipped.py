@@ -129,7 +129,7 @@ WITHOUT_EXTRAS = """
 import contextlib, io, sys
 missing = (
     "aiohttp bm25s cuda httpx langchain_core langgraph libcachesim matplotlib mooncake networkx"
-    " opentelemetry optuna psutil pyarrow ray tokenizers torch transformers vllm kvgraph_bench"
+    " opentelemetry psutil ray tokenizers torch transformers vllm kvgraph_bench"
 )
 sys.modules.update(dict.fromkeys(missing.split()))
 sys.path.insert(0, sys.argv[1])

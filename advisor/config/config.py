@@ -171,12 +171,11 @@ class _Environment(EnvSettingsSource):
 def load(path: Path | None = None, overrides: Mapping[str, Any] | None = None) -> Config:
     """Load and validate the configuration from file, environment and ``overrides``.
 
+    Raises ConfigError.
+
     Args:
         path: The TOML file; None: the one that ``KVGRAPH_CONFIG`` names, if any.
         overrides: Dotted keys and values from the command line, as in ``{"score.age": "0.02"}``.
-
-    Raises:
-        ConfigError: A key or a value is wrong, or the file cannot be read.
     """
     path = path or config_path()
     _check_environment()

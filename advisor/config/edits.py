@@ -32,9 +32,7 @@ from .sections import EdgeTypesConfig, ScoreConfig
 def with_values(text: str, section: str, values: Mapping[str, Any]) -> str:
     """Set these keys of a section in the text of a TOML file, and leave everything else as it was.
 
-    Raises:
-        ValueError: The text is not TOML.
-        TypeError: The section's name is that of a value.
+    Raises ValueError or TypeError.
     """
     windows = text.count("\r\n") == text.count("\n") > 0
     document = tomlkit.parse(text.replace("\r\n", "\n") if windows else text)

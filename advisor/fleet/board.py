@@ -45,13 +45,11 @@ class MeasuredSpeeds:
         return self._counts > 0
 
     def add(self) -> None:
-        """Add an engine."""
         self._timings = np.pad(self._timings, ((0, 1), (0, 0)))
         for name in ("_medians", "_squares", "_effects", "_counts"):
             setattr(self, name, np.pad(getattr(self, name), (0, 1)))
 
     def note(self, engine: int, seconds_per_token: float) -> None:
-        """Note a timing of an engine."""
         timing = float(np.log(seconds_per_token))
         level = float(np.median(self._latest)) if self._latest else timing
         self._timings[engine, self._counts[engine] % _KEPT] = timing - level
@@ -180,7 +178,6 @@ class EngineBoard:
         asked[number] += tokens
 
     def note_answer(self, number: int, refused: bool) -> None:
-        """Note whether an engine refused a request or began to answer it."""
         before = int(self.refusing[number])
         self.refusing[number] = min(MOST_REFUSING, before + 1) if refused else 0
 

@@ -84,11 +84,7 @@ _HOP_BY_HOP: Final = frozenset(
 
 
 class BadRequestError(Exception):
-    """A request that is not sent to any engine; its text says why.
-
-    Args:
-        status: The HTTP status of the refusal.
-    """
+    """A request that is not sent to any engine; its text says why."""
 
     def __init__(self, why: str, status: int = 400) -> None:
         super().__init__(why)
@@ -105,7 +101,6 @@ class Body:
         yield self.data
 
     def release(self) -> None:
-        """Drop the body: its answer has begun."""
         self.data = b""
 
 
@@ -176,8 +171,7 @@ def is_served(path: str) -> bool:
 def check_path(path: str) -> None:
     """Refuse a path that is not served, or has a segment ``.`` or ``..``, percent-encoded or not.
 
-    Raises:
-        BadRequestError: It is such a path.
+    Raises BadRequestError.
     """
     path = path.partition("?")[0]
     if not is_served(path):
@@ -223,21 +217,13 @@ class Callers:
         self._last.note(turn.prompt, turn.session)
 
     def answered(self, turn: Turn, first: bytes) -> None:
-        """Remember the id of a turn's response, so that the next turn may continue it.
-
-        Args:
-            first: The answer's first bytes.
-        """
+        """Remember the id of a turn's response, so that the next turn may continue it."""
         if found := _RESPONSE.search(first, 0, _LONGEST_HEAD):
             with self._lock:
                 self._responses[turn.prompt.scope, found[1].decode()] = turn.session
 
     def read(self, method: str, path: str, headers: Headers, body: bytes) -> ParsedRequest:
-        """Parse a request.
-
-        Raises:
-            BadRequestError: Its session's name or its path is not allowed.
-        """
+        """Parse a request; raises BadRequestError."""
         what = path.partition("?")[0]
         check_path(what)
         call = Call(method, _without_slash(path), _passed_on(headers), Body(body))
@@ -259,14 +245,7 @@ class Callers:
         return ParsedRequest(call, turn)
 
     def turn(self, fields: Mapping[str, Any], headers: Headers, named: str | None = None) -> Turn:
-        """Find a request's session and read its prompt.
-
-        Args:
-            named: The session's name where it is known from outside the request.
-
-        Raises:
-            BadRequestError: The session's name is not allowed.
-        """
+        """Find a request's session and read its prompt; raises BadRequestError."""
         scope, hints = _scope(headers, fields), _hints(fields)
         prompt = self._reader.read(fields, scope)
         session, engine_name = self._session(prompt, fields, headers, _checked(named, "session"))
@@ -277,7 +256,6 @@ class Callers:
     def _session(
         self, prompt: Prompt, fields: Mapping[str, Any], headers: Headers, named: str | None
     ) -> tuple[str, str]:
-        """Return a prompt's session, and its name for the engine."""
         scope = prompt.scope
         found = _Name(named, named) if named else _explicit(fields, headers)
         if found is None and self._harnesses:

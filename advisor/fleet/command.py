@@ -110,21 +110,14 @@ _log = logging.getLogger(__name__)
 
 async def serve_route(
     engines: Sequence[EngineAddress],
-    engines_file: Path | None,
+    engines_file: Path | None,  # a file that lists the engines; it is reread when it changes
     host: str,
     port: int,
-    residency: ResidencyView | None,
-    first_byte_s: float,
-    allowed_hosts: Sequence[str] = (),
+    residency: ResidencyView | None,  # None: no sidecar is asked
+    first_byte_s: float,  # seconds for which an engine may be silent before an answer's first byte
+    allowed_hosts: Sequence[str] = (),  # names under which the proxy is addressed, beside its own
 ) -> None:
-    """Serve until a signal, and then finish what runs.
-
-    Args:
-        engines_file: A file that lists the engines; it is reread when it changes.
-        residency: None: no sidecar is asked.
-        first_byte_s: Seconds for which an engine may be silent before an answer's first byte.
-        allowed_hosts: Names under which the proxy is addressed, beside its own.
-    """
+    """Serve until a signal, and then finish what runs."""
     proxy = FleetProxy(engines, residency, first_byte_s=first_byte_s)
     rereading = asyncio.create_task(_reread(proxy, engines_file)) if engines_file else None
     _log.info("engines behind http://%s:%d: %d", host, port, len(engines))
@@ -162,8 +155,7 @@ def _stamp(path: Path) -> tuple[int, int] | None:
 def sidecars_with(others: Sequence[str]) -> Callable[[], list[RunningSidecar]]:
     """Return a function that lists this machine's sidecars and those at the URLs ``others``.
 
-    Raises:
-        ConfigError: A URL is invalid, or the environment's token, which others need, is.
+    Raises ConfigError.
     """
     urls = [url.rstrip("/") for url in others]
     if wrong := [url for url in urls if not is_address(url)]:

@@ -100,11 +100,7 @@ class HashingWatch:
         return self._differs.get(number)
 
     def compare(self, upstream: Upstream, hashing: str) -> None:
-        """Compare an engine's hashing with the first engine's, and log a difference.
-
-        Args:
-            hashing: In words; empty: unknown.
-        """
+        """Compare an engine's hashing with the first engine's, and log a difference."""
         number, hashing = upstream.number, _one_line(hashing)
         if not self._first or not self._board.up.any():
             self._first = hashing
@@ -133,16 +129,14 @@ class HealthWatch:
 
     Engines that hash blocks otherwise get requests all the same, since the proxy counts in tokens
     per engine; they are named in the log because they cannot share a store.
-
-    Args:
-        came_back: Called with an engine that was down and is up.
-        hashing: Returns an engine's hashing as its sidecar states it, by number; "": unknown.
     """
 
     def __init__(
         self,
         board: EngineBoard,
+        # called with an engine that was down and is up
         came_back: Callable[[Upstream], None] = lambda upstream: None,
+        # returns an engine's hashing as its sidecar states it, by number; "": unknown
         hashing: Callable[[int], str] = lambda number: "",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -164,7 +158,6 @@ class HealthWatch:
         self.by_metrics, self.by_sidecars = HashingWatch(board), HashingWatch(board)
 
     async def check(self, upstream: Upstream) -> None:
-        """Check one engine and update the board."""
         number = upstream.number
         try:
             well = (await upstream.ask("/health", TIMEOUT_S)).status == _OK
@@ -295,19 +288,14 @@ def _one_line(text: str) -> str:
 
 
 class EngineRoster:
-    """Adds engines to the board as they are listed, and watches them until they are done.
-
-    Args:
-        board: An engine's number is its index there and in ``upstreams``.
-        speed: Assumed of engines until it is measured.
-        first_byte_s: Seconds for which an engine may be silent before an answer's first byte.
-    """
+    """Adds engines to the board as they are listed, and watches them until they are done."""
 
     def __init__(
         self,
-        board: EngineBoard,
+        board: EngineBoard,  # an engine's number is its index there and in `upstreams`
         health: HealthWatch,
-        speed: Speed | None = None,
+        speed: Speed | None = None,  # assumed of engines until it is measured
+        # seconds for which an engine may be silent before an answer's first byte
         first_byte_s: float = FIRST_BYTE_S,
     ) -> None:
         self.upstreams: list[Upstream] = []  # all engines that were ever listed
@@ -319,12 +307,10 @@ class EngineRoster:
 
     @property
     def shown(self) -> list[Upstream]:
-        """Return engines that are listed, or still answer requests."""
         return [each for each in self.upstreams if self._counts(each)]
 
     @property
     def watched(self) -> set[int]:
-        """Return the numbers of the engines that are checked."""
         return set(self._watched)
 
     @property
@@ -334,7 +320,6 @@ class EngineRoster:
         return any(not drains[n] and n not in refused for n in range(len(self._board)))
 
     def why_none(self) -> str:
-        """Say why no engine takes requests."""
         listed = [each.number for each in self.shown]
         draining = [each for each in listed if self._board.draining[each]]
         refused = [each for each in listed if each in self._health.refused and each not in draining]
@@ -347,8 +332,7 @@ class EngineRoster:
     def list_again(self, engines: Sequence[EngineAddress]) -> None:
         """Replace the list of engines: new ones are added, missing ones drain.
 
-        Raises:
-            ConfigError: One of them is no address; nothing has changed.
+        Raises ConfigError.
         """
         known = {upstream.url: upstream.number for upstream in self.upstreams}
         # All are read before any is added: a bad list changes nothing.
@@ -382,7 +366,6 @@ class EngineRoster:
         self._watch_listed()
 
     async def close(self) -> None:
-        """Stop the checks and close all connections."""
         watching = list(self._watched.values())
         for task in watching:
             task.cancel()

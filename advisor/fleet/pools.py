@@ -27,9 +27,6 @@ class PoolShadows:
 
     A chain's end is evicted before its beginning, as in stock engines. Answers do not count, nor
     what an engine got from elsewhere.
-
-    Args:
-        most: Prefixes that are remembered over all engines, and as many that engines lost.
     """
 
     def __init__(self, most: int = MOST_LINKS_HELD) -> None:
@@ -70,9 +67,6 @@ class PoolShadows:
 
         Nothing is evicted for it before ``taken``.
 
-        Args:
-            pool_tokens: Capacity of the engine's pool; 0: unknown, and nothing is evicted there.
-
         Returns:
             Keys of the links that the engine did not hold, for ``refused``.
         """
@@ -99,11 +93,7 @@ class PoolShadows:
         return new
 
     def taken(self, engine: int, pool_tokens: int) -> None:
-        """Evict least recently used links down to the pool's capacity.
-
-        Args:
-            pool_tokens: As for ``offered``.
-        """
+        """Evict least recently used links down to the pool's capacity."""
         while engine < len(self._orders) and 0 < pool_tokens < self._tokens[engine]:
             key, bit = next(iter(self._orders[engine])), 1 << engine
             self._leaves(key, engine)
@@ -113,11 +103,7 @@ class PoolShadows:
             self._lost.popitem(last=False)
 
     def refused(self, new: Sequence[Hashable], engine: int) -> None:
-        """Remove a prompt that an engine did not take.
-
-        Args:
-            new: What ``offered`` returned.
-        """
+        """Remove a prompt that an engine did not take."""
         for key in new:
             if key in self._orders[engine]:
                 self._leaves(key, engine)
@@ -143,7 +129,6 @@ class PoolShadows:
 
 
 def _numbers(bits: int) -> Iterator[int]:
-    """Return the numbers of the bits that are set."""
     while bits:
         yield (bits & -bits).bit_length() - 1
         bits &= bits - 1

@@ -125,7 +125,6 @@ class PromptReader:
         return Prompt(links, tokens, end, pieces, said, scope=scope)
 
     def digest(self, before: bytes, piece: Any) -> bytes:
-        """Return the digest of a piece that follows what has the digest ``before``."""
         return self._digest(before, _data(piece))
 
     def _chat(self, body: Mapping[str, Any], messages: list[Any], scope: bytes) -> Prompt:
@@ -247,7 +246,6 @@ def _made(role: str, parts: Sequence[str]) -> _Shown:
 
 
 def _texts(content: Any) -> list[str]:
-    """Return the parts of a message's content."""
     if isinstance(content, str):
         return [content] if content else []
     if not isinstance(content, list):
@@ -283,7 +281,6 @@ def _call(name: Any, arguments: Any) -> str:
 
 
 def _plain(value: Any) -> str:
-    """Write a value as JSON with sorted keys."""
     options = orjson.OPT_SORT_KEYS | orjson.OPT_NON_STR_KEYS
     return orjson.dumps(value, option=options).decode()
 
@@ -373,10 +370,6 @@ class LastPrompts:
     must keep more than half of the session's last prompt, including something that no other session
     has, and contain an answer to it. Prompts that only begin alike, as with examples, continue
     nothing.
-
-    Args:
-        digest: The reader's digest function.
-        most: Prompts and messages that are remembered.
     """
 
     def __init__(self, digest: Digest, most: int = MOST_LINKS_HELD) -> None:
@@ -391,11 +384,6 @@ class LastPrompts:
         self._noted = 0
 
     def session(self, prompt: Prompt, scope: bytes) -> str | None:
-        """Return the session that a prompt continues, or None.
-
-        Args:
-            scope: Digest of the prompt's owner.
-        """
         with self._lock:
             if prompt.pieces:
                 exact = self._continued_text(prompt, scope)
@@ -404,7 +392,6 @@ class LastPrompts:
             return exact or self._likeliest(prompt)
 
     def note(self, prompt: Prompt, session: str) -> None:
-        """Remember a session's last prompt."""
         with self._lock:
             if prompt.end is not None:
                 self._note_end(prompt.end, session)

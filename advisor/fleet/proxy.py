@@ -73,20 +73,15 @@ class Placed(NamedTuple):
 
 
 class FleetProxy:
-    """Serves several engines as one.
-
-    Args:
-        engines: At first; the roster's ``list_again`` changes them.
-        residency: What sidecars report; None: the proxy goes by its own memory alone.
-        speed: Assumed of engines until it is measured.
-        first_byte_s: Seconds for which an engine may be silent before an answer's first byte.
-    """
+    """Serves several engines as one."""
 
     def __init__(
         self,
-        engines: Sequence[EngineAddress],
+        engines: Sequence[EngineAddress],  # at first; the roster's `list_again` changes them
+        # what sidecars report; None: the proxy goes by its own memory alone
         residency: ResidencyView | None = None,
-        speed: Speed | None = None,
+        speed: Speed | None = None,  # assumed of engines until it is measured
+        # seconds for which an engine may be silent before an answer's first byte
         first_byte_s: float = FIRST_BYTE_S,
     ) -> None:
         self.board = EngineBoard()
@@ -106,13 +101,11 @@ class FleetProxy:
         self._asking: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Start watching engines and sidecars."""
         await self.engines.start()
         if self.residency is not None:
             self._asking = asyncio.create_task(self.residency.watch())
 
     async def close(self) -> None:
-        """Stop watching, and close all connections."""
         await self.engines.close()
         if self._asking is not None:
             self._asking.cancel()
@@ -122,11 +115,7 @@ class FleetProxy:
         """Get the first bytes of an answer; afterwards the request's body is dropped.
 
         What one engine refuses, another one is asked once, if it may answer it.
-
-        Raises:
-            NoEngineError: No engine took requests for ``PAUSE_S``.
-            NothingAnsweredError: ``MOST_TRIES`` engines went away, so the request may be why; or
-                one did, and may have done what the request asks.
+        Raises NoEngineError or NothingAnsweredError.
         """
         reply, upstream, placed = await self._begun(asked, frozenset())
         if reply.failed and self._refused(asked, placed, reply):
@@ -183,11 +172,7 @@ class FleetProxy:
         raise AssertionError("unreachable")
 
     async def rest(self, reply: Reply, upstream: Upstream) -> AsyncGenerator[bytes, None]:
-        """Yield all bytes of an answer that has begun.
-
-        Raises:
-            BrokenAnswerError: The engine went away before the end.
-        """
+        """Yield all bytes of an answer that has begun; raises BrokenAnswerError."""
         upstream.running += 1
         try:
             async with contextlib.aclosing(reply.chunks()) as chunks:
@@ -209,7 +194,6 @@ class FleetProxy:
         return f"engines dropped this request one after the other: {error}"
 
     def finished(self, asked: ParsedRequest) -> None:
-        """Note that a request was answered to its end."""
         if asked.turn is not None and asked.turn.ends:
             self.router.homes.forget(asked.turn.session)
 
@@ -223,7 +207,6 @@ class FleetProxy:
         return self._place(asked, refused_by)
 
     def _place(self, asked: ParsedRequest, refused_by: frozenset[int]) -> Placed:
-        """Choose an engine, and note what is sent there."""
         start = time.perf_counter()
         turn, now = asked.turn, time.monotonic()
         if turn is None:

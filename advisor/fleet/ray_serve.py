@@ -29,18 +29,14 @@ class FleetRequestRouter(RequestRouter):  # type: ignore[misc]
 
     def initialize_state(
         self,
+        # by how much a home may cost more than the best other replica, in units of the time that
+        # the home takes to compute the whole prompt
         overload: float = _STICKINESS.overload,
+        # of one replica; it is not measured here
         prefill_tokens_per_s: float = _SPEED.prefill_tokens_per_s,
-        pool_tokens: int = 0,
+        pool_tokens: int = 0,  # tokens that a replica's KV pool holds; 0: unknown
     ) -> None:
-        """Take the deployment's ``request_router_kwargs``.
-
-        Args:
-            overload: By how much a home may cost more than the best other replica, in units of the
-                time that the home takes to compute the whole prompt.
-            prefill_tokens_per_s: Of one replica; it is not measured here.
-            pool_tokens: Tokens that a replica's KV pool holds; 0: unknown.
-        """
+        """Take the deployment's ``request_router_kwargs``."""
         speed = Speed(prefill_tokens_per_s=prefill_tokens_per_s, pool_tokens=pool_tokens)
         self.choice = ReplicaChoice(Stickiness(overload), speed)
 
@@ -63,12 +59,10 @@ class FleetRequestRouter(RequestRouter):  # type: ignore[misc]
     def on_request_routed(
         self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any
     ) -> None:
-        """Note which replica a request went to."""
         request = pending_request.metadata.internal_request_id
         self.choice.routed(request, replica_id.unique_id, time.monotonic())
 
     def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
-        """Note that a request was answered, or failed."""
         self.choice.completed(internal_request_id)
 
     def _ranked(self, pending: PendingRequest, names: list[str]) -> list[str]:

@@ -56,12 +56,7 @@ class BodyShare:
         self._room, self._bytes = room, 0
 
     def take(self, more: int) -> None:
-        """Take ``more`` bytes of room.
-
-        Raises:
-            FullError: They are not free.
-            BadRequestError: The body is larger than any may be.
-        """
+        """Take ``more`` bytes of room; raises FullError or BadRequestError."""
         room = self._room
         large = self._bytes + more > _SMALL
         if room.taken + more > room.most * (_FOR_LARGE if large else 1):
@@ -100,28 +95,19 @@ class RelayedProxy(Protocol[Known]):
     async def begin(self, asked: ParsedRequest) -> tuple[Reply, Known]:
         """Get a request answered, as far as the answer's first bytes.
 
-        Raises:
-            BadRequestError: The request is refused.
-            NoEngineError: No engine takes requests.
-            NothingAnsweredError: No engine answered it.
+        Raises BadRequestError, NoEngineError or NothingAnsweredError.
         """
         ...
 
     def rest(self, reply: Reply, known: Known) -> AsyncGenerator[bytes, None]:
-        """Yield all bytes of an answer that has begun.
-
-        Raises:
-            BrokenAnswerError: The engine went away before the end.
-        """
+        """Yield all bytes of an answer that has begun; raises BrokenAnswerError."""
         ...
 
     def why(self, call: Call, error: NothingAnsweredError) -> str:
         """Say why ``begin`` got no answer."""
         ...
 
-    def finished(self, asked: ParsedRequest) -> None:
-        """Note that a request was answered to its end."""
-        ...
+    def finished(self, asked: ParsedRequest) -> None: ...
 
 
 class Relay(Generic[Known]):
@@ -239,7 +225,6 @@ def served_app(
 
 
 def json_response(answer: Any, status: int = 200) -> Response:
-    """Return an answer in JSON."""
     return Response(orjson.dumps(answer), status, media_type="application/json")
 
 

@@ -23,9 +23,6 @@ class ReplicaChoice:
 
     Numbers are never reused: a replica that is gone costs a decision what an engine costs that is
     down.
-
-    Args:
-        speed: Assumed of each replica's engine.
     """
 
     def __init__(self, stickiness: Stickiness | None = None, speed: Speed | None = None) -> None:
@@ -50,15 +47,13 @@ class ReplicaChoice:
             self._pools.forget(int(gone))
 
     def choose(
-        self, request: str, body: Mapping[str, Any], replicas: Sequence[str], session: str = ""
+        self,
+        request: str,  # its id, for `routed` and `completed`
+        body: Mapping[str, Any],  # of an OpenAI-compatible request
+        replicas: Sequence[str],  # those that may be chosen
+        session: str = "",  # as the caller's header names it; empty: it does not
     ) -> list[str]:
         """Order replicas for a request; the choice is kept until ``routed``.
-
-        Args:
-            request: Its id, for ``routed`` and ``completed``.
-            body: Of an OpenAI-compatible request.
-            replicas: Those that may be chosen.
-            session: As the caller's header names it; empty: it does not.
 
         Returns:
             ``replicas``, the chosen one first and then by cost.
@@ -96,7 +91,6 @@ class ReplicaChoice:
             self.router.computed(self._running.popitem(last=False)[1])
 
     def completed(self, request: str) -> None:
-        """Note that a request was answered, or failed."""
         if (choice := self._running.pop(request, None)) is not None:
             self.router.computed(choice)
 

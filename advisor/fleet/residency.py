@@ -44,8 +44,7 @@ class HeldContext(NamedTuple):
 def sessions_in(sidecar: str, content: bytes) -> dict[str, HeldContext]:
     """Parse a sidecar's ``/v1/sessions``; sessions that two tenants name alike are left out.
 
-    Raises:
-        BAD_PAYLOAD: The answer is not as expected.
+    Raises BAD_PAYLOAD.
     """
     found: dict[str, HeldContext | None] = {}
     for each in _sessions.decode(content).sessions:
@@ -56,8 +55,7 @@ def sessions_in(sidecar: str, content: bytes) -> dict[str, HeldContext]:
 def hashing_in(content: bytes) -> dict[str, str]:
     """Parse a sidecar's ``/status``: engine name → how it hashes blocks, in words.
 
-    Raises:
-        BAD_PAYLOAD: The answer is not as expected.
+    Raises BAD_PAYLOAD.
     """
     return {each.id: each.hashing for each in _status.decode(content).engines}
 
@@ -118,13 +116,11 @@ class ResidencyView:
 
     Where each machine has a sidecar, each reports on a session that was on several machines. A
     session that two tenants of one sidecar name alike is left out.
-
-    Args:
-        sidecars: Finds them; by default this user's on this machine.
     """
 
     def __init__(
         self,
+        # finds them; by default this user's on this machine
         sidecars: Callable[[], list[RunningSidecar]] = running_sidecars,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -159,7 +155,6 @@ class ResidencyView:
         return self._clock() - self._answered_at.get(sidecar, self._began)
 
     async def poll(self) -> None:
-        """Poll all sidecars once, concurrently."""
         held: dict[str, list[HeldContext]] = {}
         sidecars = self._sidecars()
         self._forget_others({each.http: self.silent.get(each.http) for each in sidecars})

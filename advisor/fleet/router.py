@@ -31,10 +31,6 @@ class Home(NamedTuple):
 class Homes:
     """Remembers sessions' homes, the longest idle first; keeps the board's ``live`` and ``fresh``
     columns.
-
-    Args:
-        live_s: Idle seconds after which a session's KV no longer counts.
-        most: Sessions that are remembered.
     """
 
     def __init__(
@@ -83,12 +79,7 @@ class Homes:
         self._expire(now)
 
     def put_back(self, session: Hashable, made: Home | None, before: Home | None) -> None:
-        """Undo ``settle`` for a turn that was not answered, unless there was a later one.
-
-        Args:
-            made: The home that the turn made.
-            before: The home before the turn; None: it was the session's first turn.
-        """
+        """Undo ``settle`` for a turn that was not answered, unless there was a later one."""
         if made is None or self.of(session) is not made:
             return
         self._began -= before is None
@@ -98,7 +89,6 @@ class Homes:
             self._join(session, before)
 
     def forget(self, session: Hashable) -> None:
-        """Forget a session that has ended."""
         if (home := self._live.pop(session, None)) is not None:
             self._count(home, -1)
         else:
@@ -218,17 +208,12 @@ class FleetRouter:
         self._stickiness = stickiness or Stickiness()
 
     def route(self, wanted: RoutingRequest, holdings: Holdings, now: float) -> Choice:
-        """Choose the engine of a request, and note that it waits there.
-
-        Raises:
-            NoEngineError: No engine is up that is not draining.
-        """
+        """Choose the engine of a request, and note that it waits there; raises NoEngineError."""
         choice = self.choose(wanted, holdings)
         self.take(choice, wanted, now)
         return choice
 
     def take(self, choice: Choice, wanted: RoutingRequest, now: float) -> None:
-        """Note that a request was sent to its choice, and waits there."""
         self.counts[choice.reason] += 1
         self.board.waiting[choice.engine] += choice.tokens
         self.board.ask(choice.engine, wanted.tokens)
@@ -240,11 +225,7 @@ class FleetRouter:
         self.board.waiting[choice.engine] -= choice.tokens
 
     def choose(self, wanted: RoutingRequest, holdings: Holdings) -> Choice:
-        """Choose the engine of a request without noting anything.
-
-        Raises:
-            NoEngineError: No engine is up that is not draining.
-        """
+        """Choose the engine of a request without noting anything; raises NoEngineError."""
         takes = self.board.takes
         takes[list(wanted.refused_by)] = False
         if not takes.any():

@@ -33,11 +33,7 @@ class EngineAddress(NamedTuple):
 
 
 def engine_in(words: str) -> EngineAddress:
-    """Parse ``URL`` or ``URL drain``.
-
-    Raises:
-        ConfigError: The line is something else.
-    """
+    """Parse ``URL`` or ``URL drain``; raises ConfigError."""
     url, *rest = words.split() or [""]
     if not is_address(url) or rest not in ([], ["drain"]):
         raise ConfigError(
@@ -61,8 +57,7 @@ def is_address(url: str) -> bool:
 def engines_in(path: Path) -> list[EngineAddress]:
     """Read a file with one engine a line; empty lines and those that begin with # are skipped.
 
-    Raises:
-        ConfigError: It cannot be read, or has a bad line.
+    Raises ConfigError.
     """
     try:
         lines = path.read_text().splitlines()
@@ -76,11 +71,7 @@ def engines_in(path: Path) -> list[EngineAddress]:
 
 
 def checked(engines: list[EngineAddress]) -> list[EngineAddress]:
-    """Return the same engines.
-
-    Raises:
-        ConfigError: There are none, too many, or one twice.
-    """
+    """Return the same engines; raises ConfigError."""
     urls = [each.url for each in engines]
     twice = {url for url in urls if urls.count(url) > 1}
     if twice:
@@ -156,11 +147,7 @@ class Reply(NamedTuple):
         return self.status >= _LEAST_OF_SERVER
 
     async def chunks(self) -> AsyncGenerator[bytes, None]:
-        """Yield the answer's bytes as they come.
-
-        Raises:
-            BrokenAnswerError: The engine went away before the end.
-        """
+        """Yield the answer's bytes as they come; raises BrokenAnswerError."""
         try:
             chunk = self.first
             while chunk:
@@ -174,8 +161,7 @@ class Reply(NamedTuple):
     async def whole(self) -> bytes:
         """Return all bytes of the answer to a question of the proxy's own.
 
-        Raises:
-            BrokenAnswerError: The engine went away before the end, or says too much.
+        Raises BrokenAnswerError.
         """
         content = bytearray()
         async with contextlib.aclosing(self.chunks()) as chunks:
@@ -199,11 +185,6 @@ class OwnAnswer(NamedTuple):
 
 class Upstream:
     """An engine behind the proxy; made where a loop runs.
-
-    Args:
-        number: Its index on the router's board.
-        url: Its address, without ``/v1``.
-        first_byte_s: Seconds for which it may be silent before an answer's first byte.
 
     Attributes:
         asked: Requests that it has and has not begun to answer.
@@ -235,10 +216,7 @@ class Upstream:
     async def begin(self, call: Call) -> Reply:
         """Send a request and wait for the first bytes of its answer.
 
-        Raises:
-            BadRequestError: Its path is not allowed.
-            NothingAnsweredError: The engine cannot be reached, or went away before it answered.
-            SilentError: It is there, and silent for too long.
+        Raises BadRequestError, NothingAnsweredError or SilentError.
         """
         asking = asyncio.create_task(self._begin(call))
         self._unanswered.add(asking)
@@ -260,9 +238,7 @@ class Upstream:
     async def ask(self, path: str, timeout_s: float) -> OwnAnswer:
         """Return the answer to a request of the proxy's own.
 
-        Raises:
-            SilentError: Not all of it arrives in time.
-            NothingAnsweredError: There is none, or it cannot be read.
+        Raises SilentError or NothingAnsweredError.
         """
         unlimited = aiohttp.ClientTimeout(total=None)
         try:
@@ -284,7 +260,6 @@ class Upstream:
             each.cancel()
 
     async def close(self) -> None:
-        """Close its connections."""
         await self._session.close()
 
     async def _begin(self, call: Call) -> Reply:

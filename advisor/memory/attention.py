@@ -49,23 +49,18 @@ class Similarity(Protocol):
         """Return how much each of ``blocks`` is about ``said``: float64 ``[blocks]``, each from 0
         to 1.
 
-        Raises:
-            SimilarityError: A server was asked, and did not answer.
+        Raises SimilarityError.
         """
         ...
 
-    async def close(self) -> None:
-        """Close connections."""
-        ...
+    async def close(self) -> None: ...
 
 
 async def relevance_of(similarity: Similarity, said: str, blocks: Sequence[Block]) -> Shares:
     """Return how much each block adds on what ``said`` is about: float64 ``[blocks]``, from 0 to 1.
 
     A block whose words are all in ``said``, such as the same question asked before, adds nothing.
-
-    Raises:
-        SimilarityError: The similarity's server did not answer.
+    Raises SimilarityError.
     """
     shares = await similarity.of(said, blocks)
     like = np.flatnonzero(shares)
@@ -90,17 +85,14 @@ class WordSimilarity:
 
 
 class EmbeddedSimilarity:
-    """Cosine similarity of embeddings from an OpenAI-compatible API; negative values count as 0.
-
-    Args:
-        url: The API, with its ``/v1``.
-        model: The model's name there.
-        key: API key, if needed.
-        most: Vectors to keep, the most recently used ones.
-    """
+    """Cosine similarity of embeddings from an OpenAI-compatible API; negative values count as 0."""
 
     def __init__(
-        self, url: str, model: str, key: str | None = None, most: int = _MOST_VECTORS
+        self,
+        url: str,  # the API, with its `/v1`
+        model: str,  # the model's name there
+        key: str | None = None,  # API key, if needed
+        most: int = _MOST_VECTORS,  # vectors to keep, the most recently used ones
     ) -> None:
         headers = AS_IT_IS | ({"Authorization": f"Bearer {key}"} if key else {})
         self._url = f"{url.rstrip('/')}/embeddings"
@@ -239,9 +231,6 @@ class SampledAttention:
 
     If it does not answer, does not know the session, or has no samples of it, the log says so once,
     and every block's attention is 0.
-
-    Args:
-        url: The page's; its token comes from the sidecar's note, or the environment.
     """
 
     wants_names = True

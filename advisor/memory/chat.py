@@ -61,7 +61,6 @@ class Block(msgspec.Struct):
 
     @property
     def calls(self) -> bool:
-        """Whether tools' results belong to it."""
         return bool(self.messages and self.messages[0].get("tool_calls"))
 
 
@@ -111,7 +110,6 @@ def without_thoughts(message: Message) -> Message:
 
 
 def called(call: Mapping[str, Any]) -> Sequence[str]:
-    """Return the name of a called tool, and its arguments."""
     function = call.get("function")
     function = function if isinstance(function, dict) else {}
     return str(function.get("name") or ""), str(function.get("arguments") or "")
@@ -236,7 +234,6 @@ class ChatSession(msgspec.Struct, weakref=True):
 
     @property
     def versions(self) -> list[ChatSession]:
-        """The chat, and its other version if there is one."""
         return [self] if self.other is None else [self, self.other]
 
     def version_for(self, messages: Sequence[Message]) -> tuple[ChatSession, ChatSession]:
@@ -282,10 +279,6 @@ class ChatSession(msgspec.Struct, weakref=True):
 
         Leading system messages replace the chat's own. A client that repeats its chat may have
         changed it: what it no longer contains is forgotten.
-
-        Args:
-            appends: Whether ``messages`` continue the chat instead of repeating it.
-            tags: The client's hints, by message number.
         """
         self.requests += 1
         digests = [digest_of(each) for each in messages]
@@ -401,8 +394,6 @@ class _Fit:
     Attributes:
         known: Number of the version's messages.
         common: How many of its first messages are repeated.
-        goes_on: Whether all are, or all but a last answer, which clients may shorten.
-        is_edited: Whether more than half are, in any order.
     """
 
     def __init__(
@@ -413,7 +404,9 @@ class _Fit:
         said = digests[start:]
         self.known, self.common = len(known), _common(said, known)
         left = self.known - self.common
+        # whether all are, or all but a last answer, which clients may shorten
         self.goes_on = not left or (left == 1 and 0 < self.common < len(said) - 1)
+        # whether more than half are, in any order
         self.is_edited = 2 * (Counter(said) & Counter(known)).total() > self.known
 
 

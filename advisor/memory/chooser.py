@@ -27,11 +27,7 @@ _ODD: Final = re.compile(r"[^\w./-]")
 
 
 def summary_line(chat: ChatSession, characters: int) -> str:
-    """Return one line that names the blocks that left, newest last; empty if none did.
-
-    Args:
-        characters: Longest line; if no name fits, the line gives only their number.
-    """
+    """Return one line that names the blocks that left, newest last; empty if none did."""
     names = [block.name for block in chat.away]
     if not names:
         return ""
@@ -64,7 +60,6 @@ def _plain(name: str) -> str:
 
 
 def _escaped(odd: re.Match[str]) -> str:
-    """Escape as in a URL."""
     return "".join(f"%{byte:02X}" for byte in odd[0].encode(errors="replace"))
 
 
@@ -89,7 +84,6 @@ class TokenCounter:
         self._asks_from = 0.0
 
     async def count(self, model: object, blocks: Sequence[Block]) -> None:
-        """Count the blocks that are not counted yet."""
         new = [block for block in blocks if not block.tokens and block.messages]
         try:
             async with asyncio.timeout(self._most_s):
@@ -166,10 +160,6 @@ def scores(
 ) -> Shares:
     """Return each block's score from similarity, recency and attention, but not below its floor:
     float64 ``[blocks]``, 0 to 1.
-
-    Args:
-        about: How much each block is about the user's last message, from 0 to 1.
-        attention: How much the model attends to each, from 0 to 1.
     """
     age = np.array([chat.turn - block.turn for block in blocks], dtype=np.float64)
     worth = by.similarity * about + by.recency * np.exp2(-age / by.half_life)
@@ -200,9 +190,6 @@ def evict(
 ) -> list[Block]:
     """Let the lowest-scoring blocks leave until the prompt takes at most ``until`` tokens; return
     them.
-
-    Args:
-        about, attention: float64 ``[chat.blocks]``; see ``scores``.
     """
     worth = scores(chat, chat.blocks, about, attention, by)
     always = stays(chat, by)
@@ -220,12 +207,7 @@ def evict(
 
 
 def recall(chat: ChatSession, about: Shares, by: MemorySettings, room: int) -> list[Block]:
-    """Bring back the blocks that a message is about, as far as there is room; return them.
-
-    Args:
-        about: float64 ``[chat.blocks]``, how much each is about the user's message.
-        room: Tokens.
-    """
+    """Bring back the blocks that a message is about, as far as there is room; return them."""
     if by.mode is not Mode.KV_RESTORE:
         return []
     back: list[int] = []
@@ -285,23 +267,15 @@ class PromptChoice(NamedTuple):
 
 
 class PromptChooser:
-    """Lets blocks leave and come back; the caller must hold the chat's lock.
-
-    Args:
-        settings: The operator's settings.
-        similarity: Compares blocks with what users say.
-        attention: Reports which blocks the model attends to.
-        counts: The memory's; changed.
-        counter: Counts the tokens of the line that names what has left.
-    """
+    """Lets blocks leave and come back; the caller must hold the chat's lock."""
 
     def __init__(
         self,
-        settings: MemorySettings,
-        similarity: Similarity,
-        attention: Attention,
-        counts: MemoryCounts,
-        counter: TokenCounter,
+        settings: MemorySettings,  # the operator's settings
+        similarity: Similarity,  # compares blocks with what users say
+        attention: Attention,  # reports which blocks the model attends to
+        counts: MemoryCounts,  # the memory's; changed
+        counter: TokenCounter,  # counts the tokens of the line that names what has left
     ) -> None:
         self._settings, self._counts, self._counter = settings, counts, counter
         self._similarity, self._attention = similarity, attention
@@ -310,11 +284,7 @@ class PromptChooser:
     async def choose(
         self, chat: ChatSession, new: Sequence[Block], request: ChatRequest
     ) -> PromptChoice:
-        """Bring back the blocks that the user speaks of, and let others leave until all fits.
-
-        Args:
-            new: Blocks that the request brings.
-        """
+        """Bring back the blocks that the user speaks of, and let others leave until all fits."""
         by, room = self._settings, self._room(request)
         speaks = bool(new) and new[-1].source == "user"
         found: list[Block] = []
@@ -342,7 +312,6 @@ class PromptChooser:
             self._counts.note(chat, len(gone), 0)
 
     async def close(self) -> None:
-        """Close connections."""
         await self._similarity.close()
 
     def _room(self, request: ChatRequest) -> int:

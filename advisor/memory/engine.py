@@ -41,7 +41,6 @@ class EnginePrompt(NamedTuple):
     salt: str = ""  # cache salt where text may come back; empty for the client's own
 
     def body(self, form: Form) -> bytes:
-        """Return the request's body in a form."""
         if form is Form.OURS:
             return self.request.body(self.sent, self.tags, self.recalls, self.salt)
         if form is Form.PLAIN:
@@ -54,11 +53,7 @@ class EnginePrompt(NamedTuple):
 
 
 class EngineAsker:
-    """Sends requests to one engine, and remembers for a while that it rejects hints.
-
-    Args:
-        plain_s: Seconds for which an engine that rejects hints gets none.
-    """
+    """Sends requests to one engine, and remembers for a while that it rejects hints."""
 
     def __init__(self, plain_s: float = _PLAIN_S) -> None:
         self._plain_s = plain_s
@@ -67,9 +62,6 @@ class EngineAsker:
     async def begin(self, engine: Upstream, call: Call, prompt: EnginePrompt) -> tuple[Reply, Form]:
         """Send a request in the first form that the engine accepts; return the answer's beginning,
         and the form.
-
-        Args:
-            call: The client's request, whose body is replaced.
 
         Raises:
             NothingAnsweredError: The engine is gone.
@@ -123,9 +115,6 @@ _TEXTS: Final = ("content", "reasoning_content", "reasoning", "refusal")
 class CompletionReader:
     """Collects the assistant's message from the first choice of a completion; malformed answers
     give none.
-
-    Args:
-        streams: Whether the answer comes as server-sent events.
     """
 
     def __init__(self, streams: bool) -> None:
@@ -141,7 +130,6 @@ class CompletionReader:
         self.prompt_tokens = 0  # the engine's count; 0 if it gave none
 
     def feed(self, chunk: bytes) -> None:
-        """Read bytes as they come."""
         self._size += len(chunk)
         if self._size > _MOST:
             return

@@ -62,7 +62,6 @@ class ChatTurn(NamedTuple):
 
     @property
     def is_last(self) -> bool:
-        """Whether no later request of the chat has arrived."""
         return self.chat.requests == self.number
 
     def undo(self) -> bool:
@@ -84,14 +83,12 @@ class ChatTurn(NamedTuple):
 
 
 def prompt_of(
-    blocks: Iterable[Block], line: str = "", names: bool = False
+    blocks: Iterable[Block],
+    line: str = "",  # put in front of the last message's text; empty for none
+    names: bool = False,  # whether blocks that may leave later get a hint with their name
 ) -> tuple[list[Message], list[object]]:
     """Return the messages of blocks and their hints, the client's own hints first because engines
     cap the number.
-
-    Args:
-        line: Put in front of the last message's text; empty for none.
-        names: Whether blocks that may leave later get a hint with their name.
     """
     messages, said, named = list[Message](), list[object](), list[object]()
     for block in blocks:
@@ -116,10 +113,6 @@ def caller_salt(headers: Headers, salt: object, key: bytes | None) -> str:
 
     Text that comes back was computed behind other text, so an answer can depend on it; it must not
     be another caller's.
-
-    Args:
-        salt: The client's own salt.
-        key: Key of the hash; None if callers share text.
 
     Returns:
         32 hexadecimal digits; empty if the request has no API key, or ``key`` is None.
@@ -146,23 +139,15 @@ _OK: Final = 200
 
 
 class MemoryProxy:
-    """Serves chats in front of one engine, or a router of several.
-
-    Args:
-        url: The engine's address, without ``/v1``.
-        settings: The operator's settings.
-        store: Keeps chats.
-        similarity: Compares blocks with what users say.
-        attention: Reports which blocks the model attends to.
-    """
+    """Serves chats in front of one engine, or a router of several."""
 
     def __init__(
         self,
-        url: str,
-        settings: MemorySettings,
-        store: ChatStore,
-        similarity: Similarity,
-        attention: Attention,
+        url: str,  # the engine's address, without `/v1`
+        settings: MemorySettings,  # the operator's settings
+        store: ChatStore,  # keeps chats
+        similarity: Similarity,  # compares blocks with what users say
+        attention: Attention,  # reports which blocks the model attends to
     ) -> None:
         self.settings, self.store, self.counts = settings, store, MemoryCounts()
         self.upstream = Upstream(0, url)
@@ -178,10 +163,7 @@ class MemoryProxy:
 
         Returns the engine's answer as far as it has begun, and the chat's turn, to which the rest
         of the answer must be given; None where the request is no chat.
-
-        Raises:
-            BadRequestError: The request cannot be passed on.
-            NothingAnsweredError: The engine does not answer.
+        Raises BadRequestError or NothingAnsweredError.
         """
         # Answers are read: nothing may compress them.
         plain = [(key, value) for key, value in asked.call.headers if key != b"accept-encoding"]
@@ -202,8 +184,7 @@ class MemoryProxy:
     async def rest(self, reply: Reply, turn: ChatTurn | None) -> AsyncGenerator[bytes, None]:
         """Yield the rest of an answer; the chat is stored by the time it ends.
 
-        Raises:
-            BrokenAnswerError: The engine disconnected before the end.
+        Raises BrokenAnswerError.
         """
         kinds = [value for key, value in reply.headers if key.lower() == b"content-type"]
         reader = CompletionReader(any(b"event-stream" in kind for kind in kinds))
@@ -243,7 +224,6 @@ class MemoryProxy:
     async def _begin(
         self, asked: ParsedRequest, request: ChatRequest
     ) -> tuple[Reply, ChatTurn | None]:
-        """Begin the answer to a chat."""
         assert asked.turn is not None, "a chat has a prompt"
         if request.appends and not asked.turn.is_named:
             raise BadRequestError(_NAMELESS)
@@ -266,7 +246,6 @@ class MemoryProxy:
     async def _prepared(
         self, asked: ParsedRequest, of: Turn, request: ChatRequest, over: Callable[[], None]
     ) -> tuple[ChatTurn, EnginePrompt]:
-        """Apply a request to its chat; return the turn, and the prompt for the engine."""
         by = self.settings
         self.callers.sent(of)
         self.counts.turns += 1
@@ -335,7 +314,6 @@ def _nothing() -> None:
 
 
 def _new_chat(turn: Turn, headers: Headers, request: ChatRequest) -> ChatSession:
-    """Return an empty chat for a request."""
     return ChatSession(
         turn.session,
         turn.name,

@@ -31,7 +31,6 @@ class ChatRequest(NamedTuple):
 
     @property
     def model(self) -> object:
-        """The model's name."""
         return self.fields.get("model")
 
     @property
@@ -47,16 +46,12 @@ class ChatRequest(NamedTuple):
         return len(orjson.dumps(tools)) // CHARACTERS_PER_TOKEN if tools else 0
 
     def body(
-        self, messages: Sequence[Message], tags: Sequence[object], recalls: bool, salt: str = ""
+        self,
+        messages: Sequence[Message],  # in place of the client's
+        tags: Sequence[object],  # hints about those
+        recalls: bool,  # whether recall is asked for, unless the client says otherwise
+        salt: str = "",  # cache salt in place of the client's, where text may come back
     ) -> bytes:
-        """Return the request's body for the engine.
-
-        Args:
-            messages: In place of the client's.
-            tags: Hints about those.
-            recalls: Whether recall is asked for, unless the client says otherwise.
-            salt: Cache salt in place of the client's, where text may come back.
-        """
         ours = self._params.get(_OURS)
         ours = dict(ours) if isinstance(ours, dict) else {}
         ours.pop(_MEMORY, None)
@@ -88,8 +83,7 @@ class ChatRequest(NamedTuple):
 def read_chat_request(body: bytes) -> ChatRequest | None:
     """Parse a request's body; None if it is no chat, or its client wants no memory.
 
-    Raises:
-        BadRequestError: Its ``memory`` hint has an unknown value.
+    Raises BadRequestError.
     """
     try:
         fields = orjson.loads(body)

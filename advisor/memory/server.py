@@ -72,7 +72,6 @@ def _named(store: ChatStore, request: Request, name: str) -> list[ChatSession]:
 
 
 def _plain(chat: ChatSession) -> dict[str, Any]:
-    """Return a chat without its text."""
     blocks = [
         {"name": block.name, "source": block.source, "tokens": block.tokens, "place": block.place,
          "pinned": block.pinned, "priority": round(100 * block.priority, 6)}
@@ -85,23 +84,16 @@ def _plain(chat: ChatSession) -> dict[str, Any]:
 
 
 async def serve_memory(
-    url: str,
+    url: str,  # the engine's, without `/v1`
     settings: MemorySettings,
     kept: ChatStoreSettings,
-    embeds: EmbeddingSettings | None,
-    page: str | None,
+    embeds: EmbeddingSettings | None,  # None to compare words
+    page: str | None,  # URL of a sidecar's page that reports attention; None without
     host: str,
     port: int,
-    allowed_hosts: Sequence[str] = (),
+    allowed_hosts: Sequence[str] = (),  # host names accepted beside the server's own
 ) -> None:
-    """Serve until told to stop, then finish the requests in progress.
-
-    Args:
-        url: The engine's, without ``/v1``.
-        embeds: None to compare words.
-        page: URL of a sidecar's page that reports attention; None without.
-        allowed_hosts: Host names accepted beside the server's own.
-    """
+    """Serve until told to stop, then finish the requests in progress."""
     similarity: Similarity = WordSimilarity()
     if embeds is not None:
         similarity = EmbeddedSimilarity(embeds.url, embeds.model, embeds.key)

@@ -47,14 +47,7 @@ class ChatFiles:
     """Writes each chat to a file of its own; the least recently used go first.
 
     The directory is scanned once, at the start, because no other process of ours writes to it.
-    Files of others are left alone.
-
-    Args:
-        directory: Created if missing.
-        most: Bytes of all files; those set aside do not count.
-
-    Raises:
-        ConfigError: ``directory`` cannot be created or written to.
+    Files of others are left alone. Raises ConfigError.
     """
 
     def __init__(self, directory: Path, most: int) -> None:
@@ -94,7 +87,6 @@ class ChatFiles:
         return self._read(digest, file) if file is not None else None
 
     def of_owner(self, name: str, caller: str) -> list[ChatSession]:
-        """Return a caller's chats of this name."""
         owner = _owner(name, caller)
         found = [
             self._read(digest, file)
@@ -127,7 +119,6 @@ class ChatFiles:
         return len(data)
 
     def forget(self, key: str) -> None:
-        """Remove a chat's file, if it has one."""
         self.unwritten.discard(key)
         self._remove(_digest(key))
 
@@ -219,7 +210,6 @@ def _set_aside(path: Path) -> None:
 
 
 def _replace(path: Path, data: bytes) -> None:
-    """Write a file atomically."""
     with contextlib.suppress(FileExistsError):  # a start may have found no room for it
         path.parent.mkdir(mode=0o700, parents=True)
     with tempfile.NamedTemporaryFile(
@@ -248,11 +238,7 @@ _OF_MESSAGE: Final = 600
 
 
 class ChatStore:
-    """Keeps the most recently used chats; each has a lock for its changes.
-
-    Args:
-        settings: Budgets, and where chats survive a restart.
-    """
+    """Keeps the most recently used chats; each has a lock for its changes."""
 
     def __init__(self, settings: ChatStoreSettings) -> None:
         self._most = settings.ram_bytes
@@ -293,7 +279,6 @@ class ChatStore:
         return chat
 
     def put(self, chat: ChatSession) -> None:
-        """Make a version the chat of its key."""
         self._chats[chat.key] = self._in_use[chat.key] = chat
 
     def chats(self) -> list[ChatSession]:
@@ -329,7 +314,6 @@ class ChatStore:
         self._within_memory(chat, version)
 
     def forget_new(self, version: ChatSession) -> None:
-        """Forget a version without an answer, and the chat if it is the only one."""
         if not self.holds(version):
             return
         chat = self._in_use[version.key]
@@ -344,7 +328,6 @@ class ChatStore:
         return self._files is not None and self._files.forget_aside(name, caller) > 0
 
     def forget(self, key: str) -> None:
-        """Forget a chat and its file."""
         self._in_use.pop(key, None)
         self._drop(key)
         if self._files is not None:
@@ -396,7 +379,6 @@ class ChatStore:
 
 
 def _blocks(chat: ChatSession) -> list[Block]:
-    """Return the blocks of all versions of a chat."""
     return [block for each in chat.versions for block in each.blocks]
 
 

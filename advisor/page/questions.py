@@ -50,11 +50,7 @@ class QueryGate:
 
     @contextmanager
     def turn(self) -> Iterator[None]:
-        """Hold the graph's lock for one question.
-
-        Raises:
-            BusyError: Too many others ask, or the last question was slow; says when to try again.
-        """
+        """Hold the graph's lock for one question; raises BusyError."""
         if not self._room.acquire(blocking=False):
             self._refuse(_MANY_ASK)
         try:
@@ -100,11 +96,7 @@ class RecentAnswers:
         self._asked: set[Hashable] = set()
 
     def of(self, question: Hashable, answer: Callable[[], _T]) -> _T:
-        """A recent answer, or else a new one.
-
-        Raises:
-            BusyError: The graph is busy, and there is no answer that is recent enough.
-        """
+        """A recent answer, or else a new one; raises BusyError."""
         age, kept = self._kept(question)
         if age < FRESH_S or (age < STALE_S and question in self._asked):
             return cast(_T, kept)

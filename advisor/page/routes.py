@@ -1,11 +1,16 @@
-"""The paths below ``/v1``: each view of the page is a file here, with its models and its router."""
+"""The sidecar's paths: those below ``/v1``, whose views are files here, and those that explain."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Annotated, Any, Final
 
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter, Depends, Query
+from fastapi.responses import Response
 
+from ...dashboards.answer import as_json, parse_key
+from ...graph.errors import GraphError
+from ..words.waits import fit_and_live
 from . import (
     caches,
     engines,
@@ -21,7 +26,14 @@ from . import (
     shadows,
     what_if,
 )
-from .page import Page
+from .graph import KeyParam
+from .page import NameParam, NameQuery, Page
+
+MAX_HOPS: Final = 4  # chosen
+MAX_NODES: Final = 2_000  # chosen
+
+HopsQuery = Annotated[int, Query(ge=1, le=MAX_HOPS)]
+NodesQuery = Annotated[int, Query(ge=1, le=MAX_NODES)]
 
 
 def page_router(page: Page, guard: Callable[..., None], edits: Callable[..., None]) -> APIRouter:
@@ -33,3 +45,59 @@ def page_router(page: Page, guard: Callable[..., None], edits: Callable[..., Non
         editable.add_routes(paths, page, edits)
     events.add_routes(paths, page)
     return paths
+
+
+def explaining_router(page: Page) -> APIRouter:
+    """Routes outside ``/v1``; an unknown block, session or memory raises GraphError."""
+    paths = APIRouter()
+
+    @paths.get("/blocks/{key}/explain")
+    def explain_block(key: KeyParam) -> Response:
+        block = parse_key(key)
+        with page.questions.turn():
+            found = page.graph.explain(block, page.latest())
+        return as_json(found)
+
+    @paths.get("/blocks/{key}/subgraph")
+    def subgraph(key: KeyParam, hops: HopsQuery = 1, limit: NodesQuery = 200) -> Response:
+        block = parse_key(key)
+        with page.questions.turn():
+            found = page.graph.subgraph(block, hops, limit)
+        return as_json(found)
+
+    @paths.get("/waiting")
+    def waiting() -> Response:
+        with page.questions.turn():
+            found = page.graph.waiting()
+        return as_json(found)
+
+    @paths.get("/sessions/{name:anything}/explain")
+    def explain_session(name: NameParam, tenant: NameQuery = None) -> Response:
+        return as_json(_session(page, name, tenant))
+
+    @paths.get("/memories/{name:anything}/explain")
+    def explain_memory(name: NameParam) -> Response:
+        with page.questions.turn():
+            found = page.graph.explain_memory(name)
+        return as_json(found)
+
+    return paths
+
+
+def _session(page: Page, name: str, tenant: str | None) -> dict[str, Any]:
+    with page.questions.turn():
+        held = [_why_held(page, *each) for each in page.graph.held(name, tenant).items()]
+        try:
+            facts = page.graph.explain_session(name, tenant)
+        except GraphError:
+            if not held:
+                raise
+            # Of a new session no more is known while its first request is held.
+            facts = {"session": name, "tenant": tenant, "state": "held"}
+        return {**facts, "why": held} if held else facts
+
+
+def _why_held(page: Page, engine: str, seconds: float) -> str:
+    room = page.admissions().get(engine)
+    why = fit_and_live(room.fitting_sessions, room.live_sessions) if room else "for room"
+    return f"held {seconds:.0f} s: {why}"

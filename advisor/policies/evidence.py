@@ -49,24 +49,15 @@ class Evidence:
 class PolicySelector:
     """Chooses whether a policy or LRU ranks a pool, by how many blocks each would have found there;
     old evidence fades.
-
-    Attributes:
-        capacity: Blocks of the pool.
-        trusted: Whether the policy ranks.
-        changes: How often either took over from the other.
-        decided: Whether either ever did, also before the pool was emptied.
-        since: The evidence since then.
-        ever: All evidence, whoever ranked.
-        asked: Blocks of the requests that it comes from; fades alike.
     """
 
-    capacity: int
-    trusted: bool = False
-    changes: int = 0
-    decided: bool = False
-    since: Evidence = field(default_factory=Evidence)
-    ever: Evidence = field(default_factory=Evidence)
-    asked: float = 0.0
+    capacity: int  # blocks of the pool
+    trusted: bool = False  # whether the policy ranks
+    changes: int = 0  # how often either took over from the other
+    decided: bool = False  # whether either ever did, also before the pool was emptied
+    since: Evidence = field(default_factory=Evidence)  # the evidence since then
+    ever: Evidence = field(default_factory=Evidence)  # all evidence, whoever ranked
+    asked: float = 0.0  # blocks of the requests that it comes from; fades alike
 
     @property
     def points_ahead(self) -> float:

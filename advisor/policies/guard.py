@@ -71,10 +71,6 @@ class Guard:
     def watch(self, view: View, scores: Scoring) -> None:
         """Compare hits since the last ranking, and decide which order ranks and how much may be
         kept.
-
-        Args:
-            scores: The policy's scores of any blocks, under a view's rules; higher is evicted
-                first.
         """
         tables = view.tables
         with view.lock:
@@ -179,7 +175,6 @@ class _Case:
             self.price.start(rows, view.blocks.keys[rows])
 
     def follow(self, walk: Walk, view: View) -> None:
-        """Follow a request that began or ended."""
         rows = walk.rows
         keys = view.blocks.keys[rows]
         trusted = self.selector.trusted

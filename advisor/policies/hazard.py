@@ -61,6 +61,17 @@ class Batch(NamedTuple):
     weight: Floats
 
 
+class Cohort(NamedTuple):
+    """Waits to learn from."""
+
+    # Gives float32 ``[m, features]`` of ``m`` waits, by their places; NaN where one does not apply.
+    # A batch is small beside a cohort.
+    features: Callable[[npt.NDArray[np.int64]], Features]
+    age: Floats  # how long each lasted, or lasts
+    returned: npt.NDArray[np.bool_]  # whether it ended by a return
+    weight: Floats  # how many waits each stands for
+
+
 class ReturnModel:
     """The hazard rate of a session's return, by age and features. Deterministic.
 
@@ -102,36 +113,15 @@ class ReturnModel:
         """float32 ``[n, bins]``: the natural logarithm of the rate in each age bin, 1/s."""
         return np.asarray(self._forward(self._inputs(features)).mean(axis=0))
 
-    def learn(
-        self,
-        features: Callable[[npt.NDArray[np.int64]], Features],
-        age: Floats,
-        returned: npt.NDArray[np.bool_],
-        weight: Floats,
-        steps: int,
-    ) -> None:
-        """Take ``steps`` gradient steps, each on a random batch.
+    def learn(self, cohort: Cohort, steps: int) -> None:
+        """Take ``steps`` gradient steps, each on a random batch."""
+        self.take(self.drawn(cohort, steps), float(cohort.weight.sum()))
 
-        Args:
-            features: Gives float32 ``[m, features]`` of ``m`` waits of a cohort, by their places in
-                it; NaN where one does not apply. A batch is small beside a cohort.
-            age: float64 ``[n]``, how long each wait of the cohort lasted, or lasts.
-            returned: Whether it ended by a return.
-            weight: How many waits each stands for.
-        """
-        self.take(self.drawn(features, age, returned, weight, steps), float(weight.sum()))
-
-    def drawn(
-        self,
-        features: Callable[[npt.NDArray[np.int64]], Features],
-        age: Floats,
-        returned: npt.NDArray[np.bool_],
-        weight: Floats,
-        steps: int,
-    ) -> Iterator[Batch]:
+    def drawn(self, cohort: Cohort, steps: int) -> Iterator[Batch]:
         """Draw the batches of ``learn``."""
         for _ in range(steps):
-            batch = self._rng.integers(0, len(age), _BATCH)
+            batch = self._rng.integers(0, len(cohort.age), _BATCH)
+            features, age, returned, weight = cohort
             yield Batch(features(batch), age[batch], returned[batch], weight[batch])
 
     def take(self, batches: Iterable[Batch], waits: float) -> None:
@@ -170,7 +160,6 @@ class ReturnModel:
         return _bounded(_line(twice, out, base), _LEAST_LOG_RATE, _MOST_LOG_RATE)
 
     def _differentiate(self, inputs: Singles, spent: Singles, events: Singles) -> None:
-        """Store the loss's gradient."""
         into, bias, across, offset, out, base = self._learning
         bent, first_slope = _swish_and_slope(_line(inputs, into, bias))
         twice, second_slope = _swish_and_slope(_line(bent, across, offset))
@@ -203,7 +192,6 @@ class ReturnModel:
 
 
 def _joined(weights: Weights) -> tuple[Singles, Weights]:
-    """Return one array of all weights, and a view of each by its shape."""
     flat = np.concatenate([each.ravel() for each in weights])
     ends = np.cumsum([each.size for each in weights])
     parts = np.split(flat, ends[:-1])
@@ -240,7 +228,6 @@ def _swish(values: Singles) -> Singles:
 
 
 def _swish_and_slope(values: Singles) -> tuple[Singles, Singles]:
-    """Return swish and its derivative."""
     gate = _gate(values)
     bent = values / gate
     np.divide(np.float32(1.0), gate, out=gate)

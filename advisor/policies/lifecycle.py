@@ -75,16 +75,14 @@ class Prior(NamedTuple):
 
     Attributes:
         scales, weights: See ``ReturnModel``.
-        pause: Mean of ln(pause / s) over all pauses that ended.
     """
 
     scales: Singles
     weights: Weights
-    pause: float
+    pause: float  # mean of ln(pause / s) over all pauses that ended
 
 
 def load_prior() -> Prior:
-    """Load the prior that ships with the package."""
     with files(__package__).joinpath(FILE).open("rb") as file, np.load(file) as arrays:
         weights = [arrays[name].astype(np.float32) for name in _WEIGHTS]
         return Prior(arrays["scales"], weights, float(arrays["pause"]))
@@ -113,15 +111,10 @@ _RENEWED: Final = 256  # sessions at most per look; chosen
 
 
 class Waiting(NamedTuple):
-    """Idle sessions at one moment.
+    """Idle sessions at one moment."""
 
-    Attributes:
-        log_rates: float32 ``[n, bins]``, see ``ReturnModel.log_rates``.
-        age: float64 ``[n]``, model seconds waited so far.
-    """
-
-    log_rates: Singles
-    age: Floats
+    log_rates: Singles  # float32 `[n, bins]`, see `ReturnModel.log_rates`
+    age: Floats  # float64 `[n]`, model seconds waited so far
 
     def rates(self) -> Floats:
         """float64 ``[n]``, 1/model second: each session's rate of return from then on."""
@@ -164,16 +157,15 @@ class Returns:
         if not steps or self._waits.begun < _FEW_WAITS:
             return _nothing
         self._learned = self._waits.begun
-        known, age, returned, weight = self._waits.cohort(now, _COHORT / self.speed)
-        if not len(age):
+        cohort = self._waits.cohort(now, _COHORT / self.speed)
+        if not len(cohort.age):
             return _nothing
         steps = min(steps, _MOST_STEPS)
         pace, size = self._pace.shift, self._size.shift
-        drawn = list(self._model.drawn(known, age * self.speed, returned, weight, steps))
-        return partial(self._learn, drawn, float(weight.sum()), pace, size)
+        drawn = list(self._model.drawn(cohort._replace(age=cohort.age * self.speed), steps))
+        return partial(self._learn, drawn, float(cohort.weight.sum()), pace, size)
 
     def _learn(self, drawn: list[Batch], waits: float, pace: float, size: float) -> None:
-        """Learn from batches of a traffic of this pace and size."""
         fit = (each._replace(features=fitted(each.features, pace, size)) for each in drawn)
         with self._learning:
             self._trust_the_prior(pace)
@@ -257,10 +249,6 @@ class LifecyclePolicy:
     sessions. Blocks that several sessions share have a rate of their own, from how often they are
     walked. Edges and importance, by the configured weights, are a bounded factor of the rate. The
     score is ``-1000 · ln(rate)``, so that a factor of e in the rate is a thousand points.
-
-    Args:
-        weights: How much edges, importance and confidence count; may be replaced while it runs.
-        returns: Model of returns; None: one that starts from the prior that ships.
     """
 
     name: Final = "lifecycle"
@@ -270,7 +258,6 @@ class LifecyclePolicy:
         self._returns = returns or Returns()
 
     def observe(self, view: View) -> None:
-        """Learn from sessions that returned."""
         self.look(view)()
 
     def look(self, view: View) -> Callable[[], None]:
@@ -308,24 +295,17 @@ class LifecyclePolicy:
 
 @dataclass(slots=True)
 class _Scorer:
-    """``LifecyclePolicy`` as of a moment. By session, and last for blocks of none:
-
-    Attributes:
-        known: float64 ``[sessions + 1]``: 1000 · ln of the rate at which it returns, of those that
-            do not wait.
-        waiting: The sessions that do, and how; None: ``known`` has all of them.
-        ends: int32 ``[sessions + 1]``: the depth of its last turn's end.
-        begins: float64 ``[sessions + 1]``: when its last turn began.
-        speed: Model seconds of a second.
-        strangers: float64, by ``AGES``: rates of blocks of no session; None: there are none.
-    """
+    """``LifecyclePolicy`` as of a moment: by session, and last for blocks of none."""
 
     weights: ScoreWeights
+    # float64 `[sessions + 1]`: 1000 · ln of the rate at which it returns, of those that do not wait
     known: Floats
+    # the sessions that do, and how; None: `known` has all of them
     waiting: tuple[Rows, Waiting] | None
-    ends: Rows
-    begins: Floats
-    speed: float
+    ends: Rows  # int32 `[sessions + 1]`: the depth of its last turn's end
+    begins: Floats  # float64 `[sessions + 1]`: when its last turn began
+    speed: float  # model seconds of a second
+    # float64, by `AGES`: rates of blocks of no session; None: there are none
     strangers: Floats | None
     name: str = "lifecycle"
 

@@ -42,15 +42,11 @@ _TURNED: Final = 0.25
 
 @dataclass(slots=True)
 class _Loss:
-    """Hits that some requests lose to protection.
+    """Hits that some requests lose to protection."""
 
-    Attributes:
-        cost: Blocks missed that a pool without protection would have; old ones fade.
-        asked: Of how many; fades alike.
-    """
-
+    # blocks missed that a pool without protection would have; old ones fade
     cost: Evidence = field(default_factory=Evidence)
-    asked: float = 0.0
+    asked: float = 0.0  # of how many; fades alike
 
     def note(self, lost: int, walked: int, fade: float) -> None:
         self.cost.note(lost, fade)
@@ -67,20 +63,15 @@ class _Loss:
 
 @dataclass(slots=True)
 class _Arm:
-    """A simulated pool that protects a share of itself.
-
-    Attributes:
-        all: Loss of all requests together.
-        groups: Loss by tenant and by how much of its prompt a request protects: what one group
-            loses is not made good by what another gains.
-        settling: Walked blocks until losses count.
-    """
+    """A simulated pool that protects a share of itself."""
 
     share: float
     pool: RankedShadow
-    all: _Loss = field(default_factory=_Loss)
+    all: _Loss = field(default_factory=_Loss)  # loss of all requests together
+    # loss by tenant and by how much of its prompt a request protects: what one group loses is not
+    # made good by what another gains
     groups: dict[_Group, _Loss] = field(default_factory=dict)
-    settling: float = 0.0
+    settling: float = 0.0  # walked blocks until losses count
 
     def note(self, group: _Group, lost: int, walked: int, fade: float) -> None:
         """Note a request of ``walked`` blocks that lost so many."""
@@ -119,11 +110,7 @@ class _Arm:
 
 
 class ProtectionPrice:
-    """The cost of protection on one engine.
-
-    Args:
-        capacity: Blocks of the pool.
-    """
+    """The cost of protection on one engine."""
 
     def __init__(self, capacity: int) -> None:
         self._capacity, self._uses = capacity, SimulatedPools()
@@ -143,7 +130,6 @@ class ProtectionPrice:
         self._uses.use(rows, keys)
 
     def follow(self, view: View, walk: Walk) -> None:
-        """Follow a request that began or ended."""
         rows, keys = walk.rows, view.blocks.keys[walk.rows]
         if walk.found >= 0 and len(rows):
             there = self._uses.found(rows[: walk.reach], keys[: walk.reach])

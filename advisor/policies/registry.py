@@ -22,12 +22,6 @@ DEFAULT: Final = LifecyclePolicy.name
 
 
 def new_policy(name: str, weights: Weights | None = None) -> Policy:
-    """Make a policy that has learned nothing.
-
-    Args:
-        name: A key of ``POLICIES``.
-        weights: For policies that have some; None: the defaults.
-    """
     return POLICIES[name](weights)
 
 

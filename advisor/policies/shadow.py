@@ -25,9 +25,6 @@ class LruStack:
     after it, so it is enough to keep when each was used, and where each pool's cut is. A use costs
     what it uses and what it evicts, and the room that is taken grows with the largest pool, however
     many blocks the graph has (``core/pools.hpp``).
-
-    Args:
-        capacities: Of the pools, in blocks.
     """
 
     def __init__(self, capacities: Sequence[int]) -> None:
@@ -67,21 +64,14 @@ class LruShadow:
         """Note that a request starts or ends, and so uses these blocks.
 
         Of the chain, the first block counts as used last: it is evicted after the others.
-
-        Args:
-            rows: int32 ``[n]``, block rows from the start of the chain; ``keys`` are theirs.
         """
         self._stack.use(rows, keys)
 
 
 class HeldByPool(NamedTuple):
-    """How many of a chain's blocks each pool holds, counted from the first to the first missing.
+    """How many of a chain's blocks each pool holds, counted from the first to the first missing."""
 
-    Attributes:
-        counts: By the pools' numbers.
-    """
-
-    counts: list[int]
+    counts: list[int]  # by the pools' numbers
 
     def by(self, pool: RankedShadow) -> int:
         """How many of the blocks a pool holds, from the first on without a gap."""
@@ -128,15 +118,12 @@ class RankedShadow:
 
     Args:
         uses: What it follows, if others follow that too; at most 16 do.
-
-    Attributes:
-        number: By which ``uses`` knows it.
     """
 
     def __init__(self, capacity: int, uses: SimulatedPools | None = None) -> None:
         self._capacity = capacity
         self._uses = uses or SimulatedPools()
-        self.number = self._uses.pools.join(capacity)
+        self.number = self._uses.pools.join(capacity)  # by which `uses` knows it
         self._follows = True
 
     @property
@@ -173,11 +160,7 @@ class RankedShadow:
             self._follows = False
 
     def rows(self, keys: Keys) -> Rows:
-        """int32, ascending: the rows of the blocks that are held.
-
-        Args:
-            keys: uint64 by row: what the table's rows hold now.
-        """
+        """int32, ascending: the rows of the blocks that are held."""
         if not self._follows:
             return np.empty(0, dtype=np.int32)
         return np.sort(np.frombuffer(self._uses.pools.rows(self.number, keys), dtype=np.int32))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -11,7 +10,7 @@ import numpy.typing as npt
 from ...graph.compiled import core
 from ...graph.tables.sessions import SessionTable
 from ...graph.types import Rows, SessionState
-from .hazard import Features, Floats
+from .hazard import Cohort, Features, Floats
 
 Sessions = npt.NDArray[np.int64]
 
@@ -70,25 +69,11 @@ def fitted(known: Features, log_speed: float, log_size: float) -> Features:
     return np.asarray(stretched)
 
 
-class Cohort(NamedTuple):
-    """Waits to learn from; see ``ReturnModel.learn``. Seconds are unscaled."""
-
-    features: Callable[[npt.NDArray[np.int64]], Features]
-    age: Floats
-    returned: npt.NDArray[np.bool_]
-    weight: Floats
-
-
 class NewWaits(NamedTuple):
-    """Waits that ended or began since the last call; float64 ``[n]``, natural logarithms.
+    """Waits that ended or began since the last call; float64 ``[n]``, natural logarithms."""
 
-    Attributes:
-        pauses: Seconds of each wait that ended.
-        prompts: Tokens of the prompt before each wait that began.
-    """
-
-    pauses: Floats
-    prompts: Floats
+    pauses: Floats  # seconds of each wait that ended
+    prompts: Floats  # tokens of the prompt before each wait that began
 
 
 _NO_WAITS: Final = NewWaits(np.empty(0), np.empty(0))

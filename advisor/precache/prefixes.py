@@ -28,10 +28,7 @@ def stable_messages(render: Render, drop_from: str, variables: Mapping[str, str]
     """The messages before the mark ``drop_from``; the one that contains it is cut there.
 
     The renderer of real turns also renders this, so that both begin with the same bytes.
-
-    Raises:
-        ConfigError: No message contains the mark, so that the whole turn would count as stable; or
-            these are no messages.
+    Raises ConfigError.
     """
     kept: list[Message] = []
     for message in as_messages(render({**variables, "drop_from": drop_from})):
@@ -180,7 +177,6 @@ class PrefixConfig(_Section):
         return TTL_S[self.ttl]
 
     def stable(self, directory: Path) -> list[Message]:
-        """Its messages up to the mark."""
         if self.render:
             return stable_messages(renderer(self.render, directory), self.drop_from, {})
         head = [{"role": "system", "content": _text(self.system, directory)}] if self.system else []

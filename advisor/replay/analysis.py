@@ -77,7 +77,6 @@ def analyze(trace: Trace, capacity: int) -> LossAnalysis:
 
 
 def losses_table(trace: Trace, capacities: list[int], losses: list[LossAnalysis]) -> Table:
-    """Return a table with one column per capacity."""
     table = capacity_table(f"{trace.name}: where LRU loses", capacities)
     columns = [loss.as_dict() for loss in losses]
     for name in list(columns[0])[1:]:
@@ -109,7 +108,6 @@ def _gaps(trace: Trace) -> tuple[Any, Any]:
 
 
 def session_blocks(trace: Trace) -> Any:
-    """Return the blocks of each session at its largest."""
     largest = np.zeros(int(trace.session.max(initial=-1)) + 1, dtype=np.int64)
     np.maximum.at(largest, trace.session, np.diff(trace.starts))
     return largest[largest > 0]
@@ -137,5 +135,4 @@ def needed_at_once(trace: Trace) -> tuple[Any, Any]:
 
 
 def percentile(values: Any, share: float) -> float:
-    """Return a percentile of values; 0 of none."""
     return float(np.percentile(values, share)) if len(values) else 0.0

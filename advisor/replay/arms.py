@@ -54,29 +54,22 @@ class Settings:
     profile: ScoreProfile | None = None  # weights and rules; None takes the defaults
     guard: bool = True  # whether LRU ranks until a graph policy has shown that it finds more
     load: Load | None = None  # makes requests take time, for arms that simulate it
-    session_ttl_s: float = 300.0  # of the session TTL baseline
 
 
-OrderMaker = Callable[[Trace, Settings], EvictionOrder]
 Fast = Callable[[Trace, int], Ints]
 
 
-def graph_policies() -> dict[str, Callable[[Settings], Policy]]:
-    """Return the policies that a sidecar can run, by name."""
-    names = {BY_DEFAULT: DEFAULT, **{name: name for name in POLICIES}}
-    return {arm: partial(_policy, name) for arm, name in names.items()}
+def graph_policies() -> dict[str, str]:
+    """Arms that run a sidecar's policy, and which."""
+    return {BY_DEFAULT: DEFAULT, **{name: name for name in POLICIES}}
 
 
-def _policy(name: str, settings: Settings) -> Policy:
-    return new_policy(name, settings.profile)
-
-
-ORDERS: Final[dict[str, OrderMaker]] = {
-    "lru": lambda trace, settings: LruOrder(),
-    "lfu-history": lambda trace, settings: LfuHistoryOrder(),
-    "session-ttl": lambda trace, settings: SessionTtlOrder(trace, settings.session_ttl_s),
-    "session-tail": lambda trace, settings: SessionTailOrder(trace),
-    "belady-pool": lambda trace, settings: BeladyOrder(trace),
+ORDERS: Final[dict[str, Callable[[Trace], EvictionOrder]]] = {
+    "lru": lambda trace: LruOrder(),
+    "lfu-history": lambda trace: LfuHistoryOrder(),
+    "session-ttl": SessionTtlOrder,
+    "session-tail": SessionTailOrder,
+    "belady-pool": BeladyOrder,
 }
 """Orders that the simulator runs, beside those of graph policies."""
 
@@ -109,8 +102,7 @@ def arm_names() -> list[str]:
 def chosen_arms(names: Sequence[str]) -> list[str]:
     """Return the arms that ``names`` ask for; ``all`` is every one that can run here.
 
-    Raises:
-        ReplayError: There is no such arm.
+    Raises ReplayError.
     """
     known = arm_names()
     more = [*ALGORITHMS, *order_names()]
@@ -142,18 +134,17 @@ def new_order(name: str, trace: Trace, settings: Settings) -> EvictionOrder:
 def new_orders(name: str, trace: Trace, settings: Settings, engines: int) -> list[EvictionOrder]:
     """Make an eviction order per engine; a graph policy's engines share one sidecar.
 
-    Raises:
-        ReplayError: The arm is not an engine's policy.
+    Raises ReplayError.
     """
     if name in ORDERS:
-        return [ORDERS[name](trace, settings) for _ in range(engines)]
+        return [ORDERS[name](trace) for _ in range(engines)]
     policy = graph_policies().get(without_suffix(name))
     if policy is None:
         allowed = ", ".join(order_names())
         raise ReplayError(f"policy {name!r} cannot run here: allowed: {allowed}")
     sidecar = SimulatedSidecar(
         trace,
-        policy(settings),
+        new_policy(policy, settings.profile),
         rules=settings.profile,
         hints=name.endswith(HINTS),
         layers=name.endswith(LAYERS),
@@ -177,15 +168,12 @@ Found = TypeVar("Found")
 
 
 def run_cells(
-    run: Callable[[Shared, Cell], Found], shared: Shared, cells: Sequence[Cell], processes: int
+    run: Callable[[Shared, Cell], Found],  # a module's function: other processes import it
+    shared: Shared,  # sent to each process once
+    cells: Sequence[Cell],
+    processes: int,  # 1 runs all cells in this one
 ) -> Iterator[tuple[Cell, Found]]:
-    """Yield every cell with ``run(shared, cell)`` as it is done; cells begin in their order.
-
-    Args:
-        run: A module's function: other processes import it.
-        shared: Sent to each process once.
-        processes: 1 runs all cells in this one.
-    """
+    """Yield every cell with ``run(shared, cell)`` as it is done; cells begin in their order."""
     if processes == 1 or len(cells) == 1:
         with threadpool_limits(1, user_api="blas"):
             for cell in cells:

@@ -1,13 +1,12 @@
-"""`kvgraph replay`, `kvgraph tune` and `kvgraph record`."""
+"""`kvgraph replay` and `kvgraph record`."""
 
 from __future__ import annotations
 
 import json
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Final, TypeVar
 
@@ -33,10 +32,6 @@ def replay(
         str | None, typer.Option(help="Names separated by commas, or all, as without it.")
     ] = None,
     analyze: Annotated[bool, typer.Option(help="Instead of policies: where LRU loses.")] = False,
-    approaches: Annotated[
-        bool, typer.Option(help="Compare routers, a host tier, policies.")
-    ] = False,
-    instances: Annotated[int, typer.Option(min=1, max=64, help="Engines, for --approaches.")] = 4,
     service: Annotated[bool, typer.Option(help="Simulate how long requests take.")] = False,
     interval: Annotated[float, typer.Option(min=0.01, help="Seconds between rankings.")] = 0.5,
     block_size: BlockSize = None,
@@ -45,7 +40,6 @@ def replay(
     ] = None,
     processes: Processes = 2,
     picture: Annotated[Path | None, typer.Option(help="Save the picture here (PNG).")] = None,
-    report: Annotated[Path | None, typer.Option(help="Save an HTML report here.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Replay traces: what would each eviction policy have found in the cache?"""
@@ -54,27 +48,17 @@ def replay(
     capacities = parse_capacities(capacity)
     settings = _settings(interval, service, config)
     arms = chosen_arms([name.strip() for name in (policy or "all").split(",")])
-    of_tables = {"--policy": policy, "--picture": picture, "--report": report}
-    _refuse("--approaches", approaches, of_tables)
-    _refuse("--analyze", analyze, {**of_tables, "--approaches": approaches, "--config": config})
+    ignored = {"--policy": policy, "--picture": picture, "--config": config}
+    if analyze and (given := [name for name, value in ignored.items() if value]):
+        raise ReplayError(f"--analyze goes without {', '.join(given)}: leave it out")
     _check_files(traces)
     check_writable("--picture", picture)
-    check_writable("--report", report)
     for path in traces:
         trace = _load(path, block_size, as_json)
         if analyze:
             _analyze(trace, capacities, as_json)
-        elif approaches:
-            _approaches(trace, capacities, instances, settings, processes, as_json)
         else:
-            _table(trace, arms, capacities, settings, processes, picture, report, as_json)
-
-
-def _refuse(mode: str, chosen: bool, unused: Mapping[str, object]) -> None:
-    """Raise ReplayError where an option is given that the chosen mode ignores."""
-    given = [name for name, value in unused.items() if value]
-    if chosen and given:
-        raise ReplayError(f"{mode} goes without {', '.join(given)}: leave it out")
+            _table(trace, arms, capacities, settings, processes, picture, as_json)
 
 
 def _check_files(paths: Sequence[Path]) -> None:
@@ -86,8 +70,7 @@ def _check_files(paths: Sequence[Path]) -> None:
 def check_writable(option: str, path: Path | None) -> None:
     """Refuse a file that cannot be written before anything is computed for it.
 
-    Raises:
-        ReplayError: It is a directory, or its directory is missing or read-only.
+    Raises ReplayError.
     """
     if path is None:
         return
@@ -134,11 +117,7 @@ def parse_numbers(
     least: int = 1,
     most: float = math.inf,
 ) -> list[Number]:
-    """Parse numbers separated by commas, and sort them.
-
-    Raises:
-        ReplayError: One is no number of that kind between the bounds; says what is ``allowed``.
-    """
+    """Parse numbers separated by commas, and sort them; raises ReplayError."""
     with suppress(ValueError):
         numbers = sorted({kind(part) for part in text.split(",")})
         if all(least <= number <= most for number in numbers):
@@ -153,19 +132,14 @@ def _table(
     settings: Any,
     processes: int,
     picture: Path | None,
-    report: Path | None,
     as_json: bool,
 ) -> None:
-    from .analysis import analyze
-    from .tables import draw, hit_table, rates_table, write_page
+    from .tables import draw, hit_table, rates_table
 
     with progress_bar("policies × capacities", as_json) as update:
         table = hit_table(trace, arms, capacities, settings, processes=processes, progress=update)
     if picture is not None:
         draw(table, picture)
-    if report is not None:
-        losses = {f"Losses of LRU at {c:,} blocks": analyze(trace, c).as_dict() for c in capacities}
-        write_page(table, report, losses)
     if as_json:
         typer.echo(json.dumps(table.as_dict()))
         return
@@ -187,22 +161,6 @@ def _analyze(trace: Any, capacities: list[int], as_json: bool) -> None:
         Console().print(losses_table(trace, capacities, losses))
 
 
-def _approaches(
-    trace: Any, capacities: list[int], instances: int, settings: Any, processes: int, as_json: bool
-) -> None:
-    from .approaches import approaches_table, compare_approaches
-
-    with progress_bar("approaches", as_json) as update:
-        rows = compare_approaches(
-            trace, capacities, instances, settings, processes=processes, progress=update
-        )
-    if as_json:
-        found = {"trace": trace.name, "blocks": trace.prompt_blocks, "instances": instances}
-        typer.echo(json.dumps({**found, "approaches": [asdict(row) for row in rows]}))
-    else:
-        Console().print(approaches_table(trace, rows))
-
-
 def _load(path: Path, block_size: int | None, quiet: bool) -> Any:
     from .reader import load_trace
 
@@ -219,57 +177,21 @@ def progress_bar(what: str, quiet: bool) -> Iterator[Any]:
         yield lambda done, total: progress.update(task, completed=done, total=total)
 
 
-def tune(
-    trace: Annotated[Path, typer.Argument(help="A trace file.")],
-    train: Annotated[float, typer.Option(help="The share, from the start, to search on.")] = 0.5,
-    trials: Annotated[int, typer.Option(min=1, help="Sets of weights to try.")] = 40,
-    capacity: Capacity = "2000,5000,10000",
-    out: Annotated[Path, typer.Option(help="The TOML file to write.")] = Path("tuned.toml"),
-    seed: Annotated[int, typer.Option(help="Seed of the search.")] = 0,
-    block_size: BlockSize = None,
-    as_json: AsJson = False,
-) -> None:
-    """Search the score's weights on a trace's first part; the sidecar loads what is written."""
-    from .tables import capacity_table
-    from .tuning import tune as search
-    from .tuning import write_toml
-
-    capacities = parse_capacities(capacity)
-    check_writable("--out", out)
-    loaded = _load(trace, block_size, as_json)
-    with progress_bar("trials", as_json) as update:
-        found = search(loaded, capacities, train=train, trials=trials, seed=seed, progress=update)
-    write_toml(found.weights, out, f"kvgraph tune {loaded.name} --train {train} --seed {seed}")
-    if as_json:
-        typer.echo(json.dumps({"trace": loaded.name, **found.as_dict(), "out": str(out)}))
-        return
-    table = capacity_table(f"{loaded.name}: the untouched {1 - train:.0%}", capacities)
-    for arm, row in found.untouched.items():
-        table.add_row(arm, *(f"{rate:.4f}" for rate in row.values()))
-    console = Console()
-    console.print(table)
-    console.print(f"written: {out}  (kvgraph serve --config {out})", markup=False)
-
-
 def record(
     out: Annotated[Path, typer.Argument(help="The file to write; gzipped if it ends in .gz.")],
     endpoint: Annotated[str | None, typer.Option(help="As for `kvgraph serve`.")] = None,
     config: Annotated[Path | None, typer.Option(help="As for `kvgraph serve`.")] = None,
-    raw: Annotated[
-        bool, typer.Option("--raw", help="Every event word for word, keys and names included.")
-    ] = False,
 ) -> None:
     """Run a sidecar that also writes what its engines do, as a trace without texts or names."""
     from ..config.config import load
     from ..service import serve
-    from .recorder import RawLog, Recorder
+    from .recorder import Recorder
 
     overrides = {} if endpoint is None else {"sidecar.endpoint": endpoint}
     load(config, overrides)  # a wrong one leaves no empty file, which the next call would refuse
-    recorder: Recorder | RawLog = RawLog(out) if raw else Recorder(out)
+    recorder = Recorder(out)
     try:
         serve(config, overrides, None, recorder)
     finally:
         recorder.close()
-        what = "events" if raw else "requests"
-        typer.echo(f"{recorder.written} {what} written to {out}", err=True)
+        typer.echo(f"{recorder.written} requests written to {out}", err=True)

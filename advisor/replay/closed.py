@@ -42,11 +42,9 @@ class ArrivedRequest:
 
     @property
     def name(self) -> str:
-        """Return its name for the holding rule."""
         return str(self.request)
 
     def as_held(self, now: float) -> Held:
-        """Return it as the holding rule sees it."""
         return Held(self.name, now, self.brings, returning=not self.opens)
 
 
@@ -55,10 +53,6 @@ class SimulatedHold:
 
     The rule is asked when a request arrives, and again when its turn comes: contexts are lost in a
     long queue.
-
-    Args:
-        word: Advice on room; None holds nobody.
-        bounds: Limits of holding.
     """
 
     def __init__(self, word: AdviceAt | None, bounds: HoldingBounds) -> None:
@@ -93,7 +87,6 @@ class SimulatedHold:
         self._rule.started(asked.name, now)
 
     def still_held(self) -> list[ArrivedRequest]:
-        """Return the requests that wait for room now."""
         return list(self._held.values())
 
     def released(self, now: float, *, idle: bool, free: bool) -> list[ArrivedRequest]:
@@ -151,9 +144,7 @@ def runs_for(
 
     Sessions are drawn from one shuffled pile, which is shuffled again when it is used up; one that
     is played again is another session. Subagents are left out: they run while their parent waits.
-
-    Raises:
-        ReplayError: There is no session or no user.
+    Raises ReplayError.
     """
     if not sessions or users < 1 or seconds <= 0:
         raise ReplayError("a closed loop needs at least one session, one user and some time")
@@ -255,15 +246,12 @@ def play(
     instance: Instance,
     loop: Loop,
     *,
+    # returns a sidecar's latest advice on room; None: nobody is held
     word: Callable[[float], AdmissionAdvice] | None = None,
+    # called with the simulated time, now and then
     progress: Callable[[float], None] = lambda now: None,
 ) -> Played:
-    """Let users play ``runs`` on one engine; deterministic.
-
-    Args:
-        word: Returns a sidecar's latest advice on room; None: nobody is held.
-        progress: Called with the simulated time, now and then.
-    """
+    """Let users play ``runs`` on one engine; deterministic."""
     return _Play(runs, instance, loop, word).play(progress)
 
 

@@ -16,12 +16,11 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from ...graph.ranking.formulas import LruPolicy
-from ...graph.ranking.policy import Policy
 from ...graph.wire.advice import HOLD_MAX_S
 from ..admission import Admission
+from ..policies.registry import new_policy
 from .analysis import percentile
-from .arms import HINTS, Settings, graph_policies, run_cells
+from .arms import HINTS, graph_policies, run_cells
 from .cli import Processes, check_writable, parse_capacities, parse_numbers, progress_bar
 from .closed import Loop, Played, Queue, play, runs_for
 from .fleet_traffic import Signals
@@ -98,11 +97,7 @@ class Arm:
 
     @classmethod
     def of(cls, name: str) -> Arm:
-        """Parse an arm's name.
-
-        Raises:
-            ReplayError: There is no such arm.
-        """
+        """Parse an arm's name; raises ReplayError."""
         bare = name.removesuffix(ADMISSION)
         named = bare.removesuffix(HOST)
         order = named.removesuffix(HINTS)
@@ -126,7 +121,6 @@ def closed_rows(
     processes: int = 1,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[ClosedRow]:
-    """Return the results of cells, in their order."""
     found: dict[ClosedCell, ClosedRow] = {}
     for done, (cell, row) in enumerate(run_cells(run_cell, plan, cells, processes), start=1):
         found[cell] = row
@@ -146,14 +140,11 @@ def run_cell(plan: ClosedPlan, cell: ClosedCell) -> ClosedRow:
     host = HostTier(round(plan.host * cell.capacity), plain=arm.is_stock) if arm.host else None
     if arm.is_stock:
         return _row(cell, loop, play(runs, Instance(cell.capacity, LruOrder(), host=host), loop))
-    order = GraphOrder.alone(runs.trace, _policy(arm.order), hints=arm.hints)
+    policy = "lru" if arm.order == LPM else graph_policies()[arm.order]
+    order = GraphOrder.alone(runs.trace, new_policy(policy), hints=arm.hints)
     word = partial(order.advised, Admission()) if arm.admission else None
     instance = Instance(cell.capacity, order, host=host)
     return _row(cell, loop, play(runs, instance, loop, word=word))
-
-
-def _policy(name: str) -> Policy:
-    return LruPolicy() if name in ("lru", LPM) else graph_policies()[name](Settings())
 
 
 def _row(cell: ClosedCell, loop: Loop, played: Played) -> ClosedRow:
@@ -184,7 +175,6 @@ _COLORS: Final = ("#1a73e8", "#12a150", "#e37400", "#a142f4", "#d93025", "#00897
 
 
 def closed_table(rows: Sequence[ClosedRow]) -> Table:
-    """Return the rows as a table."""
     heads = (
         "blocks", "agents", "arm", "turns per hour", "computed", "TTFT of returning p50 / p95",
         "of first turns p50 / p95", "held", "longest hold", "starved", "refused",
@@ -210,8 +200,7 @@ def closed_table(rows: Sequence[ClosedRow]) -> Table:
 def draw_cliff(rows: Sequence[ClosedRow], path: Path) -> None:
     """Save a picture of turns per hour and TTFT over agents, a row of two per capacity.
 
-    Raises:
-        ReplayError: matplotlib is not installed, or the file cannot be written.
+    Raises ReplayError.
     """
     plots = pyplot()
     capacities = sorted({row.capacity for row in rows})
@@ -312,7 +301,6 @@ def closed(
 
 
 def _cells(arm: str, capacity: str, users: str) -> list[ClosedCell]:
-    """Return every arm at every number of users at every capacity."""
     arms = [name.strip() for name in arm.split(",")]
     for name in arms:
         Arm.of(name)

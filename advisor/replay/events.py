@@ -72,11 +72,9 @@ class TraceEvents:
         return BlocksSpilled(self.keys[list(blocks)].tobytes(), Tier.WARM, size)
 
     def dropped(self, blocks: Sequence[int]) -> CopiesDropped:
-        """Return the event that copies were dropped."""
         return CopiesDropped(self.keys[list(blocks)].tobytes(), Tier.WARM)
 
     def finished(self, request: int, now: float) -> RequestFinished:
-        """Return the event that a request ended at ``now``."""
         trace = self._trace
         prompts, tokens = int(trace.prompts[request]), int(trace.input_tokens[request])
         # A partial block has no hash that a longer prompt could extend.

@@ -126,15 +126,13 @@ ALGORITHMS: Final = {
 
 
 def is_installed() -> bool:
-    """Whether libcachesim can be imported."""
     return importlib.util.find_spec("libcachesim") is not None
 
 
 def library_hits(trace: Trace, capacity: int, policy: str) -> Ints:
     """int32 ``[requests]``: matched prompt blocks under one of ``ALGORITHMS``.
 
-    Raises:
-        ReplayError: libcachesim is not installed.
+    Raises ReplayError.
     """
     cache, request = new_cache(policy, capacity)
     limits = trace.matchable.tolist()

@@ -46,7 +46,6 @@ class FleetRequest:
 
     @property
     def turn(self) -> RecordedTurn:
-        """Return the recorded turn."""
         return self.session.turns[self.index]
 
     @property
@@ -79,13 +78,7 @@ def lay_over_users(
 
     Users draw sessions from one shuffled pile, each the next one when the last is over; a pile that
     is used up is shuffled again, and a session played again is another session. Users begin within
-    the first ``MAX_GAP_S``.
-
-    Args:
-        seconds: The horizon: what would arrive later is left out.
-
-    Raises:
-        ReplayError: There is no session or no user.
+    the first ``MAX_GAP_S``. Raises ReplayError.
     """
     if not sessions or users < 1 or seconds <= 0:
         raise ReplayError("a fleet needs at least one session, one user and some time")
@@ -107,9 +100,7 @@ def in_harnesses(sessions: Sequence[Session], count: int, seed: int) -> list[Ses
     A harness has the tools and the system prompt of one of the sessions, as long as recorded;
     sessions are dealt out evenly. Prompts keep their lengths: a session whose own head was shorter
     has that much of the harness's head, and the excess of a longer one is its own text.
-
-    Raises:
-        ReplayError: There are more harnesses than sessions, or none.
+    Raises ReplayError.
     """
     if not 1 <= count <= len(sessions):
         raise ReplayError(f"--harnesses {count}: allowed: 1 to {len(sessions)}, the sessions")
@@ -234,10 +225,7 @@ class BlockNumbers:
     its length is equal too: whole blocks. Sessions of one harness share what their heads have in
     common, with nobody else. A subagent shares with its parent what their recorded numbers share.
     Where numbers are global, equal numbers behind equal ones are one block, until the fleet plays
-    its sessions again: then only heads are shared.
-
-    Raises:
-        ReplayError: ``block_size`` is no multiple of a session's own.
+    its sessions again: then only heads are shared. Raises ReplayError.
     """
 
     def __init__(self, block_size: int) -> None:
@@ -246,7 +234,6 @@ class BlockNumbers:
         self._heads: dict[str, dict[int, int]] = {}  # session → number → place
 
     def prompt(self, request: FleetRequest) -> list[int]:
-        """Return a number for each full block of the prompt."""
         return self._chain(request, request.turn.hash_ids)
 
     def answer(self, request: FleetRequest) -> list[int]:
@@ -325,16 +312,9 @@ def trace_lines(
     signals: Signals,
     seed: int,
     *,
-    with_layers: bool = False,
+    with_layers: bool = False,  # whether callers also state where the parts of a prompt's head are
 ) -> Iterator[dict[str, Any]]:
-    """Yield the header, and one line per request.
-
-    Args:
-        with_layers: Whether callers also state where the parts of a prompt's head are.
-
-    Raises:
-        ReplayError: ``block_size`` is no multiple of the recorded one.
-    """
+    """Yield the header, and one line per request; raises ReplayError."""
     yield {"kvgraph_trace": HEADER_VERSION, "block_size": block_size}
     numbers = BlockNumbers(block_size)
     for request in requests:
@@ -357,8 +337,7 @@ def trace_lines(
 def write_trace(lines: Iterator[dict[str, Any]], path: Path) -> int:
     """Write a trace, gzipped if the name ends in ``.gz``; returns the number of lines.
 
-    Raises:
-        TraceError: The file cannot be written.
+    Raises TraceError.
     """
     count = 0
     try:

@@ -43,27 +43,20 @@ class SimulatedSidecar:
 
     Engines that share it are one fleet: a session that moves is recognised where it arrives, and
     evidence of one engine counts for all.
-
-    Args:
-        policy: Fresh, since it may learn.
-        rules: None takes the defaults.
-        hints: Whether callers name their sessions and state what the trace knows; if the trace has
-            no such statements, they state which turns are their sessions' last.
-        layers: Whether the engines find the parts of each prompt themselves.
-        stops: Whether they read off each answer why it ended.
-        guard: Whether LRU ranks until the policy has shown that it finds more.
     """
 
     def __init__(
         self,
         trace: Trace,
-        policy: Policy,
+        policy: Policy,  # fresh, since it may learn
         *,
-        rules: Rules | None = None,
+        rules: Rules | None = None,  # None takes the defaults
+        # whether callers name their sessions and state what the trace knows; if the trace has no
+        # such statements, they state which turns are their sessions' last
         hints: bool = False,
-        layers: bool = False,
-        stops: bool = False,
-        guard: bool = True,
+        layers: bool = False,  # whether the engines find the parts of each prompt themselves
+        stops: bool = False,  # whether they read off each answer why it ended
+        guard: bool = True,  # whether LRU ranks until the policy has shown that it finds more
     ) -> None:
         self.now = 0.0  # the graph's clock, in seconds of the trace
         self.events = TraceEvents(trace, hints, layers, stops)
@@ -155,9 +148,6 @@ class GraphOrder(EvictionOrder):
     A ranking is made at every multiple of the interval from what happened before, as live; one that
     no eviction needs is left out, which changes no result. Behind a ranking's end the engine's own
     order holds: the longest free block first.
-
-    Args:
-        sidecar: Advises this engine, and perhaps others.
     """
 
     def __init__(self, sidecar: SimulatedSidecar, planning: Planning | None = None) -> None:
@@ -177,7 +167,6 @@ class GraphOrder(EvictionOrder):
 
     @property
     def sidecar(self) -> SimulatedSidecar:
-        """Return the sidecar that advises this engine."""
         return self._sidecar
 
     @classmethod

@@ -108,15 +108,11 @@ class SessionTtlOrder(EvictionOrder):
 
     The others go first, the longest free before; among the kept ones, the oldest. The same time to
     live for every session would only be LRU again.
-
-    Args:
-        reserve: Free blocks that may be kept so; beyond it they go first. None sets no bound.
     """
 
-    def __init__(self, trace: Trace, ttl_s: float = 300.0, reserve: int | None = None) -> None:
+    def __init__(self, trace: Trace, ttl_s: float = 300.0) -> None:
         self._turns = trace.turns().tolist()
         self._ttl = ttl_s
-        self._reserve = trace.num_blocks if reserve is None else reserve
         self._kept: OrderedDict[int, float] = OrderedDict()
         self._plain: OrderedDict[int, None] = OrderedDict()
 
@@ -138,7 +134,7 @@ class SessionTtlOrder(EvictionOrder):
 
     def _victim(self, now: float) -> int:
         oldest = next(iter(self._kept.values()), now)
-        if self._plain and oldest >= now and len(self._kept) <= self._reserve:
+        if self._plain and oldest >= now:
             return self._plain.popitem(last=False)[0]
         return self._kept.popitem(last=False)[0]
 

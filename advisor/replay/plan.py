@@ -34,12 +34,7 @@ from .trace import AGENTS_SERVICE, HostLink, Ints, Trace
 
 
 class PrefillQueues:
-    """Simulates when each engine is done with a prompt, and how many tokens wait at each.
-
-    Args:
-        tokens_per_s: Prompt tokens that an engine computes per second.
-        computed: Called with each choice whose prompt was computed.
-    """
+    """Simulates when each engine is done with a prompt, and how many tokens wait at each."""
 
     def __init__(self, tokens_per_s: float, computed: Callable[[Choice], None]) -> None:
         self._rate = tokens_per_s
@@ -200,7 +195,6 @@ class PlanFound:
     refused: int
 
     def as_dict(self) -> dict[str, Any]:
-        """Return plain values."""
         found = asdict(self)
         return {**found.pop("plan"), **found}
 
@@ -213,7 +207,6 @@ def compare_plans(
     processes: int = 1,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[PlanFound]:
-    """Return the results of plans, in the order of their costs."""
     found: list[PlanFound] = []
     for done, (_, row) in enumerate(run_cells(_run, (trace, terms), plans, processes), start=1):
         found.append(row)
@@ -400,11 +393,7 @@ _COLORS: Final = dict(zip(ROUTINGS, ("#9a9a9a", "#4c78a8", "#e45756"), strict=Tr
 def draw_plans(
     found: Sequence[PlanFound], best: PlanFound | None, ttft_s: float, path: Path
 ) -> None:
-    """Save the picture.
-
-    Raises:
-        ReplayError: matplotlib is missing, or the file cannot be written.
-    """
+    """Save the picture; raises ReplayError."""
     plots = pyplot()
     figure, (rates, times) = plots.subplots(1, 2, figsize=(10, 4.2), layout="constrained")
     for routing in ROUTINGS:

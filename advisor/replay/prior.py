@@ -16,7 +16,7 @@ from rich.console import Console
 
 from ...graph.tables.sessions import SessionTable
 from ...graph.types import NO_ROW
-from ..policies.hazard import OLDEST, Features, Floats, ReturnModel
+from ..policies.hazard import OLDEST, Cohort, Features, Floats, ReturnModel
 from ..policies.lifecycle import Prior
 from ..policies.waits import STATED_FEATURE, STOP_FEATURES, features
 from .recordings import RecordedTurn, Session
@@ -48,13 +48,13 @@ def learn_prior(
     stops = np.array(whole.features)
     stops[:, STATED_FEATURE] = np.nan
     known = np.concatenate([blind, stops, whole.features])
-    age, returned = np.tile(whole.age, 3), np.tile(whole.returned, 3)
-    weight = np.tile(whole.weight, 3)
+    age, returned, weight = whole.age, whole.returned, whole.weight
+    cohort = Cohort(known.__getitem__, np.tile(age, 3), np.tile(returned, 3), np.tile(weight, 3))
     model = ReturnModel(_scales(known), step=_STEP, pull=_PULL)
     for done in range(0, steps, _STRIDE):
         warm = min(1.0, (done + _STRIDE) / (0.2 * steps))
         model.step = _STEP * warm * 0.5 * (1 + np.cos(np.pi * done / steps))
-        model.learn(known.__getitem__, age, returned, weight, min(_STRIDE, steps - done))
+        model.learn(cohort, min(_STRIDE, steps - done))
         progress(done)
     pauses = np.log(np.maximum(whole.age[whole.returned], 0.01))
     return Prior(model.scales, model.weights, float(pauses.mean()))
@@ -79,7 +79,6 @@ class RecordedWaits(NamedTuple):
 
 
 def recorded_waits(sessions: Sequence[Session], seed: int = 0) -> RecordedWaits:
-    """Return every wait of recorded sessions, with all that a caller could state of it."""
     rng = np.random.default_rng(seed)
     known: list[Features] = []
     ages: list[float] = []

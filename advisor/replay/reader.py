@@ -76,11 +76,7 @@ class Format:
     timed: bool = True
 
     def check(self, line: Line) -> None:
-        """Check that a line is of this format and complete.
-
-        Raises:
-            TraceError: It is not; names the field.
-        """
+        """Check that a line is of this format and complete; raises TraceError."""
         for name in self.foreign:
             if getattr(line, name) is not None:
                 raise TraceError(
@@ -116,11 +112,7 @@ _T = TypeVar("_T")
 
 
 def decode_line(data: bytes) -> Line:
-    """Decode a line, with each field within its bounds.
-
-    Raises:
-        TraceError: It is not JSON, or a field has a wrong type or value. Names the field only.
-    """
+    """Decode a line, with each field within its bounds; raises TraceError."""
     try:
         return decoded(_decoder, data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -140,11 +132,7 @@ def decoded(decoder: msgspec.json.Decoder[_T], data: bytes) -> _T:
 
 
 def detect(first: Line) -> Format:
-    """Return the format of the lines, by the first one.
-
-    Raises:
-        TraceError: No format fits.
-    """
+    """Return the format of the lines, by the first one; raises TraceError."""
     if first.kvgraph_trace is not None:
         if first.kvgraph_trace != HEADER_VERSION or first.block_size is None:
             raise TraceError(
@@ -173,10 +161,7 @@ def read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
     """Yield ``(line number, line)``, numbered from 1, blank lines left out.
 
     Gzip is recognised by its content; a byte order mark is left out. At most ``MAX_LINE`` bytes are
-    held at once.
-
-    Raises:
-        TraceError: The file cannot be read, its gzip is damaged, or a line has no end.
+    held at once. Raises TraceError.
     """
     number = 0
     try:
@@ -200,8 +185,7 @@ def read_whole(path: Path, limit: int) -> bytes:
     """Return a file's content, gzipped or not, without a byte order mark, if it has at most
     ``limit`` bytes.
 
-    Raises:
-        TraceError: The file cannot be read, its gzip is damaged, or it is longer.
+    Raises TraceError.
     """
     try:
         with _open(path) as file:
@@ -220,8 +204,7 @@ def read_whole(path: Path, limit: int) -> bytes:
 def new_file(path: Path) -> TextIO:
     """Create a text file, gzipped if its name ends in ``.gz``; it must not exist.
 
-    Raises:
-        TraceError: The file exists or cannot be written.
+    Raises TraceError.
     """
     try:
         return cast(TextIO, gzip.open(path, "xt") if path.suffix == ".gz" else path.open("x"))
@@ -247,9 +230,6 @@ def spread_over_ticks(at: Floats) -> Floats:
     literally, this is a burst every 3 s and silence in between, in which no ranking could know a
     request before the next nine. Times finer than a second, or at which requests do not pile up,
     stay as they are.
-
-    Args:
-        at: float64 ``[requests]``, seconds, rising.
     """
     stamps, first, count = np.unique(at, return_index=True, return_counts=True)
     if len(stamps) < _LEAST_TICKS or len(at) < 2 * len(stamps):
@@ -270,11 +250,6 @@ def infer_sessions(chains: Sequence[Sequence[int]], full: Sequence[int], num_blo
     By the rules of the live graph (``sessions.continued``), as far as a trace tells, and nothing
     continues a branch that its session left behind. A trace does not tell what runs at the same
     time.
-
-    Args:
-        chains: Block ids of each request, in order of arrival.
-        full: Full prompt blocks of each request; only they can be extended.
-        num_blocks: Distinct block ids.
     """
     owner = np.full(num_blocks, NO_ROW, dtype=np.int32)
     left = np.zeros(num_blocks, dtype=np.bool_)  # behind by its session
@@ -311,11 +286,7 @@ class StatementsDraft:
         self._tenants: dict[str, int] = {}
 
     def add(self, line: Line) -> None:
-        """Add a request's line.
-
-        Raises:
-            TraceError: Names the field that means nothing.
-        """
+        """Add a request's line; raises TraceError."""
         layers = _layers(line)
         waiting, expected, seconds = line.waiting_for_tool, line.expected_return_s, line.seconds
         self._layers.append(self._known.setdefault(layers, layers))
@@ -329,7 +300,6 @@ class StatementsDraft:
         )
 
     def said(self, order: Sequence[int]) -> Statements:
-        """Return all statements, with the requests in this order."""
         return Statements(
             np.array(self._ended, dtype=np.bool_)[order],
             np.array(self._waiting, dtype=np.int8)[order],
@@ -392,11 +362,7 @@ def load_trace(
 
 
 def recorded_trace(lines: Iterable[dict[str, Any]], name: str) -> Trace:
-    """Make a trace of lines in our own format, the header first.
-
-    Raises:
-        TraceError: A line cannot be used.
-    """
+    """Make a trace of lines in our own format, the header first; raises TraceError."""
     header, *requests = (decode_line(msgspec.json.encode(line)) for line in lines)
     draft = _Draft(RECORDED, header.block_size or 0)
     for line in requests:
@@ -543,7 +509,6 @@ class _Draft:
         return row
 
     def _first(self, row: int) -> int:
-        """Return the first row of the same conversation."""
         while self._same[row] != row:
             self._same[row] = row = self._same[self._same[row]]
         return row

@@ -96,8 +96,7 @@ def read_sessions(
 ) -> list[Session]:
     """Read the sessions of a file, or of a directory's ``.json`` and ``.json.gz`` files, by name.
 
-    Raises:
-        TraceError: Names the file and the field that cannot be used.
+    Raises TraceError.
     """
     paths = [path]
     if path.is_dir():
@@ -115,11 +114,7 @@ def read_sessions(
 
 
 def read_session(path: Path) -> Session:
-    """Read the session of one file, gzipped or not.
-
-    Raises:
-        TraceError: Names the file and the field that cannot be used.
-    """
+    """Read the session of one file, gzipped or not; raises TraceError."""
     data = read_whole(path, MAX_FILE)
     try:
         file = decoded(_decoder, data)

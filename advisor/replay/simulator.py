@@ -135,11 +135,6 @@ class Instance:
 
     A cached block behind a gap in its chain is not matched; it is computed again in its own place
     (vLLM would hold it twice for a while).
-
-    Args:
-        capacity: Blocks of the pool.
-        order: Decides which free cached block goes.
-        host: The tier below, if there is one.
     """
 
     def __init__(
@@ -217,10 +212,6 @@ class Instance:
     def finish(self, request: int, chain: Sequence[int], now: float) -> None:
         """End a request and free the blocks of its chain that no other request holds, the last
         first.
-
-        Args:
-            chain: Numbers of the blocks of prompt and answer, from the first on.
-            now: Seconds since the trace began.
         """
         self._order.finished(request, now)
         self.blank += self._unhashed.pop(request)
@@ -449,38 +440,3 @@ class PrefixAffinity:
         best = max(range(len(instances)), key=merit)
         self._sent[best] = self._sent.get(best, 0) + len(chain)
         return best
-
-
-class SessionSticky:
-    """A session stays where it began; a new one goes where live sessions hold the least KV.
-
-    Args:
-        live_s: A session that was idle for more seconds no longer counts.
-    """
-
-    def __init__(self, trace: Trace, live_s: float = 300.0) -> None:
-        self._session = trace.session.tolist()
-        self._blocks = [len(chain) for chain in trace.chains()]
-        self._at = trace.at.tolist()
-        self._live_s = live_s
-        self._home: dict[int, int] = {}
-        self._held: dict[int, tuple[float, int]] = {}  # session, idle longest first → (seen, KV)
-
-    def __call__(self, request: int, instances: Sequence[Instance]) -> int:
-        session, now = self._session[request], self._at[request]
-        self._forget_idle(now)
-        if session not in self._home:
-            held = [0] * len(instances)
-            for other, (_, blocks) in self._held.items():
-                held[self._home[other]] += blocks
-            self._home[session] = held.index(min(held))
-        self._held.pop(session, None)
-        self._held[session] = (now, self._blocks[request])
-        return self._home[session]
-
-    def _forget_idle(self, now: float) -> None:
-        while self._held:
-            session, (seen, _) = next(iter(self._held.items()))
-            if seen > now - self._live_s:
-                return
-            del self._held[session]

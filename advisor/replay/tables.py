@@ -1,9 +1,7 @@
-"""``hit_table``: hit rates of many arms at many capacities, as a table, a picture and a page."""
+"""``hit_table``: hit rates of many arms at many capacities, as a table and a picture."""
 
 from __future__ import annotations
 
-import base64
-import html
 import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -62,11 +60,7 @@ def hit_table(
     processes: int = 2,
     progress: Callable[[int, int], None] = lambda done, cells: None,
 ) -> HitTable:
-    """Run every arm at every capacity, in ``processes`` processes (1: in this one).
-
-    Args:
-        progress: Called with the number of cells that are done.
-    """
+    """Run every arm at every capacity, in ``processes`` processes (1: in this one)."""
     began = time.perf_counter()
     # Graph policies take the longest: start with them, so that no process ends alone with one.
     cells = sorted(itertools.product(arms, capacities), key=lambda cell: not _is_slow(cell[0]))
@@ -92,7 +86,6 @@ def _is_slow(arm: str) -> bool:
 
 
 def _notes(trace: Trace, capacities: Sequence[int], arms: Sequence[str]) -> Iterator[str]:
-    """Return notes for the reader of a table."""
     said = trace.said
     if not (said and said.anything) and any(arm.endswith(HINTS) for arm in arms):
         yield (
@@ -125,8 +118,7 @@ def _equal_columns(rates: dict[str, dict[int, float]], guard: bool) -> Iterator[
 def pyplot() -> Any:
     """Return ``matplotlib.pyplot``, drawing into files and opening no display.
 
-    Raises:
-        ReplayError: matplotlib is not installed.
+    Raises ReplayError.
     """
     try:
         import matplotlib
@@ -175,8 +167,7 @@ def rates_table(table: HitTable) -> Table:
 def draw(table: HitTable, path: Path) -> None:
     """Save the picture: hit rate over capacity, in the band between LRU and Belady.
 
-    Raises:
-        ReplayError: matplotlib is not installed, or the file cannot be written.
+    Raises ReplayError.
     """
     plots = pyplot()
     figure, axes = plots.subplots(figsize=(9, 5.4), layout="constrained")
@@ -198,57 +189,12 @@ def draw(table: HitTable, path: Path) -> None:
 
 
 def save_picture(figure: Any, path: Path, dpi: int = 130) -> None:
-    """Save a figure in the format that the file's name ends in.
-
-    Raises:
-        ReplayError: matplotlib does not know the format, or the file cannot be written.
-    """
+    """Save a figure in the format that the file's name ends in; raises ReplayError."""
     try:
         figure.savefig(path, dpi=dpi)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise ReplayError(f"picture {str(path)!r}: {reason}") from None
-
-
-def write_page(table: HitTable, path: Path, sections: dict[str, dict[str, Any]]) -> None:
-    """Save one HTML file with the picture, the table and further ``sections`` of facts."""
-    picture = path.with_suffix(".png")
-    draw(table, picture)
-    image = base64.b64encode(picture.read_bytes()).decode()
-    head = [f"{capacity:,}" for capacity in table.capacities]
-    rows = [
-        [arm, *(f"{rate:.4f}" for rate in row.values()), _mean_way(table, arm)]
-        for arm, row in table.rates.items()
-    ]
-    parts = [
-        f"<h1>Replay of {html.escape(table.trace.name)}</h1>",
-        f'<img alt="hit rate over capacity" src="data:image/png;base64,{image}">',
-        _html_table(["capacity in blocks", *head, _WAY], rows),
-        *(f"<p>{html.escape(note)}</p>" for note in table.notes),
-    ]
-    for title, facts in sections.items():
-        parts.append(f"<h2>{html.escape(title)}</h2>")
-        parts.append(_html_table(["", ""], [[name, str(value)] for name, value in facts.items()]))
-    path.write_text(_PAGE.format(body="\n".join(parts)), encoding="utf-8")
-
-
-_PAGE: Final = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><title>kvgraph replay</title><style>
-body {{ font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 62rem; }}
-img {{ max-width: 100%; }} table {{ border-collapse: collapse; margin: 1rem 0; }}
-td, th {{ padding: .2rem .8rem; border-bottom: 1px solid #ddd; text-align: right; }}
-td:first-child, th:first-child {{ text-align: left; }}
-</style></head><body>
-{body}
-</body></html>
-"""
-
-
-def _html_table(head: list[str], rows: list[list[str]]) -> str:
-    def line(cells: list[str], tag: str) -> str:
-        return "<tr>" + "".join(f"<{tag}>{html.escape(c)}</{tag}>" for c in cells) + "</tr>"
-
-    return "<table>" + line(head, "th") + "".join(line(row, "td") for row in rows) + "</table>"
 
 
 def _mean_way(table: HitTable, arm: str) -> str:

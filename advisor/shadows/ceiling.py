@@ -91,7 +91,6 @@ class RequestWindow:
 
 
 def blocks_asked(window: Sequence[WindowRequest]) -> int:
-    """Blocks of all prompts in a window."""
     return sum(len(each.keys) for each in window if each.asked)
 
 
@@ -166,10 +165,6 @@ class WindowPlay:
 
     Scores are as of now, since nobody keeps what blocks were like at each request: so what is found
     tells two weightings apart, and is not what a pool would have found then.
-
-    Args:
-        window: Requests, the oldest first.
-        capacity: Blocks of the pool.
 
     Attributes:
         keys: uint64 ``[n]``: the blocks that are asked for, each once; ``scores`` belong to them.

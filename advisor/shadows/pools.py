@@ -23,11 +23,6 @@ class GuardedPool:
     live, see ``policies.guard``.
 
     While LRU rules, the policy proves itself on what it would hold alone.
-
-    Args:
-        capacity: In blocks.
-        selector: Chooses whether the policy or LRU ranks; None: the policy always does.
-        uses: What it follows, as the pools beside it do.
     """
 
     def __init__(
@@ -59,13 +54,7 @@ class GuardedPool:
             self._selector.capacity = capacity
 
     def found(self, there: HeldByPool, by_lru: int, walked: int) -> int:
-        """How many blocks are held, from the first on without a gap.
-
-        Args:
-            there: Which pools hold them.
-            by_lru: How many of them LRU holds in a pool as large.
-            walked: Blocks of the whole request.
-        """
+        """How many blocks are held, from the first on without a gap."""
         found = there.by(self._held)
         if self._selector is not None:
             by_policy = found if self._selector.trusted else there.by(self._alone)
@@ -84,12 +73,7 @@ class GuardedPool:
         self._alone.leave()
 
     def rank(self, keys: Keys, scores: Callable[[Rows], Scores]) -> None:
-        """Let whoever found more rank, and the policy rank again.
-
-        Args:
-            keys: uint64 by row: what the table's rows hold now.
-            scores: The policy's scores of rows; higher goes first.
-        """
+        """Let whoever found more rank, and the policy rank again."""
         if self._selector is not None and self._selector.is_due_for_change():
             self._selector.change_hands()
             if self._selector.trusted:
@@ -129,12 +113,10 @@ class OtherWeights:
         return cls(policy, weights, graph.rules, said)
 
     def resident_scores(self, view: View) -> tuple[Rows, Scores]:
-        """As ``scoring.resident_scores``."""
         with weighing(self.policy, self.weights):
             return resident_scores(replace(view, rules=self.rules), self.policy)
 
     def whole_scores(self, view: View, picked: Selection) -> Scores:
-        """As ``scoring.whole_scores``."""
         with weighing(self.policy, self.weights):
             return whole_scores(replace(view, rules=self.rules), self.policy, picked)
 
@@ -162,7 +144,6 @@ class FoundCounts(NamedTuple):
     control: int = 0
 
     def since(self, before: FoundCounts) -> FoundCounts:
-        """What was counted after ``before``."""
         return FoundCounts(*(now - then for now, then in zip(self, before, strict=True)))
 
 
@@ -210,8 +191,6 @@ class PolicyPool:
         return self.beside.has_tiers
 
     def rank(self, view: View) -> None:
-        """Rank what it holds."""
-
         def scores(rows: Rows) -> Scores:
             return self.scores(view, Selection(view.blocks, rows))
 

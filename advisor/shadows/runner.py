@@ -136,14 +136,6 @@ def _no_guard(blocks: int) -> PolicySelector | None:
 class ShadowSet:
     """All shadows of one engine.
 
-    Args:
-        blocks: The live pool's size.
-        policies: Those that rank shadows, the live one first.
-        copies: That fit into the engine's colder tiers.
-        guard: Sees to it that LRU ranks where it finds more.
-        awake: Whether policies' shadows follow from the start; LRU's, which rank nothing, always
-            do. See ``wake``.
-
     Attributes:
         awake: Whether they do now.
         asked, ours: Blocks that all sessions asked for, and what the live pool found.
@@ -152,10 +144,12 @@ class ShadowSet:
 
     def __init__(
         self,
-        blocks: int,
-        policies: Sequence[Policy],
-        copies: int = 0,
-        guard: Guarding = _no_guard,
+        blocks: int,  # the live pool's size
+        policies: Sequence[Policy],  # those that rank shadows, the live one first
+        copies: int = 0,  # that fit into the engine's colder tiers
+        guard: Guarding = _no_guard,  # sees to it that LRU ranks where it finds more
+        # whether policies' shadows follow from the start; LRU's, which rank nothing, always do. See
+        # `wake`
         awake: bool = True,
     ) -> None:
         self.blocks, self.copies, self._guard = blocks, copies, guard
@@ -216,7 +210,6 @@ class ShadowSet:
 
     @property
     def of_policies(self) -> list[PolicyPool]:
-        """Shadows that follow a sample of sessions."""
         return [*self.ranked, *([] if self.otherwise is None else [self.otherwise])]
 
     def hear(self, walk: ReplayedWalk) -> None:
@@ -388,22 +381,17 @@ _FOLLOWED_S: Final = 600.0  # after the last look policies' shadows still follow
 
 
 class ShadowRunner:
-    """Shadows of all engines; see ``ShadowSet``.
-
-    Args:
-        graph: The graph that the engines tell.
-        clock: Monotonic seconds, the graph's clock.
-        cpu: Seconds of a processor core that the calling thread has used.
-        always: Whether policies' shadows follow although nobody looks: what they find while nobody
-            does, nobody asks for.
-    """
+    """Shadows of all engines; see ``ShadowSet``."""
 
     def __init__(
         self,
-        graph: KVCacheGraph,
-        clock: Callable[[], float],
+        graph: KVCacheGraph,  # the graph that the engines tell
+        clock: Callable[[], float],  # monotonic seconds, the graph's clock
+        # seconds of a processor core that the calling thread has used
         cpu: Callable[[], float] = time.thread_time,
         *,
+        # whether policies' shadows follow although nobody looks: what they find while nobody does,
+        # nobody asks for
         always: bool = False,
     ) -> None:
         self._graph, self._always = graph, always
@@ -426,7 +414,6 @@ class ShadowRunner:
         self.sets: dict[str, ShadowSet] = {}  # engine → its shadows; read it under ``lock``
 
     def start(self) -> None:
-        """Start the thread."""
         self._thread.start()
 
     def stop(self) -> None:
@@ -436,11 +423,9 @@ class ShadowRunner:
             self._thread.join()
 
     def looked(self) -> None:
-        """Note that the results are being looked at."""
         self._looked = self._clock()
 
     def remembered(self, engine: str) -> tuple[list[WindowRequest], int]:
-        """The requests of an engine that are remembered, and the pool that its shadows have."""
         with self.lock:
             shadows = self.sets.get(engine)
             return ([], 0) if shadows is None else shadows.remembered()

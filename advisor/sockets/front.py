@@ -87,8 +87,7 @@ _AGAIN_S: Final = 0.005
 def bind(socket: zmq.Socket[bytes], endpoint: str) -> str:
     """Bind, and return the endpoint to connect to; an ipc socket is for its owner only (0600).
 
-    Raises:
-        ConfigError: Another process serves there, or the address cannot be bound.
+    Raises ConfigError.
     """
     try:
         if endpoint.startswith("ipc://"):
@@ -183,8 +182,7 @@ _SNDHWM: Final = 16  # messages; a newer ranking supersedes unread ones; chosen
 class EngineListener:
     """The bound ROUTER socket, with authentication at a TCP endpoint; for the loop's thread only.
 
-    Raises:
-        ConfigError: The address cannot be bound.
+    Raises ConfigError.
     """
 
     def __init__(self, endpoint: str, token: str, keys: SidecarKeys | None = None) -> None:
@@ -218,7 +216,6 @@ class EngineListener:
             self._authenticator.answer(limit)
 
     def close(self) -> None:
-        """Close the sockets and remove their files."""
         self.socket.close(linger=0)
         if self._authenticator is not None:
             self._authenticator.close()

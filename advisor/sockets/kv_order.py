@@ -192,7 +192,6 @@ class KvOrder:
         return self.sequence.classify(seq) is Arrival.NEXT
 
     def take_replayed(self, seq: int, events: list[KvEvent]) -> Iterator[Batch]:
-        """Take a replayed batch that is next."""
         self.life.joining = False
         self.sequence.accept(seq)
         self._replay.restart_timeout()

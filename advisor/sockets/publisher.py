@@ -59,7 +59,6 @@ class AdvicePublisher:
         wanted: Mapping[str, PrefetchOrder],
         admissions: Mapping[str, AdmissionAdvice] = _NO_ADVICE,
     ) -> None:
-        """Send each synced peer its new ranking, prefetch order and admission advice."""
         peers = list(peers)
         self._forget_all_but({peer.identity for peer in peers})
         for peer in peers:

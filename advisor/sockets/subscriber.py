@@ -107,7 +107,6 @@ class Peer:
         return float(min(pause_s, _LONGEST_PAUSE_S))
 
     def lost_step(self, now: float) -> None:
-        """Note that a batch is missing."""
         if self.synced and now - self.listed >= _STEADY_S:
             self.fruitless = 0
         self.synced = False

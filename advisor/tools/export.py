@@ -1,140 +1,77 @@
-"""``kvgraph export``: writes what a sidecar or a recording knows for other tools."""
+"""``kvgraph export``: writes the graph of a sidecar or a snapshot for other tools."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from enum import StrEnum
 from pathlib import Path
-from typing import IO, Annotated, Any, Final, get_args
+from typing import Annotated, Any, Final
 
 import typer
-from pydantic import BaseModel
 
 from ...graph.errors import ConfigError, KvGraphError
-from ..page.graph import GraphView
-from .activity import Activity, Kind, Origin, origin_of
+from ...graph.kvcache_graph import KVCacheGraph
+from ...graph.snapshot import load
+from ..page.graph import GraphView, graph_view
+from .remote import ask_patiently, only_sidecar_url
+
+MOST_NODES: Final = 200_000  # the API's bound
 
 
 class Format(StrEnum):
-    PERFETTO = "perfetto"
     GRAPHML = "graphml"
     JSON = "json"
-    PARQUET = "parquet"
-
-
-_ONLY_UNUSED: Final = (
-    "Of a block that left, a sidecar remembers only since when it was unused; when it entered the "
-    "pool is in raw logs alone (`kvgraph record --raw`)."
-)
-_ENDINGS: Final = {
-    Format.PERFETTO: ".trace.json",
-    Format.GRAPHML: ".graphml",
-    Format.JSON: ".json",
-    Format.PARQUET: "-parquet",
-}
 
 
 def export(
-    format: Annotated[Format, typer.Argument(help="perfetto: sessions and engines over time, for "
-        "ui.perfetto.dev; graphml, json: the graph; parquet: columns.")],
-    source: Annotated[str | None, typer.Argument(help="A sidecar's URL, a snapshot, or what "
-        "`kvgraph record --raw` wrote; without it, the sidecar that runs.")] = None,
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="The file to write (parquet: the "
-        "directory), which must not exist; without it, kvgraph.trace.json and the like.")] = None,
-    blocks: Annotated[int, typer.Option(min=0, help="perfetto: of how many blocks to tell when "
-        "they came and left; the last ones.")] = 20_000,
-    as_json: Annotated[bool, typer.Option("--json", help="Say what was written as JSON.")] = False,
+    format: Annotated[Format, typer.Argument(help="What to write.")],
+    source: Annotated[str | None, typer.Argument(help="A sidecar's URL or a snapshot; without it, "
+        "the sidecar that runs.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="The file to write, which must "
+        "not exist; without it, kvgraph.graphml or kvgraph.json.")] = None,
 ) -> None:  # fmt: skip
-    """Write what a sidecar or a recording knows, for other tools."""
-    origin, path = origin_of(source), out or Path(f"kvgraph{_ENDINGS[format]}")
+    """Write the graph that a sidecar or a snapshot holds, for other tools."""
+    path = out or Path(f"kvgraph.{format.value}")
     if path.exists():
         raise ConfigError(f"{path} exists; name another file with --out")
-    counts = _WRITERS[format](origin, path, blocks)
-    if as_json:
-        typer.echo(json.dumps({"format": format.value, "path": str(path), **counts}))
-        return
-    said = ", ".join(f"{count:,} {what}" for what, count in counts.items())
-    typer.echo(f"written: {path} ({said})")
-    if format is Format.PERFETTO:
-        typer.echo("open it at https://ui.perfetto.dev: the file stays in your browser")
+    data = node_link(_view(source))
+    try:
+        _WRITERS[format](data, path)
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written: {error.strerror or error}") from None
+    typer.echo(f"written: {path} ({len(data['nodes']):,} nodes, {len(data['edges']):,} edges)")
 
 
-def _perfetto(origin: Origin, path: Path, blocks: int) -> dict[str, int]:
-    from .perfetto import perfetto
-
-    activity = origin.activity()
-    trace = perfetto(activity, blocks)
-    with _new(path) as file:
-        json.dump(trace, file)
-    whole = not any(life.since_use for life in activity.lives)
-    for each in (*activity.unknown, *(() if whole else (_ONLY_UNUSED,))):
-        typer.echo(f"note: {each}", err=True)
-    return {"events": len(trace["traceEvents"]), "requests": len(activity.requests)}
+def _view(source: str | None) -> GraphView:
+    if source is None or source.startswith(("http://", "https://")):
+        url = only_sidecar_url(source)
+        return GraphView.model_validate(ask_patiently(url, f"/v1/graph?limit={MOST_NODES}", 60.0))
+    graph = KVCacheGraph()
+    load(graph, Path(source))
+    return graph_view(graph, MOST_NODES, None, float)
 
 
-def _json(origin: Origin, path: Path, blocks: int) -> dict[str, int]:
-    data = node_link(origin.graph())
-    with _new(path) as file:
+def _write_json(data: dict[str, Any], path: Path) -> None:
+    with path.open("x", encoding="utf-8") as file:
         json.dump(data, file)
-    return _sizes(data)
 
 
-def _graphml(origin: Origin, path: Path, blocks: int) -> dict[str, int]:
+def _write_graphml(data: dict[str, Any], path: Path) -> None:
     try:
         import networkx
 
         from ...graph.export import write_graphml
     except ImportError as error:
-        raise _missing(error) from None
-    data = node_link(origin.graph())
+        raise KvGraphError(
+            f"this format cannot be written ({error}): pip install 'kvgraph[export]'"
+        ) from None
     exported = networkx.node_link_graph(data, edges="edges")
     exported.graph.clear()
-    with _writing(path):
-        write_graphml(exported, path)
-    return _sizes(data)
+    write_graphml(exported, path)
 
 
-def _parquet(origin: Origin, path: Path, blocks: int) -> dict[str, int]:
-    try:
-        import pyarrow.parquet
-    except ImportError as error:
-        raise _missing(error) from None
-    assert pyarrow.parquet
-    with _writing(path):
-        return write_parquet(origin, path)
-
-
-def _sizes(data: dict[str, Any]) -> dict[str, int]:
-    return {"nodes": len(data["nodes"]), "edges": len(data["edges"])}
-
-
-def _missing(error: ImportError) -> KvGraphError:
-    return KvGraphError(f"this format cannot be written ({error}): pip install 'kvgraph[export]'")
-
-
-@contextmanager
-def _new(path: Path) -> Iterator[IO[str]]:
-    with _writing(path), path.open("x", encoding="utf-8") as file:
-        yield file
-
-
-@contextmanager
-def _writing(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be written: {error.strerror or error}") from None
-
-
-_WRITERS: Final[dict[Format, Callable[[Origin, Path, int], dict[str, int]]]] = {
-    Format.PERFETTO: _perfetto,
-    Format.GRAPHML: _graphml,
-    Format.JSON: _json,
-    Format.PARQUET: _parquet,
-}
-
+_WRITERS: Final = {Format.GRAPHML: _write_graphml, Format.JSON: _write_json}
 
 _TIERS: Final = ((1, "pool"), (2, "warm"), (4, "cold"), (8, "store"))
 _SUPERSEDED, _SHARED = 1, 2  # flags of the API
@@ -204,45 +141,3 @@ def _block_names(keys: list[str]) -> list[str]:
         times[key] = times.get(key, 0) + 1
         names.append(key if times[key] == 1 else f"{key}@{times[key]}")
     return names
-
-
-def write_parquet(origin: Origin, directory: Path) -> dict[str, int]:
-    """Write requests, evictions, blocks and edges into a new directory; returns row counts."""
-    import pyarrow
-    import pyarrow.parquet
-
-    # A snapshot has no requests, and a trace no graph.
-    tables: dict[str, list[dict[str, Any]]] = {}
-    if origin.kind is not Kind.SNAPSHOT:
-        tables |= _logs(origin.activity())
-    if origin.kind is not Kind.TRACE:
-        view = origin.graph()
-        places = [str(n) for n in range(len(view.nodes.key) + len(view.names.memories))]
-        tables["blocks"] = [{"node": n, **row} for n, row in enumerate(block_rows(view))]
-        tables["edges"] = list(edge_rows(view, places))
-    directory.mkdir()
-    for name, rows in tables.items():
-        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), directory / f"{name}.parquet")
-    return {name: len(rows) for name, rows in tables.items()}
-
-
-def _logs(activity: Activity) -> dict[str, list[dict[str, Any]]]:
-    logs = {"requests": [_flat(each) for each in activity.requests]}
-    if activity.evictions is not None:
-        logs["evictions"] = [each.model_dump() for each in activity.evictions]
-    return logs
-
-
-def _flat(model: BaseModel) -> dict[str, Any]:
-    """Flatten nested fields to names such as ``miss_reason``, also where there was no miss."""
-    flat: dict[str, Any] = {}
-    for name, field in type(model).model_fields.items():
-        value = getattr(model, name)
-        kinds = field.annotation, *get_args(field.annotation)
-        nested = next((k for k in kinds if isinstance(k, type) and issubclass(k, BaseModel)), None)
-        if nested is None:
-            flat[name] = value
-        else:
-            inside = nested.model_fields
-            flat |= {f"{name}_{inner}": getattr(value, inner, None) for inner in inside}
-    return flat

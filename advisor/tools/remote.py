@@ -106,11 +106,7 @@ def answer_to(
 ) -> Any:
     """Send a request and decode the JSON answer; ``timeout_s`` is for each read of the socket.
 
-    Raises:
-        UnknownError: Status 404.
-        RefusedError: Status 413 or 422.
-        BusySidecarError: Status 503.
-        RemoteError: Another status than 200, or no answer.
+    Raises UnknownError, RefusedError, BusySidecarError or RemoteError.
     """
     url = f"{request.type}://{request.host}"
     try:

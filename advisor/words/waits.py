@@ -171,21 +171,14 @@ def hold_sentence(hold: Hold) -> str:
 
 
 def room_sentence(
+    # number of held requests, and seconds for which the first has been held
     now: tuple[int, float],
-    sessions: tuple[int | None, int | None],
+    sessions: tuple[int | None, int | None],  # sessions that fit, and live sessions; None: unknown
+    # requests of the last ten minutes that had been held, and the longest hold in seconds
     lately: tuple[int, float],
     *,
-    lifted: bool = False,
+    lifted: bool = False,  # whether the limit was lifted because it saved nothing
 ) -> str:
-    """Who waits for room now, and who waited recently.
-
-    Args:
-        now: Number of held requests, and seconds for which the first has been held.
-        sessions: Sessions that fit, and live sessions; None: unknown.
-        lately: Requests of the last ten minutes that had been held, and the longest hold in
-            seconds.
-        lifted: Whether the limit was lifted because it saved nothing.
-    """
     (waiting, oldest_s), (fitting, live), (begun, longest_s) = now, sessions, lately
     text = "Nobody waits for room now"
     text += ", since letting sessions wait saved nothing" if lifted else ""

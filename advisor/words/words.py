@@ -37,24 +37,16 @@ class Departure(NamedTuple):
 
 def miss_sentence(
     reason: Reason,
-    detail: int,
-    place: tuple[int, int],
+    detail: int,  # of the reason; see `graph.logs.requests.Miss`
+    place: tuple[int, int],  # index of the block, from 0, and the number of blocks
     gone: Departure,
-    session: str | None,
-    engine: str | None,
+    session: str | None,  # the other session involved
+    engine: str | None,  # another engine that has it
+    # index, from 0, of the first prompt token that differs from another recent prompt
     token: int | None = None,
-    group: CacheGroup | None = None,
+    group: CacheGroup | None = None,  # the cache group, for OTHER_GROUP; None: its engine is gone
 ) -> str:
-    """Explain why a prompt's first missing block was missing.
-
-    Args:
-        detail: Of the reason; see ``graph.logs.requests.Miss``.
-        place: Index of the block, from 0, and the number of blocks.
-        session: The other session involved.
-        engine: Another engine that has it.
-        token: Index, from 0, of the first prompt token that differs from another recent prompt.
-        group: The cache group, for OTHER_GROUP; None: its engine is gone.
-    """
+    """Explain why a prompt's first missing block was missing."""
     index, blocks = place
     if reason is Reason.NOT_CACHEABLE:
         return _not_cacheable(detail, index, blocks)
@@ -174,16 +166,13 @@ _WHY: Final = {
 
 
 def eviction_sentence(
-    rule: int, place: int | None, idle_s: float | None, state: int, score: str | None = None
+    rule: int,
+    place: int | None,  # blocks before it in the ranking; None: the ranking did not name it
+    idle_s: float | None,  # seconds since its last use
+    state: int,  # its session's `SessionState`; one above the highest: no session
+    score: str | None = None,  # its score in words
 ) -> str:
-    """Explain why a block was evicted.
-
-    Args:
-        place: Blocks before it in the ranking; None: the ranking did not name it.
-        idle_s: Seconds since its last use.
-        state: Its session's ``SessionState``; one above the highest: no session.
-        score: Its score in words.
-    """
+    """Explain why a block was evicted."""
     words = [RULE_TEXTS[rule]]
     if score is not None and rule == DepartureRule.POLICY:  # elsewhere a rule decided, and no score
         words.append(score)
@@ -226,7 +215,6 @@ LATELY: Final = "over the last requests"
 
 
 def ranker(ranked_by: str) -> str:
-    """The name of who ranks, as sentences use it."""
     return "LRU" if ranked_by == LruPolicy.name else ranked_by
 
 

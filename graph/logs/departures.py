@@ -93,11 +93,6 @@ class CurrentRanking:
     def adopt(
         self, ranking: EvictionRanking, layers: Iterable[SourceLayer], terms: TermsAtRanking | None
     ) -> None:
-        """Replace the ranking.
-
-        Args:
-            terms: Score terms of the blocks it evicts first; None: keep those of an earlier one.
-        """
         self._order, self._kept = _Order(ranking.order), ranking.protected
         self.layers = layer_mask(frozenset(layers))
         self._made.append((ranking.ts, ranking.epoch))
@@ -184,16 +179,11 @@ class Departures:
         self,
         engine: int,
         ranking: EvictionRanking,
-        layers: Iterable[SourceLayer],
+        layers: Iterable[SourceLayer],  # layers that are protected in it
+        # score terms of the blocks it evicts first; None: those of an earlier ranking still hold
         terms: TermsAtRanking | None,
     ) -> None:
-        """Note an engine's new ranking; an empty one leaves the engine its own order.
-
-        Args:
-            layers: Layers that are protected in it.
-            terms: Score terms of the blocks it evicts first; None: those of an earlier ranking
-                still hold.
-        """
+        """Note an engine's new ranking; an empty one leaves the engine its own order."""
         self._current.setdefault(engine, CurrentRanking()).adopt(ranking, layers, terms)
 
     def wants_terms(self, engine: int, now: float) -> bool:

@@ -241,11 +241,7 @@ class EvictionLog:
         return {name: (gone, back) for name, gone, back in counts if gone}
 
     def keys_since(self, begin: float) -> tuple[Ids, Keys]:
-        """Ids and graph keys of the records since a time, oldest first.
-
-        Args:
-            begin: Seconds of the clock; ``-inf``: all records.
-        """
+        """Ids and graph keys of the records since a time, oldest first."""
         numbers = np.arange(self.first, self.next)
         if len(numbers):
             times = self._origin.times(self._ring["at"][numbers % LIMIT])

@@ -97,7 +97,6 @@ def _wire_key(tables: Tables, row: int) -> int:
 
 
 def _reads_store(tables: Tables, engine: int) -> bool:
-    """Whether the engine reads the store that engines share."""
     said = tables.reports[engine].tiers
     return said is not None and said.reads_store
 
@@ -188,7 +187,6 @@ def apart(tables: Tables, miss: Miss, key: int) -> Miss:
 
 
 def named(tables: Tables, session: int) -> tuple[str | None, str | None]:
-    """A session's name and its tenant's."""
     if session == NO_ROW:
         return None, None
     tenant = tables.tenants.name(tables.sessions.tenant.item(session))
@@ -219,16 +217,13 @@ class OpenCases:
     An engine reports a step's requests first, then all of the step's evictions in one event. So the
     first evictions after a request belong to its step, unless something else was reported in
     between: a request after stored blocks, or a message of requests only.
-
-    Args:
-        evictions: By residency column.
-        closed: Called for each closed case with its request's id.
     """
 
     def __init__(
         self,
         tables: Tables,
-        evictions: Mapping[int, EvictionLog],
+        evictions: Mapping[int, EvictionLog],  # by residency column
+        # called for each closed case with its request's id
         closed: Callable[[int, OpenCase], None],
     ) -> None:
         self._tables, self._evictions, self._closed = tables, evictions, closed
@@ -239,7 +234,6 @@ class OpenCases:
         return sum(map(len, self._open.values()))
 
     def awaits(self, engine: int) -> bool:
-        """Whether the engine has an open case, so that its step's evictions are awaited."""
         return engine in self._open
 
     def is_open(self, engine: int, miss: Miss, rows: Rows) -> bool:
@@ -254,7 +248,6 @@ class OpenCases:
     def add(
         self, number: int, engine: int, miss: Miss, row: int, computed: int, short: int, now: float
     ) -> None:
-        """Open a case for a request."""
         key, log = self._tables.blocks.keys.item(row), self._evictions.get(engine)
         case = OpenCase(row, key, miss, computed, short, now, 0 if log is None else log.next)
         self._open.setdefault(engine, {})[number] = case

@@ -50,11 +50,7 @@ class EngineKeys(NamedTuple):
 
 
 class SidecarKeys:
-    """A sidecar's key pair and the folder of the engines that may connect.
-
-    Args:
-        public, secret: Z85, 40 characters each.
-    """
+    """A sidecar's key pair and the folder of the engines that may connect."""
 
     def __init__(self, public: bytes, secret: bytes, engines: Path) -> None:
         self.engines = engines
@@ -92,11 +88,7 @@ class SidecarKeys:
 
 
 def load_engine_keys(folder: Path, public_of: PublicOf) -> EngineKeys:
-    """Load an engine's keys from ``folder``.
-
-    Raises:
-        ConfigError: A file is missing, its keys do not match, or others may read it.
-    """
+    """Load an engine's keys from ``folder``; raises ConfigError."""
     with explained(folder):
         public, secret = _pair(folder, ENGINE, _ENGINE_REMEDY, public_of)
         sidecar = public_key(existing(folder / f"{SIDECAR}{PUBLIC}", _ENGINE_REMEDY))
@@ -104,12 +96,7 @@ def load_engine_keys(folder: Path, public_of: PublicOf) -> EngineKeys:
 
 
 def load_sidecar_keys(folder: Path, public_of: PublicOf) -> SidecarKeys:
-    """Load a sidecar's keys from ``folder``.
-
-    Raises:
-        ConfigError: A file is missing, its keys do not match, others may read it, or others may
-            write to the folder of allowed engines.
-    """
+    """Load a sidecar's keys from ``folder``; raises ConfigError."""
     with explained(folder):
         public, secret = _pair(folder, SIDECAR, SIDECAR_REMEDY, public_of)
         engines = folder / ALLOWED

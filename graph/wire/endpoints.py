@@ -32,14 +32,7 @@ def is_ipv6(endpoint: str) -> bool:
 
 
 def check_endpoint(endpoint: str, *, any_host: bool = False, connects: bool = False) -> str:
-    """Return ``endpoint`` if it is well formed and local (unless ``any_host``).
-
-    Args:
-        connects: Whether a socket connects to it, for which port 0 is not allowed.
-
-    Raises:
-        ValueError: The endpoint is not allowed; the message says what is.
-    """
+    """Return ``endpoint`` if well formed and local (unless ``any_host``); raises ValueError."""
     if endpoint.startswith("ipc://"):
         return _check_ipc(endpoint)
     host, port = _tcp_parts(endpoint)
@@ -84,8 +77,7 @@ _MOST_BYTES: Final = 1 << 16  # of a note; chosen
 def runtime_dir() -> Path:
     """This user's private directory for sockets and notes, created when missing (0700).
 
-    Raises:
-        ConfigError: It cannot be made, or it is not ours alone.
+    Raises ConfigError.
     """
     base = os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
     path = Path(base) / f"kvgraph-{os.getuid()}"
@@ -196,7 +188,6 @@ class Wake:
             os.write(self._writer, b"!")
 
     def clear(self) -> None:
-        """Consume all pending wake-ups."""
         with contextlib.suppress(BlockingIOError):
             os.read(self.fd, 65536)
 

@@ -37,11 +37,7 @@ _STEP: Final = re.compile(r"\[(\d+|\.\.\.)\]|\.(\w+)")
 
 
 def refusal(error: BaseException, kind: type[msgspec.Struct]) -> str:
-    """Describe why decoding a message of type ``kind`` failed: the field, and what is allowed.
-
-    Args:
-        error: Raised by the decoder; its text holds no value of the message.
-    """
+    """Describe why decoding a message of type ``kind`` failed: the field, and what is allowed."""
     text = str(error) or type(error).__name__
     found = _PATH.search(text)
     if found is None:
@@ -130,9 +126,7 @@ class EventMessage(NamedTuple):
 def decode_events(frames: Sequence[bytes]) -> EventMessage:
     """Decode one message; a malformed payload is reported in ``refused``, not raised.
 
-    Raises:
-        WireError: The frames are not a message.
-        VersionError: They are of another protocol version.
+    Raises WireError or VersionError.
     """
     seq, payload = _unframe(frames)
     try:

@@ -157,16 +157,11 @@ class KvEventDecoder:
         self.torn = False  # whether a skipped event may have been about blocks in the engine's pool
 
     def decode(self, frames: Sequence[bytes]) -> tuple[int, list[AnyEvent]]:
-        """Sequence number and events of one ``[topic, seq, payload]`` message.
-
-        Raises:
-            WireError: The message fits none of the known shapes.
-        """
+        """Sequence number and events of one ``[topic, seq, payload]`` message; raises WireError."""
         seq, events = self.read(frames)
         return seq, self.translate(events)
 
     def decode_payload(self, payload: bytes) -> list[AnyEvent]:
-        """Decode and translate one batch."""
         return self.translate(self.read_payload(payload))
 
     def read(self, frames: Sequence[bytes]) -> tuple[int, list[KvEvent]]:
@@ -321,7 +316,6 @@ def _decode_as(shape: tuple[Any, Any, Any], payload: bytes) -> tuple[list[KvEven
 
 
 def _tier(medium: str | None) -> Tier:
-    """The tier of a medium; None is the GPU."""
     if medium is None:
         return Tier.HOT
     tier = _MEDIA.get(medium.upper())

@@ -149,9 +149,7 @@ def run(
 ) -> tuple[Calibration, str]:  # fmt: skip
     """Measure a model; returns the calibration, and a description of the text.
 
-    Raises:
-        ConfigError: The model cannot be calibrated.
-        KernelError: Its keys cannot be moved, or its weights cannot be identified.
+    Raises ConfigError or KernelError.
     """
     import torch
 
@@ -233,9 +231,7 @@ def texts_for(
     """What draws so many adjoining tokens of a text, int64 [tokens], and a description of the text.
 
     It is that of ``file``, or else Python sources; random tokens if the tokenizer knows neither.
-
-    Raises:
-        ConfigError: The file cannot be read, or holds less than four times the longest sequence.
+    Raises ConfigError.
     """
     kind = str(file) if file else "Python's own sources"
     ids = _tokens(tokenizer, _read(file) if file else _sources())

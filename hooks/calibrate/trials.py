@@ -54,8 +54,7 @@ class SplicedModel:
     def check_rotation(self, ids: Tensor) -> None:
         """Compare keys that were moved with keys that were computed there, in every layer.
 
-        Raises:
-            ConfigError: They differ: the model does not rotate its keys as its configuration says.
+        Raises ConfigError.
         """
         moved, there = self.moved(self.states(ids), _SHIFT), self.states(ids, _SHIFT)
         for number, ((got, _), (wanted, _)) in enumerate(zip(moved, there, strict=True)):
@@ -337,7 +336,6 @@ def judge(measured: Sequence[CellResult], bar: PassMark = DEFAULT_BAR) -> Calibr
 
 
 def _least(results: Iterable[tuple[int, bool]]) -> int | None:
-    """The smallest value from which on all pass."""
     found: int | None = None
     for value, passes in sorted(results, reverse=True):
         if not passes:
@@ -347,7 +345,6 @@ def _least(results: Iterable[tuple[int, bool]]) -> int | None:
 
 
 def _most(results: Iterable[tuple[int, bool]]) -> int | None:
-    """The largest value up to which all pass."""
     found: int | None = None
     failed = False
     for value, passes in sorted(results, key=lambda each: (each[0], each[1])):

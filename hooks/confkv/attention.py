@@ -43,9 +43,7 @@ def conf_attention(
 
     ``query`` is [batch, heads, queries, dims]; ``key`` is what the cache's ``update`` returned, and
     carries its layer. Returns output [batch, queries, heads, dims], and no weights.
-
-    Raises:
-        UnsupportedError: The model's attention has a term that this one does not compute.
+    Raises UnsupportedError.
     """
     layer: ConfLayer | None = getattr(key, "kvgraph_layer", None)
     if layer is None:

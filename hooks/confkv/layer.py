@@ -52,17 +52,11 @@ class Ranker(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class AttentionAndRecency:
-    """α · moving average of attention + (1 − α) · recency, each scaled to 0 … 1 in the layer.
+    """α · moving average of attention + (1 − α) · recency, each scaled to 0 … 1 in the layer."""
 
-    Attributes:
-        alpha: Weight of attention beside recency, 0 … 1.
-        gamma: Share of the moving average that one step keeps, 0 … 1.
-        queries: How many of the prompt's last queries give the average its first value.
-    """
-
-    alpha: float
-    gamma: float
-    queries: int = 64
+    alpha: float  # weight of attention beside recency, 0 … 1
+    gamma: float  # share of the moving average that one step keeps, 0 … 1
+    queries: int = 64  # how many of the prompt's last queries give the average its first value
 
     def first(self, mass: Tensor) -> Tensor:
         """The mean attention of the prompt's last queries; see ``Ranker.first``."""
@@ -160,12 +154,7 @@ class Survivors(NamedTuple):
 def survivors(
     table: TokenTable, budgets: Sequence[int], protected: int, ranker: Ranker
 ) -> Survivors | None:
-    """The slots to keep; None if no row exceeds its budget.
-
-    Args:
-        budgets: Tokens that each row may keep; at least ``protected``.
-        protected: How many of the newest slots are kept in any case.
-    """
+    """The slots to keep; None if no row exceeds its budget."""
     over = [held > allowed for held, allowed in zip(table.valid, budgets, strict=True)]
     if not any(over):
         return None
@@ -237,8 +226,7 @@ class ConfLayer(CacheLayerMixin):  # type: ignore[misc]
     ) -> tuple[Tensor, Tensor]:
         """Store new tokens, and return what attention reads while this layer is exact.
 
-        Raises:
-            UnsupportedError: The model is trained, or its attention is not ours.
+        Raises UnsupportedError.
         """
         self._refuse(key_states)
         if not self.is_initialized:

@@ -31,7 +31,10 @@ from ..settings import (
     engine_settings,
 )
 from ..sidecar import SocketDirectory
-from ..vllm.installed import (
+from ..vllm.patching import PATCHES
+from ..vllm.plugin import rival_plugins
+from ..vllm.relied_on import RELIED_ON, SET, Part
+from ..vllm.versions import (
     TESTED,
     WHAT_FITS,
     is_known,
@@ -39,9 +42,6 @@ from ..vllm.installed import (
     live_misfits,
     live_unknown_places,
 )
-from ..vllm.patching import PATCHES
-from ..vllm.plugin import rival_plugins
-from ..vllm.relied_on import RELIED_ON, SET, Part
 from .environment import (
     CORRECT,
     NAME,

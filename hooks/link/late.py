@@ -21,19 +21,16 @@ _AT_ONCE: Final = 4_096  # tokens between two moments in which other threads may
 
 
 class PromptDigests:
-    """Digests of a prompt's blocks, computed on the sending thread.
-
-    Args:
-        key: The sidecar's; see ``ContentKey``.
-        tokens: The prompt's; not changed any more.
-        block_size: Tokens.
-        salt: The prompt's cache salt.
-    """
+    """Digests of a prompt's blocks, computed on the sending thread."""
 
     __slots__ = ("_block_size", "_key", "_salt", "_tokens")
 
     def __init__(
-        self, key: bytes, tokens: Sequence[int], block_size: int, salt: str | None
+        self,
+        key: bytes,  # the sidecar's; see `ContentKey`
+        tokens: Sequence[int],  # the prompt's; not changed any more
+        block_size: int,  # tokens
+        salt: str | None,  # the prompt's cache salt
     ) -> None:
         self._key, self._tokens = key, tokens
         self._block_size, self._salt = block_size, salt
@@ -54,7 +51,6 @@ class PromptDigests:
         return b"".join(found)
 
     def salt(self) -> int:
-        """Return a digest of the salt; 0: none."""
         if self._salt is None:
             return 0
         digest = blake2b(self._salt.encode(), digest_size=_BYTES, key=self._key).digest()
@@ -75,9 +71,6 @@ class RecentPrompts:
 
     A graph knows by keys at which block two prompts part. How far into that block they agree, only
     the engine can tell, while it has both prompts; nothing of them leaves it but that number.
-
-    Args:
-        block_size: Tokens.
     """
 
     def __init__(self, block_size: int) -> None:
@@ -129,11 +122,7 @@ def _along(block: Sequence[int], other: Sequence[int]) -> int:
 
 
 class LatePrompt:
-    """A prompt that is compared with recent ones when its start is sent.
-
-    Args:
-        missing: The first block that was not found.
-    """
+    """A prompt that is compared with recent ones when its start is sent."""
 
     __slots__ = ("_missing", "_recent", "_tokens")
 
@@ -146,23 +135,17 @@ class LatePrompt:
 
 
 class LateHashes:
-    """A request's start or end whose hashes are packed when it is sent.
-
-    Args:
-        event: The rest of it.
-        hashes: Of its full blocks; not changed any more.
-        contents: Digests of a starting prompt, where the sidecar wants them.
-        prompt: A starting prompt, to be compared with recent ones.
-    """
+    """A request's start or end whose hashes are packed when it is sent."""
 
     __slots__ = ("_contents", "_event", "_hashes", "_prompt")
 
     def __init__(
         self,
-        event: AnyEvent | Later,
-        hashes: Sequence[bytes],
+        event: AnyEvent | Later,  # the rest of it
+        hashes: Sequence[bytes],  # of its full blocks; not changed any more
+        # digests of a starting prompt, where the sidecar wants them
         contents: PromptDigests | None = None,
-        prompt: LatePrompt | None = None,
+        prompt: LatePrompt | None = None,  # a starting prompt, to be compared with recent ones
     ) -> None:
         self._event = event
         self._hashes = hashes
@@ -170,7 +153,6 @@ class LateHashes:
         self._prompt = prompt
 
     def events(self) -> Sequence[AnyEvent]:
-        """Return the complete event."""
         made = [self._event] if isinstance(self._event, Event) else self._event.events()
         whole: dict[str, Any] = {"hashes": pack_hashes(self._hashes)}
         if self._contents is not None:
@@ -196,10 +178,6 @@ class SaltedContents:
     """Digests requests' contents apart from their salts, from the first salted request on.
 
     An engine whose callers use no salts pays nothing.
-
-    Args:
-        mailbox: Has the sidecar's key.
-        block_size: Tokens.
     """
 
     def __init__(self, mailbox: Mailbox, block_size: int) -> None:

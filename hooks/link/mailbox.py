@@ -42,7 +42,6 @@ def looked_up(
 
 
 def places_of(keys: Keys) -> dict[int, int]:
-    """Return each key with its place."""
     return {key: place for place, key in enumerate(keys.tolist())}
 
 
@@ -61,32 +60,26 @@ class Mailbox:
 
     One thread puts in, any thread reads: a reader reads one attribute and one clock.
 
-    Args:
-        max_stale_s: How long a ranking is acted on, in seconds.
-        protect_stale_s: How long what it protects is kept, in seconds.
-        clock: Monotonic seconds.
-
     Attributes:
-        finds: Finds a ranking's blocks when it arrives; None: whoever applies it does.
-        max_stale_s: As given.
         copies: Whether blocks that go are copied: else nobody asks which are worth it.
-        ordered: Is told what to bring back when that arrives; must not wait, nor raise.
-        order: What the sidecar suggested last to bring back; see ``wanted``.
-        content_key: The sidecar's, to digest what salted prompts say; None before it is known.
     """
 
+    # finds a ranking's blocks when it arrives; None: whoever applies it does
     finds: Finds | None = None
     copies = True
+    # is told what to bring back when that arrives; must not wait, nor raise
     ordered: Callable[[Keys], None] | None = None
 
     def __init__(self, max_stale_s: float, protect_stale_s: float, clock: Clock) -> None:
         self._clock = clock
-        self.max_stale_s = max_stale_s
+        self.max_stale_s = max_stale_s  # as given
         self._protect_stale = protect_stale_s
         self._ranking: EvictionRanking | None = None
         self._admission: AdmissionAdvice | None = None
+        # what the sidecar suggested last to bring back; see `wanted`
         self.order: Keys | None = None
         self._tips_until = -math.inf
+        # the sidecar's, to digest what salted prompts say; None before it is known
         self.content_key: bytes | None = None
         self._told: deque[tuple[int, float]] = deque(maxlen=_TOLD)  # see ``mark_sent``
 
@@ -134,7 +127,6 @@ class Mailbox:
         self._admission = word
 
     def forget(self) -> None:
-        """Forget all advice."""
         self._ranking = self._admission = None
 
     # The client's thread ------------------------------------------------------------------------
@@ -146,11 +138,7 @@ class Mailbox:
         self._told.append((batches, until))
 
     def put(self, advice: AnyOpinion) -> None:
-        """Hold ``advice``, which is dated by this clock.
-
-        Raises:
-            ValueError: The keys of a prefetch order are not whole 64-bit numbers.
-        """
+        """Hold ``advice``, which is dated by this clock; raises ValueError."""
         match advice:
             case EvictionRanking():
                 known = replace(advice, known_of=self._known_of(advice.heard))

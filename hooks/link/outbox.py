@@ -61,10 +61,6 @@ class Outbox:
     """A bounded queue of events, sent in numbered batches.
 
     Engine threads call ``emit``; all else is called by the sending thread.
-
-    Args:
-        limit: Entries that may wait: events, or ``Later`` ones.
-        batch_limit: Events per batch.
     """
 
     def __init__(self, limit: int, batch_limit: int) -> None:
@@ -81,7 +77,6 @@ class Outbox:
         return len(self._queue)
 
     def __iter__(self) -> Iterator[AnyEvent]:
-        """The events that are queued now."""
         return iter(self._whole(list(self._queue)))
 
     def emit(self, event: AnyEvent | Later) -> None:
@@ -110,7 +105,6 @@ class Outbox:
             time.sleep(0)  # a long loop would keep Python's lock from the engine's step
 
     def take_all(self) -> list[AnyEvent]:
-        """Remove and return what is queued now."""
         return self._whole([self._queue.popleft() for _ in range(len(self._queue))])
 
     def drain(self, socket: zmq.Socket[bytes], tips: bool = False) -> bool:
@@ -159,9 +153,7 @@ class Outbox:
         """Encode a batch of ``events`` with the next number; after drops a number is skipped.
 
         The hole in the numbers tells the sidecar that it missed something.
-
-        Raises:
-            TypeError, ValueError, OverflowError: An event cannot be encoded; its number is used.
+        Raises TypeError, ValueError or OverflowError.
         """
         if self.dropped != self._dropped_reported:
             self._dropped_reported = self.dropped

@@ -40,25 +40,19 @@ class SpliceLimits:
 
 def cover(
     index: SpanIndex,
-    domains: Collection[Domain],
-    tokens: Tokens,
-    start: int,
-    usable: Callable[[bytes], bool],
+    domains: Collection[Domain],  # domains whose text may be used
+    tokens: Tokens,  # the prompt, without the tokens that must be computed
+    start: int,  # where the exact prefix ends
+    usable: Callable[[bytes], bool],  # whether a block can be read now
     limits: SpliceLimits,
+    # hash of the last block of the exact prefix; empty without one. A continuation of that block is
+    # taken first, however short, because it is exact
     before: bytes = b"",
 ) -> list[Piece]:
     """Cover ``tokens`` from ``start`` on without a gap, taking the longest piece at each joint.
 
     The engine computes a prompt from one position to its end, so pieces must adjoin the exact
     prefix, and nothing between them can be computed: only the last ``margin`` tokens are.
-
-    Args:
-        domains: Domains whose text may be used.
-        tokens: The prompt, without the tokens that must be computed.
-        start: Where the exact prefix ends.
-        usable: Whether a block can be read now.
-        before: Hash of the last block of the exact prefix; empty without one. A continuation of
-            that block is taken first, however short, because it is exact.
     """
     rest = index.continued(domains, before, tokens, start, usable)
     pieces: list[Piece] = []

@@ -45,7 +45,6 @@ def identity_of(weights: object, rotation: object) -> str:
 
 
 def calibration_file(identity: str, environment: Mapping[str, str] = os.environ) -> Path:
-    """Return the path of a model's calibration."""
     named = environment.get(DIRECTORY_VARIABLE, "").strip()
     cache = environment.get("XDG_CACHE_HOME", "").strip()
     below = Path(cache) if cache else Path.home() / ".cache"
@@ -62,11 +61,7 @@ def save(calibration: Calibration, path: Path) -> None:
 
 
 def load(identity: str, path: Path) -> Calibration:
-    """Read the calibration of the model with this identity.
-
-    Raises:
-        ConfigError: There is none, it cannot be read, or it is another model's; says what to do.
-    """
+    """Read the calibration of the model with this identity; raises ConfigError."""
     calibration = _read(path)
     if calibration.identity != identity:
         raise ConfigError(f"the calibration in {path} is not of this model: calibrate it again")

@@ -136,7 +136,6 @@ class TextBlocks:
         return [entry for entries in after for entry in entries]
 
     def enter(self, entry: TextBlock) -> None:
-        """Add a block."""
         self._blocks[entry.block_hash] = entry
         if entry.before:
             after = self._after.setdefault((entry.before, entry.domain), [])
@@ -144,7 +143,6 @@ class TextBlocks:
             del after[:-_MOST_CHILDREN]
 
     def forget(self, entry: TextBlock) -> None:
-        """Remove a block."""
         del self._blocks[entry.block_hash]
         if siblings := self._after.get((entry.before, entry.domain)):
             siblings[:] = [each for each in siblings if each is not entry]
@@ -188,7 +186,6 @@ class Piece:
 
     @property
     def tokens(self) -> int:
-        """Number of tokens that the piece covers."""
         return sum(segment.tokens for segment in self.segments)
 
     def cut(self, tokens: int) -> Piece:
@@ -202,21 +199,15 @@ class Piece:
 
 
 class SpanIndex:
-    """Finds spans of tokens among the most recently added blocks.
-
-    Args:
-        block_size: Tokens per block.
-        most_blocks: Capacity in blocks; beyond it the least recently used block is dropped.
-        rng: See ``Fingerprints``.
-        shortest: Length in tokens of the shortest piece that is sure to be found; a smaller one
-            takes more memory.
-    """
+    """Finds spans of tokens among the most recently added blocks."""
 
     def __init__(
         self,
-        block_size: int,
-        most_blocks: int,
-        rng: np.random.Generator,
+        block_size: int,  # tokens per block
+        most_blocks: int,  # capacity in blocks; beyond it the least recently used block is dropped
+        rng: np.random.Generator,  # see `Fingerprints`
+        # length in tokens of the shortest piece that is sure to be found; a smaller one takes more
+        # memory
         shortest: int = 2 * WINDOW,
     ) -> None:
         self.version = 0  # grows with every change
@@ -261,30 +252,22 @@ class SpanIndex:
             self._forget(next(iter(self._blocks)))
 
     def clear(self) -> None:
-        """Forget everything."""
         self.version += 1
         self._blocks.clear()
         self._places.clear()
 
     def longest(
         self,
-        domains: Collection[Domain],
-        tokens: Tokens,
-        at: int,
-        usable: Callable[[bytes], bool],
-        allow: Callable[[int, int], bool],
+        domains: Collection[Domain],  # domains whose text may be used
+        tokens: Tokens,  # the prompt, up to where it may be covered
+        at: int,  # where the piece begins
+        usable: Callable[[bytes], bool],  # whether a block can be read now
+        allow: Callable[[int, int], bool],  # whether a piece may move; gets its old position, and Δ
     ) -> Piece | None:
         """Return the longest piece that matches ``tokens`` from ``at`` on; None if there is none.
 
         A piece is at least one window long. Every match of two windows less one token is found,
         unless a window occurs in more places than are remembered or can be tried in time.
-
-        Args:
-            domains: Domains whose text may be used.
-            tokens: The prompt, up to where it may be covered.
-            at: Where the piece begins.
-            usable: Whether a block can be read now.
-            allow: Whether a piece may move; gets its old position, and Δ.
         """
         best, covered, followed = None, self._prints.window - 1, 0
         prompt = TokenBytes.of(tokens)

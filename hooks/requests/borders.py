@@ -63,16 +63,11 @@ class BorderTable(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknow
         return self.model in ("", model)
 
     def text(self) -> str:
-        """Return the table as one line of JSON."""
         return msgspec.json.encode(self).decode()
 
 
 def read_table(text: str) -> BorderTable:
-    """Parse the JSON of ``BorderTable.text``.
-
-    Raises:
-        ValueError: Names the field that is wrong.
-    """
+    """Parse the JSON of ``BorderTable.text``; raises ValueError."""
     return msgspec.json.decode(text, type=BorderTable)
 
 
@@ -262,7 +257,6 @@ def _without_mentions(found: Iterable[BorderMatch]) -> Iterator[BorderMatch]:
 
 
 def _by_first_token(borders: Sequence[Border]) -> _Borders:
-    """Group borders by their first token, the longest first."""
     found: _Borders = {}
     for border in sorted(borders, key=lambda each: -len(each.tokens)):
         found.setdefault(border.tokens[0], []).append(border)
@@ -278,7 +272,6 @@ def _places(tokens: Sequence[int], borders: _Borders, first: int) -> Iterator[in
 
 
 def _longest(tokens: Sequence[int], place: int, borders: _Borders) -> BorderMatch | None:
-    """Return the longest border that begins at ``place``."""
     for border in borders[tokens[place]]:
         end = place + len(border.tokens)
         if tuple(tokens[place:end]) == border.tokens:
@@ -339,7 +332,6 @@ class TokenPlaces:
         )
 
     def _characters(self, start: int, end: int) -> int:
-        """Return the number of characters of tokens ``[start, end)``."""
         before = list(self._tokens[max(0, start - _BEFORE) : start])
         return len(self._decode([*before, *self._tokens[start:end]])) - len(self._decode(before))
 
@@ -367,7 +359,6 @@ def proven_marks(params: object, proof: str) -> list[int] | None:
 
 
 def runs_of(marks: Sequence[int]) -> list[Run]:
-    """Convert proven marks to runs."""
     return [Run(*marks[at : at + 3]) for at in range(0, len(marks) - 2, 3)]
 
 

@@ -47,7 +47,6 @@ class EndMarks(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_f
 
     @property
     def names_tools(self) -> bool:
-        """Whether a tool's name can be found."""
         return bool(self.after) and (self.opener is not None or bool(self.before.strip()))
 
     def are_of(self, model: str) -> bool:
@@ -55,16 +54,11 @@ class EndMarks(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_f
         return self.model in ("", model)
 
     def text(self) -> str:
-        """Return the marks as one line of JSON."""
         return msgspec.json.encode(self).decode()
 
 
 def read_marks(text: str) -> EndMarks:
-    """Parse the JSON of ``EndMarks.text``, or an operator's own.
-
-    Raises:
-        ValueError: Names the field that is wrong.
-    """
+    """Parse the JSON of ``EndMarks.text``, or an operator's own; raises ValueError."""
     return msgspec.json.decode(text, type=EndMarks)
 
 
@@ -94,11 +88,7 @@ _BARE: Final = re.compile(r"[^\s,;]")
 
 
 class CallShape:
-    """Finds a tool's name between the texts that surround names.
-
-    Args:
-        before, after: Those texts; white space may differ.
-    """
+    """Finds a tool's name between the texts that surround names."""
 
     def __init__(self, before: str, after: str) -> None:
         ends = r"\s" if after.isspace() else r"\s*" + _loosely(after)
@@ -174,10 +164,6 @@ class AnswerReader:
 
     Only the answer's own tokens are read: marks in a prompt mean nothing, nor does a call that is
     quoted in the middle of an answer.
-
-    Args:
-        marks: The answering model's.
-        decode: Decodes tokens to text, special ones included.
     """
 
     def __init__(self, marks: EndMarks, decode: Callable[[Sequence[int]], str]) -> None:
@@ -217,7 +203,6 @@ class AnswerReader:
         return UNKNOWN
 
     def _ended_by(self, answer: Tokens) -> list[int]:
-        """Return the tokens that end the answer, last one first."""
         ends = []
         for token in reversed(answer[max(0, len(answer) - _FEW) :]):
             if token not in self._ends:
@@ -256,7 +241,6 @@ class AnswerReader:
     def _first_name(
         self, shape: CallShape, places: Iterable[int], answer: Tokens, body: int
     ) -> str | None:
-        """Return the first name that begins a call at one of ``places``."""
         for place in places:
             text = self._decode(answer[place : min(body, place + _NAMED_WITHIN)])
             name = shape.at_start(text)

@@ -61,9 +61,6 @@ def translate_hints(request: Any) -> dict[str, Any]:
     Read are Continuum's ``extra_args``, cache directives, and the actions ``kv.retain`` and
     ``kv.evict``. Values are passed on unchecked: ``HintReader`` checks them as it does a caller's
     own. Returns an empty mapping for a request without any.
-
-    Args:
-        request: vLLM's, with ``sampling_params`` and ``kv_transfer_params``.
     """
     sampling = getattr(request, "sampling_params", None)
     extra = getattr(sampling, "extra_args", None) or {}
@@ -86,7 +83,6 @@ def translate_hints(request: Any) -> dict[str, Any]:
 
 
 def _actions(envelopes: list[Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """The kind and payload of each action of a known version."""
     for envelope in envelopes:
         actions = _of(envelope, "actions")
         for action in actions[:_MOST_ACTIONS] if isinstance(actions, list) else ():
@@ -186,7 +182,6 @@ def importance_of(value: object) -> float:
 
 
 def priority_of(value: object) -> float:
-    """Return a priority from 0 to 100 as an importance."""
     return _number(value, _FULL) / _FULL
 
 
@@ -197,14 +192,12 @@ def _number(value: object, most: float) -> float:
 
 
 def token_of(value: object) -> int:
-    """Return a token's position in a prompt."""
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 31:
         raise ValueError("must be a token position, an integer from 0")
     return value
 
 
 def layer_of(value: object) -> int:
-    """Return a source layer by its name."""
     layer = LAYER_BY_NAME.get(value) if isinstance(value, str) else None
     if layer is None:
         raise ValueError(f"must be one of {', '.join(LAYER_NAMES)}")
@@ -259,11 +252,7 @@ NOBODY: Final = HintPolicy(HintTrust.OFF)
 
 
 def read_hint_policy(settings: EngineSettings) -> HintPolicy:
-    """Return the policy that the settings configure.
-
-    Raises:
-        ConfigError: The setting's value is not allowed, or its file cannot be read.
-    """
+    """Return the policy that the settings configure; raises ConfigError."""
     settings.require("hints")
     if settings.hints.startswith(_SECRET):
         return HintPolicy(HintTrust.OFF, _secret_in(Path(settings.hints.removeprefix(_SECRET))))
@@ -381,19 +370,14 @@ class HintReader:
     def read(
         self,
         params: object,
-        prompt_tokens: int,
-        session_id: str | None = None,
+        prompt_tokens: int,  # length of the prompt; ranges are clipped to it
+        session_id: str | None = None,  # vLLM's own session id; it overrides the hinted one
+        # the cache salt; it identifies the tenant unless a trusted hint does
         salt: str | None = None,
+        # hints from `translate_hints`; the tag's own override them
         others: Mapping[str, Any] = NOTHING,
     ) -> CheckedHints:
-        """Return the hints of a request's ``kv_transfer_params`` that count.
-
-        Args:
-            prompt_tokens: Length of the prompt; ranges are clipped to it.
-            session_id: vLLM's own session id; it overrides the hinted one.
-            salt: The cache salt; it identifies the tenant unless a trusted hint does.
-            others: Hints from ``translate_hints``; the tag's own override them.
-        """
+        """Return the hints of a request's ``kv_transfer_params`` that count."""
         if not params and not session_id and not salt and not others:
             return NO_HINTS  # nothing is said
         tag = {**others, **self._tag(params)}

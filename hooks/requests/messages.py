@@ -202,12 +202,7 @@ Messages = Sequence[Mapping[str, Any]]
 
 
 class LayerMarker:
-    """Marks a rendered conversation's layers, telling the template's borders from typed ones.
-
-    Args:
-        table: The model's borders.
-        tokenizer: vLLM's.
-    """
+    """Marks a rendered conversation's layers, telling the template's borders from typed ones."""
 
     def __init__(self, table: BorderTable, tokenizer: Any) -> None:
         self._table = table
@@ -222,13 +217,6 @@ class LayerMarker:
     def runs(
         self, tokens: Sequence[int], text: str | None, messages: Messages, extras: Any = None
     ) -> list[Run]:
-        """Return the layers of a prompt.
-
-        Args:
-            text: The text that was tokenized; None if there was none.
-            messages: The rendered messages, in order.
-            extras: Other arguments of the template, such as tools.
-        """
         try:
             runs = self._marked(tokens, text, messages, extras)
         except TooDeepError:
@@ -354,8 +342,7 @@ class TooDeepError(ValueError):
 def strings_in(value: Any, depth: int = 0) -> Iterator[str]:
     """Yield all strings in a message in order, keys of nested objects included.
 
-    Raises:
-        TooDeepError: It is nested more than ``_DEEPEST`` deep.
+    Raises TooDeepError.
     """
     if isinstance(value, str):
         yield value
@@ -432,13 +419,7 @@ def _texts(content: Any, depth: int = 0) -> Iterator[str]:
 
 
 class MessagePlaces:
-    """Finds messages in one prompt.
-
-    Args:
-        tokens: The prompt's.
-        text: The text that was tokenized; None if only the tokens are known.
-        tokenizer: vLLM's.
-    """
+    """Finds messages in one prompt."""
 
     def __init__(self, tokens: Sequence[int], text: str | None, tokenizer: Any) -> None:
         self._tokens = tokens
@@ -519,14 +500,11 @@ class RenderedChat(NamedTuple):
 
 
 def resolve_message_hints(
-    stated: dict[str, Any], chat: RenderedChat | None, once: Once
+    stated: dict[str, Any],  # all hints of the request; changed
+    chat: RenderedChat | None,  # None if the request has no messages
+    once: Once,
 ) -> dict[str, Any]:
-    """Return a request's hints with those about messages turned into segments.
-
-    Args:
-        stated: All hints of the request; changed.
-        chat: None if the request has no messages.
-    """
+    """Return a request's hints with those about messages turned into segments."""
     hints = message_hints(stated, once)
     if not hints:
         return stated

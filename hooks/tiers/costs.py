@@ -31,9 +31,6 @@ class TransferCosts:
     includes that wait, unless the request loads exact copies anyway. The step in which its text
     would be computed comes all the same, for what stands behind it: so computing costs what a token
     adds to a step.
-
-    Args:
-        clock: Monotonic seconds.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -75,9 +72,6 @@ class TransferCosts:
     def worth_splicing(self, tokens: int, record_bytes: int, loads: bool) -> bool:
         """Tell whether splicing ``tokens`` tokens, out of records of so many bytes, takes no longer
         than computing them.
-
-        Args:
-            loads: Whether the request waits for a load of exact copies anyway.
         """
         if self.splices_always or not self.prefill_tokens_per_s:
             return True
@@ -133,7 +127,6 @@ class TransferCosts:
         self.spill_bytes_per_s = _speed(self.spill_bytes_per_s, size, transfer_s)
 
     def step_began(self, tokens: int) -> None:
-        """Note that a step with ``tokens`` tokens was scheduled."""
         # The end of an empty step is reported only if a transfer ended; waiting for it in vain
         # would pair all later steps with wrong ends.
         if tokens:

@@ -66,13 +66,6 @@ class CopyDirectory:
         warm_capacity: Copies that fit into every worker's memory; 0 before the workers reported.
         cold_capacity: Records that fit on every worker's disk.
         lost: Copies and records that were given up since the start.
-        in_store: Blocks that the shared store held when it was asked for a waiting request.
-        voided: What was given up or completed, until the workers are told.
-        told: Called with the hashes of blocks that have copies from now on.
-        holds_twice: Tells whether any copy is of a block that is in use in the pool.
-
-    Args:
-        plain: Give up the least recently used copy first, whatever the graph knows of it.
     """
 
     def __init__(self, warm_capacity: int = 0, cold_capacity: int = 0, plain: bool = False) -> None:
@@ -82,9 +75,12 @@ class CopyDirectory:
         self._cold: OrderedDict[bytes, None] = OrderedDict()
         self._hashes: dict[int, bytes] = {}  # by the key that advice uses
         self._held = self._next = self._era = self.lost = 0  # held: in memory, complete or not
-        self.voided = ReleasedCopies()
+        self.voided = ReleasedCopies()  # what was given up or completed, until the workers are told
+        # tells whether any copy is of a block that is in use in the pool
         self.holds_twice = self._order.holds_twice
+        # blocks that the shared store held when it was asked for a waiting request
         self.in_store: set[bytes] = set()
+        # called with the hashes of blocks that have copies from now on
         self.told: Callable[[list[bytes]], None] = _nobody_listens
 
     @property
@@ -266,7 +262,6 @@ class CopyDirectory:
         self._hashes[key_of(block_hash)] = block_hash
 
     def drop_cold(self, block_hash: bytes) -> None:
-        """Give up a record."""
         if block_hash in self._cold:
             self.lost += 1
             del self._cold[block_hash]

@@ -93,10 +93,6 @@ class DiskOrphans:
     """Disk tiers' files of other models, weights and caches than this engine's.
 
     A file that some process has open is no orphan, whatever its age.
-
-    Args:
-        directory: Where disk tiers' files are; files of other names are left alone.
-        own: Prefix of the names of this engine's files, those of all its workers.
     """
 
     def __init__(self, directory: Path, own: str) -> None:
@@ -105,12 +101,7 @@ class DiskOrphans:
     def age_out(self, used: Path) -> None:
         """Remove those unused for a day, by the file system's clock.
 
-        Args:
-            used: A file that is in use now; its time is set.
-
-        Raises:
-            StorageError: One cannot be removed.
-            OSError: ``used`` cannot be dated.
+        Raises StorageError or OSError.
         """
         os.utime(used)
         long_ago = used.stat().st_mtime - ORPHAN_S
@@ -119,8 +110,7 @@ class DiskOrphans:
     def make_room(self, opened: Callable[[], T]) -> T:
         """Call ``opened``; while it lacks disk space, remove the oldest orphan and call it again.
 
-        Raises:
-            StorageError: ``opened`` raised it, and no orphan is left, or it was not for space.
+        Raises StorageError.
         """
         for _, path in self._oldest_first():
             try:
@@ -141,13 +131,7 @@ class DiskOrphans:
 
 
 class DiskSweep:
-    """Dates a worker's own file and removes old orphans every five minutes, on a thread of its own.
-
-    Args:
-        path: The file.
-        orphans: Those beside it.
-        period_s: Seconds between two sweeps.
-    """
+    """Dates a worker's own file and removes old orphans, every five minutes on its own thread."""
 
     def __init__(self, path: Path, orphans: DiskOrphans, period_s: float = SWEEP_S) -> None:
         self._path, self._orphans = path, orphans

@@ -150,11 +150,7 @@ class _Open:
 
 
 class JobBook:
-    """Tracks jobs until all workers have answered.
-
-    Args:
-        workers: Answers that a job needs.
-    """
+    """Tracks jobs until all workers have answered."""
 
     def __init__(self, workers: int) -> None:
         self._workers = workers
@@ -167,7 +163,6 @@ class JobBook:
         return len(self._open)
 
     def number(self) -> int:
-        """Return the number of the next job."""
         self._next += 1
         return self._next
 
@@ -190,8 +185,7 @@ class JobBook:
     def answer_all(self, done: Iterable[JobDone]) -> None:
         """Handle workers' answers; one that raises keeps no other from being handled.
 
-        Raises:
-            Exception: What the last of those that failed raised.
+        Raises what the last of those that failed raised.
         """
         failure: Exception | None = None
         for each in done:
@@ -220,11 +214,7 @@ class JobBook:
 
 
 class Answers:
-    """Collects a worker's answers, from any of its threads, until the engine's thread takes them.
-
-    Args:
-        start: The worker's capacities; reported once.
-    """
+    """Collects a worker's answers, from any thread, until the engine's thread takes them."""
 
     def __init__(self, start: WorkerStart) -> None:
         self._lock = threading.Lock()

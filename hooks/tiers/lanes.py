@@ -52,7 +52,6 @@ class AnswerWatch:
         self._jobs[job.id] = job
 
     def moved(self) -> None:
-        """Note that a record was read or written."""
         self._moved_at = self._clock()
         self.stuck = False
 
@@ -104,25 +103,18 @@ class RecordLane:
     """Reads and writes records on a thread of its own; called by the memory's thread alone.
 
     Without records, every job is refused.
-
-    Args:
-        name: The thread's name, and what the records are called in errors.
-        records: Where they are kept, if anywhere.
-        arena: Where copies in memory live.
-        memory: The memory's thread, which continues after the lane's.
-        watch: Whether the lane's thread still answers.
-        release: Called on the memory's thread with copies that were released meanwhile.
-        refuse: Called there with a job that failed, the seconds that it took, and why.
     """
 
     def __init__(
         self,
-        name: str,
-        records: Records | None,
-        arena: Arena,
-        memory: TaskThread,
-        watch: AnswerWatch,
+        name: str,  # the thread's name, and what the records are called in errors
+        records: Records | None,  # where they are kept, if anywhere
+        arena: Arena,  # where copies in memory live
+        memory: TaskThread,  # the memory's thread, which continues after the lane's
+        watch: AnswerWatch,  # whether the lane's thread still answers
+        # called on the memory's thread with copies that were released meanwhile
         release: Callable[[Sequence[int]], None],
+        # called there with a job that failed, the seconds that it took, and why
         refuse: Callable[[Job, float, Exception], None],
     ) -> None:
         self.copies: set[int] = set()  # copies that the lane's thread uses
@@ -350,7 +342,6 @@ class RecordLanes:
         failed: Set[int],
         before: float,
     ) -> None:
-        """Read from one source after the other."""
         if not sources:
             rest(failed, before)
             return
@@ -366,7 +357,6 @@ class RecordLanes:
 
 
 def kept_by(job: Job) -> str:
-    """Return where the records of a job are."""
     shared = isinstance(job, Share) or (isinstance(job, Load) and not job.from_disk)
     return "the store" if shared else "the disk"
 
@@ -388,11 +378,6 @@ class TransferLane:
 
     Orders go to the device at once, so that it passes from one move to the next; only then is the
     oldest waited for, asleep.
-
-    Args:
-        name: The thread's name.
-        device: The device of the engine's memory.
-        first: Whether the device should prefer these moves to those of other lanes.
     """
 
     def __init__(self, name: str, device: torch.device, first: bool = False) -> None:

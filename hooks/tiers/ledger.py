@@ -21,11 +21,7 @@ _AT_ONCE: Final = 64  # copies; chosen
 
 
 class DiskWrites:
-    """Begins writes to the workers' disks, and handles their ends.
-
-    Args:
-        ledger: Where copies are recorded.
-    """
+    """Begins writes to the workers' disks, and handles their ends."""
 
     def __init__(self, ledger: TierLedger) -> None:
         self._ledger = ledger
@@ -135,31 +131,21 @@ class TierCounts:
     store_failed: int = 0
 
     def since(self, before: TierCounts) -> TierCounts:
-        """Return the counts since ``before``."""
         names = (field.name for field in fields(self))
         return TierCounts(**{name: getattr(self, name) - getattr(before, name) for name in names})
 
 
 class TierLedger:
-    """The WARM and COLD tiers as the scheduler sees them; one thread changes them.
-
-    Args:
-        block_bytes: Bytes of one block on one worker.
-        workers: How many workers answer for each job.
-        emit: Takes each event for the sidecar; must not wait.
-        clock: Monotonic seconds.
-        costs: Measured costs of moving and computing blocks.
-        plain: Keep the most recently used copies, whatever the graph knows of them.
-    """
+    """The WARM and COLD tiers as the scheduler sees them; one thread changes them."""
 
     def __init__(
         self,
-        block_bytes: int,
-        workers: int,
-        emit: Callable[[AnyEvent], None],
-        clock: Callable[[], float],
-        costs: TransferCosts,
-        plain: bool = False,
+        block_bytes: int,  # bytes of one block on one worker
+        workers: int,  # how many workers answer for each job
+        emit: Callable[[AnyEvent], None],  # takes each event for the sidecar; must not wait
+        clock: Callable[[], float],  # monotonic seconds
+        costs: TransferCosts,  # measured costs of moving and computing blocks
+        plain: bool = False,  # keep the most recently used copies, whatever the graph knows of them
     ) -> None:
         self.block_bytes = block_bytes
         self.directory = CopyDirectory(plain=plain)
@@ -197,10 +183,6 @@ class TierLedger:
     def make_room(self, count: int, first: Iterable[bytes]) -> int:
         """Return how many copies of ``count`` can be begun now; gives up or demotes others for
         them.
-
-        Args:
-            count: Copies wanted.
-            first: Hashes in the order in which copies go; after them, the least recently used.
         """
         directory = self.directory
         missing = count - directory.room
@@ -220,7 +202,6 @@ class TierLedger:
         return self.directory.begin_all(hashes, may_demote)
 
     def complete_copies(self, copies: Sequence[Copy]) -> None:
-        """Note that copies are complete, and report them to the sidecar."""
         hashes = self.directory.complete_all(copies)
         self.counts.spilled += len(hashes)
         self.announce(hashes, Tier.WARM)
@@ -282,7 +263,6 @@ class TierLedger:
         ]
 
     def report(self) -> TierReport:
-        """Return levels and counters as an event."""
         directory, costs = self.directory, self.costs
         return TierReport(
             bytes_per_block=self.block_bytes,

@@ -64,13 +64,6 @@ class DirtyCopies:
 
 
 def slot_map(runs: Sequence[SpliceRun], record: Callable[[int], int], block_size: int) -> SlotMap:
-    """Return the slots of all tokens of ``runs``.
-
-    Args:
-        runs: At least one.
-        record: The arena's record that holds a copy.
-        block_size: Tokens of a block, and of a record.
-    """
     starts = [(record(run.copy) * block_size + run.first, run.slot, run.delta) for run in runs]
     counts = np.array([run.tokens for run in runs], dtype=np.int64)
     table = np.repeat(np.array(starts, dtype=np.int64), counts, axis=0)
@@ -83,22 +76,15 @@ def slot_map(runs: Sequence[SpliceRun], record: Callable[[int], int], block_size
 
 
 def splicer(
-    runs: Sequence[SpliceRun],
-    handles: Mapping[int, int],
+    runs: Sequence[SpliceRun],  # from copies to the cache
+    handles: Mapping[int, int],  # the arena's handle of each copy
     arena: Arena,
     cache: PagedKv,
-    rope: Rope | None,
+    rope: Rope | None,  # how keys are moved; None where they cannot be
 ) -> Callable[[], None]:
     """Return a function that brings ``runs`` to their new positions; without runs it does nothing.
 
-    Args:
-        runs: From copies to the cache.
-        handles: The arena's handle of each copy.
-        rope: How keys are moved; None where they cannot be.
-
-    Raises:
-        RopeError: There are runs, and keys of this model cannot be moved.
-        KernelError: A copy is not there.
+    Raises RopeError or KernelError.
     """
     if not runs:
         return _nothing
@@ -136,28 +122,21 @@ class TierMover:
     each, so that a load, for which a request waits, waits for no spill but that of the blocks that
     it overwrites, and a slow disk delays nothing else.
 
-    Args:
-        cache: The engine's paged memory on this worker.
-        arena: The memory for copies.
-        disk: The disk tier, if there is one.
-        hash_bytes: Length of a block hash; the disk's keys are padded with zeros.
-        watch: Whether the disk still answers.
-        rope: How keys are moved to other positions; None where they cannot be.
-        store: The shared store's records of this worker's shard, if there is one, and their name.
-
     Attributes:
-        answers: Outcomes of the jobs.
         lanes: The threads of disk and shared store.
     """
 
     def __init__(
         self,
-        cache: PagedKv,
-        arena: Arena,
-        disk: DiskTier | None = None,
+        cache: PagedKv,  # the engine's paged memory on this worker
+        arena: Arena,  # the memory for copies
+        disk: DiskTier | None = None,  # the disk tier, if there is one
+        # length of a block hash; the disk's keys are padded with zeros
         hash_bytes: int = RECORD_KEY_BYTES,
-        watch: AnswerWatch | None = None,
+        watch: AnswerWatch | None = None,  # whether the disk still answers
+        # how keys are moved to other positions; None where they cannot be
         rope: Rope | None = None,
+        # the shared store's records of this worker's shard, if there is one, and their name
         store: tuple[Records, str] | None = None,
     ) -> None:
         self.cache, self._arena, self._rope = cache, arena, rope
@@ -170,7 +149,7 @@ class TierMover:
         self.lanes = RecordLanes(
             disk, records, arena, self._memory, watch, self._release, self._refuse
         )
-        self.answers = Answers(_start(arena, disk, hash_bytes, name))
+        self.answers = Answers(_start(arena, disk, hash_bytes, name))  # outcomes of the jobs
         self._once = Once(logger)
         if arena.problem is not None:
             logger.warning(_LESS, arena.capacity, arena.problem)

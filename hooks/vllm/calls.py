@@ -24,28 +24,21 @@ BlockIds = Sequence[Sequence[int]]  # of each KV cache group
 
 @dataclass(frozen=True, slots=True)
 class Calls:
-    """Our parts' methods, by the call of vLLM's that they answer; none while nothing is attached.
-
-    Attributes:
-        get_num_new_matched_tokens: Each is given what those before it found, and returns what is
-            found by now.
-        load_failed: Told that nobody could order the load which a request was promised.
-        catch_up: Called before anything is looked up or answered: the prefix cache may have been
-            reset.
-        step_ended: Called when a step's output arrived.
-        answered: Take what the workers moved, and the requests whose loads are over.
-        sampled: Take what the workers sampled.
-    """
+    """Our parts' methods, by the call of vLLM's that they answer; none while not attached."""
 
     on_new_request: Sequence[Callable[[Request], object]] = ()
+    # called before anything is looked up or answered: the prefix cache may have been reset
     catch_up: Sequence[Callable[[], object]] = ()
+    # each is given what those before it found, and returns what is found by now
     get_num_new_matched_tokens: Sequence[Callable[[Request, int, Found], Found]] = ()
     update_state_after_alloc: Sequence[Callable[[Request, KVCacheBlocks, int], object]] = ()
+    # told that nobody could order the load which a request was promised
     load_failed: Sequence[Callable[[Request, KVCacheBlocks], object]] = ()
     build_connector_meta: Sequence[Callable[[int, Iterable[str]], TierWork | None]] = ()
-    step_ended: Sequence[Callable[[], object]] = ()
+    step_ended: Sequence[Callable[[], object]] = ()  # called when a step's output arrived
+    # take what the workers moved, and the requests whose loads are over
     answered: Sequence[Callable[[TierAnswer, Iterable[str]], object]] = ()
-    sampled: Sequence[Callable[[Iterable[Any]], object]] = ()
+    sampled: Sequence[Callable[[Iterable[Any]], object]] = ()  # take what the workers sampled
     has_pending_push_work: Sequence[Callable[[], bool]] = ()
     request_finished: Sequence[Callable[[Request, BlockIds], Told]] = ()
     reset_cache: Sequence[Callable[[], bool]] = ()

@@ -26,17 +26,14 @@ class ObservedGroup:
     """The KV cache group whose blocks we observe; sizes in tokens.
 
     Attributes:
-        index: Which of the engine's groups it is.
         block_size, hash_block_size: Of its blocks, and of what a request's hashes cover each.
-        groups_take: Blocks that all groups take at most where this one takes a block.
-        skips: Whether vLLM may leave blocks of it out of the prefix cache, as those outside of a
-            window.
     """
 
-    index: int
+    index: int  # which of the engine's groups it is
     block_size: int
     hash_block_size: int
-    groups_take: int = 1
+    groups_take: int = 1  # blocks that all groups take at most where this one takes a block
+    # whether vLLM may leave blocks of it out of the prefix cache, as those outside of a window
     skips: bool = False
 
     @property
@@ -57,11 +54,7 @@ class ObservedGroup:
         return hashes[scale - 1 : tokens // self.hash_block_size : scale]
 
     def computed(self, request: Request, exact: int | None) -> Sequence[bytes]:
-        """The hashes of the full blocks whose KV a request that ended left.
-
-        Args:
-            exact: How many of its tokens, from the first on, are exact; None: all.
-        """
+        """The hashes of the full blocks whose KV a request that ended left."""
         tokens = min(request.num_computed_tokens, request.num_tokens - 1)
         return self.hashes(request, tokens if exact is None else min(tokens, exact))
 
@@ -97,19 +90,11 @@ class OtherGroups:
 
     vLLM matches a prefix only where every group can go on: one of full attention needs all blocks
     before it, one of a sliding window the last ones, one of states the last one.
-
-    Args:
-        kv_cache: The engine's groups.
-        pool: The live block pool.
-        observed: The group whose blocks are reported.
-
-    Attributes:
-        named: All groups, as the hello names them.
     """
 
     def __init__(self, kv_cache: KVCacheConfig, pool: BlockPool, observed: ObservedGroup) -> None:
         specs = [_first(group.kv_cache_spec) for group in kv_cache.kv_cache_groups]
-        self.named = tuple(map(_named, specs))
+        self.named = tuple(map(_named, specs))  # all groups, as the hello names them
         self._pool, self._observed, self._scale = pool, observed, pool.hash_block_size
         matched = [group.block_size for group in self.named if group.kind != GroupKind.OTHER]
         self._unit = lcm(observed.block_size, *matched)  # matches are multiples of it
@@ -162,7 +147,6 @@ def _named(spec: KVCacheSpec) -> CacheGroup:
 
 
 def _kind(spec: KVCacheSpec) -> tuple[GroupKind, int]:
-    """What a group keeps, and how many tokens of it."""
     if not getattr(spec, "prefix_cacheable", True):
         return GroupKind.OTHER, 0
     if is_full_attention(spec):

@@ -44,11 +44,10 @@ class FoundBlocks(NamedTuple):
     """Free blocks that hold wanted keys.
 
     Attributes:
-        places: Of their keys among those that were asked for.
         ids, blocks, hashes: Of each, its number, itself, and its hash with the group's id.
     """
 
-    places: Sequence[int]
+    places: Sequence[int]  # of their keys among those that were asked for
     ids: BlockIds
     blocks: list[KVCacheBlock]
     hashes: list[bytes]
@@ -83,7 +82,6 @@ class FoundBlocks(NamedTuple):
         )
 
     def only(self, marks: Mask) -> FoundBlocks:
-        """Those that are marked."""
         chosen = marks.tolist()
         return FoundBlocks(
             list(compress(self.places, chosen)), self.ids[marks],
@@ -91,7 +89,6 @@ class FoundBlocks(NamedTuple):
         )  # fmt: skip
 
     def first(self, count: int) -> FoundBlocks:
-        """The first ones."""
         return FoundBlocks(
             self.places[:count], self.ids[:count], self.blocks[:count], self.hashes[:count]
         )
@@ -148,25 +145,19 @@ class BlockIndex:
     What steps change is noted later, on the client's thread, or when a key is looked up here. An
     entry may be outdated, and is checked before use: ``find`` returns a block only while it still
     carries the key that it was noted with.
-
-    Args:
-        pool: The live block pool.
-        clock: Monotonic seconds, the clock that rankings are dated in.
-        hears_all: Whether every block of the observed group that enters the prefix cache is noted
-            here. Otherwise duplicates are looked for at each eviction, in the pool as it is by
-            then: one that came back meanwhile is not told to have been gone.
-        hears_only: Whether nothing else is noted here. Otherwise duplicates that were noted are
-            looked for in the pool, likewise.
-
-    Attributes:
-        late: What changed and is not noted here yet.
     """
 
     def __init__(
         self,
-        pool: BlockPool,
+        pool: BlockPool,  # the live block pool
+        # monotonic seconds, the clock that rankings are dated in
         clock: Callable[[], float] = time.monotonic,
+        # whether every block of the observed group that enters the prefix cache is noted here.
+        # Otherwise duplicates are looked for at each eviction, in the pool as it is by then: one
+        # that came back meanwhile is not told to have been gone
         hears_all: bool = True,
+        # whether nothing else is noted here. Otherwise duplicates that were noted are looked for in
+        # the pool, likewise
         hears_only: bool = True,
     ) -> None:
         self._pool = pool
@@ -176,7 +167,7 @@ class BlockIndex:
         self._further: dict[int, int] = {}  # by key: how many blocks hold it beside the first
         self._freed_at = np.full(len(pool.blocks), -math.inf)  # seconds, by block id
         self._most = _MOST_PER_BLOCK * len(pool.blocks)
-        self.late = LateNotes()
+        self.late = LateNotes()  # what changed and is not noted here yet
 
     def __len__(self) -> int:
         self.catch_up()
@@ -212,12 +203,7 @@ class BlockIndex:
         self._freed_at[np.fromiter(block_ids, np.int64, len(block_ids))] = self._clock()
 
     def remember(self, keys: Sequence[int], block_ids: Sequence[int]) -> None:
-        """Note a chain of cached blocks that is freed now.
-
-        Args:
-            keys: Of the chain's blocks, from its start.
-            block_ids: As many, or more.
-        """
+        """Note a chain of cached blocks that is freed now."""
         self.late.add(lambda: self.cached(keys, block_ids))
         self.freed(block_ids[: len(keys)])
 
@@ -252,10 +238,6 @@ class BlockIndex:
     ) -> FoundBlocks:
         """The free blocks that hold ``keys`` and that no request gave back after ``since``; checked
         as in ``find``.
-
-        Args:
-            at: Numbers of the blocks that held these keys a moment ago, if they are known.
-            but: Which blocks of the pool are not wanted.
         """
         ids = self.holders(keys) if at is None else at
         unused = (self._freed_at[ids] <= since) & (ids != NOBODY)
@@ -273,12 +255,7 @@ class BlockIndex:
         return list(map(self._pool.blocks.__getitem__, ids.tolist()))
 
     def freed_without_a_word(self, hashes: Sequence[bytes]) -> None:
-        """Note that a chain was freed, of which nobody told which blocks hold it.
-
-        Args:
-            hashes: Of the chain's blocks, from its start, as the prefix cache keeps them: with the
-                group's id.
-        """
+        """Note that a chain was freed, of which nobody told which blocks hold it."""
         held = map(self._pool.cached_block_hash_to_block.get_one_block, hashes)
         self.freed([block.block_id for block in held if block is not None])
 
@@ -291,10 +268,6 @@ class BlockIndex:
 
         vLLM keeps duplicates of a block that two requests computed at the same time, and reports
         a removal for each: the key is gone only when none is left.
-
-        Args:
-            hashes: As the prefix cache keeps them: with the group's id.
-            keys: Those of ``hashes``.
         """
         further = self._further
         if self._hears_all and (not further or further.keys().isdisjoint(keys)):

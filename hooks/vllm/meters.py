@@ -26,10 +26,6 @@ class UrgentFlush:
     next victims should be chosen with these blocks known. It is also when the last running request
     ends after as much: the next request may come at once, and should find advice that knows how
     this one ended.
-
-    Args:
-        pool_blocks: Blocks of the pool.
-        tell: Has what is queued sent now; must not wait.
     """
 
     def __init__(self, pool_blocks: int, tell: Callable[[], None]) -> None:
@@ -71,14 +67,11 @@ class PrefillMeter:
     Args:
         behind: Steps that are under way while another is scheduled: 1 with asynchronous
             scheduling, else 0.
-
-    Attributes:
-        tokens_per_s: 0 before the first sample.
     """
 
     def __init__(self, behind: int) -> None:
         self.behind = behind
-        self.tokens_per_s = 0.0
+        self.tokens_per_s = 0.0  # 0 before the first sample
         self._nothing = [0] * (behind + 1)
         self._tokens = deque(self._nothing, maxlen=behind + 1)
         self._at = 0.0
@@ -86,21 +79,12 @@ class PrefillMeter:
 
     @classmethod
     def of(cls, config: VllmConfig) -> PrefillMeter:
-        """The meter of an engine that is configured so."""
         return cls(1 if getattr(config.scheduler_config, "async_scheduling", False) else 0)
 
     def told_with(self, pressure: Callable[[], Pressure]) -> Callable[[], AnyEvent]:
-        """The same reports, with the rate."""
         return lambda: replace(pressure(), prefill_tokens_per_s=round(self.tokens_per_s, 1))
 
     def stepped(self, tokens: int, running: dict[str, Any], now: float) -> None:
-        """Note that a step was scheduled.
-
-        Args:
-            tokens: Of the step.
-            running: Requests that go on or began in it, by their ids, the newest last.
-            now: Seconds.
-        """
         known, computed = self._tokens, self._tokens[0]
         if self._witness not in running:  # all may have ended since: it may have been idle
             known.extend(self._nothing)
@@ -126,20 +110,16 @@ class PromptDemand:
     Args:
         block_size: Tokens of a block of the observed group.
         groups_take: Blocks that all groups take at most where that one takes a block.
-
-    Attributes:
-        prompts: Blocks of the observed group that looked-up prompts still need.
-        loaded: Blocks that loads of them can fill.
-        needs: By request id, the blocks of its tokens when it was looked up.
     """
 
     def __init__(self, block_size: int, groups_take: int = 1) -> None:
-        self.prompts = 0
+        self.prompts = 0  # blocks of the observed group that looked-up prompts still need
         self._block_size, self._groups_take = block_size, groups_take
+        # by request id, the blocks of its tokens when it was looked up
         self.needs: dict[str, int] = {}
         self._has: dict[str, int] = {}  # and how many of them are computed
         self._loads: dict[str, int] = {}  # and how many of them a load can fill, if any
-        self.loaded = 0
+        self.loaded = 0  # blocks that loads of them can fill
 
     def most(self, decoding: int, fetched: int = 0) -> tuple[int, int, int]:
         """Blocks of all groups that the next step can take: for so many requests that decode, for
@@ -160,7 +140,6 @@ class PromptDemand:
         self.prompts += needs - has
 
     def cached(self, cached: Iterable[Cached]) -> None:
-        """Note what was computed in a step."""
         needs = self.needs
         if not needs:
             return

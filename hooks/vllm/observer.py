@@ -46,22 +46,16 @@ class LateChanges:
     """A step's changes, until they are noted in the index and told.
 
     Is a ``hooks.link.outbox.Later``.
-
-    Args:
-        runs: Blocks that were cached, in order.
-        changes: What was evicted, and whether the prefix cache was reset after that.
-        sessions: Of each run; none where no request has a session.
-        reporter: Notes and tells them.
     """
 
     __slots__ = ("_changes", "_error", "_events", "_reporter", "_sessions")
 
     def __init__(
         self,
-        runs: Sequence[CachedRun],
-        changes: Changes,
-        sessions: Sequence[str | None],
-        reporter: ChangeReporter,
+        runs: Sequence[CachedRun],  # blocks that were cached, in order
+        changes: Changes,  # what was evicted, and whether the prefix cache was reset after that
+        sessions: Sequence[str | None],  # of each run; none where no request has a session
+        reporter: ChangeReporter,  # notes and tells them
     ) -> None:
         self._changes: _Late | None = runs, changes.evicted, changes.then_reset
         self._sessions = sessions
@@ -88,8 +82,7 @@ class LateChanges:
     def events(self) -> list[AnyEvent]:
         """Take what is told of the changes; they are in the index from then on.
 
-        Raises:
-            Exception: They could not be made in full.
+        Raises what stopped them.
         """
         self._reporter.catch_up()  # in their order, also where older ones are never told
         events, self._events = self._events or [], []
@@ -103,15 +96,13 @@ class ChangeReporter:
 
     Works beside the engine's steps, and reads what these only add to: a request's hashes, and its
     list of blocks.
-
-    Args:
-        group: The observed KV cache group.
-        index: Learns which block holds which key.
-        gone: Is told which keys the engine evicted.
     """
 
     def __init__(
-        self, group: ObservedGroup, index: BlockIndex, gone: Callable[[Sequence[int]], None]
+        self,
+        group: ObservedGroup,  # the observed KV cache group
+        index: BlockIndex,  # learns which block holds which key
+        gone: Callable[[Sequence[int]], None],  # is told which keys the engine evicted
     ) -> None:
         self._scale, self._suffix, self._block_size = group.scale, group.suffix, group.block_size
         self._alone = group.groups_take == 1  # so every eviction is its own
@@ -123,7 +114,6 @@ class ChangeReporter:
         self._index.catch_up()
 
     def failed(self) -> None:
-        """Note that changes could not be noted in full."""
         self._index.doubt()
 
     def events(
@@ -133,7 +123,6 @@ class ChangeReporter:
         then_reset: bool,
         sessions: Sequence[str | None],
     ) -> Iterator[AnyEvent]:
-        """What was cached, then the evicted keys that are not cached again, at once."""
         if runs:
             yield from self._stored(runs, sessions or repeat(None))
         if evicted:
@@ -178,16 +167,11 @@ _LONGEST_WAIT_S: Final = 86_400.0  # beyond, an arrival is by another clock; cho
 
 
 class Scheduled(NamedTuple):
-    """A request that was scheduled, and is not over.
-
-    Attributes:
-        meaning: What its caller says of it.
-        since: When it was first scheduled, by the observer's clock.
-    """
+    """A request that was scheduled, and is not over."""
 
     request: Request
-    meaning: CheckedHints
-    since: float
+    meaning: CheckedHints  # what its caller says of it
+    since: float  # when it was first scheduled, by the observer's clock
 
 
 def waited_s(request: Request) -> float:
@@ -209,10 +193,6 @@ def resident_keys(pool: BlockPool, suffix: bytes) -> bytes:
 
     Reads the pool's list of blocks, which never changes, in slices, so that the engine's thread can
     run in between.
-
-    Args:
-        pool: The live block pool.
-        suffix: The ending of the group's keys in the prefix cache.
     """
     hashes: set[bytes] = set()
     for start in range(0, len(pool.blocks), _SLICE):
@@ -232,41 +212,33 @@ class ChangeListener(Protocol):
 
 
 class EngineObserver:
-    """Turns a scheduler's calls and a pool's changes into our events.
-
-    Args:
-        pool: The live block pool.
-        group: The KV cache group to observe.
-        index: Learns which block holds which key.
-        listeners: Are told of changes in the step itself; all others learn of them later.
-        emit: Takes each event; must not wait.
-        stated: Is told which keys a caller says are protected: as its request starts and ends.
-        adapted: Is told which keys a LoRA adapter computed, as they enter the prefix cache; None:
-            nobody asks.
-        ended: What to emit at a request's end, for what callers say of it.
-        gone: Is told which keys the engine evicted, when that is worked through.
-        contents: What a request says, where that is to be told apart from its salt.
-        began: What to emit at its start, likewise.
-        lacking: Which other group ended a lookup after so many tokens.
-        clock: Monotonic seconds.
-    """
+    """Turns a scheduler's calls and a pool's changes into our events."""
 
     def __init__(
         self,
-        pool: BlockPool,
-        group: ObservedGroup,
-        index: BlockIndex,
+        pool: BlockPool,  # the live block pool
+        group: ObservedGroup,  # the KV cache group to observe
+        index: BlockIndex,  # learns which block holds which key
+        # are told of changes in the step itself; all others learn of them later
         listeners: Sequence[ChangeListener],
-        emit: Callable[[AnyEvent | Later], None],
+        emit: Callable[[AnyEvent | Later], None],  # takes each event; must not wait
         *,
+        # is told which keys a caller says are protected: as its request starts and ends
         stated: Callable[[Sequence[int], bool], None],
+        # is told which keys a LoRA adapter computed, as they enter the prefix cache; None: nobody
+        # asks
         adapted: Callable[[Sequence[int]], None] | None,
+        # what to emit at a request's end, for what callers say of it
         ended: Callable[[RequestFinished, Request], AnyEvent | Later],
+        # is told which keys the engine evicted, when that is worked through
         gone: Callable[[Sequence[int]], None],
+        # what a request says, where that is to be told apart from its salt
         contents: Callable[[Request], PromptDigests | None],
+        # what to emit at its start, likewise
         began: Callable[[RequestStarted, Request], AnyEvent | Later],
+        # which other group ended a lookup after so many tokens
         lacking: Callable[[Request, int], int | None],
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = time.monotonic,  # monotonic seconds
     ) -> None:
         self.stored = 0  # blocks, since the start
         self.hears_evictions = False  # whether a listener in the step itself wants them
@@ -286,7 +258,6 @@ class EngineObserver:
     # Requests -----------------------------------------------------------------------------------
 
     def request_queued(self, request: Request) -> None:
-        """Note that a request arrived."""
         self._waiting[request.request_id] = 0, None
 
     def meaning(self, request: Request) -> CheckedHints:
@@ -471,13 +442,7 @@ def _hashes_for_later(request: Request) -> Sequence[bytes]:
 
 
 class ChangeFeed:
-    """Hands a pool's changes to those who follow them.
-
-    Args:
-        tap: Notes them.
-        observer: Reports them.
-        demand: Learns what was computed.
-    """
+    """Hands a pool's changes to those who follow them."""
 
     def __init__(self, tap: PoolTap, observer: EngineObserver, demand: PromptDemand) -> None:
         self._tap = tap
@@ -502,17 +467,14 @@ class ChangeFeed:
 
 
 class CoreFeed(ChangeFeed):
-    """The same of what a compiled core notes.
-
-    Args:
-        tap: Asks the core.
-        observer: Reports the changes.
-        demand: Learns what was computed.
-        index: Of the same core.
-    """
+    """The same of what a compiled core notes."""
 
     def __init__(
-        self, tap: CoreTap, observer: EngineObserver, demand: PromptDemand, index: CoreIndex
+        self,
+        tap: CoreTap,  # asks the core
+        observer: EngineObserver,  # reports the changes
+        demand: PromptDemand,  # learns what was computed
+        index: CoreIndex,  # of the same core
     ) -> None:
         super().__init__(tap, observer, demand)
         self._core_tap, self._index = tap, index
@@ -520,11 +482,9 @@ class CoreFeed(ChangeFeed):
 
     @property
     def stored(self) -> int:
-        """As in ``ChangeFeed``."""
         return self._index.core.stored
 
     def take(self) -> int:
-        """As in ``ChangeFeed``."""
         evicted = 0
         while (batch := self._core_tap.next()) is not None:
             evicted = 0 if batch.then_reset else batch.evicted

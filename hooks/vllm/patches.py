@@ -18,10 +18,10 @@ from ..settings import (
     TIERS_KEY,
     engine_settings,
 )
-from .installed import live_misfits
 from .patching import Method, after, patch
 from .relied_on import Part
 from .shapes import reason_to_decline
+from .versions import live_misfits
 
 if TYPE_CHECKING:
     from vllm.config import KVTransferConfig
@@ -193,9 +193,7 @@ def follow_schedulers() -> None:
 def bind_scheduler(scheduler: Scheduler) -> None:
     """Show ``scheduler`` to our connector: its own, or the one beside its user's.
 
-    Raises:
-        TypeError: This vLLM's schedulers lack something that holding relies on, or this one is not
-            vLLM's own, and may rely on its own queue; says what.
+    Raises TypeError.
     """
     from .connector import KvGraphConnector
 

@@ -47,10 +47,7 @@ def patch(owner: type, name: str, make: Callable[[Method], Method]) -> None:
     """Replace ``owner.name``, once, by what ``make`` makes of vLLM's own function.
 
     Static and class methods stay such: ``make`` gets the function below, with its ``cls``.
-
-    Raises:
-        AttributeError: This vLLM has no such method.
-        KeyError: It is missing in ``PATCHES``.
+    Raises AttributeError or KeyError.
     """
     if (patched := f"{owner.__qualname__}.{name}") not in PATCHES:
         raise KeyError(f"{patched} is not in the list of patches")

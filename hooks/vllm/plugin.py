@@ -27,7 +27,6 @@ from ..settings import (
     switched_on,
 )
 from ..threads import log_where_vllm_logs
-from .installed import READ, WHAT_FITS, is_known, live_unknown_places
 from .patches import (
     follow_connectors,
     follow_schedulers,
@@ -39,6 +38,7 @@ from .patches import (
 from .patching import after, is_patched
 from .sampled.attach import follow_runners
 from .shapes import reason_for_no_tiers, reason_to_decline
+from .versions import READ, WHAT_FITS, is_known, live_unknown_places
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -100,9 +100,6 @@ def attach(config: VllmConfig, chat_template: str | None = None) -> None:
     An engine without a connector gets ours, after vLLM has resolved and checked the configuration,
     because those checks are about connectors that move KV. The user's own connector stays as it is,
     and is observed where the scheduler makes it (``beside.py``).
-
-    Args:
-        chat_template: The one that a server was given in place of the model's.
     """
     from .api.learning import (
         engine_borders,  # not above: switched off, nothing is loaded

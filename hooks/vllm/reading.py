@@ -84,12 +84,7 @@ aborted or preempted shows nothing by its last tokens."""
 
 
 class AnswerEnds:
-    """Adds to the end of a request why its answer ended, where no caller says so.
-
-    Args:
-        make_reader: Called once, at the first end that is sent; its tokenizer may take a while to
-            load. If it fails, nothing is read any more.
-    """
+    """Adds to the end of a request why its answer ended, where no caller says so."""
 
     def __init__(self, make_reader: Callable[[], AnswerReader]) -> None:
         self._make_reader = make_reader
@@ -110,11 +105,7 @@ class AnswerEnds:
     def read(
         self, event: RequestFinished, answer: Tokens, bound_by: StructuredOutputsParams | None
     ) -> RequestFinished:
-        """``event`` with why ``answer`` ended; what a caller said of it stands.
-
-        Args:
-            bound_by: The form that the answer had to follow; None for none.
-        """
+        """``event`` with why ``answer`` ended; what a caller said of it stands."""
         if self._given_up:
             return event
         try:
@@ -157,7 +148,6 @@ class LateEnd:
         return self._ends.read(self._event, self._answer, self._bound_by)
 
     def events(self) -> tuple[RequestFinished]:
-        """The same, as the queue asks for it."""
         return (self.event(),)
 
 
@@ -214,12 +204,7 @@ def _decoder(config: VllmConfig) -> Decode:
 
 
 class PromptLayers:
-    """Adds to the start of a request the layers of its prompt.
-
-    Args:
-        table: The borders of the model's messages.
-        make_decoder: Called once, if a system text has to be read; it may take a while.
-    """
+    """Adds to the start of a request the layers of its prompt."""
 
     def __init__(self, table: BorderTable, make_decoder: Callable[[], Decode]) -> None:
         self._table = table
@@ -278,7 +263,6 @@ class LateLayers:
         self._event, self._marks, self._tokens, self._layers = event, marks, tokens, layers
 
     def events(self) -> tuple[RequestStarted]:
-        """The whole event."""
         return (self._layers.added(self._event, self._marks, self._tokens),)
 
 

@@ -39,17 +39,12 @@ class Use(Enum):
 
 
 class Need(NamedTuple):
-    """One row of the table.
+    """One row of the table."""
 
-    Attributes:
-        module: The module to import it from.
-        path: Its name there, with those of the classes around it.
-        parameters: The parameters that we know; of a callable, at least all that are required.
-    """
-
-    module: str
-    path: str
+    module: str  # the module to import it from
+    path: str  # its name there, with those of the classes around it
     use: Use
+    # the parameters that we know; of a callable, at least all that are required
     parameters: tuple[str, ...] = ()
     part: Part = Part.ALL
 
@@ -104,7 +99,6 @@ def _overridden(module: str, methods: Mapping[str, str], part: Part = Part.ALL) 
 
 
 def _read(module: str, owner: str, names: str, part: Part = Part.ALL) -> Iterator[Need]:
-    """Rows of attributes of one class."""
     for name in names.split():
         yield Need(module, f"{owner}.{name}", Use.READ, (), part)
 
@@ -474,9 +468,6 @@ def unknown_places(package: Path) -> list[str]:
     """Places of a vLLM's sources that read ``SET`` and were not looked at, sorted.
 
     Whoever reads the value may ask about it under any name, so a function counts that mentions it.
-
-    Args:
-        package: The folder ``vllm``.
     """
     return sorted(set(_places(package)) - KNOWN)
 

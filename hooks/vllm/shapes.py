@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from ..settings import CONNECTOR
-from .installed import WHAT_FITS, live_misfits
 from .relied_on import Part
+from .versions import WHAT_FITS, live_misfits
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -150,11 +150,7 @@ def _bytes_per_token(config: VllmConfig) -> int:
 def engine_config(arguments: Sequence[str]) -> VllmConfig:
     """vLLM's configuration of an engine that is started with ``arguments`` of ``vllm serve``.
 
-    Nothing of ours is attached to it.
-
-    Raises:
-        SystemExit: vLLM's own parser refuses them.
-        Exception: Whatever vLLM objects to, a model that it cannot find among it.
+    Nothing of ours is attached to it. Raises SystemExit or Exception.
     """
     from vllm.engine.arg_utils import EngineArgs
     from vllm.utils.argparse_utils import FlexibleArgumentParser

@@ -36,10 +36,6 @@ class PackedHashes(Sequence[bytes]):
 
     One object, however many they are: as many objects of Python's would each have to be made, kept
     and looked through by its garbage collector in an engine's step.
-
-    Args:
-        data: The hashes.
-        width: Bytes of each.
     """
 
     __slots__ = ("_data", "_width")
@@ -94,17 +90,11 @@ _Reader = Callable[[tuple[Any, ...], dict[str, Any]], Any]
 
 @dataclass(slots=True)
 class Changes:
-    """What a pool cached and evicted, up to a reset or until now.
+    """What a pool cached and evicted, up to a reset or until now."""
 
-    Attributes:
-        cached: In order.
-        evicted: With their group's id, in order.
-        then_reset: Whether the prefix cache was reset after that.
-    """
-
-    cached: list[Cached] = field(default_factory=list)
-    evicted: PackedHashes = field(default_factory=PackedHashes)
-    then_reset: bool = False
+    cached: list[Cached] = field(default_factory=list)  # in order
+    evicted: PackedHashes = field(default_factory=PackedHashes)  # with their group's id, in order
+    then_reset: bool = False  # whether the prefix cache was reset after that
 
 
 class PoolTap:
@@ -118,19 +108,18 @@ class PoolTap:
 
     Attributes:
         was_reset: Whether the prefix cache was reset since the last ``take``.
-        lend: Returns blocks in use that need not block a reset, each as often as it is held;
-            called before a reset, and its blocks are given back after it.
-        renewed: Called after a reset that took place.
-        freed: Called after blocks were given back, which may change the next to be taken.
-        touched: Called with the blocks of a prefix hit after it took those that were free out of
-            the free queue's midst.
     """
 
     def __init__(self, pool: BlockPool, group: int) -> None:
         self.was_reset = False  # among what was not taken yet
+        # returns blocks in use that need not block a reset, each as often as it is held; called
+        # before a reset, and its blocks are given back after it
         self.lend: Callable[[], list[KVCacheBlock]] = list
-        self.renewed: Callable[[], None] = _nothing
+        self.renewed: Callable[[], None] = _nothing  # called after a reset that took place
+        # called after blocks were given back, which may change the next to be taken
         self.freed: Callable[[], None] = _nothing
+        # called with the blocks of a prefix hit after it took those that were free out of the free
+        # queue's midst
         self.touched: Callable[[Sequence[KVCacheBlock]], None] = _nothing_of
         self._pool = pool
         self._group = group
@@ -142,11 +131,7 @@ class PoolTap:
         self._read: _Reader  # of such a call's arguments; ``attach`` makes it
 
     def take(self) -> Sequence[Changes]:
-        """Take what changed since the last call, in order.
-
-        Raises:
-            Exception: What a note of a change ran into; from then on the notes are incomplete.
-        """
+        """Take what changed since the last call, in order; raises Exception."""
         before, self._before = self._before, []
         if self._calls or self._evicted.tell():
             before.append(self._take_latest())
@@ -156,11 +141,7 @@ class PoolTap:
         return before
 
     def attach(self) -> None:
-        """Follow the pool from now on.
-
-        Raises:
-            TypeError: vLLM's method names none of the parameters that are read.
-        """
+        """Follow the pool from now on; raises TypeError."""
         shadows = (
             self._cache_full_blocks(), self._emit_removed(), self._free(), self._touch(),
             self._reset(),

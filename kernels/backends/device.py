@@ -37,9 +37,7 @@ def prepare(cache: PagedKv, arena: PagedKv) -> None:
 def spill(blocks: Blocks, records: Blocks) -> None:
     """Copy like ``reference.spill``, by the copy engine or a kernel, whichever was measured faster.
 
-    Raises:
-        LayoutError: The arena is not page-locked.
-        TransferError: The driver refuses.
+    Raises LayoutError or TransferError.
     """
     _copy_blocks(blocks, records)
 
@@ -52,8 +50,7 @@ def splice(source: PagedKv, target: PagedKv, slots: SlotMap, rope: Rope) -> None
     """Move like ``reference.splice``, by one kernel or staged by the copy engine, whichever was
     measured faster.
 
-    Raises:
-        LayoutError: The layouts hold different models, or the arena is not page-locked.
+    Raises LayoutError.
     """
     if not len(slots.delta):
         return

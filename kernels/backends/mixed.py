@@ -38,18 +38,15 @@ class AttentionResult(NamedTuple):
 
 
 def mixed_attention(
-    queries: Tensor, parts: Sequence[KvPart], visible: Tensor | None, scale: float, tile: int = TILE
+    queries: Tensor,  # [batch, query heads, queries, dims]; query heads are a multiple of kv heads
+    parts: Sequence[KvPart],  # at least one token in all
+    # bool [batch, queries, tokens], or None if every query sees everything. A query that sees
+    # nothing gets zeros and has no mass
+    visible: Tensor | None,
+    scale: float,  # factor of the logits, usually dims ** -0.5
+    tile: int = TILE,  # tokens per step
 ) -> AttentionResult:
-    """Softmax attention over the tokens of all parts, in order, by the online method.
-
-    Args:
-        queries: [batch, query heads, queries, dims]; query heads are a multiple of kv heads.
-        parts: At least one token in all.
-        visible: bool [batch, queries, tokens], or None if every query sees everything. A query that
-            sees nothing gets zeros and has no mass.
-        scale: Factor of the logits, usually dims ** -0.5.
-        tile: Tokens per step.
-    """
+    """Softmax attention over the tokens of all parts, in order, by the online method."""
     batch, heads, count, dims = queries.shape
     kv_heads = parts[0].keys.shape[1]
     grouped = queries.to(torch.float32).reshape(batch, kv_heads, -1, dims) * scale

@@ -26,8 +26,7 @@ def prepare(cache: PagedKv, arena: PagedKv) -> None:
 def spill(blocks: Blocks, records: Blocks) -> None:
     """Copy whole blocks of a cache, byte for byte, to records in ``blocks.layout.record(…)``.
 
-    Raises:
-        LayoutError: The two differ inside a block.
+    Raises LayoutError.
     """
     _copy_blocks(blocks, records)
 
@@ -42,9 +41,7 @@ def splice(source: PagedKv, target: PagedKv, slots: SlotMap, rope: Rope) -> None
 
     Where the dtypes differ, values are converted: int8 cells are dequantised when read and
     quantised when written. A token with Δ = 0 and equal dtypes is copied bit for bit.
-
-    Raises:
-        LayoutError: The layouts hold different models.
+    Raises LayoutError.
     """
     check_same_model(source.layout, target.layout)
     taken, given, delta = slots.kept()

@@ -257,9 +257,7 @@ def move_call(
 ) -> MoveCall:  # fmt: skip
     """``reference.splice`` as a launch; with ``keys_only`` and one memory, ``rotate_in_place``.
 
-    Raises:
-        LayoutError: The layouts hold different models, or tokens interleave, which only CPUs
-            support.
+    Raises LayoutError.
     """
     check_same_model(source.layout, target.layout)
     deltas, rows = torch.unique(slots.delta, return_inverse=True)
@@ -375,11 +373,7 @@ def confidence_call(logits: Tensor) -> tuple[KernelCall, Tensor]:
 
 
 def cell_layout(layout: KvLayout) -> Tensor:
-    """A layout as ``Layout`` in common.cuh reads it: int64 [13], in bytes.
-
-    Raises:
-        LayoutError: Tokens interleave inside a block.
-    """
+    """A layout as ``Layout`` in common.cuh reads it: int64 [13], in bytes; raises LayoutError."""
     if layout.interleaved:
         raise LayoutError(f"{layout.name}: tokens interleave; its kernels are those of the CPU")
     size = layout.itemsize

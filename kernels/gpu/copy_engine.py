@@ -41,14 +41,11 @@ class CopyEngine:
         self.problem = None if batch else "the driver has no cuMemcpyBatchAsync"
 
     def copy(self, sources: Integers, targets: Integers, size: int, stream: int) -> None:
-        """Queue copies of ``size`` bytes each, in no order among themselves.
+        """Queue copies of ``size`` bytes each, in no order among themselves; raises TransferError.
 
         Args:
             sources, targets: int64 [R], addresses in page-locked host memory or a GPU's.
             stream: Handle of a CUDA stream, not the default one.
-
-        Raises:
-            TransferError: The driver refuses.
         """
         if self._batch and len(sources):
             error = self._batch(sources, targets, np.full(len(sources), size, np.uintp), stream)
@@ -63,12 +60,7 @@ class CopyEngine:
 
 @functools.cache
 def copy_engine() -> CopyEngine:
-    """This process's copy engine.
-
-    Raises:
-        BuildError: ``cuda.bindings`` is missing (names the pip command).
-        TransferError: The driver has no asynchronous copies.
-    """
+    """This process's copy engine; raises BuildError or TransferError."""
     single = _function("cuMemcpyAsync", 12000, SINGLE)
     if single is None:
         raise TransferError("the GPU's driver has no cuMemcpyAsync: it cannot be used")

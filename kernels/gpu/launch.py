@@ -20,9 +20,7 @@ if TYPE_CHECKING:
 def run(call: KernelCall) -> None:
     """Launch on torch's current stream; returns at once.
 
-    Raises:
-        BuildError: The kernel cannot be compiled, or a part that it needs is missing.
-        TransferError: The device has less shared memory than the kernel needs.
+    Raises BuildError or TransferError.
     """
     with bound(next(tensor.device for tensor in call.held if tensor.is_cuda)) as index:
         launcher(call, index)(call)
@@ -75,9 +73,7 @@ def side_stream(index: int) -> torch.cuda.Stream:
 def loaded_kernel(name: str, defines: tuple[str, ...], shared: int, index: int) -> Kernel:
     """A kernel, compiled for a device's architecture and loaded once per process and device.
 
-    Raises:
-        BuildError: It cannot be compiled, or does not suit GPU or driver.
-        TransferError: The device has less than ``shared`` bytes of shared memory.
+    Raises BuildError or TransferError.
     """
     from cuda.core import ObjectCode
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from kvgraph.advisor.replay.arms import BY_DEFAULT, Settings, arm_names, graph_policies
+from kvgraph.advisor.policies.registry import DEFAULT, new_policy
+from kvgraph.advisor.replay.arms import Settings, arm_names
 from kvgraph.advisor.replay.fast import lru_hits
 from kvgraph.advisor.replay.reader import load_trace
 from kvgraph.advisor.replay.tables import hit_table
@@ -55,6 +56,5 @@ def _lru_rates(trace: Trace) -> list[float]:
 def _plan_ms() -> list[float]:
     """Ranking 100,000 blocks of an engine with the policy that ships for sessions."""
     graph = build_graph(100_000, 300_000)
-    policies = graph_policies()
-    graph.policy = policies[BY_DEFAULT](Settings())
+    graph.policy = new_policy(DEFAULT)
     return [1e3 * seconds for seconds in timed(lambda: graph.rank(ENGINE, 8192), _PLANS)]

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 import vllm_sources
 from kvgraph.hooks.doctor import command as doctor
-from kvgraph.hooks.vllm import installed, plugin, shapes
-from kvgraph.hooks.vllm.installed import live_misfits, live_shape
+from kvgraph.hooks.vllm import plugin, shapes, versions
 from kvgraph.hooks.vllm.patches import bind_scheduler
 from kvgraph.hooks.vllm.patching import after, patch
 from kvgraph.hooks.vllm.relied_on import RELIED_ON, VALUE, Need, Part, Use, misfit, misfits
 from kvgraph.hooks.vllm.tiers.idle import follow_loops
+from kvgraph.hooks.vllm.versions import live_misfits, live_shape
 
 pytestmark = pytest.mark.usefixtures("vllm_loaded")
 HOOKS = Path(__file__).parents[2] / "hooks"
@@ -105,10 +105,10 @@ def test_a_release_beside_it_has_it_all(release: str) -> None:
 
 
 def test_no_release_is_said_to_fit_that_was_not_read() -> None:
-    assert {".".join(each.split(".")[:2]) for each in KEPT} == set(installed.COMPARED)
-    assert all(installed.is_known(each) and not installed.is_tested(each) for each in KEPT)
-    assert not installed.is_known("0.3.0")
-    assert not installed.is_known("0.34.0rc1")
+    assert {".".join(each.split(".")[:2]) for each in KEPT} == set(versions.COMPARED)
+    assert all(versions.is_known(each) and not versions.is_tested(each) for each in KEPT)
+    assert not versions.is_known("0.3.0")
+    assert not versions.is_known("0.34.0rc1")
 
 
 # Judgement --------------------------------------------------------------------------------------
@@ -281,12 +281,12 @@ def test_where_a_vllm_asks_for_what_we_set_is_named(tmp_path: Path) -> None:
 
 def test_all_places_of_the_installed_vllm_are_known() -> None:
     import vllm
-    from kvgraph.hooks.vllm.installed import live_unknown_places
+    from kvgraph.hooks.vllm.versions import live_unknown_places
 
     assert live_unknown_places() == []
-    assert vllm.__version__.partition("+")[0] in installed.READ
-    assert {each.rpartition(".")[0] for each in installed.READ} == {
-        installed.TESTED, *installed.COMPARED
+    assert vllm.__version__.partition("+")[0] in versions.READ
+    assert {each.rpartition(".")[0] for each in versions.READ} == {
+        versions.TESTED, *versions.COMPARED
     }  # fmt: skip
 
 

@@ -7,8 +7,7 @@ from functools import partial
 from typing import Any
 
 from fastapi import FastAPI
-from kvgraph.advisor.page import explain
-from kvgraph.advisor.page.routes import page_router
+from kvgraph.advisor.page.routes import explaining_router, page_router
 from kvgraph.dashboards import app
 from kvgraph.dashboards.source import EngineStatus, SidecarStatus
 from kvgraph.graph.kvcache_graph import KVCacheGraph
@@ -17,7 +16,7 @@ from kvgraph.graph.kvcache_graph import KVCacheGraph
 def create_app(source: Any, allowed_hosts: Collection[str], token: str) -> FastAPI:
     """What the sidecar serves, where ``source.page`` answers the page's questions."""
     page = getattr(source, "page", None)
-    questions, pages = explain.router(page), partial(page_router, page)
+    questions, pages = explaining_router(page), partial(page_router, page)
     return app.create_app(source, allowed_hosts, token, questions, pages)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,6 @@ from kvgraph.advisor.config.config import Config
 from kvgraph.advisor.config.edits import ConfigWatch
 from kvgraph.advisor.page.page import Page
 from kvgraph.advisor.page.questions import QueryGate, RecentAnswers
-from kvgraph.advisor.replay.recorder import RawLog
 from kvgraph.advisor.shadows.runner import ShadowRunner
 from kvgraph.advisor.words.times import UnixTime
 from kvgraph.graph.kvcache_graph import KVCacheGraph
@@ -118,26 +116,6 @@ class World:
 
     def other(self) -> tuple[str | None, str | None]:
         return self.history.requests.names(self.history.requests.next - 1).other[:2]
-
-
-class LoggedWorld(World):
-    """A world whose every event is written to a raw log too, as `kvgraph record --raw` does.
-
-    Close it before the log is read.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self.now = BEGIN
-        self._log = RawLog(path, clock=lambda: self.now)
-        super().__init__()
-
-    def tell(self, *events: AnyEvent, engine: str = "a") -> None:
-        super().tell(*events, engine=engine)
-        self._log(engine, list(events))
-
-    def close(self) -> None:
-        """Finish the log."""
-        self._log.close()
 
 
 def page_of(world: World, *ranked: str, since: float = 1e9) -> Page:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 from kvgraph.advisor.config.sections import PolicyConfig
-from kvgraph.advisor.policies.hazard import AGES, OLDEST, Floats, ReturnModel, gittins
+from kvgraph.advisor.policies.hazard import AGES, OLDEST, Cohort, Floats, ReturnModel, gittins
 from kvgraph.advisor.policies.lifecycle import Drift, LifecyclePolicy, Returns
 from kvgraph.advisor.policies.waits import FEATURES, fitted
 from kvgraph.advisor.replay.arms import Settings, new_orders
@@ -175,7 +175,8 @@ def test_a_model_learns_the_rate_that_it_is_shown() -> None:
     kind = rng.integers(0, 2, (4000, 1)).astype(np.float32)
     wait = rng.exponential(1.0, 4000) / np.where(kind[:, 0], 0.02, 0.002)
     learner = model(1)
-    learner.learn(kind.__getitem__, np.minimum(wait, 100.0), wait < 100.0, np.ones(4000), 600)
+    cohort = Cohort(kind.__getitem__, np.minimum(wait, 100.0), wait < 100.0, np.ones(4000))
+    learner.learn(cohort, 600)
     log_rates = learner.log_rates(np.array([[0], [1]], dtype=np.float32))
     at_50 = np.exp(log_rates[:, np.searchsorted(AGES, 50.0) - 1])
     assert at_50 == pytest.approx([0.002, 0.02], rel=0.4)
@@ -187,7 +188,8 @@ def test_a_model_learns_what_two_features_mean_only_together() -> None:
     often = kinds[:, 0] != kinds[:, 1]
     wait = rng.exponential(1.0, 4000) / np.where(often, 0.02, 0.002)
     learner = model(2)
-    learner.learn(kinds.__getitem__, np.minimum(wait, 100.0), wait < 100.0, np.ones(4000), 900)
+    cohort = Cohort(kinds.__getitem__, np.minimum(wait, 100.0), wait < 100.0, np.ones(4000))
+    learner.learn(cohort, 900)
     cases = np.array([[0, 0], [0, 1], [1, 0], [1, 1]], dtype=np.float32)
     at_50 = np.exp(learner.log_rates(cases)[:, np.searchsorted(AGES, 50.0) - 1])
     assert at_50 == pytest.approx([0.002, 0.02, 0.02, 0.002], rel=0.5)
@@ -196,9 +198,8 @@ def test_a_model_learns_what_two_features_mean_only_together() -> None:
 def test_a_model_survives_features_that_are_absent_or_far_out() -> None:
     learner = model(2)
     wild = np.array([[1e6, -1e6], [np.nan, np.nan], [0.5, 1e4]], dtype=np.float32)
-    learner.learn(
-        wild.__getitem__, np.array([0.0, 1e9, 3.0]), np.array([True, False, True]), np.ones(3), 50
-    )
+    age, returned = np.array([0.0, 1e9, 3.0]), np.array([True, False, True])
+    learner.learn(Cohort(wild.__getitem__, age, returned, np.ones(3)), 50)
     found = learner.index(wild, np.array([0.0, 10.0, 1e9]))
     assert np.isfinite(found).all()
     assert (found > 0).all()

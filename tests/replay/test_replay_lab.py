@@ -14,7 +14,6 @@ import psutil
 import pytest
 from kvgraph import ClassicPolicy, KvGraphError, Trace, hit_rate
 from kvgraph.advisor.cli import build_app, main
-from kvgraph.advisor.config import config
 from kvgraph.advisor.policies.hazard import AGES
 from kvgraph.advisor.policies.lifecycle import Returns, load_prior
 from kvgraph.advisor.policies.registry import new_policy
@@ -29,7 +28,7 @@ from kvgraph.advisor.replay.recordings import read_sessions
 from kvgraph.advisor.replay.simulator import Instance, simulate
 from kvgraph.advisor.replay.tables import HitTable, draw, hit_table
 from kvgraph.advisor.replay.trace import ReplayError, TraceError
-from kvgraph.graph.types import EdgeType, as_keys
+from kvgraph.graph.types import as_keys
 from kvgraph.graph.wire.events import RequestFinished, RequestStarted
 from made_trace import chat_trace
 from made_traffic import agents, made
@@ -95,18 +94,15 @@ def test_two_processes_find_what_one_finds(
     assert one["policies"] == two["policies"]
 
 
-def test_a_picture_and_a_report_are_written(
+def test_a_picture_is_written(
     trace_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    picture, page = tmp_path / "band.png", tmp_path / "report.html"
+    picture = tmp_path / "band.png"
     run_json(
         capsys, "replay", trace_file, "--capacity", "40,100", "--policy", "lru,belady",
-        "--processes", 1, "--picture", picture, "--report", page, "--json",
+        "--processes", 1, "--picture", picture, "--json",
     )  # fmt: skip
     assert picture.read_bytes().startswith(b"\x89PNG")
-    text = page.read_text()
-    assert "Losses of LRU at 40 blocks" in text
-    assert "data:image/png;base64," in text
 
 
 def test_a_table_is_shown_to_people(trace_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -123,7 +119,7 @@ def test_a_table_is_shown_to_people(trace_file: Path, capsys: pytest.CaptureFixt
         (["--capacity", "many"], "--capacity 'many'"),
         (["--policy", "wishful"], "policy 'wishful'"),
         (["--picture", "/nowhere/a.png"], "--picture '/nowhere/a.png': there is no directory"),
-        (["--report", "/tmp"], "--report '/tmp': is a directory; allowed: a file"),
+        (["--picture", "/tmp"], "--picture '/tmp': is a directory; allowed: a file"),
     ],
 )
 def test_wrong_arguments_are_one_line_and_exit_code_1(
@@ -177,8 +173,6 @@ def test_what_a_replay_would_leave_out_without_a_word_is_refused(
 ) -> None:
     assert refused(trace_file, "--analyze", "--policy", "all") == 1
     assert "--analyze goes without --policy" in capsys.readouterr().err
-    assert refused(trace_file, "--approaches", "--report", tmp_path / "a.html") == 1
-    assert "--approaches goes without --report" in capsys.readouterr().err
     assert refused(trace_file, "--block-size", 0) == 2
     capsys.readouterr()
     assert refused(trace_file, tmp_path / "second.jsonl", "--policy", "lru") == 1
@@ -209,31 +203,6 @@ def test_a_table_says_what_its_reader_would_not_guess(trace_file: Path) -> None:
     assert "takes from the future which request is its session's last" in notes
     assert "does not say why answers ended" in notes
     assert "prompts have more than 5 blocks" in notes
-
-
-def test_approaches_are_compared(trace_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    found = run_json(
-        capsys, "replay", trace_file, "--approaches", "--instances", 2, "--capacity", "80", "--json"
-    )
-    rows = {row["approach"]: row for row in found["approaches"]}
-    assert len(rows) == 10
-    assert rows["A + B"]["host_rate"] > 0
-    assert rows["round-robin, LRU"]["hit_rate"] < rows["prefix-affinity, LRU"]["hit_rate"]
-
-
-def test_tuning_searches_the_first_part_and_writes_what_a_sidecar_loads(
-    trace_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out = tmp_path / "tuned.toml"
-    arguments = ["tune", trace_file, "--trials", 3, "--capacity", "60", "--out", out, "--json"]
-    found = run_json(capsys, *arguments)
-    assert run_json(capsys, *arguments)["weights"] == found["weights"]
-    tuned = config.load(out)
-    assert tuned.score.weights().age == found["weights"]["age"]
-    assert tuned.rules().edge_types[EdgeType.TEMPORAL] == found["weights"]["edge_types.temporal"]
-    assert set(found["untouched"]) == {
-        "lru", "lifecycle", "classic, defaults", "classic, tuned",
-    }  # fmt: skip
 
 
 # Recording --------------------------------------------------------------------------------------

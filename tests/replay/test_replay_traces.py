@@ -28,23 +28,13 @@ from kvgraph.advisor.replay.arms import (
 from kvgraph.advisor.replay.events import TraceEvents
 from kvgraph.advisor.replay.graph_order import GraphOrder
 from kvgraph.advisor.replay.reader import load_trace
-from kvgraph.advisor.replay.recorder import RawLog, Recorder, read_raw_log
+from kvgraph.advisor.replay.recorder import Recorder
 from kvgraph.advisor.replay.trace import Trace, TraceError
 from kvgraph.graph.types import Authority, SourceLayer
 from kvgraph.graph.wire.events import (
-    AdmissionReport,
-    AnyEvent,
-    BlocksCleared,
-    BlocksEmbedded,
-    BlocksRemoved,
-    BlocksResident,
-    BlocksStored,
-    EngineHello,
-    Pressure,
     RequestFinished,
     RequestStarted,
     Segment,
-    SessionSignal,
 )
 from wire_keys import pack
 
@@ -308,68 +298,21 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["log.jsonl", "log.jsonl.gz"])
-def test_every_event_is_a_line_in_its_order(tmp_path: Path, name: str) -> None:
-    path, now = tmp_path / name, [5.0]
-    log = RawLog(path, clock=lambda: now[0])
-    segments = (Segment(2, 0, 16, name="policy.md"),)
-    now[0] = 6.5
-    log("e1", [RequestStarted("r", pack(1, (1 << 64) - 1), 40, 16, 16, "s", "t", segments, 16)])
-    log("e2", [BlocksRemoved(pack(7)), BlocksEmbedded(pack(1), 2, b"\0" * 4), Pressure(*[1] * 5)])
-    log.close()
-    read = path.read_bytes()
-    text = (gzip.decompress(read) if path.suffix == ".gz" else read).decode()
-    first, second, third = map(json.loads, text.splitlines())
-    assert (first["at"], first["engine"], first["event"]) == (1.5, "e1", "RequestStarted")
-    assert first["hashes"] == [f"{1:#018x}", "0xffffffffffffffff"]
-    assert (first["loading_tokens"], first["session"], first["tenant"]) == (16, "s", "t")
-    assert (second["event"], second["hashes"]) == ("BlocksRemoved", [f"{7:#018x}"])
-    assert third["event"] == "Pressure"
-    assert log.written == 3
-
-
-def test_what_is_read_back_is_what_was_said(tmp_path: Path) -> None:
-    path, now = tmp_path / "log.jsonl", [5.0]
-    log = RawLog(path, clock=lambda: now[0])
-    segments = (Segment(2, 0, 16, name="policy.md"), Segment(7, 16, 40, importance=0.5))
-    first: list[AnyEvent] = [
-        EngineHello("host:1 said", "model", 16, 100, "vllm"),
-        BlocksResident(b""),
-        BlocksStored(pack(1, (1 << 64) - 1), None, 16, "s"),
-        RequestStarted("r", pack(1), 40, 16, 16, "s", "t", segments, 16),
-        SessionSignal("s", "t", True, 1.5, False, "bash"),
-    ]
-    second: list[AnyEvent] = [BlocksCleared(), AdmissionReport(1, 2, 3.0, 4, (5, 6), 7.0, 8.0, 9)]
-    log("e1", first)
-    log("e2", [])
-    log("e2", second)
-    now[0] = 7.5
-    log("e2", second)
-    log.close()
-    assert list(read_raw_log(path)) == [
-        (0.0, "e1", first), (0.0, "e2", second), (2.5, "e2", second),
-    ]  # fmt: skip
-
-
-@pytest.mark.parametrize("name", ["log.jsonl", "log.jsonl.gz"])
 def test_a_full_disk_ends_the_log_and_not_the_sidecar(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str
 ) -> None:
-    log = RawLog(tmp_path / name)
+    log = Recorder(tmp_path / name)
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    log("e", [BlocksRemoved(pack(7))])
+    log(
+        "e",
+        [RequestStarted("r", pack(7), 20, 0, 16), RequestFinished("r", pack(7), 20, 21, "stop")],
+    )
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))  # no file may grow any more
     try:
         log.close()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert f"the log is cut short: {tmp_path / name}" in caplog.text
-
-
-def test_a_file_that_exists_is_not_written_over(tmp_path: Path) -> None:
-    path = tmp_path / "log.jsonl"
-    path.write_text("mine")
-    with pytest.raises(TraceError, match="cannot be written"):
-        RawLog(path)
 
 
 READ = BY_DEFAULT + LAYERS
@@ -568,7 +511,7 @@ def test_the_recorder_writes_what_callers_say_and_no_name(tmp_path: Path) -> Non
 def test_default_is_what_a_sidecar_runs_unconfigured() -> None:
     config = Config()
     live = config.policy.policy(config.score.weights())
-    assert graph_policies()["default"](Settings()).name == live.name == DEFAULT
+    assert graph_policies()["default"] == live.name == DEFAULT
     assert chosen_arms(["default", "default+hints"]) == ["default", "default+hints"]
 
 

@@ -170,12 +170,6 @@ class RendererMarks:
     def chat(
         self, prompt: Mapping[str, Any], messages: Sequence[Any], extras: Mapping[str, Any]
     ) -> RenderedChat:
-        """Return a rendered prompt with its marks and the client's messages.
-
-        Args:
-            messages: The rendered messages.
-            extras: Other arguments of the template.
-        """
         tokens, text = prompt["prompt_token_ids"], prompt.get("prompt")
         marks = None
         if self._marker is not None:
@@ -191,8 +185,7 @@ _LONG: Final = 4096  # longer prompts, in tokens, are marked on another thread; 
 def mark_chats() -> None:
     """Wrap vLLM's renderers to mark chats, and its input processor to pass the marks to the engine.
 
-    Raises:
-        AttributeError: This vLLM has no such renderers.
+    Raises AttributeError.
     """
     renderer = import_module("vllm.renderers.base").BaseRenderer
     processor = import_module("vllm.v1.engine.input_processor").InputProcessor

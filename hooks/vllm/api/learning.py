@@ -55,19 +55,7 @@ ASKED: Final[Message] = {"role": "user", "content": "Zqquestion"}
 
 
 class Probes:
-    """Renders test conversations as the API process will render real ones.
-
-    Args:
-        config: The engine's.
-        chat_template: The server's own template; None for the model's.
-
-    Attributes:
-        special: Special tokens, which stay the same whatever is beside them.
-        text: Decodes tokens, special ones included.
-
-    Raises:
-        Exception: Whatever vLLM raises if a model has no tokenizer or no renderer.
-    """
+    """Renders test conversations as the API process will render real ones; raises Exception."""
 
     def __init__(self, config: VllmConfig, chat_template: str | None = None) -> None:
         from vllm.renderers import renderer_from_config
@@ -75,8 +63,9 @@ class Probes:
         self._renderer = renderer_from_config(_of_text_alone(config))
         self._template = chat_template
         self._tokenizer = self._renderer.get_tokenizer()
+        # special tokens, which stay the same whatever is beside them
         self.special = special_tokens(self._tokenizer)
-        self.text = decoder(self._tokenizer)
+        self.text = decoder(self._tokenizer)  # decodes tokens, special ones included
 
     def close(self) -> None:
         """Stop the renderer's threads."""
@@ -117,7 +106,6 @@ class Probes:
 
 
 def called(call_id: str) -> list[Message]:
-    """Return the messages of a tool call and its result."""
     function = {"name": TOOL, "arguments": f'{{"{KEY}": "{VALUE}"}}'}
     call = {"id": call_id, "type": "function", "function": function}
     return [
@@ -132,13 +120,10 @@ def text_place(
     text: str,
     first: int,
     end: bool = False,
-    last: bool = False,
+    last: bool = False,  # search for the last occurrence instead of the first
 ) -> int | None:
     """Return the index of the token in which ``text`` begins, or of the one after it with ``end``;
     None if it is not in ``tokens[first:]``.
-
-    Args:
-        last: Search for the last occurrence instead of the first.
     """
     whole = probes.text(tokens[first:])
     at = whole.rfind(text) if last else whole.find(text)
@@ -192,14 +177,10 @@ SECOND: Final = "Zqfurther"
 
 
 class TemplatePart(NamedTuple):
-    """What stands before a message's text.
+    """What stands before a message's text."""
 
-    Attributes:
-        layer: Layer of the text.
-        before: Tokens since the end of the text before it, or since the start of the prompt.
-    """
-
-    layer: SourceLayer
+    layer: SourceLayer  # layer of the text
+    # tokens since the end of the text before it, or since the start of the prompt
     before: list[int]
 
 
@@ -321,20 +302,13 @@ def borders_of(
 
 @dataclass
 class _Gap:
-    """What stands before a message's text.
-
-    Attributes:
-        tokens: All of it.
-        cuts: Positions of what differs from text to text; the last one is the end.
-        starts: Positions of special tokens with which a border may begin, ascending.
-        is_first: Whether it begins the prompt.
-    """
+    """What stands before a message's text."""
 
     layer: SourceLayer
-    tokens: list[int]
-    cuts: list[int]
-    starts: list[int]
-    is_first: bool
+    tokens: list[int]  # all of it
+    cuts: list[int]  # positions of what differs from text to text; the last one is the end
+    starts: list[int]  # positions of special tokens with which a border may begin, ascending
+    is_first: bool  # whether it begins the prompt
 
     @property
     def border(self) -> tuple[int, ...]:
@@ -527,21 +501,13 @@ def marks_of(probes: Probes, model: str = "") -> EndMarks | None:
 
 
 class _Call(NamedTuple):
-    """Where a call stands in its rendering, as token positions.
+    """Where a call stands in its rendering, as token positions."""
 
-    Attributes:
-        tokens: The whole conversation.
-        first: Where it differs from an answer in prose.
-        named: Where the tool's name begins.
-        closed: First token after the call's arguments.
-        result: Where the tool's result begins.
-    """
-
-    tokens: list[int]
-    first: int
-    named: int
-    closed: int
-    result: int
+    tokens: list[int]  # the whole conversation
+    first: int  # where it differs from an answer in prose
+    named: int  # where the tool's name begins
+    closed: int  # first token after the call's arguments
+    result: int  # where the tool's result begins
 
     @staticmethod
     def found(probes: Probes, prose: Sequence[int], call_id: str) -> _Call | None:

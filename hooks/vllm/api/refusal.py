@@ -47,7 +47,6 @@ class PendingCall:
 
     @property
     def began(self) -> bool:
-        """Whether the client has received anything."""
         return self._begun.is_set()
 
     async def begins(self, task: asyncio.Future[None], within_s: float) -> bool:
@@ -116,17 +115,12 @@ _OF_BATCH: Final = re.compile(r"_\d+$")  # suffix of a batch of chats, and of so
 
 
 class WaitingRequests:
-    """Asks the engine's sidecar which requests are held, at most twice a second.
-
-    Args:
-        ask: Returns all held request ids; may raise.
-        clock: Monotonic seconds.
-    """
+    """Asks the engine's sidecar which requests are held, at most twice a second."""
 
     def __init__(
         self,
-        ask: Callable[[], Collection[str]] | None = None,
-        clock: Callable[[], float] = time.monotonic,
+        ask: Callable[[], Collection[str]] | None = None,  # returns all held request ids; may raise
+        clock: Callable[[], float] = time.monotonic,  # monotonic seconds
     ) -> None:
         self._ask = ask or ask_sidecar
         self._clock = clock
@@ -173,12 +167,7 @@ def _is_plain() -> bool:
 
 
 def ask_sidecar() -> Collection[str]:
-    """Return the ids of all requests that engines hold.
-
-    Raises:
-        OSError: There is no sidecar, or it does not answer.
-        ValueError: Its answer is malformed.
-    """
+    """Return the ids of all requests that engines hold; raises OSError or ValueError."""
     from ....graph.errors import ConfigError
     from ....graph.wire.endpoints import running_sidecars
 
@@ -211,10 +200,6 @@ class RefuseWhoWaits:
     ``Retry-After`` is the same number of seconds. Status and headers are kept back until the body
     begins; until then the request can still be refused. vLLM sees a refused request as one whose
     client disconnected.
-
-    Args:
-        app: vLLM's application, with all other middleware.
-        waiting: Knows which requests are held; by default, asks the sidecar.
     """
 
     def __init__(self, app: App, waiting: WaitingRequests | None = None) -> None:
@@ -224,7 +209,6 @@ class RefuseWhoWaits:
         self._names: Counter[str] = Counter()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request, or refuse it."""
         if scope["type"] != "http" or scope["method"] != "POST":
             await self._app(scope, receive, send)
             return
@@ -241,7 +225,6 @@ class RefuseWhoWaits:
                 del self._names[name]
 
     async def _follow(self, name: str, call: PendingCall, task: asyncio.Future[None]) -> None:
-        """Wait for the answer, or refuse the request."""
         wait_s = self._after_s
         while not await call.begins(task, wait_s):
             wait_s = _ASK_S

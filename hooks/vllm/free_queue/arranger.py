@@ -34,12 +34,7 @@ if TYPE_CHECKING:
 
 
 class BlankBlocks:
-    """Counts the blank blocks at the queue's head, as far as two steps can take.
-
-    Args:
-        pool: The live block pool.
-        blocks_per_step: The most blocks that one engine step can allocate.
-    """
+    """Counts the blank blocks at the queue's head, as far as two steps can take."""
 
     def __init__(self, pool: BlockPool, blocks_per_step: int) -> None:
         self._pool = pool
@@ -57,7 +52,6 @@ class BlankBlocks:
         return self._far is not None
 
     def reset(self) -> None:
-        """Forget what was counted."""
         self._far = None
 
     def still_suffice(self) -> bool:
@@ -175,13 +169,7 @@ class FreeQueueArranger:
         return self._protection.evicted_protected
 
     def expect(self, decoding: int, prompts: int, loads: int = 0) -> bool:
-        """Note what the next step can take; returns whether to arrange the queue for it first.
-
-        Args:
-            decoding: Blocks that requests may need to go on.
-            prompts: Blocks that prompts may need besides.
-            loads: Those of them that loads fill, all at once.
-        """
+        """Note what the next step can take; returns whether to arrange the queue for it first."""
         return self._window.expect(decoding, prompts, loads)
 
     def stated(self, keys: Sequence[int], is_over: bool) -> None:
@@ -217,17 +205,14 @@ class FreeQueueArranger:
 
     def step(
         self,
+        # the latest ranking, if it is fresh enough to act on; None otherwise
         ranking: EvictionRanking | None,
+        # the latest, fresh or not: what it protects is still protected
         remembered: EvictionRanking | None = None,
+        # the sidecar may have missed what was reported before this time
         linked_since: float = -math.inf,
     ) -> None:
-        """Bring the queue in line with the advice; call once between two allocations.
-
-        Args:
-            ranking: The latest ranking, if it is fresh enough to act on; None otherwise.
-            remembered: The latest, fresh or not: what it protects is still protected.
-            linked_since: The sidecar may have missed what was reported before this time.
-        """
+        """Bring the queue in line with the advice; call once between two allocations."""
         self._latest, self._is_disturbed = ranking, False
         lapsed = self._protection.look_through(ranking, linked_since)
         if self._protection.adopt(ranking or remembered, linked_since) or lapsed:
@@ -265,11 +250,9 @@ class FreeQueueArranger:
         self._guard.step()
 
     def heeds(self, ranking: EvictionRanking) -> bool:
-        """Whether the queue is already arranged by this ranking."""
         return self._window.follows(ranking)
 
     def evicted(self, keys: Sequence[int]) -> None:
-        """Note that the engine evicted ``keys``."""
         self._protection.evicted(keys)
         if self._copier is not None:
             self._copier.gone(keys)

@@ -48,7 +48,6 @@ class CoreVictims(Victims):
 
     @property
     def last(self) -> KVCacheBlock | None:
-        """The last of them, if it stands."""
         return self._core.last
 
     def add(self, found: FoundBlocks) -> None:
@@ -74,21 +73,14 @@ class CoreVictims(Victims):
 
 
 class CoreWindow(Window):
-    """A window that the core lays; decides as ``Window`` does.
-
-    Args:
-        pool: The live block pool.
-        index: Whose core finds and moves blocks.
-        blocks_per_step: The most blocks that one engine step can allocate.
-        protection: Knows what callers state, which no ranking overrules.
-    """
+    """A window that the core lays; decides as ``Window`` does."""
 
     def __init__(
         self,
-        pool: BlockPool,
-        index: CoreIndex,
-        blocks_per_step: int,
-        protection: ProtectedKeys,
+        pool: BlockPool,  # the live block pool
+        index: CoreIndex,  # whose core finds and moves blocks
+        blocks_per_step: int,  # the most blocks that one engine step can allocate
+        protection: ProtectedKeys,  # knows what callers state, which no ranking overrules
     ) -> None:
         self._core, self._protection = index.core, protection
         super().__init__(pool, index, blocks_per_step, protection.stated_among)
@@ -102,7 +94,6 @@ class CoreWindow(Window):
 
     @property
     def prompts(self) -> int:  # type: ignore[override]
-        """Of them, those of prompts."""
         return self._core.reach_of_prompts
 
     @property
@@ -141,7 +132,6 @@ class CoreWindow(Window):
         return self._victims
 
     def reset(self) -> None:
-        """Follow no ranking."""
         super().reset()
         self._core.follow(None, None)
 
@@ -154,7 +144,6 @@ class CoreWindow(Window):
         return self._core.forget(ids) > 0
 
     def falls_due(self) -> bool:
-        """Whether more victims are due to be laid."""
         if self._core.place >= len(self._order):
             return False
         left = self._core.drop_taken()

@@ -42,11 +42,6 @@ _Said = tuple[float, float]  # when a caller stated it, and when that request wa
 class ProtectedKeys:
     """The keys that are protected, and how precious each is.
 
-    Args:
-        blocks: Number of blocks in the pool.
-        stale_s: Seconds for which a caller's statement counts if no sidecar knows of it.
-        clock: Monotonic seconds, the clock that rankings are dated in.
-
     Attributes:
         evicted_protected: Protected blocks that the engine evicted since its start.
         stated_count: Grows whenever callers' statements change.
@@ -123,7 +118,6 @@ class ProtectedKeys:
         return list(compress(blocks, map(stated.__contains__, keys)))
 
     def stated_keys(self) -> Keys:
-        """The keys of callers' statements, in no order."""
         return np.fromiter(self._stated, np.uint64, len(self._stated))
 
     def look_through(self, ranking: EvictionRanking | None, linked_since: float) -> bool:
@@ -178,7 +172,6 @@ class ProtectedKeys:
         return [blocks[at] for at in ranks.argsort(kind="stable").tolist()]
 
     def evicted(self, keys: Sequence[int]) -> None:
-        """Note that the engine evicted ``keys``."""
         place, stated = self._place, self._stated
         if place or stated:
             self.evicted_protected += sum(map(place.__contains__, keys))
@@ -186,7 +179,6 @@ class ProtectedKeys:
             self.evicted_protected += sum(key in stated and key not in place for key in keys)
 
     def reset(self) -> None:
-        """Forget what is protected: the prefix cache was reset."""
         self.stated_count += 1
         self._keys, self._place = _NO_KEYS, {}
         self._stated.clear()
@@ -214,21 +206,13 @@ class HeadGuard:
 
     If no other block is free, the least precious are laid at the head; a block that becomes free
     then goes before them.
-
-    Args:
-        pool: The live block pool.
-        window: Knows the most blocks that the next step can take.
-        protection: The keys that are protected; whoever changes them says so (``forget_head``).
-
-    Attributes:
-        moved: Blocks moved since the engine's start.
-        relaid: Told the numbers of blocks that were moved to the back.
-        covered: Called when blocks were laid before those that stood at the head.
     """
 
     def __init__(self, pool: BlockPool, window: Window, protection: ProtectedKeys) -> None:
-        self.moved = 0
+        self.moved = 0  # blocks moved since the engine's start
+        # told the numbers of blocks that were moved to the back
         self.relaid: Callable[[Sequence[int]], object] = len
+        # called when blocks were laid before those that stood at the head
         self.covered: Callable[[], object] = int
         self._ready: set[int] = set()  # ids of those that stand from the marker on
         self._ready_for = 0  # so many blocks, from the marker on, can go first
@@ -319,9 +303,6 @@ class HeadGuard:
         """The protected blocks near the head, and the others there: as many as two steps can take.
 
         There can be several protected blocks per key: duplicates, and one in each group of layers.
-
-        Args:
-            most: Blocks to look at; None: until there are so many others.
         """
         step = self.reach
         protected: list[KVCacheBlock] = []

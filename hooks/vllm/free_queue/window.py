@@ -27,20 +27,13 @@ class Victims:
     A block that is free, with the hash that it was laid with, stands where it was laid, unless
     somebody moved it: whoever does that says so (``forget``). All work is done on many at once: a
     step of 16k tokens takes a thousand.
-
-    Args:
-        pool_blocks: Blocks of the pool.
-
-    Attributes:
-        blocks: In their order.
-        followed: bool ``[pool_blocks]``, by number: which blocks are among them.
-        looked: How many of them, from the front, were looked at; see ``look``.
     """
 
     def __init__(self, pool_blocks: int) -> None:
-        self.blocks: list[KVCacheBlock] = []
+        self.blocks: list[KVCacheBlock] = []  # in their order
+        # bool `[pool_blocks]`, by number: which blocks are among them
         self.followed: npt.NDArray[np.bool_] = np.zeros(pool_blocks, dtype=bool)
-        self.looked = 0
+        self.looked = 0  # how many of them, from the front, were looked at; see `look`
         self._hashes: list[bytes] = []
         self._ids: npt.NDArray[np.int64] = np.empty(0, dtype=np.int64)
 
@@ -49,7 +42,6 @@ class Victims:
 
     @property
     def last(self) -> KVCacheBlock | None:
-        """The last of them, if it stands."""
         if self.blocks and stands(self.blocks[-1], self._hashes[-1]):
             return self.blocks[-1]
         return None
@@ -123,10 +115,6 @@ def move_behind(place: KVCacheBlock, blocks: Sequence[KVCacheBlock]) -> int:
     The queue links its blocks in both directions and counts them. Blocks that follow one another
     already are moved as one, and those that stand there already are left alone. The count stays
     right wherever this ends, and only what is being moved is outside the queue meanwhile.
-
-    Args:
-        place: A block of the queue, or its fake head; none of ``blocks``.
-        blocks: Each once.
     """
     if not blocks:
         return 0
@@ -166,37 +154,24 @@ class Window:
 
     What the next step may take is laid at once, the others a part in each step. There are hardly
     more of them than one step can take: whatever the next ranking lays anew was laid in vain.
-
-    Args:
-        pool: The live block pool.
-        index: Finds a ranked key's block.
-        blocks_per_step: The most blocks that one engine step can allocate.
-        stated: Which of some blocks a caller's statement protects, which no ranking overrules.
-
-    Attributes:
-        reach: The most blocks that the next step can take.
-        prompts: Of them, those of prompts that it can begin or go on with.
-        ahead: Steps as large as those of late for which victims are laid beforehand. What one takes
-            for prompts is known when these are looked up, and early enough to lay it.
-        laid_more: Told of the victims when more are laid, and whether these are the first.
-        laid: Blocks moved to the head since the engine's start.
-        recycled: Ranked blocks left alone since then: gone, reused, referenced, or used since.
     """
 
-    reach: int
-    prompts: int
+    reach: int  # the most blocks that the next step can take
+    prompts: int  # of them, those of prompts that it can begin or go on with
     _largest_step: float  # of late
 
     def __init__(
         self,
-        pool: BlockPool,
-        index: BlockIndex,
-        blocks_per_step: int,
+        pool: BlockPool,  # the live block pool
+        index: BlockIndex,  # finds a ranked key's block
+        blocks_per_step: int,  # the most blocks that one engine step can allocate
+        # which of some blocks a caller's statement protects, which no ranking overrules
         stated: Callable[[Sequence[KVCacheBlock]], Sequence[KVCacheBlock]],
     ) -> None:
         self._blocks_per_step = blocks_per_step
         self._size_steps()
-        self.laid = 0
+        self.laid = 0  # blocks moved to the head since the engine's start
+        # ranked blocks left alone since then: gone, reused, referenced, or used since
         self.recycled = 0
         self._pool = pool
         self._index = index
@@ -206,7 +181,10 @@ class Window:
         self._next = 0  # place in the order of the next victim
         self._victims = Victims(len(pool.blocks))
         self._due = False
+        # steps as large as those of late for which victims are laid beforehand. What one takes for
+        # prompts is known when these are looked up, and early enough to lay it
         self.ahead = 0
+        # told of the victims when more are laid, and whether these are the first
         self.laid_more: Callable[[Victims, bool], None] = _nobody_asks
 
     @property
@@ -240,7 +218,6 @@ class Window:
         self._largest_step = faded if faded > evicted else float(evicted)
 
     def follows(self, ranking: EvictionRanking) -> bool:
-        """Whether the victims are this ranking's."""
         return ranking.order is self._followed  # not the epoch: a restarted sidecar counts anew
 
     def adopt(self, ranking: EvictionRanking, carried: int = 0) -> Victims:
@@ -256,7 +233,6 @@ class Window:
         return self._victims
 
     def reset(self) -> None:
-        """Follow no ranking."""
         self._followed = self._order = _NO_KEYS
         self._holders, self._next = None, 0
         self._victims.keep_first(0)
@@ -288,7 +264,6 @@ class Window:
         self._victims.keep_first(0)
 
     def falls_due(self) -> bool:
-        """Whether more victims are due to be laid."""
         if self._next >= len(self._order):
             return False
         self._victims.drop_taken()

@@ -26,18 +26,12 @@ Owner = tuple[Domain, str]
 
 @dataclass(frozen=True, slots=True)
 class _Branch:
-    """What a session's last approximate request left.
+    """What a session's last approximate request left."""
 
-    Attributes:
-        tokens: The tokens of its whole blocks.
-        hashes: The hashes of these blocks; from the first approximate one on they follow from a
-            nonce.
-        exact: Number of blocks before that one.
-    """
-
-    tokens: TokenBytes
+    tokens: TokenBytes  # the tokens of its whole blocks
+    # the hashes of these blocks; from the first approximate one on they follow from a nonce
     hashes: Sequence[bytes]
-    exact: int
+    exact: int  # number of blocks before that one
 
 
 class OwnBranches:
@@ -46,9 +40,6 @@ class OwnBranches:
     vLLM hashes a block's tokens together with the hash before it. Once one hash follows from a
     nonce, so do all after it, those of future blocks included: only a request whose hashes are
     rewritten alike finds them.
-
-    Args:
-        block_size: Tokens per block.
     """
 
     def __init__(self, block_size: int) -> None:
@@ -107,13 +98,7 @@ class OwnBranches:
 
 
 class OptIn:
-    """Remembers for each running request whether it opted in, and whose text it may use.
-
-    Args:
-        everybody: Whether a request that does not ask opts in.
-        meaning: Reads a request's hints.
-        shared: Whether requests without tenant and cache salt may use one another's text.
-    """
+    """Remembers for each running request whether it opted in, and whose text it may use."""
 
     def __init__(
         self, everybody: bool, meaning: Callable[[Request], CheckedHints], shared: bool = False
@@ -141,7 +126,6 @@ class OptIn:
         return request_id in self._ownerless
 
     def forget(self, request_id: str) -> None:
-        """Note that a request ended."""
         self._ownerless.discard(request_id)
         self._domains.pop(request_id, None)
         self._owners.pop(request_id, None)

@@ -19,19 +19,12 @@ _SHARED: Final = 3  # parts of a domain without a generation; see ``OptIn``
 
 @dataclass(frozen=True, slots=True)
 class PromptSources:
-    """Where the start of a request's prompt came from, in tokens.
+    """Where the start of a request's prompt came from, in tokens."""
 
-    Attributes:
-        exact: Held exactly by the pool or by copies.
-        found: ``exact`` plus what was found after it among the session's own blocks.
-        spliced: Spliced after these.
-        generation: Generation of what is computed after them; exact text has generation 0.
-    """
-
-    exact: int
-    found: int
-    spliced: int
-    generation: int
+    exact: int  # held exactly by the pool or by copies
+    found: int  # `exact` plus what was found after it among the session's own blocks
+    spliced: int  # spliced after these
+    generation: int  # generation of what is computed after them; exact text has generation 0
 
 
 class OwnText:
@@ -39,12 +32,6 @@ class OwnText:
 
     Each generation has its own domain, so that one lookup checks both owner and generation. Spliced
     tokens are not indexed: their source is, and keys are rotated only once.
-
-    Args:
-        most_generations: See ``SpliceLimits``.
-
-    Attributes:
-        enters: Whether anything is indexed at all.
     """
 
     def __init__(
@@ -53,7 +40,7 @@ class OwnText:
         self._index, self._size = index, block_size
         self._opt_in, self._most = opt_in, most_generations
         self._reads: dict[str, PromptSources] = {}
-        self.enters = most_generations > 1
+        self.enters = most_generations > 1  # whether anything is indexed at all
 
     def domains(self, request: Request, domain: Domain) -> list[Domain]:
         """Return the domains that a request may use: ``domain``, and its session's own."""
@@ -90,13 +77,7 @@ class OwnText:
         return self._reads.get(request_id)
 
     def keep(self, request: Request, hashes: Sequence[bytes], tokens: Tokens, exact: int) -> None:
-        """Index what a request computed after its exact blocks.
-
-        Args:
-            hashes: Of all its whole blocks.
-            tokens: The tokens of these.
-            exact: How many of these blocks are exact.
-        """
+        """Index what a request computed after its exact blocks."""
         read, owner = self._reads.get(request.request_id), self._opt_in.owner(request)
         if exact == len(hashes) or read is None or owner is None or read.generation >= self._most:
             return
@@ -147,7 +128,6 @@ class ExactOnly:
         return self._limits.get(request_id)
 
     def forget(self, request_id: str) -> None:
-        """Note that a request ended."""
         self._limits.pop(request_id, None)
 
 

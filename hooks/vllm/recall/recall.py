@@ -38,23 +38,18 @@ class SplicePlan:
     """What a load brings for one request.
 
     Attributes:
-        first: Blocks that the pool holds.
-        loaded: Blocks after those that have exact copies.
-        pieces: What is spliced after those.
-        at: When the plan was made, monotonic seconds.
         lost, version: The directory's count of lost copies and the index's version at that time.
     """
 
-    first: int
-    loaded: int
-    pieces: tuple[Piece, ...]
-    at: float
+    first: int  # blocks that the pool holds
+    loaded: int  # blocks after those that have exact copies
+    pieces: tuple[Piece, ...]  # what is spliced after those
+    at: float  # when the plan was made, monotonic seconds
     lost: int
     version: int
 
     @property
     def spliced(self) -> int:
-        """Number of spliced tokens."""
         return sum(piece.tokens for piece in self.pieces)
 
 
@@ -74,11 +69,6 @@ class SplicePlans:
     ) -> SplicePlan:
         """Return what can be spliced after the exact part; vLLM asks in every step while the
         request waits.
-
-        Args:
-            domains: Returns the domains whose text the request may use.
-            first: Blocks that the pool holds.
-            exact: Tokens after those that exact copies bring.
         """
         loaded, known = exact // self._group.block_size, self._plans.get(request.request_id)
         if known is None or (known.first, known.loaded) != (first, loaded) or self._is_old(known):
@@ -146,16 +136,13 @@ def tokens_of(request: Request, count: int) -> Tokens:
 
 
 def splice_of(
-    pieces: Sequence[Piece], ids: Sequence[int], block_size: int, directory: CopyDirectory
+    pieces: Sequence[Piece],  # adjoining pieces, from the prompt's first approximate token on
+    ids: Sequence[int],  # all of the request's block ids
+    block_size: int,  # tokens per block
+    directory: CopyDirectory,  # holds the copies; all of them are in memory
 ) -> Splice:
     """Return the splice that brings ``pieces`` into a request's blocks, and pin their copies until
     it is done.
-
-    Args:
-        pieces: Adjoining pieces, from the prompt's first approximate token on.
-        ids: All of the request's block ids.
-        block_size: Tokens per block.
-        directory: Holds the copies; all of them are in memory.
     """
     copies: dict[bytes, Copy] = {}
 
@@ -237,32 +224,20 @@ NO_OWNER: Final = (
 class SpanRecall:
     """Covers the start of opted-in prompts: exact prefix, exact copies, then spans of other copies.
 
-    Args:
-        group: The observed KV cache group.
-        ledger: Records copies.
-        loader: Begins loads.
-        spiller: Begins copies.
-        index: The text of opted-in requests' blocks.
-        limits: What the model's calibration allows.
-        opt_in: Which requests asked for recall.
-        exact_only: Keeps approximate blocks out of the prefix cache.
-
     Attributes:
-        exact: The ledger's.
         exact_only: The given one.
-        copies: Copies wanted of opted-in requests' blocks.
     """
 
     def __init__(
         self,
-        group: ObservedGroup,
-        ledger: TierLedger,
-        loader: Loader,
-        spiller: Spiller,
-        index: SpanIndex,
-        limits: SpliceLimits,
-        opt_in: OptIn,
-        exact_only: ExactOnly,
+        group: ObservedGroup,  # the observed KV cache group
+        ledger: TierLedger,  # records copies
+        loader: Loader,  # begins loads
+        spiller: Spiller,  # begins copies
+        index: SpanIndex,  # the text of opted-in requests' blocks
+        limits: SpliceLimits,  # what the model's calibration allows
+        opt_in: OptIn,  # which requests asked for recall
+        exact_only: ExactOnly,  # keeps approximate blocks out of the prefix cache
     ) -> None:
         self._group, self._ledger, self._loader, self._spiller = group, ledger, loader, spiller
         self._index, self._plans = index, SplicePlans(group, ledger, index, limits)
@@ -272,8 +247,8 @@ class SpanRecall:
         self._branches = OwnBranches(group.block_size)
         self._own = OwnText(index, group.block_size, opt_in, limits.most_generations)
         self._tried: set[str] = set()  # spliced once: if that failed, it would fail again
-        self.exact = ledger.exact
-        self.copies = WantedCopies(ledger)
+        self.exact = ledger.exact  # the ledger's
+        self.copies = WantedCopies(ledger)  # copies wanted of opted-in requests' blocks
 
     def on_new_request(self, request: Request) -> None:
         """Let a session's request find the session's approximate blocks, before anything is looked
@@ -367,7 +342,6 @@ class SpanRecall:
             self.reset_cache()
 
     def copy_due(self) -> None:
-        """Begin to copy what is due."""
         self._spiller.copy(self.take_due(), self._group.suffix)
 
     def take_due(self) -> list[bytes]:
@@ -380,7 +354,6 @@ class SpanRecall:
         return self.copies.take()
 
     def has_pending_push_work(self) -> bool:
-        """Whether copies are still due."""
         return self.copies.due
 
     def reset_cache(self) -> bool:

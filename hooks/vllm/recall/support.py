@@ -35,13 +35,7 @@ if TYPE_CHECKING:
 def model_identity(model: ModelConfig, max_model_len: int | None) -> str:
     """Return a digest of all that a calibration depends on: the weights, and how keys are rotated.
 
-    Args:
-        model: vLLM's model configuration.
-        max_model_len: The longest sequence that will be served.
-
-    Raises:
-        RopeError: Keys of this model cannot be moved.
-        StorageError: The weights cannot be identified.
+    Raises RopeError or StorageError.
     """
     rope = rope_from_config(model.hf_config, max_model_len)
     return identity_of(weights_of(model), (rope.inv_freq.tolist(), rope.start, rope.pairing.value))
@@ -62,7 +56,6 @@ class RefusedRecall:
         self._refused: set[str] = set()
 
     def get_num_new_matched_tokens(self, request: Request, _: int, found: Found) -> Found:
-        """Return what was found."""
         asks = self._opt_in.domain(request) is not None
         if asks or self._opt_in.has_no_owner(request.request_id):
             self._once.warn("refused", _REFUSED, self._reason)
@@ -118,10 +111,7 @@ def new_recall(
 def calibration_for(config: VllmConfig) -> Calibration:
     """Return the model's calibration, which allows recall.
 
-    Raises:
-        ConfigError: It does not, there is none, or the engine is of a kind that was not measured.
-        RopeError: Keys of this model cannot be moved.
-        StorageError: The model's weights cannot be identified.
+    Raises ConfigError, RopeError or StorageError.
     """
     if config.speculative_config is not None:
         raise ConfigError("it drafts tokens, and what drafts read is not calibrated")

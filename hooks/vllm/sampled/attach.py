@@ -50,10 +50,7 @@ def _follow(module: str, seen_as: Callable[[Any], Runner]) -> None:
 def sample_steps(runner: Runner) -> None:
     """Sample decode steps of ``runner`` from now on.
 
-    Raises:
-        TypeError: This engine cannot be sampled; says why.
-        LayoutError: Its cache is laid out in a way that is not known.
-        BuildError: It is on a GPU, and the kernels that read it cannot be compiled.
+    Raises TypeError, LayoutError or BuildError.
     """
     from ..tiers.worker import described, rope_of
     from .measuring import StepMeasurer

@@ -31,17 +31,11 @@ _REQUESTS: Final = 1024  # requests whose embedded blocks are remembered; chosen
 
 
 class LayerQuery(NamedTuple):
-    """One layer's decode query for the sampled request.
+    """One layer's decode query for the sampled request."""
 
-    Attributes:
-        layer: Index of the layer in the cache.
-        query: [query heads, dims], rotated.
-        scale: Factor of the attention logits.
-    """
-
-    layer: int
-    query: Tensor
-    scale: float
+    layer: int  # index of the layer in the cache
+    query: Tensor  # [query heads, dims], rotated
+    scale: float  # factor of the attention logits
 
 
 def confidence_scores(cache: PagedKv, logits: Tensor, spans: Sequence[slice]) -> Tensor:
@@ -80,12 +74,7 @@ def attended(cache: PagedKv, queries: Sequence[LayerQuery], blocks: Tensor, toke
 
 
 class BlockEmbedder:
-    """Embeds blocks: a block's mean key in the middle layer, minus the mean over many blocks.
-
-    Args:
-        cache: The engine's cache.
-        rope: How the model rotates keys; None if it does not.
-    """
+    """Embeds blocks: a block's mean key in the middle layer, minus the mean over many blocks."""
 
     def __init__(self, cache: PagedKv, rope: Rope | None) -> None:
         self._cache = cache
@@ -144,11 +133,7 @@ class BlockEmbedder:
 
 
 class ReadBack:
-    """Copies tensors to host memory asynchronously.
-
-    Args:
-        tensors: All on one GPU, or in host memory, where they have arrived at once.
-    """
+    """Copies tensors to host memory asynchronously."""
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         self._tensors = tuple(tensor.to("cpu", non_blocking=True) for tensor in tensors)
@@ -165,24 +150,16 @@ class ReadBack:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What was measured of one request on one sampled decode step.
+    """What was measured of one request on one sampled decode step."""
 
-    Attributes:
-        request_id: vLLM's request id.
-        confidence: The model's confidence in the next token, in [0, 1].
-        mass: Little-endian float32, each block's share of the attention, in prompt order; empty if
-            no layer was sampled.
-        places: Positions of the request's blocks that have an embedding here.
-        dim: Width of an embedding.
-        vectors: float16 ``[places, dim]``.
-    """
-
-    request_id: str
-    confidence: float
+    request_id: str  # vLLM's request id
+    confidence: float  # the model's confidence in the next token, in [0, 1]
+    # little-endian float32, each block's share of the attention, in prompt order; empty if no layer
+    # was sampled
     mass: bytes = b""
-    places: tuple[int, ...] = ()
-    dim: int = 0
-    vectors: bytes = b""
+    places: tuple[int, ...] = ()  # positions of the request's blocks that have an embedding here
+    dim: int = 0  # width of an embedding
+    vectors: bytes = b""  # float16 `[places, dim]`
 
 
 @dataclass
@@ -220,39 +197,23 @@ _ROWS: Final = 8  # most requests whose confidence is measured per sampled step;
 
 
 class SampledRequest(NamedTuple):
-    """What is measured of one request's attention.
+    """What is measured of one request's attention."""
 
-    Attributes:
-        queries: Of the sampled layers; empty if only confidence is measured.
-        table: int [n], the request's blocks, in host memory or on the cache's device.
-        tokens: Tokens that the query attends to.
-    """
-
-    queries: Sequence[LayerQuery]
-    table: Tensor
-    tokens: int
+    queries: Sequence[LayerQuery]  # of the sampled layers; empty if only confidence is measured
+    table: Tensor  # int [n], the request's blocks, in host memory or on the cache's device
+    tokens: int  # tokens that the query attends to
 
 
 class PendingMeasures(NamedTuple):
-    """Measures of one step, on their way to host memory.
+    """Measures of one step, on their way to host memory."""
 
-    Attributes:
-        names: Request ids, the one with sampled attention first.
-        values: Confidence scores; then, if attention was sampled, masses, positions and keys of
-            blocks.
-    """
-
-    names: Sequence[str]
+    names: Sequence[str]  # request ids, the one with sampled attention first
+    # confidence scores; then, if attention was sampled, masses, positions and keys of blocks
     values: ReadBack
 
 
 class StepMeasurer:
-    """Measures sampled steps of one engine, without waiting for the GPU.
-
-    Args:
-        cache: The engine's paged memory.
-        rope: How keys are rotated; None if they are not.
-    """
+    """Measures sampled steps of one engine, without waiting for the GPU."""
 
     def __init__(self, cache: PagedKv, rope: Rope | None) -> None:
         self._cache, self._embedder = cache, BlockEmbedder(cache, rope)
@@ -261,8 +222,7 @@ class StepMeasurer:
         """Measure zero queries once, so that the first sampled step does not pay for
         initialisation.
 
-        Raises:
-            BuildError: The cache is on a GPU, and its kernels cannot be compiled.
+        Raises BuildError.
         """
         layout, device = self._cache.layout, self._cache.memory.device
         block = torch.zeros(1, dtype=torch.int64, device=device)
@@ -274,12 +234,7 @@ class StepMeasurer:
     def begin(
         self, names: Sequence[str], logits: Tensor, row: int, sampled: SampledRequest
     ) -> PendingMeasures:
-        """Queue the confidence of ``row`` and the rows after it, and the attention of ``row``.
-
-        Args:
-            names: Request ids, by row.
-            logits: [rows, vocabulary].
-        """
+        """Queue the confidence of ``row`` and the rows after it, and the attention of ``row``."""
         spans = _from(row, len(names))
         values = [confidence_scores(self._cache, logits, spans), *self._seen(names[row], sampled)]
         return PendingMeasures([name for span in spans for name in names[span]], ReadBack(values))
@@ -296,7 +251,6 @@ class StepMeasurer:
         return mass, *(self._embedder.choose(request_id, blocks[:full], mass) or ())
 
     def samples(self, measured: PendingMeasures) -> list[Sample]:
-        """Return the samples of measures that arrived."""
         sure, *sampled = measured.values.tensors()
         samples = [Sample(*each) for each in zip(measured.names, sure.tolist(), strict=True)]
         if sampled:

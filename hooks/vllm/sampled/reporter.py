@@ -28,19 +28,13 @@ _REMEMBERED: Final = 1 << 16  # blocks whose embedding was reported; chosen
 
 
 class SampleReporter:
-    """Queues events for samples, naming blocks by their keys.
-
-    Args:
-        group: The observed KV cache group.
-        running: Running requests by id.
-        emit: Takes each event; must not wait.
-    """
+    """Queues events for samples, naming blocks by their keys."""
 
     def __init__(
         self,
-        group: ObservedGroup,
-        running: Mapping[str, Scheduled],
-        emit: Callable[[AnyEvent | Later], None],
+        group: ObservedGroup,  # the observed KV cache group
+        running: Mapping[str, Scheduled],  # running requests by id
+        emit: Callable[[AnyEvent | Later], None],  # takes each event; must not wait
     ) -> None:
         self._group, self._running, self._emit = group, running, emit
         self._embedded: dict[bytes, None] = {}  # hashes; read by the client's thread alone
@@ -61,28 +55,21 @@ class SampleReporter:
 
 
 class LateSample:
-    """A sample whose events are built when they are sent, on the client's thread.
-
-    Args:
-        hashes: Of the request's full blocks; must not change any more.
-        confidence: The confidence event, still without block keys.
-        embedded: Hashes of blocks whose embedding was reported already.
-    """
+    """A sample whose events are built when they are sent, on the client's thread."""
 
     __slots__ = ("_confidence", "_embedded", "_hashes", "_sample")
 
     def __init__(
         self,
         sample: Sample,
-        hashes: Sequence[bytes],
-        confidence: ConfidenceSampled,
-        embedded: dict[bytes, None],
+        hashes: Sequence[bytes],  # of the request's full blocks; must not change any more
+        confidence: ConfidenceSampled,  # the confidence event, still without block keys
+        embedded: dict[bytes, None],  # hashes of blocks whose embedding was reported already
     ) -> None:
         self._sample, self._hashes, self._confidence = sample, hashes, confidence
         self._embedded = embedded
 
     def events(self) -> Sequence[AnyEvent]:
-        """Return the confidence, attention and embedding events of the sample."""
         sure = msgspec.structs.replace(self._confidence, hashes=pack_hashes(self._hashes[-1:]))
         return [sure, *self._attended(), *self._embeddings()]
 

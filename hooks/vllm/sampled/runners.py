@@ -26,7 +26,6 @@ class MethodPatches:
         setattr(owner, name, functools.partial(shadow, original))
 
     def undo(self) -> None:
-        """Remove all patches."""
         for owner, name in self._patched:
             vars(owner).pop(name, None)
         self._patched.clear()
@@ -45,35 +44,23 @@ if TYPE_CHECKING:
 
 
 class Batch(NamedTuple):
-    """The requests of one step, by row.
+    """The requests of one step, by row."""
 
-    Attributes:
-        names: Request ids.
-        starts: int [rows + 1], where each row's tokens begin in the batch; then the end.
-        computed: int [rows], tokens computed before this step.
-        table: Maps a row to its block numbers: int [most blocks], in host memory or on the GPU.
-    """
-
-    names: Sequence[str]
-    starts: Ints
-    computed: Ints
+    names: Sequence[str]  # request ids
+    starts: Ints  # int [rows + 1], where each row's tokens begin in the batch; then the end
+    computed: Ints  # int [rows], tokens computed before this step
+    # maps a row to its block numbers: int [most blocks], in host memory or on the GPU
     table: Callable[[int], Tensor]
 
 
 class Runner(Protocol):
-    """A vLLM model runner, as sampling uses it.
+    """A vLLM model runner, as sampling uses it."""
 
-    Attributes:
-        model_runner: vLLM's object.
-        dispatcher: Object whose ``dispatch`` chooses a step's CUDA graph.
-        sampler: vLLM's sampling object, and the name of its method that takes the logits.
-        block_size: Tokens per block of ``Batch.table``.
-    """
-
-    model_runner: Any
-    dispatcher: Any
+    model_runner: Any  # vLLM's object
+    dispatcher: Any  # object whose `dispatch` chooses a step's CUDA graph
+    # vLLM's sampling object, and the name of its method that takes the logits
     sampler: tuple[Any, str]
-    block_size: int
+    block_size: int  # tokens per block of `Batch.table`
 
     def watch(self, shadows: MethodPatches) -> None:
         """Record the coming step's batch, if the runner does not keep it itself."""

@@ -48,9 +48,6 @@ class SamplingBudget:
 
     Attributes:
         steps, with_layers: Number of sampled steps, and of those with sampled layers.
-        spent_s: Seconds that they took.
-        expected_s: Expected cost of a sample in seconds, at the last context length and with all
-            layers.
     """
 
     def __init__(self, clock: Clock, used: Clock, share: float, strict: bool = False) -> None:
@@ -63,9 +60,10 @@ class SamplingBudget:
         self._balance = 0.0
         self._plain = _Estimate(_STRICT_S if strict else _LEAST_S)
         self._layer_token = _Estimate(_STRICT_LAYER_TOKEN_S if strict else _LAYER_TOKEN_S)
+        # expected cost of a sample in seconds, at the last context length and with all layers
         self.expected_s = self._plain.value
         self.steps = self.with_layers = 0
-        self.spent_s = 0.0
+        self.spent_s = 0.0  # seconds that they took
 
     def is_due(self) -> bool:
         """Return whether this decode step is to be sampled; stays true until ``took`` is called."""
@@ -138,10 +136,6 @@ class StepTimes:
     """Times decode-only steps, from one step's start to the next one's.
 
     A step counts if the next one decodes as many requests: then the engine was busy in between.
-
-    Args:
-        clock: Monotonic seconds.
-        sizes: Batch sizes with captured CUDA graphs, ascending; other batches are padded to them.
     """
 
     def __init__(self, clock: Callable[[], float], sizes: Sequence[int]) -> None:
@@ -157,7 +151,6 @@ class StepTimes:
         return self._busy_s
 
     def begin(self, scheduler_output: Any) -> None:
-        """Note that a step begins."""
         now, decoding = self._clock(), _decoding(scheduler_output)
         if decoding == self._decoding != _UNKNOWN:
             self._passed(now - self._began)
@@ -215,45 +208,25 @@ _TOKENS: Final = 1 << 17  # longest context whose attention is sampled; chosen
 
 
 class SampledLayer(NamedTuple):
-    """An attention layer that may be sampled.
+    """An attention layer that may be sampled."""
 
-    Attributes:
-        place: Index of the layer in the cache.
-        impl: vLLM's attention object; its ``forward`` is patched on sampled steps.
-    """
-
-    place: int
-    impl: Any
+    place: int  # index of the layer in the cache
+    impl: Any  # vLLM's attention object; its `forward` is patched on sampled steps
 
 
 class SamplingTarget(NamedTuple):
-    """The request whose attention is sampled on this step.
+    """The request whose attention is sampled on this step."""
 
-    Attributes:
-        row: Its row in the batch.
-        query: Index of its token in the batch.
-        tokens: Length of its context, newest token included.
-        layers: How many layers are sampled.
-    """
-
-    row: int
-    query: int
-    tokens: int
-    layers: int
+    row: int  # its row in the batch
+    query: int  # index of its token in the batch
+    tokens: int  # length of its context, newest token included
+    layers: int  # how many layers are sampled
 
 
 class StepSampler:
     """Patches a runner's sampler and attention layers on sampled steps.
 
     The first failure ends sampling for good, with one log line; the engine goes on.
-
-    Args:
-        runner: The model runner to sample.
-        measuring: Measures its steps.
-        layers: Layers that may be sampled.
-        budget: Decides when to sample, and how many layers.
-        cpu: CPU seconds that this process has used.
-        times: Measures the cost of samples on a GPU; None if samples cost CPU time.
 
     Attributes:
         budget: The given one; it counts what samples cost.
@@ -278,7 +251,6 @@ class StepSampler:
         self._runner.model_runner.execute_model = self.execute_model
 
     def detach(self) -> None:
-        """Remove all patches from the runner."""
         self._patches.undo()
         self._graph_patch.undo()
         vars(self._runner.model_runner).pop("execute_model", None)

@@ -11,9 +11,9 @@ import numpy as np
 
 from ....graph.types import Keys
 from ...tiers.ledger import TierLedger
-from ..installed import live_misfits
 from ..patching import Method, patch
 from ..relied_on import Part
+from ..versions import live_misfits
 
 if TYPE_CHECKING:
     from vllm.v1.core.block_pool import BlockPool

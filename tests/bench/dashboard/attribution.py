@@ -19,7 +19,6 @@ from kvgraph.advisor.assembly import new_graph
 from kvgraph.advisor.config.config import Config
 from kvgraph.advisor.page.misses import RequestView, request_view
 from kvgraph.advisor.planner import GraphEvictionAdvisor
-from kvgraph.advisor.replay.recorder import RawLog
 from kvgraph.advisor.replay.recordings import read_sessions
 from kvgraph.graph.logs.history import History
 from kvgraph.graph.logs.reasons import Detail
@@ -35,6 +34,7 @@ from ..paper.paper_model import runner_output
 from ..paper.quiet import only_errors
 from ..policies.policies_fleets import SHIPPED
 from ..serving.model import TINY, ModelShape, ensure_model
+from .raw_log import RawLog
 from .raw_log_oracle import RawLogOracle, Verdict
 
 if TYPE_CHECKING:

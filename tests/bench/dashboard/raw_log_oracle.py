@@ -1,6 +1,6 @@
 """Why requests missed, told from an engine's raw log alone: a model of plain dictionaries.
 
-Reads lines as ``kvgraph record --raw`` writes them, knows all of the past and what comes next, and
+Reads lines as ``raw_log`` writes them, knows all of the past and what comes next, and
 imports nothing of ours: what the product says of a miss is compared with it.
 """
 

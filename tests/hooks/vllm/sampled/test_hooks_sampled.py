@@ -14,7 +14,6 @@ import torch
 from kvgraph.hooks.doctor import command as doctor
 from kvgraph.hooks.tiers.jobs import TierAnswer
 from kvgraph.hooks.vllm import shapes
-from kvgraph.hooks.vllm.installed import live_misfits
 from kvgraph.hooks.vllm.relied_on import Part
 from kvgraph.hooks.vllm.sampled import attach
 from kvgraph.hooks.vllm.sampled.measuring import (
@@ -28,6 +27,7 @@ from kvgraph.hooks.vllm.sampled.measuring import (
 )
 from kvgraph.hooks.vllm.sampled.sampler import LONGEST_S, SamplingBudget, StepTimes
 from kvgraph.hooks.vllm.tiers.worker import TierWorkerMetadata
+from kvgraph.hooks.vllm.versions import live_misfits
 from kvgraph.kernels import layout_engines
 from kvgraph.kernels.backends.attention import confidence_score
 from kvgraph.kernels.backends.base import block_meanings

@@ -1,4 +1,4 @@
-"""Looks up in the installed vLLM the names that the hooks rely on."""
+"""Which versions of vLLM fit, and what the installed one lacks of the names that hooks rely on."""
 
 from __future__ import annotations
 
