@@ -17,7 +17,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Final, TextIO
+from typing import IO, Final
 
 from ..graph.wire.endpoints import MAX_IPC_PATH
 
@@ -231,7 +231,7 @@ class SidecarChild:
         return self._rest_s
 
 
-def _lines(output: TextIO) -> Iterator[str]:
+def _lines(output: IO[str]) -> Iterator[str]:
     """Yield the lines of ``output``, except for those that are longer than ``_MOST_LINE``."""
     begins = True  # whether a line begins here
     while part := output.readline(_MOST_LINE):

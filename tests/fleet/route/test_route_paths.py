@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import AsyncIterator
 from urllib.parse import urlsplit
 
 import pytest
@@ -88,3 +89,24 @@ async def test_the_bytes_of_headers_and_the_body_pass_unchanged(odd: bytes, size
             head = fleet.engines[0].headers[-1].encode("latin-1")
             assert b"\r\nx-odd: " + odd + b"\r\n" in head
             assert fleet.engines[0].got[-1] == json.loads(body)
+
+
+class InPieces(Body):
+    """A body that is written piece by piece."""
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        for at in range(0, len(self.data), 8):
+            yield self.data[at : at + 8]
+
+
+async def test_what_follows_odd_headers_piece_by_piece_is_a_body() -> None:
+    engine, said = StandInEngine(), {"a": "€" * 9}
+    await engine.start()
+    upstream = Upstream(0, engine.url)
+    body = InPieces(json.dumps(said, ensure_ascii=False).encode())
+    reply = await upstream.begin(Call("POST", "/v1/x", [(b"x-odd", b"\xe9")], body))
+    assert reply.status == 200
+    assert engine.got == [said]
+    reply.close()
+    await upstream.close()
+    engine.kill()
