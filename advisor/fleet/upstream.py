@@ -366,7 +366,8 @@ class _RequestAsItCame(aiohttp.ClientRequest):
 
     async def send(self, conn: Any) -> aiohttp.ClientResponse:
         plain = all(map(str.isascii, (*self.headers.keys(), *self.headers.values())))
-        return await super().send(conn if plain else _Connection(conn))
+        written_to: Any = conn if plain else _Connection(conn)
+        return await super().send(written_to)
 
 
 class _Around:
