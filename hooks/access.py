@@ -17,6 +17,7 @@ import zmq
 from ..graph.errors import ConfigError
 from ..graph.wire.curve_keys import KEYS_VARIABLE, EngineKeys, load_engine_keys
 from ..graph.wire.endpoints import RunningSidecar, is_ipv6, token_of
+from ..graph.wire.opener import opener
 
 TOKEN_VARIABLE: Final = "AITHER_KVCACHE_SIDECAR_TOKEN"
 _NAME: Final = b"engine"
@@ -88,8 +89,7 @@ def answer_of(sidecar: RunningSidecar, path: str) -> dict[str, Any]:
     """
     headers = {"Authorization": f"Bearer {sidecar.token}"}
     request = urllib.request.Request(f"{sidecar.http}{path}", headers=headers)
-    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    with direct.open(request, timeout=_PATIENCE_S) as answer:
+    with opener(through_proxies=False).open(request, timeout=_PATIENCE_S) as answer:
         try:
             found = json.loads(answer.read(_MOST_BYTES))
         except RecursionError:

@@ -15,9 +15,9 @@ import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Final
+from typing import IO, Final
 
 from ..graph.wire.endpoints import MAX_IPC_PATH
 
@@ -91,6 +91,7 @@ logger = logging.getLogger(__name__)
 NICENESS: Final = 10  # the engine goes first; chosen
 MAX_STARTS_PER_MINUTE: Final = 5  # chosen
 REST_S: Final = 60.0  # seconds before the next try, once it died so often; chosen
+_MOST_LINE: Final = 64 << 10  # characters of a line of its output; chosen: it prints hundreds
 
 Command = Callable[[str], Sequence[str]]
 
@@ -192,7 +193,7 @@ class SidecarChild:
     def _read_output(self, process: subprocess.Popen[str]) -> None:
         assert process.stdout is not None
         with process.stdout:
-            for line in process.stdout:  # to the end, so that the child never blocks on a full pipe
+            for line in _lines(process.stdout):  # to the end: a full pipe would block the child
                 ready = _ready_line(line)
                 if ready is not None:
                     logger.info(
@@ -221,6 +222,16 @@ class SidecarChild:
                 MAX_STARTS_PER_MINUTE,
             )
         return self._rest_s
+
+
+def _lines(output: IO[str]) -> Iterator[str]:
+    """Yield the lines of ``output``, except for those that are longer than ``_MOST_LINE``."""
+    begins = True  # whether a line begins here
+    while part := output.readline(_MOST_LINE):
+        ends = part.endswith("\n")
+        if begins and (ends or len(part) < _MOST_LINE):
+            yield part
+        begins = ends
 
 
 def _ready_line(line: str) -> dict[str, object] | None:

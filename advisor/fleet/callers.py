@@ -291,7 +291,7 @@ def _explicit(fields: Mapping[str, Any], headers: Headers) -> _Name | None:
     if name := _checked(fields.get("session_id"), "session_id"):
         return _Name(name, name)
     if in_header:
-        return _Name(in_header, in_header.encode().decode("latin-1"))  # as servers read headers
+        return in_header
     in_xargs = xargs.get("session_id") if isinstance(xargs, dict) else None
     if isinstance(in_xargs, str) and _accepted(in_xargs):  # vLLM checks nothing there
         return _Name(in_xargs, in_xargs)
@@ -375,11 +375,12 @@ def _is_clients(tool: object) -> bool:
     return isinstance(tool, dict) and tool.get("type") in _CLIENTS_TOOLS
 
 
-def _in_header(headers: Headers) -> str | None:
+def _in_header(headers: Headers) -> _Name | None:
     names = [value for key, value in headers if key.lower() == b"x-session-id"]
     if len(names) > 1:
         raise BadRequestError("X-Session-ID is given more than once")
-    return _checked(text_of(names[0]), "X-Session-ID") if names else None
+    name = _checked(text_of(names[0]), "X-Session-ID") if names else None
+    return _Name(name, names[0].decode("latin-1")) if name else None  # as servers read headers
 
 
 def text_of(value: bytes) -> str:

@@ -6,16 +6,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterable
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
 import aiohttp
 from yarl import URL
 
 from ...graph.errors import ConfigError
-from .callers import Call, check_path, text_of
+from .callers import Call, check_path
 
 FIRST_BYTE_S: Final = 600.0
 """Seconds for which an engine may be silent before an answer's first byte; chosen: twice as long as
@@ -204,6 +204,7 @@ class Upstream:
             ),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S),
             middlewares=(_once,),
+            request_class=_RequestAsItCame,
             # What the client sent, and nothing more; and what the engine answered, to the byte.
             skip_auto_headers=("Accept", "Accept-Encoding", "User-Agent", "Content-Type"),
             auto_decompress=False,
@@ -265,7 +266,7 @@ class Upstream:
     async def _begin(self, call: Call) -> Reply:
         check_path(call.path)
         size = len(call.body.data)
-        headers = [(text_of(key), text_of(value)) for key, value in call.headers]
+        headers = [(_in_latin1(key), _in_latin1(value)) for key, value in call.headers]
         if size:
             headers.append(("content-length", str(size)))
         response = await self._session.request(
@@ -322,6 +323,69 @@ async def _once(
         raise NothingAnsweredError(_why(error), False, refused) from None
     except (aiohttp.ClientError, OSError) as error:
         raise NothingAnsweredError(_why(error)) from None
+
+
+_END_OF_HEAD: Final = b"\r\n\r\n"
+
+
+def _in_latin1(value: bytes) -> str:
+    """Return a text with a character for each byte, as ``_RequestAsItCame`` sends it."""
+    return value.decode("latin-1")
+
+
+class _RequestAsItCame(aiohttp.ClientRequest):
+    """A request whose headers go out as the bytes that Latin-1 makes of them.
+
+    aiohttp writes them in UTF-8, and a client may have sent other bytes.
+    """
+
+    async def send(self, conn: Any) -> aiohttp.ClientResponse:
+        plain = all(map(str.isascii, (*self.headers.keys(), *self.headers.values())))
+        written_to: Any = conn if plain else _Connection(conn)
+        return await super().send(written_to)
+
+
+class _Around:
+    """Stands for another object, and answers like it."""
+
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+
+class _Connection(_Around):
+    """A connection on which one request is written through ``_Transport``."""
+
+    def __init__(self, inner: Any) -> None:
+        super().__init__(inner)
+        self.protocol = _Protocol(inner.protocol)
+
+
+class _Protocol(_Around):
+    """The protocol of ``_Connection``."""
+
+    def __init__(self, inner: Any) -> None:
+        super().__init__(inner)
+        # None once the connection is lost
+        self.transport = None if inner.transport is None else _Transport(inner.transport)
+
+
+class _Transport(_Around):
+    """A transport that turns the head of a request, its first bytes, from UTF-8 into Latin-1."""
+
+    _written = False
+
+    def write(self, data: bytes) -> None:
+        if not self._written:
+            self._written = True
+            head, end, body = bytes(data).partition(_END_OF_HEAD)
+            data = head.decode().encode("latin-1") + end + body
+        self._inner.write(data)
+
+    def writelines(self, chunks: Iterable[bytes]) -> None:
+        self.write(b"".join(chunks))
 
 
 class TooLargeError(aiohttp.ClientError, ValueError):

@@ -19,6 +19,7 @@ from typing import Annotated, Any, Final, NamedTuple
 import typer
 
 from ...graph.errors import ConfigError, KvGraphError
+from ...graph.wire.opener import opener
 from ..intents.client import hints
 from ..tools.remote import RemoteError
 from .prefixes import (
@@ -188,7 +189,7 @@ def ask_server(server: ServerConfig, path: str, body: dict[str, Any] | None) -> 
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(server.url.rstrip("/") + path, data, headers)
     try:
-        with urllib.request.urlopen(request, timeout=server.timeout_s) as answer:
+        with opener(through_proxies=True).open(request, timeout=server.timeout_s) as answer:
             return json.loads(answer.read(_MOST_ANSWERED))
     except urllib.error.HTTPError as error:
         with error:

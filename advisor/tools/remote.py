@@ -14,14 +14,14 @@ from ...dashboards.access import EDIT_HEADER, edit_token
 from ...dashboards.server import MOST_BODY_BYTES
 from ...graph.errors import KvGraphError
 from ...graph.wire.endpoints import running_sidecars, token_of
+from ...graph.wire.opener import opener
 
 TIMEOUT_S: Final = 5.0  # for an answer; chosen
 TOKEN_VARIABLE: Final = "KVGRAPH_SIDECAR__TOKEN"
 _MAX_ANSWER: Final = 64 << 20  # bytes; chosen
 _TRIES: Final = 10  # of a question to a busy sidecar; chosen
 _LONGEST_S: Final = 60.0  # between two of them; chosen
-# Never through a proxy: the sidecar is on this machine.
-_opener: Final = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+_opener: Final = opener(through_proxies=False)  # the sidecar is on this machine
 
 
 class RemoteError(KvGraphError):

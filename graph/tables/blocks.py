@@ -249,6 +249,7 @@ class BlockTable(BlockColumns):
         """Take rows out of use; the caller has removed their edges."""
         self._index.remove(rows)
         self.alive[rows] = False
+        self.tiers[:, rows] = 0  # no engine holds them, but the shared store may
         self._rows.give_back(rows)
 
     def tidying(self) -> Iterator[None]:

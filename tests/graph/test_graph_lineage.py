@@ -16,7 +16,7 @@ from kvgraph.graph.errors import SnapshotError
 from kvgraph.graph.kvcache_graph import KVCacheGraph
 from kvgraph.graph.tables.blocks import Selection
 from kvgraph.graph.tables.tables import GraphLimits
-from kvgraph.graph.types import EdgeType, as_keys
+from kvgraph.graph.types import EdgeType, Tier, as_keys
 from kvgraph.graph.wire.events import (
     BlocksAttended,
     BlocksRemoved,
@@ -330,6 +330,21 @@ def test_links_of_blocks_that_were_forgotten_are_gone(
     followed = [edge.target for edge in graph.tables.all_edges.all() if edge.kind == TEMPORAL]
     assert sorted(graph.tables.blocks.keys[followed].tolist()) == linked
     assert graph.stats().edges["prefix_share"] == len(linked) + len(walked) // 2
+
+
+def test_blocks_that_only_a_store_has_are_forgotten_like_others() -> None:
+    graph = KVCacheGraph(limits=GraphLimits(max_ghosts=8), clock=lambda: 0.0)
+    keys = tuple(range(1, 13))
+    for engine in ("e", "other"):
+        stored = BlocksStored(pack(*keys), None, 16)
+        graph.apply(engine, [stored, BlocksSpilled(pack(*keys), int(Tier.POOL), 100)])
+        graph.apply(engine, [BlocksRemoved(pack(*keys))])
+    graph.apply("e", [BlocksStored(pack(21, 22, 23), None, 16)])
+    assert len(graph.tables.blocks) == 9, "six of the twelve are remembered"
+    graph.check_integrity()
+    graph.apply("e", [BlocksStored(pack(24), None, 16)])  # in a row that was one of theirs
+    assert "store" not in graph.explain(24)["copies"]
+    graph.check_integrity()
 
 
 def test_a_snapshot_that_stored_derived_edges_is_refused(tmp_path: Path) -> None:

@@ -98,7 +98,7 @@ def finished(draw: st.DrawFn) -> RequestFinished:
     )  # fmt: skip
 
 
-colder = st.sampled_from([2, 4])
+colder = st.sampled_from([int(each) for each in (Tier.WARM, Tier.COLD, Tier.POOL)])
 events = st.one_of(
     stored(),
     stored(),

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import tracemalloc
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -194,6 +195,21 @@ def test_a_child_that_talks_a_lot_is_read_to_the_end(
 ) -> None:
     child("print('x' * 1_000_000); print('[1, 2]')" + LIVES)
     until(lambda: lines(caplog, "listens on"))
+
+
+def test_an_endless_line_takes_no_memory_and_its_end_is_no_line(
+    child: Callable[[str], SidecarChild], caplog: pytest.LogCaptureFixture
+) -> None:
+    ready = '{"ready": true, "http": "http://127.0.0.1:2"}'
+    tracemalloc.start()
+    try:
+        child(f"print('x' * (1 << 25) + {ready!r}); print({ready!r} * 2)" + LIVES)
+        until(lambda: lines(caplog, "listens on"))
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 1 << 22
+    assert lines(caplog, "http://127.0.0.1:2") == 0
 
 
 def test_the_command_names_the_engine_as_parent() -> None:

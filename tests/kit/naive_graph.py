@@ -291,10 +291,16 @@ class NaiveGraph(NaiveTurns):
                     self.clear_tier(engine, list(self.blocks), tier)
                 for key in keys:
                     self.set_tier(engine, key, Tier.HOT)
+            case BlocksSpilled(tier=Tier.POOL):  # no engine holds a block that is there alone
+                for key in filter(self.blocks.__contains__, keys):
+                    self.set_tier(engine, key, Tier.POOL)
             case BlocksSpilled():
                 for key in keys:
                     self.set_tier(engine, key, Tier(event.tier))
                     self.edges["spill_link", key, (key, event.tier)] = 1.0
+            case CopiesDropped(tier=Tier.POOL):  # the store is everybody's
+                for each in {name for key in self.blocks for name in self.blocks[key].tiers}:
+                    self.clear_tier(each, keys, Tier.POOL)
             case CopiesDropped():
                 self.clear_tier(engine, keys, Tier(event.tier))
             case BlocksLoaded():

@@ -95,15 +95,15 @@ MENDS: Final = (
     Mend("a model that gives up its cache", "hooks/confkv/cache.py", "if drops_at is not None and text.max_position_embeddings > drops_at:", "if False:", f"{_CONF} -k 'gives_up'"),
     Mend("values of another width", "hooks/confkv/stores.py", "_room(keys, 0), _room(values, 0)", "_room(keys, 0), _room(keys, 0)", f"{_CONF} -k width"),
     # Tiers, and what vLLM is promised
-    Mend("a reset disowns the disk", "hooks/tiers/mover.py", "self.lanes.disown()  # before", "pass  # before", "tests/tiers/test_tiers_mover.py"),
+    Mend("a reset disowns the disk", "hooks/tiers/mover.py", "self.lanes.disown()  # before", "pass  # before", "tests/tiers/test_tiers_mover.py -k belongs_to_no"),
     Mend("workers hear of a reset first", "hooks/vllm/tiers/bridge.py", "return TierWork(self.ledger.book.take() + broken, *voided)", "return TierWork(self.ledger.book.take() + broken)", "tests/tiers/test_tiers_spilling.py -k told_of_a_reset"),
     Mend("an adapter's blocks stay off the disk", "hooks/vllm/observer.py", "            self._adapted(unpack(pack_run(request.block_hashes, first, end, self._group.scale)))", "            pass", "tests/tiers/test_tiers_spilling.py -k adapter"),
     Mend("a load that nobody ordered fails", "hooks/vllm/tiers/bridge.py", "self._broken.append(_broken_load(request, blocks))", "pass", _FAULTS),
     Mend("promises are kept whatever fails", "hooks/vllm/tiers/bridge.py", "            finally:\n                self.promises.received(received)", "            except ZeroDivisionError:\n                self.promises.received(received)", "tests/engine/test_engine_resets.py -k void_load"),
     # Recall
-    Mend("nothing approximate is registered", "hooks/vllm/recall/own_text.py", "num_tokens if limit is None else min(limit, num_tokens)", "num_tokens", "tests/recall/test_recall_engine.py"),
-    Mend("a session's hashes follow from a nonce", "hooks/vllm/recall/opt_in.py", "nonce, plain = secrets.token_bytes(_NONCE_BYTES), hashes[exact]", "nonce, plain = b\"0\" * _NONCE_BYTES, hashes[exact]", "tests/recall/test_recall_own_text.py tests/recall/test_recall_engine.py"),
-    Mend("recall is a named tenant's own", "hooks/vllm/recall/opt_in.py", "return salt or \"\", meaning.tenant or \"\", \"\"", "return salt or \"\", \"\", \"\"", "tests/recall/test_recall_own_text.py tests/recall/test_recall_engine.py"),
+    Mend("nothing approximate is registered", "hooks/vllm/recall/own_text.py", "num_tokens if limit is None else min(limit, num_tokens)", "num_tokens", "tests/recall/test_recall_engine.py -k registered"),
+    Mend("a session's hashes follow from a nonce", "hooks/vllm/recall/opt_in.py", "nonce, plain = secrets.token_bytes(_NONCE_BYTES), hashes[exact]", "nonce, plain = b\"0\" * _NONCE_BYTES, hashes[exact]", "tests/recall/test_recall_own_text.py tests/recall/test_recall_engine.py -k two_sessions"),
+    Mend("recall is a named tenant's own", "hooks/vllm/recall/opt_in.py", "return salt or \"\", meaning.tenant or \"\", \"\"", "return salt or \"\", \"\", \"\"", "tests/recall/test_recall_own_text.py tests/recall/test_recall_engine.py -k named_tenants"),
     # The shared store
     Mend("a store that all may write to", "hooks/store/stores.py", "if mode & stat.S_IWOTH:", "if False:", _STORE),
     Mend("a link in a store", "hooks/store/stores.py", "os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW", "os.O_RDONLY | os.O_CLOEXEC", _STORE),
@@ -179,6 +179,15 @@ MENDS: Final = (
     Mend("a batch's time costs no events", "graph/wire/kv_events.py", "class _ArrayOfRaw(msgspec.Struct, array_like=True):\n    ts: msgspec.Raw\n", "class _ArrayOfRaw(msgspec.Struct, array_like=True):\n    ts: float\n", "tests/graph/test_wire.py -k time"),
     Mend("digits in a hash are bytes", "graph/wire/kv_events.py", "    if not any(isinstance(value, bytes) for value in hashes):  # numpy reads digits in them\n", "    if not isinstance(hashes[0], bytes):\n", "tests/graph/test_wire.py -k digits"),
     Mend("one whose request waits in the kernel is not silent", "dashboards/server.py", "each for each in idle if not each._unheard", "each for each in idle", "tests/dashboards/test_dashboards_app.py -k late_to_read"),
+    # What a token, a line or a byte may do
+    Mend("no token follows a redirect", "graph/wire/opener.py", "handlers = _NoRedirects(), ", "handlers = urllib.request.HTTPRedirectHandler(), ", "tests/advisor/tools/test_redirects.py"),
+    Mend("a child's lines are bounded", "hooks/sidecar.py", "for line in _lines(process.stdout):", "for line in process.stdout:", "tests/hooks/test_hooks_sidecar.py -k endless"),
+    Mend("the end of a long line is no line", "hooks/sidecar.py", "if begins and (ends or len(part) < _MOST_LINE):", "if ends or len(part) < _MOST_LINE:", "tests/hooks/test_hooks_sidecar.py -k endless"),
+    Mend("headers pass to the byte", "advisor/fleet/upstream.py", "            request_class=_RequestAsItCame,\n", "", f"{_ROUTE}/test_route_paths.py -k unchanged"),
+    Mend("a body is no head", "advisor/fleet/upstream.py", "        if not self._written:\n", "        if True:\n", f"{_ROUTE}/test_route_paths.py -k piece"),
+    Mend("an engine's name of a session is of its bytes", "advisor/fleet/callers.py", "_Name(name, names[0].decode(\"latin-1\"))", "_Name(name, name.encode().decode(\"latin-1\"))", f"{_ROUTE}/test_route_accounts.py -k by_the_bytes"),
+    Mend("a client that does not read is cut", "advisor/process/process.py", "        elif checks > 0:\n", "        elif True:\n", "tests/memory/test_memory_hostile.py -k stops"),
+    Mend("a store's bit goes with its row", "graph/tables/blocks.py", "        self.tiers[:, rows] = 0  #", "        #", "tests/graph/test_graph_lineage.py -k only_a_store"),
 )
 # fmt: on
 

@@ -328,6 +328,15 @@ def test_headers_that_a_connection_names_stay_there_and_names_are_utf8() -> None
     assert asked.turn.name == "é"
 
 
+@pytest.mark.parametrize("sent", ["é".encode(), "é".encode("latin-1")])
+def test_an_engine_knows_a_session_by_the_bytes_that_it_is_sent(sent: bytes) -> None:
+    asked = Callers().read("POST", "/v1/completions", [(b"X-Session-ID", sent)], b'{"prompt": "a"}')
+    assert asked.turn is not None
+    assert asked.turn.name == "é", "one session, in either encoding"
+    assert asked.turn.engine_name == sent.decode("latin-1")
+    assert asked.call.headers == [(b"X-Session-ID", sent)]
+
+
 def test_a_prompt_nested_deeply_is_the_engines_to_judge() -> None:
     content: Any = "x"
     for _ in range(600):

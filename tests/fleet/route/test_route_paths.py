@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+from collections.abc import AsyncIterator
 from urllib.parse import urlsplit
 
 import pytest
@@ -11,12 +13,12 @@ from kvgraph.advisor.fleet.upstream import Upstream
 from kvgraph_bench.fleet.stand_in_engine import Routed, StandInEngine, routed
 
 
-async def asked_raw(fleet: Routed, path: str, *headers: bytes) -> str:
+async def asked_raw(fleet: Routed, path: str, *headers: bytes, body: bytes = b"{}") -> str:
     """The answer to a POST whose path and headers no client has put in order."""
     at = urlsplit(fleet.url)
     reader, writer = await asyncio.open_connection(at.hostname, at.port)
     lines = [b"POST %s HTTP/1.1" % path.encode(), b"host: x", b"connection: close", *headers]
-    writer.write(b"\r\n".join([*lines, b"content-length: 2", b"", b"{}"]))
+    writer.write(b"\r\n".join([*lines, b"content-length: %d" % len(body), b"", body]))
     answer = await asyncio.wait_for(reader.read(), 10)
     writer.close()
     return answer.decode()
@@ -72,5 +74,39 @@ async def test_an_engine_gets_its_clients_headers_and_no_others() -> None:
         lines = fleet.engines[0].headers[0].encode("latin-1").lower().split(b"\r\n")[1:]
         named = {line for line in lines if line}
         host = b"host: " + fleet.engines[0].url.removeprefix("http://").encode()
-        utf8 = b"x-latin-1: \xc3\xa9"  # a name in Latin-1 is one text in either encoding
-        assert named == {host, b"content-length: 2", *(each.lower() for each in own), utf8}
+        sent = {each.lower() for each in [*own, latin]}
+        assert named == {host, b"content-length: 2", *sent}, "to the byte"
+
+
+@pytest.mark.parametrize("size", [2, 1 << 16, 1 << 20])
+@pytest.mark.parametrize("odd", [b"\xe9", b"\xc3\xa9", b"\xc3\xa9\xe9\xff\x80", b"a\tb"])
+async def test_the_bytes_of_headers_and_the_body_pass_unchanged(odd: bytes, size: int) -> None:
+    async with routed([StandInEngine()]) as fleet:
+        body = b'{"a":"\xc3\xa9' + b"\\r\\n" * (size // 4) + b'"}'
+        for _ in range(2):  # the second on the connection of the first
+            answer = await asked_raw(fleet, "/v1/x", b"X-Odd: " + odd, body=body)
+            assert answer.startswith("HTTP/1.1 200")
+            head = fleet.engines[0].headers[-1].encode("latin-1")
+            assert b"\r\nx-odd: " + odd + b"\r\n" in head
+            assert fleet.engines[0].got[-1] == json.loads(body)
+
+
+class InPieces(Body):
+    """A body that is written piece by piece."""
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        for at in range(0, len(self.data), 8):
+            yield self.data[at : at + 8]
+
+
+async def test_what_follows_odd_headers_piece_by_piece_is_a_body() -> None:
+    engine, said = StandInEngine(), {"a": "€" * 9}
+    await engine.start()
+    upstream = Upstream(0, engine.url)
+    body = InPieces(json.dumps(said, ensure_ascii=False).encode())
+    reply = await upstream.begin(Call("POST", "/v1/x", [(b"x-odd", b"\xe9")], body))
+    assert reply.status == 200
+    assert engine.got == [said]
+    reply.close()
+    await upstream.close()
+    engine.kill()

@@ -1,0 +1,26 @@
+"""``opener``: urllib for requests that carry a token."""
+
+from __future__ import annotations
+
+import urllib.request
+from typing import Any
+
+
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    def redirect_request(self, *_: Any) -> None:
+        """Follow no redirect: the answer then is an ``HTTPError`` with its status."""
+
+
+def opener(*, through_proxies: bool) -> urllib.request.OpenerDirector:
+    """Return an opener that follows no redirects.
+
+    urllib's own sends all headers, ``Authorization`` among them, to whatever address an answer
+    names.
+
+    Args:
+        through_proxies: Whether the proxies that the environment names are used; not for what is
+            on this machine.
+    """
+    proxies = None if through_proxies else dict[str, str]()
+    handlers = _NoRedirects(), urllib.request.ProxyHandler(proxies)
+    return urllib.request.build_opener(*handlers)  # noqa: TID251
