@@ -74,7 +74,7 @@ class Ingest:
                 self._tables.history.open_cases.step_over(engine)
             before = run.kind
             if run.kind is CHURN:
-                self._churn.apply(engine, cast(list[Churn], run.events), now)
+                yield from self._churn.apply(engine, cast(list[Churn], run.events), now)
             elif run.kind is TURNS:
                 self._turns.apply(engine, cast(list[Turn], run.events), now)
             elif isinstance(event := run.events[0], BlocksResident):
