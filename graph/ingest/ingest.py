@@ -179,9 +179,14 @@ class Ingest:
     def _emptying(self, engine: int, now: float) -> Iterator[None]:
         """Mark all blocks of a pool as gone, in slices."""
         self._tables.emptied(engine, now)
-        for part in self._tables.blocks.parts():
+        blocks = self._tables.blocks
+        held = blocks.holding(engine).rows
+        for part in blocks.parts() if len(held) else ():
+            first, end = np.searchsorted(held, (part.start, part.stop))
+            if first == end:
+                continue
             self._tables.history.emptied(engine, part, RowMark.RESET)
-            self._tables.blocks.unmark(engine, part, Tier.HOT)
+            blocks.unmark(engine, part, Tier.HOT)
             yield
 
     def _connected(self, engine: int, event: EngineHello, now: float) -> Iterator[None]:

@@ -182,6 +182,7 @@ MENDS: Final = (
     Mend("what is stored and evicted at once is one run", "graph/ingest/blocks.py", "            if len(ends) > 1:\n", "            if ends := ends * (len(ends) > 1) or [*range(1, len(churn) + 1)]:\n", f"{_SLICES} -k as_soon"),
     Mend("what is evicted and stored again is applied in order", "graph/ingest/blocks.py", "            if len(ends) > 1:\n", "            if False:\n", f"{_SLICES} -k one_by_one"),
     Mend("a run's parts are slices", "graph/ingest/blocks.py", "            if number % _PARTS == 0:\n", "            if False:\n", f"{_SLICES} -k comes_and_goes"),
+    Mend("a clear costs what a pool holds", "graph/ingest/ingest.py", "            if first == end:\n", "            if False:\n", f"{_SLICES} -k emptied_again"),
     Mend("tips count where runs end", "graph/ingest/slices.py", "return len(getattr(event, \"hashes\", b\"\")) + 8 * int(getattr(event, \"skipped\", 0))", "return len(getattr(event, \"hashes\", b\"\"))", f"{_SLICES} -k leaves_out_counts"),
     Mend("deep ends share a bound", "graph/ingest/chains.py", "            budget -= looked\n", "", f"{_SLICES} -k deep_ends"),
     Mend("a batch walks not all that wait", "advisor/sockets/kv_order.py", "        if not self._waiting and not self.life.joining:\n", "        self._waiting = {n: held for n, held in self._waiting.items() if n >= self._expected}\n        if not self._waiting and not self.life.joining:\n", f"{_KV_EVENTS} -k without_a_walk"),

@@ -593,6 +593,24 @@ def test_a_pool_that_is_emptied_is_emptied_part_by_part(graph: KVCacheGraph) -> 
     assert graph.resident_count("other") == 64
 
 
+def test_a_pool_that_is_emptied_again_costs_what_it_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph, parts = KVCacheGraph(clock=lambda: 1000.0), list[slice]()
+    keys = random_keys(np.random.default_rng(5), 50_000)
+    graph.apply("e", [EngineHello("e", "m", BLOCK_SIZE, 50_000, "v"), *chain_events(keys)])
+    graph.apply("e", [BlocksCleared()])
+    emptied = graph.tables.history.emptied
+    monkeypatch.setattr(
+        graph.tables.history, "emptied", lambda *args: (parts.append(args[1]), emptied(*args))
+    )
+    graph.apply("e", [BlocksCleared()] * 10)
+    assert not parts, "nothing is there"
+    last = BlocksStored(packed(keys[-1:]), int(keys[-2]), BLOCK_SIZE)
+    graph.apply("e", [last, BlocksCleared()] * 10)
+    assert len(parts) == 10
+    assert graph.resident_count("e") == 0
+    graph.check_integrity()
+
+
 def test_another_model_lets_go_of_the_old_ones_blocks_part_by_part(graph: KVCacheGraph) -> None:
     column = graph.tables.engines["e"]
     hello = EngineHello("e", "another", BLOCK_SIZE, FORGETTING_POOL, "v")
