@@ -8,6 +8,7 @@
 #include <cmath>
 #include <iterator>
 #include <optional>
+#include <unordered_map>
 
 namespace ingest {
 
@@ -327,6 +328,51 @@ inline PyObject* extend(Arguments with, Py_ssize_t count) {
     }
     if (!in_order) moved = links.place(rows.data(), is_new.data(), depths.data(), n);
     return joined(links, rows.data(), parents, moved);
+}
+
+// chain(blocks, row, length) -> the rows from its root to this one, the root first; none if they are not
+// so many.
+inline PyObject* chain(Arguments with, Py_ssize_t count) {
+    expect(count, 3);
+    Links links{Blocks(with[0])};
+    size_t row = row_of(with[1], links.size);
+    int64_t length = as_integer(with[2]);
+    std::vector<int32_t> rows;
+    // A parent is less deep than its child, so a chain is no longer than its end is deep.
+    if (length < 1 || length > (int64_t)links.depth[row] + 1 || (size_t)length > links.size) return packed(rows);
+    rows.resize((size_t)length);
+    int32_t at = (int32_t)row;
+    for (size_t left = rows.size(); left && at != NO_ROW; at = links.parent[(size_t)at]) {
+        if ((size_t)at >= links.size) raise_type_error("a row is none of the table's");
+        rows[--left] = at;
+        if (!left && links.parent[(size_t)at] == NO_ROW) return packed(rows);
+    }
+    rows.clear();
+    return packed(rows);
+}
+
+// to_raise(blocks, row, parent, most) -> (how many rows were looked at; the parent and its ancestors that
+// are too deep for a link to this row, or None if they cannot rise: one of them is the row or has a known
+// place, or they are more than `most`)
+inline PyObject* to_raise(Arguments with, Py_ssize_t count) {
+    expect(count, 4);
+    Links links{Blocks(with[0])};
+    size_t row = row_of(with[1], links.size), at = row_of(with[2], links.size);
+    int64_t most = as_integer(with[3]), room = (int64_t)links.depth[row] - 1;
+    int64_t least_room = room >= UNPLACED ? UNPLACED : 0;  // unknown depths stay distinct from known ones
+    std::vector<int32_t> path;
+    bool can_rise = true;
+    int64_t looked = 0;
+    for (int32_t next = (int32_t)at; next != NO_ROW && links.depth[at] > room; room--) {
+        looked++;
+        can_rise = at != row && links.depth[at] >= UNPLACED && room >= least_room && looked <= most;
+        if (!can_rise) break;
+        path.push_back(next);
+        next = links.parent[at];
+        if (next != NO_ROW && (size_t)next >= links.size) raise_type_error("a row is none of the table's");
+        at = next == NO_ROW ? at : (size_t)next;
+    }
+    return pair_of(PyLong_FromLongLong(looked), can_rise ? packed(path) : nothing());
 }
 
 // unlink(blocks, which rows are about to be reused, first row, behind the last one): these rows lose their
@@ -893,19 +939,52 @@ inline PyObject* churn(Arguments with, Py_ssize_t count) {
                          names.taken(), gone.taken(), (Py_ssize_t)malformed);
 }
 
+// churn_parts(events, type of stored blocks) -> where each part ends: in one, no block is removed before
+// it is stored.
+inline PyObject* churn_parts(Arguments with, Py_ssize_t count) {
+    expect(count, 2);
+    Owned events(PySequence_Fast(with[0], "expected events"));
+    std::unordered_map<uint64_t, size_t> removed_in;  // by key: the last part in which it was
+    std::vector<int64_t> ends;
+    Py_ssize_t size = PySequence_Fast_GET_SIZE(*events);
+    for (Py_ssize_t at = 0; at < size; at++) {
+        PyObject* event = PySequence_Fast_GET_ITEM(*events, at);
+        Field hashes = hashes_of(event);
+        if (hashes.size() % 8) continue;
+        bool stores = (PyObject*)Py_TYPE(event) == with[1];
+        for (size_t from = 0; from < hashes.size(); from += 8) {
+            uint64_t key;
+            std::memcpy(&key, hashes.bytes() + from, 8);
+            if (!stores) {
+                removed_in[key] = ends.size();
+            } else if (auto found = removed_in.find(key); found != removed_in.end() && found->second == ends.size()) {
+                ends.push_back(at);
+            }
+        }
+    }
+    ends.push_back(size);
+    return listed(ends);
+}
+
 // run_end(events, first, two types, bytes) -> (behind the last of them that are of these types, one after
-// the other, with so many bytes of keys at most; how many they have)
+// the other, with so many bytes of keys at most, told or skipped; how many they have)
 inline PyObject* run_end(Arguments with, Py_ssize_t count) {
     expect(count, 4);
+    static PyObject* skipped_name = interned("skipped");
     Owned events(PySequence_Fast(with[0], "expected events"));
     if (!PyTuple_Check(with[2]) || PyTuple_GET_SIZE(with[2]) != 2) raise_type_error("expected two types");
     PyObject *one = PyTuple_GET_ITEM(with[2], 0), *other = PyTuple_GET_ITEM(with[2], 1);
     Py_ssize_t at = (Py_ssize_t)std::max<int64_t>(0, as_integer(with[1]));
     int64_t most = as_integer(with[3]), size = 0;
+    bool skip = PyObject_HasAttr(one, skipped_name) == 1;
     for (; at < PySequence_Fast_GET_SIZE(*events); at++) {
         PyObject *event = PySequence_Fast_GET_ITEM(*events, at), *type = (PyObject*)Py_TYPE(event);
         if (type != one && type != other) break;
         int64_t own = (int64_t)hashes_of(event).size();
+        if (skip) {
+            Field skipped(event, skipped_name);
+            own += 8 * as_integer(*skipped);
+        }
         if (size + own > most) break;
         size += own;
     }

@@ -239,6 +239,7 @@ class KvOrder:
         if seq == 0 or not self.life.joining or self._expected > 0:
             return
         self.sequence.expected = seq
+        self._waiting = {number: held for number, held in self._waiting.items() if number > seq}
         self.life.joining = False
         self.life.known = SourceState.PARTIAL
         self._counters["kv_joined_late"] += 1
@@ -265,7 +266,6 @@ class KvOrder:
         while (events := self._waiting.pop(self._expected, None)) is not None:
             self.sequence.accept(self._expected)
             yield events
-        self._waiting = {seq: held for seq, held in self._waiting.items() if seq >= self._expected}
         if not self._waiting and not self.life.joining:
             self._replay.active = False
 

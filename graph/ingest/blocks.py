@@ -1,13 +1,13 @@
 """Applies runs of stored and removed blocks together, as vector operations, and their copies.
 
-Under pressure a batch alternates between the two, one block at a time. A run that stores and
-removes the same block is halved until no part does.
+Under pressure a batch alternates between the two, one block at a time. A run that removes a block
+and stores it afterwards is applied in parts, in none of which that happens.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -136,6 +136,7 @@ class CopyRecorder:
 
 
 Churn = BlocksStored | BlocksRemoved
+_PARTS: Final = 64  # of a run that are applied in one slice: some milliseconds; chosen
 
 
 def _removes(event: Churn) -> bool:
@@ -171,11 +172,14 @@ class ChurnRecorder:
         self._copies = copies
         self._counters = counters
 
-    def apply(self, engine: int, churn: Sequence[Churn], now: float) -> None:
-        """Apply stored and removed blocks in their order."""
-        self._apply(engine, self._after_step(engine, churn, now), now)
+    def apply(self, engine: int, churn: Sequence[Churn], now: float) -> Iterator[None]:
+        """Apply stored and removed blocks in their order, in slices."""
+        rest = yield from self._after_step(engine, churn, now)
+        yield from self._apply(engine, rest, now)
 
-    def _after_step(self, engine: int, churn: Sequence[Churn], now: float) -> Sequence[Churn]:
+    def _after_step(
+        self, engine: int, churn: Sequence[Churn], now: float
+    ) -> Generator[None, None, Sequence[Churn]]:
         """Apply events up to the first evictions, if these are awaited; returns the rest."""
         # These evictions belong to the step whose requests were reported last.
         open_cases = self._tables.history.open_cases
@@ -184,7 +188,7 @@ class ChurnRecorder:
         places = (place for place, event in enumerate(churn) if _removes(event))
         if (first := next(places, None)) is None:
             return churn
-        self._apply(engine, churn[: first + 1], now)
+        yield from self._apply(engine, churn[: first + 1], now)
         open_cases.step_reported(engine, now)
         return churn[first + 1 :]
 
@@ -230,16 +234,32 @@ class ChurnRecorder:
         blocks.mark(engine, as_slice(rows), Tier.HOT)
         return rows
 
-    def _apply(self, engine: int, churn: Sequence[Churn], now: float) -> None:
+    def _apply(self, engine: int, churn: Sequence[Churn], now: float) -> Iterator[None]:
         told = core.churn(churn, BlocksStored)
         stored, gone = Stores._make(told[:6]), as_keys(told[6])
         if len(gone) and stored.hashes and core.overlap(gone, as_keys(stored.hashes)):
-            # One event alone never overlaps itself, so this ends.
-            middle = len(churn) // 2
-            self._apply(engine, churn[:middle], now)
-            self._apply(engine, churn[middle:], now)
-            return
-        if malformed := told[7]:
+            ends = core.churn_parts(churn, BlocksStored)
+            if len(ends) > 1:
+                yield from self._apply_parts(engine, churn, ends, now)
+                return
+        self._apply_told(engine, stored, gone, told[7], now)
+
+    def _apply_parts(
+        self, engine: int, churn: Sequence[Churn], ends: Sequence[int], now: float
+    ) -> Iterator[None]:
+        """Apply events part by part: within one, what is stored comes first."""
+        start = 0
+        for number, end in enumerate(ends, 1):
+            told = core.churn(churn[start:end], BlocksStored)
+            self._apply_told(engine, Stores._make(told[:6]), as_keys(told[6]), told[7], now)
+            start = end
+            if number % _PARTS == 0:
+                yield
+
+    def _apply_told(
+        self, engine: int, stored: Stores, gone: Keys, malformed: int, now: float
+    ) -> None:
+        if malformed:
             self._counters["events_refused"] += malformed
         if stored.hashes:
             self._store(engine, stored, now)

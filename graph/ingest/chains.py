@@ -9,12 +9,10 @@ import numpy as np
 import numpy.typing as npt
 
 from ..compiled import core
-from ..tables.blocks import UNPLACED
 from ..tables.tables import Tables
 from ..types import NO_ROW, Rows
 
 Flags = npt.NDArray[np.bool_]
-_COMPARED: Final = 512  # rows that are compared together; chosen
 _MOST_RAISED: Final = 1 << 14  # rows above new links that one call looks at; chosen
 
 
@@ -54,19 +52,10 @@ class ChainLinker:
 
     def from_root(self, row: int, length: int) -> Rows:
         """int32 ``[length]``: the chain that ends at ``row``; empty if its length differs or is
-        unknown.
-
-        Blocks stored together have consecutive rows, and are compared together.
-        """
-        blocks, chain, at = self._tables.blocks, np.empty(length, dtype=np.int32), length
-        while row != NO_ROW and at:
-            first = max(0, row - min(at, _COMPARED) + 1)
-            linked = blocks.parent[first + 1 : row + 1] == np.arange(first, row)
-            count = 1 + _trailing(linked)
-            chain[at - count : at] = np.arange(row - count + 1, row + 1)
-            at -= count
-            row = int(blocks.parent[row - count + 1])
-        return chain if row == NO_ROW and not at else chain[:0]
+        unknown."""
+        if row == NO_ROW:
+            return np.empty(0, dtype=np.int32)
+        return np.frombuffer(core.chain(self._tables.blocks, row, length), dtype=np.int32)
 
     def _told(self, unlinked: tuple[int, bytes, bytes] | None) -> None:
         """See to what could not be linked: the reported start of a chain contradicts earlier
@@ -82,34 +71,13 @@ class ChainLinker:
         for row, parent in zip(rows.tolist(), parents.tolist(), strict=True):
             if blocks.parent[row] != NO_ROW:
                 continue  # it stands here twice
-            path, can_rise = self._path_to_raise(row, parent, budget)
-            budget -= len(path)
-            if not can_rise:
+            looked, raised = core.to_raise(blocks, row, parent, budget)
+            budget -= looked
+            if raised is None:
                 self._counters["links_refused"] += 1
                 continue
+            path = np.frombuffer(raised, dtype=np.int32)
             above = int(blocks.depth[row]) - 1
             blocks.depth[path] = np.arange(above, above - len(path), -1)
             link = np.array([row, parent], dtype=np.int32)
             self._tables.links.link(link[:1], link[1:])
-
-    def _path_to_raise(self, row: int, parent: int, most: int) -> tuple[Rows, bool]:
-        """``parent`` and its ancestors that are too deep for a link to ``row``, and whether they
-        can rise.
-
-        They cannot if one of them is ``row`` or has a known place, or if there are more than
-        ``most``.
-        """
-        blocks, path, at = self._tables.blocks, list[int](), parent
-        room = int(blocks.depth[row]) - 1
-        least = UNPLACED if room >= UNPLACED else 0  # unknown depths stay distinct from known ones
-        can_rise = True
-        while can_rise and at != NO_ROW and (depth := int(blocks.depth[at])) > room:
-            can_rise = at != row and depth >= UNPLACED and room >= least and len(path) < most
-            path.append(at)
-            at, room = int(blocks.parent[at]), room - 1
-        return np.array(path, dtype=np.int32), can_rise
-
-
-def _trailing(linked: Flags) -> int:
-    """How many values at the end are true."""
-    return int(linked[::-1].argmin()) if not linked.all() else len(linked)

@@ -74,7 +74,7 @@ class Ingest:
                 self._tables.history.open_cases.step_over(engine)
             before = run.kind
             if run.kind is CHURN:
-                self._churn.apply(engine, cast(list[Churn], run.events), now)
+                yield from self._churn.apply(engine, cast(list[Churn], run.events), now)
             elif run.kind is TURNS:
                 self._turns.apply(engine, cast(list[Turn], run.events), now)
             elif isinstance(event := run.events[0], BlocksResident):
@@ -179,9 +179,14 @@ class Ingest:
     def _emptying(self, engine: int, now: float) -> Iterator[None]:
         """Mark all blocks of a pool as gone, in slices."""
         self._tables.emptied(engine, now)
-        for part in self._tables.blocks.parts():
+        blocks = self._tables.blocks
+        held = blocks.holding(engine).rows
+        for part in blocks.parts() if len(held) else ():
+            first, end = np.searchsorted(held, (part.start, part.stop))
+            if first == end:
+                continue
             self._tables.history.emptied(engine, part, RowMark.RESET)
-            self._tables.blocks.unmark(engine, part, Tier.HOT)
+            blocks.unmark(engine, part, Tier.HOT)
             yield
 
     def _connected(self, engine: int, event: EngineHello, now: float) -> Iterator[None]:

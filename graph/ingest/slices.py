@@ -53,17 +53,22 @@ def event_runs(events: Sequence[AnyEvent]) -> Iterator[Run]:
     while at < len(events):
         event = events[at]
         kind, at = _RUNS.get(type(event), SINGLE), at + 1
-        size = len(getattr(event, "hashes", b""))
+        size = _key_bytes(event)
         if size > _BYTES:
             *whole, event = _parts(event)
             yield from (Run(kind, [part], SLICE_KEYS) for part in whole)
-            size = len(getattr(event, "hashes", b""))
+            size = _key_bytes(event)
         run = [event]
         if kind is not SINGLE and size <= _BYTES:
             end, more = core.run_end(events, at, kind, _BYTES - size)
             run += events[at:end]
             at, size = end, size + more
         yield Run(kind, run, size // 8)
+
+
+def _key_bytes(event: AnyEvent) -> int:
+    """How many bytes of keys an event is applied with: those that a tip leaves out come back."""
+    return len(getattr(event, "hashes", b"")) + 8 * int(getattr(event, "skipped", 0))
 
 
 def _parts(event: AnyEvent) -> list[AnyEvent]:

@@ -305,14 +305,17 @@ def _decode_as(shape: tuple[Any, Any, Any], payload: bytes) -> tuple[list[KvEven
             raise WireError(f"KV-event batch refused: {first}") from None
     known: list[KvEvent] = []
     bad: list[str] = []
+    unknown = 0
     for item in items:
         try:
             known.append(event.decode(item))
         except BAD_PAYLOAD as error:
-            bad.append(str(error) or type(error).__name__)
-    # msgspec's wording for an unknown tag.
-    unknown = [reason for reason in bad if reason.startswith("Invalid value")]
-    return known, [reason for reason in bad if reason not in unknown], len(unknown)
+            reason = str(error) or type(error).__name__
+            if reason.startswith("Invalid value"):  # msgspec's wording for an unknown tag
+                unknown += 1
+            else:
+                bad.append(reason)
+    return known, bad, unknown
 
 
 def _tier(medium: str | None) -> Tier:

@@ -7,6 +7,7 @@ import itertools
 import math
 import random
 import threading
+import time
 from typing import Any
 
 import msgspec
@@ -264,6 +265,25 @@ def test_events_of_a_newer_kind_cost_only_themselves() -> None:
     batch = [1.5, [STORED, {"type": "BlockTeleported", "where": 3}, REMOVED]]
     assert decoder.decode_payload(encode(batch)) == OURS[:2]
     assert decoder.unknown_events == 1
+
+
+def test_odd_events_cost_each_as_much_as_one() -> None:
+    """Kinds that are not known, and events that are torn, in one batch of one publisher."""
+
+    def cost(count: int) -> float:
+        decoder = KvEventDecoder()
+        decoder.decode_payload(encode([1.5, [STORED]]))
+        new = [{"type": f"New{number}"} for number in range(count)]
+        torn = [{**STORED, "block_hashes": "x", "block_size": number} for number in range(count)]
+        payload, took = encode([1.5, [*new, *torn]]), []
+        for _ in range(3):
+            began = time.thread_time()
+            decoder.read_payload(payload)
+            took.append(time.thread_time() - began)
+        assert (decoder.unknown_events, decoder.left_out) == (3 * count, 3 * count)
+        return min(took)
+
+    assert cost(8000) < 24 * cost(1000), "eight times as many"
 
 
 @pytest.mark.parametrize(

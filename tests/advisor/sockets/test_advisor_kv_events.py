@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, NoReturn
 
 import msgspec
 import pytest
-from kvgraph.advisor.sockets.kv_order import MAX_ATTEMPTS
+from kvgraph.advisor.sockets.kv_order import MAX_ATTEMPTS, KvOrder, SourceState
 from kvgraph_bench.sidecars.kv_publisher import Publisher, Watcher, removed, stored
 
 QUICK_S = 0.1  # an attempt ends when nothing came for so long
@@ -288,3 +290,54 @@ def test_vllms_own_publisher(tmp_path: Path) -> None:
     finally:
         watcher.close()
         publisher.shutdown()
+
+
+class Asked:
+    """A replay that is under way; what it brings is given by hand."""
+
+    endpoint, active, attempts = "x", True, 1
+
+    def ask(self, first: int) -> None: ...
+
+    def restart_timeout(self) -> None: ...
+
+    def close(self) -> None:
+        self.active = False
+
+
+class Unwalked(dict[int, Any]):
+    """Entries that may be taken one by one only."""
+
+    def items(self) -> NoReturn:
+        raise AssertionError("one batch walks all those that wait")
+
+    __iter__ = items
+
+
+def replaying() -> KvOrder:
+    order = KvOrder("e", Asked(), Counter(), lambda: 0.0)  # type: ignore[arg-type]
+    order.life.known, order.life.joining = SourceState.FOLLOWING, False
+    return order
+
+
+def test_a_batch_is_put_in_order_without_a_walk_over_those_that_wait() -> None:
+    order = replaying()
+    order._waiting = Unwalked()
+    batches: dict[int, Any] = {seq: [seq] for seq in range(8)}
+    for seq in (5, 6, 7, 3):
+        assert not list(order.take_live(seq, batches[seq]))
+    wanted = filter(order.wants, range(8))
+    applied = [batch for seq in wanted for batch in order.take_replayed(seq, batches[seq])]
+    assert applied == [[seq] for seq in range(8)]
+    assert (order.state, order.sequence.expected) == (SourceState.FOLLOWING, 8)
+
+
+def test_batches_up_to_a_beginning_that_is_lost_wait_no_longer() -> None:
+    order = replaying()
+    order.life.joining = True
+    for seq in (2, 7, 9):
+        assert not list(order.take_live(seq, [seq]))  # type: ignore[list-item]
+    order.skip_lost_beginning(7)
+    applied = [batch for seq in (7, 8) for batch in order.take_replayed(seq, [seq])]  # type: ignore[list-item]
+    assert applied == [[7], [8], [9]]
+    assert order.state is SourceState.PARTIAL, "and the replay is over"

@@ -53,6 +53,8 @@ _TRACES, _TRAFFIC = "tests/replay/test_replay_traces.py", "tests/replay/test_rep
 _READER, _FORMATS = "advisor/replay/reader.py", "advisor/replay/reader.py"
 _WEKA, _PLANS = "advisor/replay/recordings.py", "advisor/replay/plan.py"
 _CONF, _FAULTS = "tests/confkv/test_conf_generate.py", "tests/engine/test_engine_faults.py"
+_KV_EVENTS = "tests/advisor/sockets/test_advisor_kv_events.py"
+_SLICES = "tests/graph/slices/test_graph_slices.py"
 _PAGE, _STORE = "tests/dashboards/test_dashboards_app.py", "tests/store/test_shared_store.py"
 _SUBSCRIBER, _ROUTE = "tests/advisor/sockets/test_advisor_subscriber.py", "tests/fleet/route"
 _HOSTILE, _RETRIES = f"{_ROUTE}/test_route_hostile.py", f"{_ROUTE}/test_route_retries.py"
@@ -177,6 +179,15 @@ MENDS: Final = (
     Mend("vectors are bounded", "advisor/memory/attention.py", "await whole_answer(answer)", "await answer.read()", "tests/memory/test_memory_asks.py -k unpacked"),
     Mend("vectors are not unpacked", "advisor/memory/attention.py", "timeout=timeout, auto_decompress=False", "timeout=timeout", "tests/memory/test_memory_asks.py -k unpacked"),
     Mend("a batch's time costs no events", "graph/wire/kv_events.py", "class _ArrayOfRaw(msgspec.Struct, array_like=True):\n    ts: msgspec.Raw\n", "class _ArrayOfRaw(msgspec.Struct, array_like=True):\n    ts: float\n", "tests/graph/test_wire.py -k time"),
+    Mend("what is stored and evicted at once is one run", "graph/ingest/blocks.py", "            if len(ends) > 1:\n", "            if ends := ends * (len(ends) > 1) or [*range(1, len(churn) + 1)]:\n", f"{_SLICES} -k as_soon"),
+    Mend("what is evicted and stored again is applied in order", "graph/ingest/blocks.py", "            if len(ends) > 1:\n", "            if False:\n", f"{_SLICES} -k one_by_one"),
+    Mend("a run's parts are slices", "graph/ingest/blocks.py", "            if number % _PARTS == 0:\n", "            if False:\n", f"{_SLICES} -k comes_and_goes"),
+    Mend("a clear costs what a pool holds", "graph/ingest/ingest.py", "            if first == end:\n", "            if False:\n", f"{_SLICES} -k emptied_again"),
+    Mend("tips count where runs end", "graph/ingest/slices.py", "return len(getattr(event, \"hashes\", b\"\")) + 8 * int(getattr(event, \"skipped\", 0))", "return len(getattr(event, \"hashes\", b\"\"))", f"{_SLICES} -k leaves_out_counts"),
+    Mend("deep ends share a bound", "graph/ingest/chains.py", "            budget -= looked\n", "", f"{_SLICES} -k deep_ends"),
+    Mend("a batch walks not all that wait", "advisor/sockets/kv_order.py", "        if not self._waiting and not self.life.joining:\n", "        self._waiting = {n: held for n, held in self._waiting.items() if n >= self._expected}\n        if not self._waiting and not self.life.joining:\n", f"{_KV_EVENTS} -k without_a_walk"),
+    Mend("a lost beginning leaves nothing waiting", "advisor/sockets/kv_order.py", "        self._waiting = {number: held for number, held in self._waiting.items() if number > seq}\n", "", f"{_KV_EVENTS} -k beginning_that_is_lost"),
+    Mend("reasons of odd events are not compared", "graph/wire/kv_events.py", "                bad.append(reason)\n", "                bad += [reason] * (reason not in bad)\n", "tests/graph/test_wire.py -k cost_each"),
     Mend("digits in a hash are bytes", "graph/wire/kv_events.py", "    if not any(isinstance(value, bytes) for value in hashes):  # numpy reads digits in them\n", "    if not isinstance(hashes[0], bytes):\n", "tests/graph/test_wire.py -k digits"),
     Mend("one whose request waits in the kernel is not silent", "dashboards/server.py", "each for each in idle if not each._unheard", "each for each in idle", "tests/dashboards/test_dashboards_app.py -k late_to_read"),
     # What a token, a line or a byte may do

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Generator, Iterator
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -13,9 +14,12 @@ from kvgraph.advisor.intake import Intake
 from kvgraph.advisor.planner import GraphEvictionAdvisor
 from kvgraph.advisor.sockets.subscriber import EventSubscriber, ReceivedBatch
 from kvgraph.graph.errors import GraphError
+from kvgraph.graph.ingest import chains
+from kvgraph.graph.ingest.chains import ChainLinker
 from kvgraph.graph.ingest.slices import CHURN, SLICE_KEYS, event_runs, oldest
 from kvgraph.graph.kvcache_graph import KVCacheGraph
 from kvgraph.graph.logs.evictions import RowMark
+from kvgraph.graph.tables.blocks import UNPLACED
 from kvgraph.graph.tables.columns import refilled, taken_in_parts
 from kvgraph.graph.tables.hash_index import HashIndex
 from kvgraph.graph.tables.tables import GraphLimits
@@ -204,6 +208,56 @@ def test_long_events_are_cut_and_short_ones_joined() -> None:
     assert runs[-1].events[0].hashes.startswith(b"torn"), "to be refused whole"  # type: ignore
 
 
+def held_by_key(graph: KVCacheGraph) -> dict[int, tuple[int, int, int]]:
+    """Key → the key before it (0: none), its depth if its place is known, where it is."""
+    blocks = graph.tables.blocks
+    keys = [*blocks.keys[: blocks.size].tolist(), 0]  # the last one stands for NO_ROW
+    parents, depths = blocks.parent[: blocks.size].tolist(), blocks.depth[: blocks.size].tolist()
+    tiers = blocks.tiers[0, : blocks.size].tolist()
+    return {
+        key: (keys[parent], min(depth, UNPLACED), tier)
+        for key, parent, depth, tier in zip(keys[:-1], parents, depths, tiers, strict=True)
+    }
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_run_leaves_what_its_events_leave_one_by_one(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    events: list[AnyEvent] = []
+    for _ in range(300):
+        at, count = int(rng.integers(40)), int(rng.integers(1, 6))
+        keys = pack(*range(at + 1, at + 1 + count))
+        stores = rng.random() < 0.5
+        events.append(BlocksStored(keys, at or None, 16) if stores else BlocksRemoved(keys))
+    together, apart = KVCacheGraph(clock=lambda: 1.0), KVCacheGraph(clock=lambda: 1.0)
+    together.apply("e", events)
+    for event in events:
+        apart.apply("e", [event])
+    assert held_by_key(together) == held_by_key(apart), seed
+    assert together.counters == apart.counters, seed
+    together.check_integrity()
+
+
+def test_blocks_that_are_evicted_as_soon_as_they_are_stored_make_one_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    graph, runs = KVCacheGraph(clock=lambda: 1.0), []
+    extend = ChainLinker.extend
+    monkeypatch.setattr(ChainLinker, "extend", lambda *args: (runs.append(1), extend(*args))[1])
+    kept: list[AnyEvent] = [BlocksStored(pack(1), None, 16)]
+    for key in range(2, 1000):
+        kept += [BlocksStored(pack(key), None, 16), BlocksRemoved(pack(key))]
+    graph.apply("e", kept)
+    assert (len(runs), graph.resident_count("e")) == (1, 1)
+
+
+def test_one_block_that_comes_and_goes_is_applied_in_slices() -> None:
+    graph = KVCacheGraph(clock=lambda: 1.0)
+    there: list[AnyEvent] = [BlocksStored(pack(1), None, 16), BlocksRemoved(pack(1))]
+    assert sum(1 for _ in graph.slices("e", there * 1000)) > 10
+    assert graph.counters["blocks_removed"] == 1000
+
+
 def test_a_large_index_is_rebuilt_ahead_of_need() -> None:
     index, count = HashIndex(200_000), 77_000
     keys = random_keys(np.random.default_rng(10), 2 * count)
@@ -383,6 +437,56 @@ def test_what_is_new_is_found_behind_what_was_skipped() -> None:
     assert graph.tables.blocks.depth[row] == 99
 
 
+def test_what_a_tip_leaves_out_counts_where_runs_end() -> None:
+    tips = [
+        RequestStarted(f"r{number}", pack(1), 16, 16, 16, skipped=SLICE_KEYS // 2)
+        for number in range(6)
+    ]
+    runs = list(event_runs(tips))
+    assert [len(run.events) for run in runs] == [1] * 6
+    assert runs[0].keys == SLICE_KEYS // 2 + 1
+    one_more = [msgspec.structs.replace(tip, skipped=SLICE_KEYS // 2 - 1) for tip in tips]
+    assert [len(run.events) for run in event_runs(one_more)] == [2] * 3
+
+
+@pytest.mark.parametrize("length", [1, 2, 99, 3000])
+def test_a_chain_is_found_wherever_its_rows_are(length: int) -> None:
+    rng = np.random.default_rng(length)
+    keys = random_keys(rng, length)
+    graph = KVCacheGraph(clock=lambda: 1.0)
+    graph.apply("e", [BlocksResident(packed(rng.permutation(keys)))])  # after a resync
+    graph.apply("e", [BlocksStored(packed(keys), None, SIZE)])
+    linker = graph._ingest._chains
+    rows = graph.tables.blocks.find(keys, graph.tables.salt(0))
+    last = int(rows[-1])
+    assert np.array_equal(linker.from_root(last, length), rows)
+    for wrong in (0, length - 1, length + 1, 1 << 30):
+        assert not len(linker.from_root(last, wrong)), wrong
+    assert not len(linker.from_root(-1, 1))
+
+
+def test_deep_ends_of_unknown_place_are_walked_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph, looked = KVCacheGraph(clock=lambda: 1.0), list[int]()
+    keys = random_keys(np.random.default_rng(3), 40_000)
+    first = [BlocksStored(packed(keys[:-1000]), 7, SIZE)]  # nobody knows what 7 follows
+    graph.apply("e", first)
+    graph.apply("e", [BlocksSpilled(packed(keys[-1000:]), int(Tier.WARM), 1)])
+    to_raise = chains.core.to_raise
+
+    def counted(*args: Any) -> tuple[int, bytes | None]:
+        told = to_raise(*args)
+        looked.append(told[0])
+        return told
+
+    monkeypatch.setattr(chains.core, "to_raise", counted)
+    end = int(keys[-1001])
+    graph.apply("e", [BlocksStored(packed(keys[at:][:1]), end, SIZE) for at in range(-1000, 0)])
+    graph.check_integrity()
+    assert len(looked) == 1000, "each of them is too deep"
+    assert sum(looked) < (1 << 14) + 2 * len(looked), "they share one bound"
+    assert graph.counters["links_refused"] == 1000
+
+
 FORGETTING_POOL = 300_000
 
 
@@ -487,6 +591,24 @@ def test_a_pool_that_is_emptied_is_emptied_part_by_part(graph: KVCacheGraph) -> 
     assert len(set(counts)) > 2
     assert counts[-1] == 1000, "copies stay"
     assert graph.resident_count("other") == 64
+
+
+def test_a_pool_that_is_emptied_again_costs_what_it_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph, parts = KVCacheGraph(clock=lambda: 1000.0), list[slice]()
+    keys = random_keys(np.random.default_rng(5), 50_000)
+    graph.apply("e", [EngineHello("e", "m", BLOCK_SIZE, 50_000, "v"), *chain_events(keys)])
+    graph.apply("e", [BlocksCleared()])
+    emptied = graph.tables.history.emptied
+    monkeypatch.setattr(
+        graph.tables.history, "emptied", lambda *args: (parts.append(args[1]), emptied(*args))
+    )
+    graph.apply("e", [BlocksCleared()] * 10)
+    assert not parts, "nothing is there"
+    last = BlocksStored(packed(keys[-1:]), int(keys[-2]), BLOCK_SIZE)
+    graph.apply("e", [last, BlocksCleared()] * 10)
+    assert len(parts) == 10
+    assert graph.resident_count("e") == 0
+    graph.check_integrity()
 
 
 def test_another_model_lets_go_of_the_old_ones_blocks_part_by_part(graph: KVCacheGraph) -> None:
