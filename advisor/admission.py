@@ -15,7 +15,8 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from ..graph.tables.blocks import known_depth
+from ..graph.compiled import core
+from ..graph.tables.blocks import FIRST_KNOWN
 from ..graph.tables.sessions import SessionTable
 from ..graph.tables.tables import Tables
 from ..graph.types import SessionState
@@ -63,11 +64,9 @@ def _is_live(sessions: SessionTable, engine: int, now: float) -> npt.NDArray[np.
 def _reached(tables: Tables, engine: int) -> npt.NDArray[np.int32]:
     """int32 ``[sessions]``: how deep into each session's context the pool holds blocks of it."""
     # A block that sessions share counts for the last one that walked it, and is not deep.
-    blocks = tables.blocks
-    resident = blocks.holding(engine)
-    reached = np.zeros(tables.sessions.size + 1, dtype=np.int32)  # the last stands for NO_ROW
-    np.maximum.at(reached, resident.of(blocks.session), known_depth(resident.of(blocks.depth)) + 1)
-    return reached[:-1]
+    blocks, reached = tables.blocks, np.zeros(tables.sessions.size, dtype=np.int32)
+    core.reached(blocks, blocks.holding(engine).rows, FIRST_KNOWN, reached)
+    return reached
 
 
 def _chance(sessions: SessionTable, rows: Rows, now: float) -> Floats:

@@ -30,7 +30,7 @@ from .intake import MESSAGES_A_TURN, Tap
 from .page.routes import explaining_router, page_router
 from .page.status import Status
 from .policies.registry import set_weights
-from .process.process import ParentWatch, RateLimitedLog
+from .process.process import ParentWatch, RateLimitedLog, collect_seldom
 from .shadows.pools import OtherWeights
 
 logger = logging.getLogger(__name__)
@@ -212,6 +212,7 @@ def serve(
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: service.stop())
     signal.signal(signal.SIGHUP, lambda *_: service.reload())
+    collect_seldom()
     note = leave_note(service)
     typer.echo(ready_line(service, machine=parent is not None))
     try:

@@ -294,6 +294,7 @@ PyMethodDef functions[] = {
     FUNCTION("block", ingest::block),
     FUNCTION("siblings", ingest::siblings),
     FUNCTION("again", ingest::again),
+    FUNCTION("reached", ingest::reached),
     FUNCTION("overlap", ingest::overlap),
     FUNCTION("note_held", held::note),
     FUNCTION("held_rows", held::rows),

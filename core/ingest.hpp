@@ -420,9 +420,10 @@ inline PyObject* unheld(Arguments with, Py_ssize_t count) {
     return pair_of(packed(rows), bytes_of_values(used));
 }
 
-// refresh(columns, their fresh values as bytes, rows): whatever their types.
+// refresh(columns, their fresh values as bytes, rows, matrix of bytes by engine and row, or None): whatever
+// the columns' types; of the matrix, zeros.
 inline PyObject* refresh(Arguments with, Py_ssize_t count) {
-    expect(count, 3);
+    expect(count, 4);
     Array<const int32_t> rows(with[2]);
     if (!PyList_Check(with[0]) || !PyList_Check(with[1]) || PyList_GET_SIZE(with[0]) != PyList_GET_SIZE(with[1]))
         raise_type_error("expected two lists of one length");
@@ -461,6 +462,18 @@ inline PyObject* refresh(Arguments with, Py_ssize_t count) {
         PyBuffer_Release(&column);
         if (!fits) raise_type_error("a column and its fresh value do not fit each other, or the rows");
     }
+    if (with[3] == Py_None) return nothing();
+    Py_buffer matrix{};
+    if (PyObject_GetBuffer(with[3], &matrix, PyBUF_C_CONTIGUOUS | PyBUF_WRITABLE) < 0) throw Raised{};
+    bool fits = matrix.ndim == 2 && matrix.itemsize == 1 && matrix.shape[1] > most;
+    for (Py_ssize_t each = 0; fits && each < matrix.shape[0]; each++) {
+        uint8_t* values = (uint8_t*)matrix.buf + each * matrix.shape[1];
+        if (consecutive) std::memset(values + rows[0], 0, n);
+        else
+            for (int32_t row : rows) values[row] = 0;
+    }
+    PyBuffer_Release(&matrix);
+    if (!fits) raise_type_error("expected a matrix of bytes with a column for each row");
     return nothing();
 }
 
@@ -700,6 +713,27 @@ inline PyObject* again(Arguments with, Py_ssize_t count) {
     for (size_t at = (size_t)std::max<int64_t>(0, first); at < rows.size(); at++)
         found += !(tiers[(size_t)rows[at]] & copies) && created[(size_t)rows[at]] < now;
     return PyLong_FromSize_t(found);
+}
+
+// reached(blocks, rows, first depth of unknown chains, out): how many blocks of a chain stand up to the deepest
+// of these rows that is each session's, by session; of blocks whose chain's start is not known, how many
+// stand from where it is known.
+inline PyObject* reached(Arguments with, Py_ssize_t count) {
+    expect(count, 4);
+    Blocks blocks(with[0]);
+    auto sessions = blocks(&BlockColumns::session), depths = blocks(&BlockColumns::depth);
+    Array<const int32_t> rows(with[1]);
+    int32_t known = (int32_t)as_integer(with[2]);
+    Array<int32_t> out(with[3]);
+    check_rows(rows, least(sessions, depths));
+    for (int32_t row : rows) {
+        int32_t session = sessions[(size_t)row], depth = depths[(size_t)row];
+        if (session < 0) continue;
+        if ((size_t)session >= out.size()) raise_type_error("a session is none of the table's");
+        if (depth >= UNPLACED) depth = std::max(0, depth - known);
+        out[(size_t)session] = std::max(out[(size_t)session], depth + 1);
+    }
+    return nothing();
 }
 
 // overlap(keys, others) -> whether any of them is one of the others

@@ -23,10 +23,11 @@ public:
         }
     }
 
-    // The place of a row, and whether it is new.
-    std::pair<int32_t, bool> ensure(int32_t row) {
-        int32_t place = find(row);
-        if (place != NO_PLACE) return {place, false};
+    bool has(int32_t row, int32_t place) const { return (uint32_t)place < rows_.size() && rows_[(size_t)place] == row; }
+
+    // A place for a row that has none.
+    int32_t add(int32_t row) {
+        int32_t place;
         if (2 * (used_ + 1) > slots_.size()) rebuild(2 * slots_.size());
         if (free_.empty()) {
             place = (int32_t)rows_.size();
@@ -38,7 +39,7 @@ public:
         }
         put(row, place);
         used_++;
-        return {place, true};
+        return place;
     }
 
     // Forget the rows at all places but those of which `kept` is true.
@@ -83,6 +84,29 @@ private:
     int shift_ = 0;
 };
 
+// Looks for rows one after the other: the places of a chain's blocks mostly stand side by side, one way or
+// the other.
+class Search {
+public:
+    explicit Search(const Places& places) : places_(places) {}
+
+    int32_t find(int32_t row) {
+        int32_t place = last_ + step_;
+        if (!places_.has(row, place)) {
+            place = last_ - step_;
+            if (places_.has(row, place)) step_ = -step_;
+            else place = places_.find(row);
+        }
+        if (place != NO_PLACE) last_ = place;
+        return place;
+    }
+    void added(int32_t place) { last_ = place; }
+
+private:
+    const Places& places_;
+    int32_t last_ = INT32_MIN / 2, step_ = 1;
+};
+
 // Pools of several sizes under LRU (Mattson et al., 1970): when each block was used, and where each
 // pool's cut is. See advisor/policies/lru_stack.py.
 class Stack {
@@ -96,8 +120,10 @@ public:
 
     std::vector<int64_t> found(const Array<const int32_t>& rows, const Array<const uint64_t>& keys) {
         std::vector<int64_t> uses;
+        uses.reserve(rows.size());
+        Search search(places_);
         for (size_t at = 0; at < rows.size(); at++) {
-            int32_t place = places_.find(rows[at]);
+            int32_t place = search.find(rows[at]);
             if (place == NO_PLACE || key_[(size_t)place] != keys[at]) break;
             uses.push_back(used_[(size_t)place]);
         }
@@ -113,18 +139,27 @@ public:
 
     void use(const Array<const int32_t>& rows, const Array<const uint64_t>& keys) {
         size_t n = rows.size();
+        standing_.insert(standing_.end(), n, 1);
+        Search search(places_);
+        int64_t latest = NEVER + 1;  // what was used from here on is in every pool
+        for (const Cut& cut : cuts_) latest = std::max(latest, cut.at);
         for (size_t at = n; at-- > 0;) {  // its tail is the oldest of them
-            auto [place, fresh] = places_.ensure(rows[at]);
-            if ((size_t)place >= used_.size()) {
-                used_.resize(places_.size() + places_.size() / 4, NEVER);
-                key_.resize(used_.size());
+            int32_t place = search.find(rows[at]);
+            int64_t before = NEVER;
+            if (place != NO_PLACE) {
+                before = used_[(size_t)place];
+            } else {
+                search.added(place = places_.add(rows[at]));
+                if ((size_t)place >= used_.size()) {
+                    used_.resize(places_.size() + places_.size() / 4, NEVER);
+                    key_.resize(used_.size());
+                }
             }
-            int64_t before = fresh ? NEVER : used_[(size_t)place];
             if (before >= first_) standing_[(size_t)(before - first_)] = 0;
-            for (Cut& cut : cuts_) cut.held += before < cut.at || before == NEVER;
+            if (before < latest)
+                for (Cut& cut : cuts_) cut.held += before < cut.at || before == NEVER;
             used_[(size_t)place] = next_++;
             key_[(size_t)place] = keys[at];
-            standing_.push_back(1);
         }
         for (Cut& cut : cuts_)
             if (cut.held > cut.capacity + cut.capacity / 64) evict(cut);
@@ -202,8 +237,9 @@ public:
     std::vector<int64_t> found(const Array<const int32_t>& rows, const Array<const uint64_t>& keys) const {
         std::vector<int64_t> counts(MOST, 0);
         uint16_t whole = (uint16_t)joined_;
+        Search search(places_);
         for (size_t at = 0; at < rows.size() && whole; at++) {
-            int32_t place = places_.find(rows[at]);
+            int32_t place = search.find(rows[at]);
             if (place == NO_PLACE || key_[(size_t)place] != keys[at]) break;
             whole &= held_by_[(size_t)place];
             for (int number : order_) counts[(size_t)number] += whole >> number & 1;
@@ -213,8 +249,9 @@ public:
 
     void use(const Array<const int32_t>& rows, const Array<const uint64_t>& keys) {
         size_t n = rows.size();
+        Search search(places_);
         for (size_t at = 0; at < n; at++) {
-            size_t place = known(rows[at]);
+            size_t place = ensure(search, rows[at]).first;
             uint16_t lacking = (uint16_t)(joined_ & ~held_by_[place]);
             if (lacking) {
                 for (int number : order_) pools_[number].held += lacking >> number & 1;
@@ -232,8 +269,9 @@ public:
     // One pool holds these; those of which no use is known count as used before all others.
     void seed(int number, const Array<const int32_t>& rows, const Array<const uint64_t>& keys) {
         int64_t unknown = 0;
+        Search search(places_);
         for (size_t at = 0; at < rows.size(); at++) {
-            auto [place, fresh] = ensure(rows[at]);
+            auto [place, fresh] = ensure(search, rows[at]);
             if (fresh || key_[place] != keys[at]) {
                 for (int each : order_) pools_[each].held -= held_by_[place] >> each & 1;
                 held_by_[place] = 0;
@@ -301,8 +339,11 @@ private:
         size_t at = 0, sorted = 0;  // how far it was followed, and is in order
     };
 
-    std::pair<size_t, bool> ensure(int32_t row) {
-        auto [place, fresh] = places_.ensure(row);
+    // The place of a row, and whether it is new.
+    std::pair<size_t, bool> ensure(Search& search, int32_t row) {
+        int32_t place = search.find(row);
+        bool fresh = place == NO_PLACE;
+        if (fresh) search.added(place = places_.add(row));
         if ((size_t)place >= key_.size()) {
             size_t room = places_.size() + places_.size() / 4;
             key_.resize(room);
@@ -316,7 +357,6 @@ private:
         }
         return {(size_t)place, fresh};
     }
-    size_t known(int32_t row) { return ensure(row).first; }
 
     // The next of a ranking, sorted only as far as somebody asks; null at its end.
     const Ranking* next(Pool& pool) {

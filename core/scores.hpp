@@ -5,9 +5,10 @@
 
 namespace scores {
 
-// gather(columns, rows, columns out): the rows' values, whatever their type; it is told in bytes.
+// gather(columns, rows, columns out, place): the rows' values, whatever their type, from this place on.
 inline PyObject* gather(Arguments with, Py_ssize_t count) {
-    expect(count, 3);
+    expect(count, 4);
+    size_t place = (size_t)std::max<int64_t>(0, as_integer(with[3]));
     Array<const int32_t> rows(with[1]);
     Py_ssize_t columns = PySequence_Size(with[0]);
     if (columns < 0 || !PyList_Check(with[0]) || !PyList_Check(with[2]) || PyList_GET_SIZE(with[2]) != columns)
@@ -26,7 +27,7 @@ inline PyObject* gather(Arguments with, Py_ssize_t count) {
         if (PyObject_GetBuffer(PyList_GET_ITEM(with[0], at), &pair.from, PyBUF_ND) < 0) throw Raised{};
         if (PyObject_GetBuffer(PyList_GET_ITEM(with[2], at), &pair.to, PyBUF_ND | PyBUF_WRITABLE) < 0) throw Raised{};
         if (pair.from.ndim != 1 || pair.to.ndim != 1 || pair.from.itemsize != pair.to.itemsize ||
-            (size_t)pair.to.shape[0] < n)
+            (size_t)pair.to.shape[0] < place || (size_t)pair.to.shape[0] - place < n)
             raise_type_error("a column and the room for it do not fit each other");
         least = std::min(least, (size_t)pair.from.shape[0]);
     }
@@ -35,7 +36,7 @@ inline PyObject* gather(Arguments with, Py_ssize_t count) {
     auto copy = [&](auto sample, const Pair& pair) {
         using T = decltype(sample);
         const T* from = (const T*)pair.from.buf;
-        T* to = (T*)pair.to.buf;
+        T* to = (T*)pair.to.buf + place;
         for (size_t at = 0; at < n; at++) to[at] = from[rows[at]];
     };
     for (const Pair& pair : pairs) {

@@ -112,6 +112,9 @@ def fading(walked: int, capacity: int) -> float:
 
 def _together(fleet: Iterable[PolicySelector]) -> tuple[Evidence, int]:
     """Pool the evidence of several engines, and their blocks."""
-    every = list(fleet)
-    ahead, spread = sum(each.ever.ahead for each in every), sum(each.ever.spread for each in every)
-    return Evidence(ahead, spread), sum(each.capacity for each in every)
+    ahead = spread = 0.0
+    blocks = 0
+    for each in fleet:  # many, and asked for by each of them
+        ever = each.ever
+        ahead, spread, blocks = ahead + ever.ahead, spread + ever.spread, blocks + each.capacity
+    return Evidence(ahead, spread), blocks

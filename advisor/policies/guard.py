@@ -147,10 +147,9 @@ class Guard:
 
     def _fleet(self, tables: Tables, engine: int) -> Iterator[PolicySelector]:
         """Return the decisions for engines of the same model, this one among them."""
-        model = tables.models.get(engine)
-        for other, case in self._cases.items():
-            if tables.models.get(other) == model:
-                yield case.selector
+        model_of = tables.models.get
+        model = model_of(engine)
+        return (each.selector for other, each in self._cases.items() if model_of(other) == model)
 
     def _say(self, tables: Tables, engine: int, selector: PolicySelector, why: str) -> None:
         name = tables.name_of(engine) or "?"
@@ -176,7 +175,7 @@ class _Case:
 
     def follow(self, walk: Walk, view: View) -> None:
         rows = walk.rows
-        keys = view.blocks.keys[rows]
+        keys = view.blocks.keys.take(rows)
         trusted = self.selector.trusted
         if walk.found >= 0:
             matched = rows[: walk.reach], keys[: walk.reach]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import ipaddress
 import logging
 import os
@@ -43,6 +44,21 @@ class ParentWatch:
         if self.fd is not None:
             os.close(self.fd)
             self.fd = None
+
+
+_OBJECTS: Final = 50_000  # made since the last collection, at which there is one; chosen
+_YOUNG: Final = 20  # of these collections, at which one also looks at older objects; chosen
+
+
+def collect_seldom() -> None:
+    """Collect garbage seldom from now on, and never look at what this process has loaded so far.
+
+    A full collection stops all threads for tens of milliseconds, also one that holds the graph's
+    lock. Next to nothing here is in cycles.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(_OBJECTS, _YOUNG, _YOUNG)
 
 
 class RateLimitedLog:

@@ -17,7 +17,7 @@ from ..wire.events import BlocksAttended, BlocksEmbedded
 
 _MAX_BLOCKS_A_STEP: Final = 16  # the most attended ones: 120 pairs; chosen
 _FADES_S: Final = 60.0  # seconds from one fading of all edges to the next; chosen
-_PART: Final = 1 << 16  # edges that fade in one slice; chosen
+_PART: Final = 1 << 15  # edges that fade in one slice; chosen
 _FLOOR: Final = 0.05
 _MOST_MASS: Final = 1e6  # a share is 1 at most, summed over heads and layers; chosen
 _EMA_SHARE: Final = 0.2  # of the newest sample in the mean of attention; chosen

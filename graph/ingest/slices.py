@@ -23,8 +23,8 @@ from ..wire.events import (
     RequestStarted,
 )
 
-SLICE_KEYS: Final = 8_192
-"""Block keys applied while the graph's lock is held once: some milliseconds; chosen. A single
+SLICE_KEYS: Final = 4_096
+"""Block keys applied while the graph's lock is held once: a millisecond or two; chosen. A single
 request with a longer chain exceeds it."""
 
 CHURN: Final = (BlocksStored, BlocksRemoved)
@@ -152,7 +152,7 @@ def _each(parts: Sequence[S], look: Callable[[S], T]) -> Generator[None, None, l
     return found
 
 
-_PART: Final = 1 << 13  # rows that are released in one slice; chosen
+_PART: Final = 1 << 12  # rows that are released in one slice; chosen
 _EDGES: Final = 1 << 14  # edges that are looked at in one slice; chosen
 _AT_ONCE: Final = 1 << 17  # released after one batch of events, the others after the next; chosen
 _NONE: Final[Rows] = np.empty(0, dtype=np.int32)
@@ -189,9 +189,11 @@ class GhostKeeper:
         yield
         gone = np.zeros(self._tables.blocks.size, dtype=np.bool_)
         gone[rows] = True
+        yield
         yield from self._losing_edges(rows, gone)
         for forget in self._forget_all:
             forget(gone)
+            yield
         yield from self._tables.links.releasing(gone)
         for start in range(0, len(rows), _PART):
             yield

@@ -317,5 +317,6 @@ class Departures:
         if log is None:
             name = self._tables.name_of(engine) or ""
             log = self.evictions[engine] = EvictionLog(self._origin, name)
-        log.reserve(self._tables.blocks.size)
+        if len(log.marks) < (size := self._tables.blocks.size):  # asked for with every request
+            log.reserve(size)
         return log

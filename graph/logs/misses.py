@@ -84,9 +84,9 @@ def judge(
         return Miss(index, key, Reason.COPY_LOST, lost, engine=elsewhere)
     if elsewhere is not None:
         return Miss(index, key, Reason.OTHER_ENGINE, engine=elsewhere)
-    if len(evictions) > 1 and _was_elsewhere(evictions, engine, row):
-        return Miss(index, key, Reason.OTHER_ENGINE, Detail.ELSEWHERE)
     if created < now or walkers > 1:  # it was known apart from this request, which walked it
+        if len(evictions) > 1 and _was_elsewhere(evictions, engine, row):
+            return Miss(index, key, Reason.OTHER_ENGINE, Detail.ELSEWHERE)
         return Miss(index, key, Reason.UNKNOWN, Detail.UNCOMPUTED)
     return _unseen(tables, session, rows, index, key, now)
 

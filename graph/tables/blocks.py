@@ -369,12 +369,10 @@ class BlockTable(BlockColumns):
         begun = np.float64(now).tobytes()
         own = {"created": begun, "last_attended": begun, "salt": salt.tobytes()}
         columns, values = self.fresh(own)
-        columns += list(self.tiers)
-        values += [b"\0"] * len(self.tiers)
         for each in self.sums.values():
             more, theirs = each.fresh()
             columns, values = columns + more, values + theirs
-        core.refresh(columns, values, rows)
+        core.refresh(columns, values, rows, self.tiers)
 
     def _reserve(self, rows: int) -> None:
         if rows > len(self.alive):

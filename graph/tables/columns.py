@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from ..compiled import core
 from ..types import NO_ROW, Rows
 
 # So many rows take long to copy: they get more room ahead of need, column by column, once less than
@@ -96,13 +97,9 @@ class Columns:
             if not each.is_rare or (columns[name] != each.fill).any():
                 self.for_writing(name)[:size] = columns[name]
 
-    def refresh(self, rows: Any) -> None:
-        """Make these rows (an index or a slice) fresh."""
-        own = vars(self)
-        for name, each in self._declared.items():
-            values = own[name]
-            if values.flags.writeable:
-                values[rows] = each.fill
+    def refresh(self, rows: Rows) -> None:
+        """Make these rows fresh, int32 ``[n]``."""
+        core.refresh(*self.fresh(), rows, None)
 
     def fresh(
         self, own: Mapping[str, bytes] = _NOTHING

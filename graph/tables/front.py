@@ -12,7 +12,7 @@ from ..types import Keys, Rows, Tier
 from .blocks import BlockTable, EdgeSums, Mask, Places, Selection, Tiers, places_of
 from .columns import RowPool
 
-PART: Final = 1 << 15
+PART: Final = 1 << 14
 """Rows that are copied in one hold of the graph's lock: a millisecond, or less; chosen."""
 # No ranking asks for the others. A policy of somebody's own, which may, is asked of the table.
 _ALIKE: Final = (
@@ -40,7 +40,8 @@ class Front(BlockTable):
 
     def __init__(self, source: BlockTable, engine: int, rows: Rows, runs: bool) -> None:
         self._source, self._engine, self._wanted, self._runs = source, engine, rows, runs
-        self._parts: list[dict[str, npt.NDArray[Any]]] = []
+        self._copies: dict[str, npt.NDArray[Any]] = {}  # as far as they were taken, by name
+        self._size = 0  # of them
         self._rows = RowPool()
         self.had_copies = False
         self.sums = {}
@@ -51,49 +52,52 @@ class Front(BlockTable):
         """Copy ``PART`` rows from the ``start``-th on, with the graph's lock; returns where the
         next part begins."""
         source, rows = self._source, self._wanted[start : start + PART]
-        columns = {name: getattr(source, name) for name in _COPIED}
-        columns = {name: each for name, each in columns.items() if each.flags.writeable}
-        if self._engine >= 0:
-            columns["own"] = source.tiers[self._engine]
-        for kind, sums in source.sums.items():
-            columns[f"{kind:d} degree"], columns[f"{kind:d} weight"] = sums.degree, sums.weight
-        part: dict[str, npt.NDArray[Any]] = {}
+        columns = self._columns()
+        self.had_copies |= source.had_copies
         if self._runs:
             alike = [each for name, each in columns.items() if name not in _COPIED[:3]]
             starts = np.empty(len(rows), dtype=np.int64)
             found = core.runs(source.parent, source.depth, source.children, rows, alike, starts)
             starts = starts[:found]
-            part["starts"], rows = starts + start, rows[starts]
+            rows = rows[starts]
+            starts += start
+            self._put("starts", starts)
         columns["keys"] = source.keys
-        room = {name: np.empty(len(rows), dtype=each.dtype) for name, each in columns.items()}
-        core.gather(list(columns.values()), rows, list(room.values()))
-        part |= {**room, "there": rows}
+        self._put("there", rows)
         if source.had_copies:
-            self.had_copies = True
-            part["copies"] = np.bitwise_or.reduce(source.tiers[:, rows], axis=0)
-        self._parts.append(part)
+            self._put("copies", np.bitwise_or.reduce(source.tiers[:, rows], axis=0))
+        room = [self._room_of(name, each.dtype) for name, each in columns.items()]
+        core.gather(list(columns.values()), rows, room, self._size)
+        self._size += len(rows)
         return min(start + PART, len(self._wanted))
 
-    def close(self) -> None:
-        """Put the parts together; no more follow."""
-        names = dict.fromkeys(name for part in self._parts for name in part)
-        sizes = [len(part["there"]) for part in self._parts]
-        found = {name: self._joined(name, sizes) for name in names}
-        self._parts = []
-        self._set(found)
+    def _columns(self) -> dict[str, npt.NDArray[Any]]:
+        """What is copied of the other table, by name."""
+        own = vars(self._source)
+        columns = {name: own[name] for name in _COPIED if own[name].flags.writeable}
+        if self._engine >= 0:
+            columns["own"] = self._source.tiers[self._engine]
+        for kind, sums in self._source.sums.items():
+            columns[f"{kind:d} degree"], columns[f"{kind:d} weight"] = sums.degree, sums.weight
+        return columns
 
-    def _joined(self, name: str, sizes: list[int]) -> npt.NDArray[Any]:
-        """A column of all parts; one that was made between two of them has its own value before."""
-        if len(self._parts) == 1:
-            return self._parts[0][name]
-        some = next(part[name] for part in self._parts if name in part)
-        fill = self._declared[name].fill if name in self._declared else 0
-        return np.concatenate(
-            [
-                part[name] if name in part else np.full(size, fill, dtype=some.dtype)
-                for part, size in zip(self._parts, sizes, strict=True)
-            ]
-        )
+    def _put(self, name: str, values: npt.NDArray[Any]) -> None:
+        room = self._room_of(name, values.dtype)
+        room[self._size : self._size + len(values)] = values
+
+    def _room_of(self, name: str, dtype: Any) -> npt.NDArray[Any]:
+        """Room for a column. One that was made between two parts has its own value before."""
+        room = self._copies.get(name)
+        if room is None:
+            room = self._copies[name] = np.empty(len(self._wanted), dtype=dtype)
+            room[: self._size] = self._declared[name].fill if name in self._declared else 0
+        return room
+
+    def close(self) -> None:
+        """Cut the room for columns to what was taken; no more follows."""
+        found = {name: each[: self._size] for name, each in self._copies.items()}
+        self._copies = {}
+        self._set(found)
 
     def _set(self, found: dict[str, npt.NDArray[Any]]) -> None:
         count = len(found["there"])

@@ -144,7 +144,7 @@ class SessionTable(SessionOutlook):
         self._name_bytes += sys.getsizeof(name) - sys.getsizeof(self.names[row])
         self.names[row] = name
         self._rows[tenant, name] = row
-        self.refresh(row)
+        self.refresh(np.array([row], dtype=np.int32))
         self.changes += 1
         self.tenant[row] = tenant
         self.inferred[row] = name.startswith(INFERRED)

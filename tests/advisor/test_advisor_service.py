@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import re
@@ -22,6 +23,7 @@ import pytest
 import zmq
 from kvgraph.advisor.config.config import load
 from kvgraph.advisor.page.questions import FRESH_S, STALE_S, WAITING, QueryGate, RecentAnswers
+from kvgraph.advisor.process.process import collect_seldom
 from kvgraph.advisor.service import Service
 from kvgraph.advisor.sockets import front
 from kvgraph.advisor.sockets.subscriber import engine_id
@@ -374,6 +376,18 @@ def test_garbage_does_not_stop_the_loop(start: Start, connect: Connect) -> None:
     engine.greet([1])
     engine.ranking(lambda keys: keys == {1})
     assert running.get("/status")["counters"]["ingest"]["refused_wire"] == 4
+
+
+def test_what_a_sidecar_has_loaded_is_left_out_of_garbage_collections() -> None:
+    before = gc.get_threshold()
+    try:
+        collect_seldom()
+        assert gc.get_freeze_count() > 10_000
+        assert len(gc.get_objects()) < 10_000, "what a collection looks at"
+        assert gc.get_threshold()[0] > before[0]
+    finally:
+        gc.unfreeze()
+        gc.set_threshold(*before)
 
 
 def test_a_frame_beyond_the_limit_ends_its_connection_alone(start: Start, connect: Connect) -> None:

@@ -144,8 +144,11 @@ def test_parents_are_found_among_rows_and_others_are_not() -> None:
         lambda: core.find(ROWS.astype(np.int64), KEYS, KEYS, ROWS),
         lambda: core.lower(np.zeros(3), np.array([5, 0, 0]), None),
         lambda: core.lower(np.zeros((3, 1)), np.zeros(4, dtype=np.int64), None),
-        lambda: core.gather([np.zeros(3)], np.array([7], dtype=np.int32), [np.zeros(1)]),
-        lambda: core.gather([np.zeros(3)], np.array([0], dtype=np.int32), [np.zeros(1, np.int8)]),
+        lambda: core.gather([np.zeros(3)], np.array([7], dtype=np.int32), [np.zeros(1)], 0),
+        lambda: core.gather(
+            [np.zeros(3)], np.array([0], dtype=np.int32), [np.zeros(1, np.int8)], 0
+        ),
+        lambda: core.gather([np.zeros(3)], np.array([0], dtype=np.int32), [np.zeros(1)], 1),
         lambda: core.runs(ROWS, ROWS, ROWS.view(np.uint32), ROWS, [], np.zeros(4, dtype=np.int64)),
         lambda: core.is_any(np.zeros(256, np.uint8), np.zeros(3, np.uint8), ROWS + 3),
         lambda: core.is_any(np.zeros(9, np.uint8), np.zeros(9, np.uint8), ROWS),

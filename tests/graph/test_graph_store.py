@@ -102,7 +102,7 @@ def test_a_rare_column_takes_no_room_before_it_is_written() -> None:
         shelf.label[2] = 5
     shelf.for_writing("label")[2] = 5
     shelf.grow(10)
-    shelf.refresh(np.s_[8:])
+    shelf.refresh(np.arange(8, 10, dtype=np.int32))
     assert shelf.label.tolist() == [NO_ROW, NO_ROW, 5] + [NO_ROW] * 5 + [NO_ROW] * 2
     assert shelf.columns_nbytes(10) == 2 * 4 * 10
 
