@@ -82,6 +82,15 @@ def translate_hints(request: Any) -> dict[str, Any]:
     return said
 
 
+def says_nothing(request: Any) -> bool:
+    """Whether a request has nothing that ``translate_hints`` or ``HintReader`` read, as most have
+    that name no session; else they must be asked."""
+    if request.kv_transfer_params or request.session_id or request.cache_salt:
+        return False
+    sampling = getattr(request, "sampling_params", None)
+    return not (getattr(sampling, "extra_args", None) or getattr(request, "kv_hints", None))
+
+
 def _actions(envelopes: list[Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
     for envelope in envelopes:
         actions = _of(envelope, "actions")

@@ -126,11 +126,12 @@ class TransferCosts:
         """Note that a spill of ``size`` bytes took ``transfer_s`` seconds."""
         self.spill_bytes_per_s = _speed(self.spill_bytes_per_s, size, transfer_s)
 
-    def step_began(self, tokens: int) -> None:
+    def step_began(self, tokens: int, now: float | None = None) -> None:
+        """Note that a step with ``tokens`` tokens was scheduled, at this time of the clock's."""
         # The end of an empty step is reported only if a transfer ended; waiting for it in vain
         # would pair all later steps with wrong ends.
         if tokens:
-            self._steps.append((tokens, self._clock()))
+            self._steps.append((tokens, self._clock() if now is None else now))
 
     def step_ended(self) -> None:
         """Note that the oldest step's output arrived. Steps overlap: one counts from the end of the

@@ -231,8 +231,8 @@ class CopyDirectory:
         if self._warm.get(copy.block_hash) is copy:
             self.drop_all([copy])
 
-    def drop_all(self, copies: Sequence[Copy]) -> None:
-        """Give up complete copies, all of which are found; see ``drop``."""
+    def drop_all(self, copies: Sequence[Copy]) -> list[bytes]:
+        """Give up complete copies, all of which are found; see ``drop``. Returns their hashes."""
         hashes = [copy.block_hash for copy in copies]
         self.lost += len(hashes)
         deque(map(self._warm.pop, hashes), maxlen=0)
@@ -243,6 +243,7 @@ class CopyDirectory:
         unused = [copy.id for copy in copies if not copy.pins]
         self._held -= len(unused)
         self.voided.released += unused
+        return hashes
 
     def unpin(self, copy: Copy) -> None:
         """Note that a job that used this copy is done."""
@@ -252,8 +253,8 @@ class CopyDirectory:
         """Note that a job that used these copies is done."""
         warm = self._warm.get
         for copy in copies:
-            copy.pins -= 1
-            if not copy.pins and warm(copy.block_hash) is not copy:
+            copy.pins = pins = copy.pins - 1
+            if not pins and warm(copy.block_hash) is not copy:
                 self.abandon(copy)
 
     def add_cold(self, block_hash: bytes) -> None:

@@ -189,7 +189,7 @@ class TierLedger:
         if directory.cold_capacity:
             self.disk.demote(missing + directory.warm_capacity // _LOW_WATER, first)
         elif missing > 0:
-            self.give_up(directory.victims(missing, first))
+            self._dropped(directory.victims(missing, first), Cause.ROOM)
         return min(count, directory.room)
 
     def begin_copies(self, full_hashes: Sequence[bytes]) -> list[Copy]:
@@ -208,10 +208,12 @@ class TierLedger:
 
     def give_up(self, copies: Sequence[Copy], cause: Cause = Cause.ROOM) -> None:
         """Drop complete copies; ones that were replaced meanwhile are gone already."""
-        if copies := self.directory.still_found(copies):
-            self.directory.drop_all(copies)
+        self._dropped(self.directory.still_found(copies), cause)
+
+    def _dropped(self, copies: Sequence[Copy], cause: Cause) -> None:
+        if copies:
             self.counts.dropped += len(copies)
-            self.announce_dropped([copy.block_hash for copy in copies], Tier.WARM, cause)
+            self.announce_dropped(self.directory.drop_all(copies), Tier.WARM, cause)
 
     def lose_cold(self, hashes: Sequence[bytes], cause: Cause = Cause.ROOM) -> None:
         """Forget copies on disk and report them as dropped, for ``cause``; the records are gone."""

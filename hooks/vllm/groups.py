@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from math import lcm
 from typing import TYPE_CHECKING, Final
@@ -35,16 +35,12 @@ class ObservedGroup:
     groups_take: int = 1  # blocks that all groups take at most where this one takes a block
     # whether vLLM may leave blocks of it out of the prefix cache, as those outside of a window
     skips: bool = False
+    scale: int = field(init=False)  # hashes of a request per block of this group
+    suffix: bytes = field(init=False)  # the ending of this group's keys in the prefix cache
 
-    @property
-    def scale(self) -> int:
-        """Hashes of a request per block of this group."""
-        return self.block_size // self.hash_block_size
-
-    @property
-    def suffix(self) -> bytes:
-        """The ending of this group's keys in the prefix cache."""
-        return self.index.to_bytes(GROUP_BYTES, "big")
+    def __post_init__(self) -> None:  # once: they are read several times a request
+        object.__setattr__(self, "scale", self.block_size // self.hash_block_size)
+        object.__setattr__(self, "suffix", self.index.to_bytes(GROUP_BYTES, "big"))
 
     def hashes(self, request: Request, tokens: int) -> Sequence[bytes]:
         """The hashes of the full blocks in the request's first ``tokens`` tokens."""

@@ -20,7 +20,14 @@ from ...graph.wire.events import (
 )
 from ..keys import GROUP_BYTES, key_of, pack_hashes, pack_keys, pack_run, unpack
 from ..link.late import LateHashes, LatePrompt, RecentPrompts
-from ..requests.hints import CheckedHints, HintReader, hint_policy, translate_hints
+from ..requests.hints import (
+    NO_HINTS,
+    CheckedHints,
+    HintReader,
+    hint_policy,
+    says_nothing,
+    translate_hints,
+)
 from ..settings import engine_settings
 from .core_index import changes_of
 from .groups import ObservedGroup
@@ -284,7 +291,8 @@ class EngineObserver:
         meaning = self._meant.pop(request.request_id, None) or self._read(request)
         self.running[request.request_id] = Scheduled(request, meaning, self._clock())
         hashes = self._group.hashes(request, prompt)
-        self._state(meaning, hashes, is_over=False)
+        if meaning.segments:
+            self._state(meaning, hashes, is_over=False)
         if meaning.session is not None and meaning.tenant is None:  # a name is its tenant's
             self.sessions[request.request_id] = meaning.session
         found, lacking = self._waiting.pop(request.request_id, (0, None))
@@ -349,6 +357,8 @@ class EngineObserver:
                 self._index.freed_without_a_word([each + self._group.suffix for each in hashes])
 
     def _read(self, request: Request) -> CheckedHints:
+        if says_nothing(request):
+            return NO_HINTS
         return self._tags.read(
             request.kv_transfer_params,
             request.num_prompt_tokens,

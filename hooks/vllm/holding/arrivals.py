@@ -130,8 +130,7 @@ class SessionNames:
             del self._known[name]
 
 
-@dataclass(frozen=True, slots=True)
-class RequestArrival:
+class RequestArrival(NamedTuple):
     """What admission needs to know about a request.
 
     Attributes:
@@ -264,7 +263,7 @@ class LiveSessions:
         return middle is not None and self._found((hashes[0], middle.hash)) == 2
 
     def _by_prompt(self, request: Request, hashes: Sequence[bytes]) -> int:
-        if self._comes_from_elsewhere(request):
+        if self._fetches and self._comes_from_elsewhere(request):
             return 0
         return self._new_context(hashes, new=False)
 

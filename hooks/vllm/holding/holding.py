@@ -201,8 +201,10 @@ class Holding:
 
     def on_new_request(self, request: Request) -> None:
         """Note that a request arrived; if it is not held, it waits in vLLM's queue."""
-        if not self.queue.is_held(request.request_id):
-            self.queue.say_queued(request)
+        queue = self.queue
+        if not queue.is_held(request.request_id):
+            for note in queue.queued:
+                note(request)
 
     def update_state_after_alloc(self, request: Request, blocks: KVCacheBlocks, _: int) -> None:
         """Note that a request got blocks."""

@@ -22,10 +22,13 @@ _RELIED_ON: Final = (
 
 
 class HoldingQueue:
-    """Replaces ``scheduler.waiting``: vLLM's own queue, with held requests kept beside it.
+    """vLLM's own queue, with held requests kept beside it; decides on each that is added.
+
+    It is ``scheduler.waiting`` only while a request is held: vLLM asks its queue several times in
+    each step. Until then that is vLLM's own queue, of which one method is replaced.
 
     Args:
-        scheduler: The scheduler whose queue is replaced, on this instance only.
+        scheduler: The scheduler whose queue is followed, on this instance only.
         holds: Whether a new request is to be held; must not raise.
         gone: Called with the id of a held request that was removed; must not raise.
         queued: Called with a request that moves into vLLM's queue; must not raise.
@@ -47,13 +50,15 @@ class HoldingQueue:
             raise TypeError(f"{type(scheduler).__name__} has no {', '.join(missing)}")
         self._scheduler = scheduler
         self._queue = scheduler.waiting
+        self._append = self._queue.add_request
         self._holds = holds
         self._gone = gone
         self._held: dict[str, Request] = {}  # in the order of their arrival
         self._last: Request | None = None  # the last one released
         self._ends = False  # release all when vLLM next looks
+        self._goes_by_priority = bool(scheduler.policy.value == "priority")
         self.queued, self.unqueued = queued, unqueued
-        scheduler.waiting = self
+        self._queue.add_request = self.add_request
 
     # What we ask --------------------------------------------------------------------------------
 
@@ -98,10 +103,6 @@ class HoldingQueue:
         return any(each.priority > request.priority for each in self._scheduler.running)
 
     @property
-    def _goes_by_priority(self) -> bool:
-        return bool(self._scheduler.policy.value == "priority")
-
-    @property
     def head(self) -> Request | None:
         """The next request of vLLM's queue, if it never ran; else None."""
         head = self._queue.peek_request() if self._queue else None
@@ -109,8 +110,7 @@ class HoldingQueue:
 
     def hold_head(self) -> None:
         request = self._queue.pop_request()
-        self._held[request.request_id] = request
-        self._scheduler.deferred_waiting.add(request)
+        self._hold(request)
         for note in self.unqueued:
             note(request.request_id)
 
@@ -120,15 +120,17 @@ class HoldingQueue:
     def release(self, request_id: str) -> None:
         """Move a held request into vLLM's queue: to its end, or by priority."""
         request = self._last = self._held[request_id]
-        self._queue.add_request(request)
+        self._append(request)
         del self._held[request_id]
+        self._step_aside()
         self._resume(request)
 
     def release_all(self) -> None:
         """Move all held requests into vLLM's queue and sort it by arrival."""
         held, self._held = list(self._held.values()), {}
         for request in held:  # before any callback, which may raise: no request is lost
-            self._queue.add_request(request)
+            self._append(request)
+        self._step_aside()
         if isinstance(self._queue, deque):
             in_order = sorted(self._queue, key=_arrival)
             self._queue.clear()
@@ -143,13 +145,27 @@ class HoldingQueue:
         # out, and a request put before that one would be taken in its place.
         self._holds, self._gone = _never, _ignore
         self.queued = self.unqueued = ()  # they may be what failed
-        self._ends = True
+        self._ends = bool(self._held)
+        self._step_aside()
 
     def _leave(self) -> None:
         self._ends = False
         self.release_all()
+
+    def _hold(self, request: Request) -> None:
+        self._held[request.request_id] = request
+        self._scheduler.deferred_waiting.add(request)
+        if self._scheduler.waiting is self._queue:
+            self._scheduler.waiting = self
+
+    def _step_aside(self) -> None:
+        """Let vLLM ask its own queue while nobody is held; it may still hold on to this one."""
+        if self._held:
+            return
         if self._scheduler.waiting is self:
             self._scheduler.waiting = self._queue
+        if self._holds is _never:
+            self._queue.add_request = self._append
 
     def _resume(self, request: Request) -> None:
         if request.status.name == "WAITING":  # else vLLM counts it: it waits for its grammar
@@ -166,10 +182,9 @@ class HoldingQueue:
     def add_request(self, request: Request) -> None:
         """Queue a request, or hold it if it is new; one that the scheduler knows is never held."""
         if request.request_id in self._scheduler.requests or not self._holds(request):
-            self._queue.add_request(request)
-            return
-        self._held[request.request_id] = request
-        self._scheduler.deferred_waiting.add(request)
+            self._append(request)
+        else:
+            self._hold(request)
 
     def remove_request(self, request: Request) -> None:
         """Remove a request, held or queued."""
@@ -215,6 +230,7 @@ class HoldingQueue:
     def _remove_held(self, request: Request) -> bool:
         if self._held.pop(request.request_id, None) is None:
             return False
+        self._step_aside()
         self._gone(request.request_id)
         return True
 

@@ -225,6 +225,7 @@ class TierCacheBridge:
         idle: Wakes the engine for an order that comes while it has nothing to do.
         rest: Whether steps leave nothing to decide; every other call ends it.
         may_rest: Whether nobody else has to do anything in each step.
+        step_ended: Told that a step's output arrived.
         adapted: Told which keys, that the engine cached, a LoRA adapter computed.
     """
 
@@ -241,6 +242,7 @@ class TierCacheBridge:
         by_priority: bool = False,
     ) -> None:
         self.ledger, self.adapted = ledger, ledger.kept_off_disk.update
+        self.step_ended = ledger.costs.step_ended
         self._group, self._pool, self._index = group, pool, index
         self.spiller = Spiller(pool, ledger, index.holders, settings.spill_all)
         self.loader = Loader(group, ledger, self.spiller.load_victims)
@@ -384,10 +386,6 @@ class TierCacheBridge:
         voided = self.ledger.directory.voided.take()  # first: nothing may fail once jobs are taken
         broken, self._broken = tuple(self._broken), []
         return TierWork(self.ledger.book.take() + broken, *voided)
-
-    def step_ended(self) -> None:
-        """Note that a step's output arrived."""
-        self.ledger.costs.step_ended()
 
     def answered(self, answer: TierAnswer, received: Iterable[str] = ()) -> None:
         """Take what the workers did, and requests whose loads are over."""

@@ -104,7 +104,7 @@ class Loader:
             self._delayed.setdefault(request_id, now)
             return None, False
         count = self._ledger.directory.run(hashes)
-        if coming:
+        if coming and not coming.keys().isdisjoint(hashes):
             count = next((n for n in range(count) if hashes[n] in coming), count)
         if not count or not self.is_faster(request_id, hashes[:count]):
             self._matches.pop(request_id, None)
@@ -151,10 +151,12 @@ class Loader:
             return False  # asked again at each step that the request waits: decide once
         ledger = self._ledger
         size = ledger.block_bytes
-        found = ledger.directory.all_warm(hashes)
-        others = [each for each, copy in zip(hashes, found, strict=True) if copy is None]
-        cold = sum(map(ledger.directory.is_cold, others))
-        warm, shared = len(hashes) - len(others), len(others) - cold
+        directory, warm, cold, shared = ledger.directory, len(hashes), 0, 0
+        if directory.cold_capacity or directory.in_store:  # else all that is found is in memory
+            found = directory.all_warm(hashes)
+            others = [each for each, copy in zip(hashes, found, strict=True) if copy is None]
+            cold = sum(map(directory.is_cold, others))
+            warm, shared = warm - len(others), len(others) - cold
         tokens = len(hashes) * self._group.block_size
         if ledger.costs.worth_loading(tokens, warm * size, cold * size, shared * size):
             return True
@@ -172,14 +174,14 @@ class Loader:
         """Begin a load: copies of ``hashes`` to ``blocks``, and ``splice`` behind them."""
         ledger = self._ledger
         taken = take_copies(ledger, hashes)
-        copies, from_disk, from_store = taken
+        copies, from_disk, from_store = taken.copies, taken.from_disk, taken.from_store
         job = Load(
             ledger.book.number(), taken.ids, tuple(blocks), from_disk, request_id,
             splice.runs, splice.blocks, from_store,
             ledger.costs.store_limit_s(len(from_store) * self._group.block_size),
         )  # fmt: skip
         began, size = ledger.clock(), (len(copies) + len(splice.copies)) * ledger.block_bytes
-        cold, shared = (len(each) * ledger.block_bytes for each in (from_disk, from_store))
+        cold, shared = len(from_disk) * ledger.block_bytes, len(from_store) * ledger.block_bytes
         ledger.expect(hashes, size - cold - shared, cold, shared)
         ledger.counts.stalls += 1
         ledger.costs.queued_bytes += size
@@ -198,7 +200,7 @@ class Loader:
             ledger.arrived(hashes)
             self.under_way -= 1
             ledger.directory.unpin_all(splice.copies)
-            settle_copies(ledger, taken, done)
+            settle_copies(ledger, taken, done, hashes)
 
         ledger.book.open(job, self.load_victims.save(job.targets, ended))
 
@@ -218,22 +220,29 @@ class PinnedCopies(NamedTuple):
 
 def take_copies(ledger: TierLedger, hashes: Sequence[bytes]) -> PinnedCopies:
     """Pin the copies for a load; those that are only on disk, or in the store, are new ones."""
-    directory, taken = ledger.directory, PinnedCopies([], {}, {})
-    found = zip(hashes, directory.all_warm(hashes), strict=True)
-    for at, (block_hash, copy) in enumerate(found):
+    directory = ledger.directory
+    found = directory.all_warm(hashes)
+    from_disk, from_store, copies = dict[int, bytes](), dict[int, bytes](), list[Copy]()
+    for at, copy in enumerate(found):
         if copy is None:
+            block_hash = hashes[at]
             copy = directory.begin(block_hash)
-            cold = directory.is_cold(block_hash)
-            (taken.from_disk if cold else taken.from_store)[at] = block_hash
+            (from_disk if directory.is_cold(block_hash) else from_store)[at] = block_hash
         else:
             copy.pins += 1
-        taken.copies.append(copy)
-    directory.used(hashes)
-    return taken
+        copies.append(copy)
+    return PinnedCopies(copies, from_disk, from_store)
 
 
-def settle_copies(ledger: TierLedger, taken: PinnedCopies, done: JobDone) -> None:
-    """Unpin a load's copies; give up those that could not be read."""
+def settle_copies(
+    ledger: TierLedger, taken: PinnedCopies, done: JobDone, hashes: Sequence[bytes]
+) -> None:
+    """Unpin a load's copies, of ``hashes``; give up those that could not be read."""
+    # Not when it began: while they are pinned, whoever needs room would look at them first.
+    ledger.directory.used(hashes)
+    if not (done.failed or taken.from_disk or taken.from_store):
+        ledger.directory.unpin_all(taken.copies)
+        return
     ledger.counts.load_failed += len(done.failed)
     lost = done.failed.intersection(taken.from_store)
     ledger.counts.store_failed += len(lost)

@@ -345,7 +345,7 @@ class Prefetcher:
             self.held[:] = [block for block in self.held if id(block) not in held]
             # Head first in the list, so that the tail is freed, and evicted, before it.
             self._pool.free_blocks(reversed(blocks))
-            settle_copies(ledger, taken, done)
+            settle_copies(ledger, taken, done, hashes)
 
         over: Finish = ended
         try:

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Container, Iterable, Sequence
 from itertools import compress, islice, repeat, takewhile
 from operator import attrgetter, is_, not_
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
 import numpy as np
 
@@ -61,6 +61,15 @@ class CopyLead:
         fade = math.exp(-min(now - self._seen_at, _WORK_S) / _MEMORY_S)
         self.step, self.load = max(float(taken), fade * self.step), max(loads, fade * self.load)
         self._seen_at, self.steps = now, self.steps + 1
+
+    def passed(self, steps: Iterable[PassedStep]) -> None:
+        """Note steps in which loads took nothing: as ``stepped`` does, in one call."""
+        step, load, seen_at = self.step, self.load, self._seen_at
+        for taken, _, now in steps:
+            fade = math.exp(-min(now - seen_at, _WORK_S) / _MEMORY_S)
+            step, load, seen_at = max(float(taken), fade * step), fade * load, now
+            self.steps += 1
+        self.step, self.load, self._seen_at = step, load, seen_at
 
     def ended(self, began: int) -> None:
         """Note the end of a spill that began when there had been ``began`` steps."""
@@ -131,8 +140,9 @@ class Rest:
         if evicted > self.left or taken > self._most or len(self.steps) >= _LONGEST_REST:
             return False
         self.left -= evicted
-        self.steps.append((taken, evicted, self._clock()))
-        self._costs.step_began(tokens)
+        now = self._clock()
+        self.steps.append((taken, evicted, now))
+        self._costs.step_began(tokens, now)
         return True
 
 
@@ -321,7 +331,8 @@ class LoadVictims:
         self._pool, self._ledger, self._marks = pool, ledger, marks
         self._count = 0  # blocks that a load would be given
         self._freed = True  # whether blocks were given back since a load was foreseen
-        self._head: list[tuple[KVCacheBlock, bytes | None]] = []  # those blocks, and their hashes
+        self._head: list[KVCacheBlock] = []  # those blocks, and
+        self._hashes: list[bytes | None] = []  # their hashes
         self.advice: EvictionRanking | None = None
 
     def freed(self) -> None:
@@ -335,7 +346,7 @@ class LoadVictims:
         given back since, it finds none again: then nothing is looked at.
         """
         if count and count == self._count and not self._freed:
-            self._head = []  # others may have written to some of them
+            self._head, self._hashes = [], []  # others may have written to some of them
         else:
             self._freed = False
             self.prepare(count)
@@ -348,8 +359,8 @@ class LoadVictims:
     def look(self) -> None:
         """Note what those blocks hold: what stands at the queue's head may have changed."""
         head = self._pool.free_block_queue.iter_blocks_after(None) if self._count else ()
-        blocks = list(islice(head, self._count))
-        self._head = list(zip(blocks, map(hash_of, blocks), strict=True))
+        self._head = list(islice(head, self._count))
+        self._hashes = list(map(hash_of, self._head))
 
     def save(self, block_ids: Iterable[int], load_ended: Finish) -> Finish:
         """Begin to copy what a load's blocks held, as far as it is worth it and there is room.
@@ -360,26 +371,29 @@ class LoadVictims:
             ``load_ended``, and what else is to be done when the load ends. What is not copied by
             then may be torn: if the load was given up, others may write to its blocks.
         """
-        given, head = set(block_ids), self._head
-        self._count, self._head = 0, []
-        taken = [(block, held) for block, held in head if held and block.block_id in given]
-        hashes = [held for _, held in taken]
-        directory = self._ledger.directory
-        all_leave(directory, hashes)  # copies of these are the only ones now
-        found = FoundBlocks.told([block for block, _ in taken], hashes)
+        given, blocks, hashes = set(block_ids), self._head, self._hashes
+        self._count, self._head, self._hashes = 0, [], []
+        if not given.issuperset(map(_id_of, blocks)) or None in hashes:
+            pairs = zip(blocks, hashes, strict=True)
+            is_taken = [held is not None and block.block_id in given for block, held in pairs]
+            blocks, hashes = list(compress(blocks, is_taken)), list(compress(hashes, is_taken))
+        held = cast("list[bytes]", hashes)
+        ledger, directory = self._ledger, self._ledger.directory
+        all_leave(directory, held)  # copies of these are the only ones now
+        found = FoundBlocks.told(blocks, held)
         worthy, keys = self._marks.worthy(found)
         copies = directory.hashes_of(keys)
-        lost = [taken[at] for at, copy in zip(worthy, copies, strict=True) if copy is None]
-        room = self._ledger.make_room(len(lost), demote_first(self._ledger, self.advice, len(lost)))
+        lost = [at for at, copy in zip(worthy, copies, strict=True) if copy is None]
+        room = ledger.make_room(len(lost), demote_first(ledger, self.advice, len(lost)))
         # Those that came last would have stayed longest.
-        return self._begin(lost[-room:], load_ended) if room else load_ended
+        return self._begin(found, lost[-room:], load_ended) if room else load_ended
 
-    def _begin(self, lost: Sequence[tuple[KVCacheBlock, bytes]], load_ended: Finish) -> Finish:
+    def _begin(self, found: FoundBlocks, lost: Sequence[int], load_ended: Finish) -> Finish:
         ledger = self._ledger
-        hashes = [held for _, held in lost]
+        hashes = [found.hashes[at] for at in lost]
         keys, copies = keys_in_pool(hashes), ledger.begin_copies(hashes)
         ledger.saving.update(keys)
-        ids = tuple([block.block_id for block, _ in lost])
+        ids = tuple([found.blocks[at].block_id for at in lost])
         job = Spill(ledger.book.number(), ids, tuple([copy.id for copy in copies]), True)
         load_is_over = False
 
@@ -523,8 +537,7 @@ class Spiller:
 
     def passed(self, steps: Sequence[PassedStep]) -> None:
         """Note steps in which nothing was to be done."""
-        for taken, _, at in steps:
-            self._lead.stepped(taken, 0, at)
+        self._lead.passed(steps)
         evicted = sum([evicted for _, evicted, _ in steps])
         self._gone += evicted
         self._scan.evicted(evicted)

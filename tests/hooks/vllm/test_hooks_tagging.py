@@ -21,6 +21,7 @@ from kvgraph.hooks.requests.hints import (
     HintReader,
     HintTrust,
     hint_policy,
+    says_nothing,
     translate_hints,
 )
 from kvgraph.hooks.settings import EngineSettings
@@ -451,3 +452,23 @@ def test_an_engine_hears_it(paper_config: Any, monkeypatch: pytest.MonkeyPatch) 
         engine.finish_copies()
     (event,) = ended
     assert (event.session, event.tool, event.waiting_for_tool) == ("j-1", "bash", True)
+
+
+SAID = (
+    {"session_id": "a"},
+    {"cache_salt": "s"},
+    {"kv_transfer_params": {"kvgraph": {"session": "a"}}},
+    {"kv_transfer_params": {"kv_hint": {"actions": []}}},
+    {"sampling_params": SimpleNamespace(extra_args={"job_id": "a"})},
+    {"kv_hints": {"actions": []}},
+)
+
+
+@pytest.mark.parametrize("said", SAID)
+def test_a_request_says_nothing_only_where_nothing_is_read(said: dict[str, Any]) -> None:
+    silent = {
+        "kv_transfer_params": None, "session_id": None, "cache_salt": None,
+        "sampling_params": SimpleNamespace(extra_args=None), "kv_hints": None,
+    }  # fmt: skip
+    assert says_nothing(SimpleNamespace(**silent))
+    assert not says_nothing(SimpleNamespace(**silent | said))

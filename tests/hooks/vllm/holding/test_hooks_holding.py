@@ -656,8 +656,33 @@ def test_schedulers_that_are_made_hold_where_it_is_switched_on(
     follow_schedulers()
     follow_schedulers()
     engine = paper(shape(asynchronous=asynchronous))
-    assert isinstance(engine.scheduler.waiting, HoldingQueue)
+    assert engine.side.holding is not None
     assert len(engine.serve([1, 2, 3], 4)) == 4
+
+
+def test_vllm_asks_its_own_queue_while_nobody_is_held(failing_hall: Hall) -> None:
+    scheduler = failing_hall.engine.scheduler
+    own = scheduler.waiting
+    assert not isinstance(own, HoldingQueue)
+    failing_hall.shut()
+    held = [failing_hall.ask(4, seed) for seed in (1, 2)]
+    assert isinstance(scheduler.waiting, HoldingQueue)
+    failing_hall.abort(held[0])
+    assert isinstance(scheduler.waiting, HoldingQueue)
+    failing_hall.step(1, room=99)
+    assert failing_hall.held == []
+    assert scheduler.waiting is own
+    failing_hall.engine.settle()
+    assert len(failing_hall.engine.outputs[held[1]]) == 1
+
+
+def test_after_an_error_of_ours_nothing_is_asked_of_us_any_more(failing_hall: Hall) -> None:
+    queue, own = failing_hall.holding.queue, failing_hall.engine.scheduler.waiting
+    failing_hall.holding.end()
+    queue.add_request = fail
+    assert failing_hall.engine.scheduler.waiting is own
+    assert own.add_request.__self__ is own
+    assert len(failing_hall.engine.serve([1, 2, 3], 4)) == 4
 
 
 def test_a_scheduler_that_lacks_a_part_goes_on_without(
