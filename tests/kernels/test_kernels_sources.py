@@ -154,6 +154,7 @@ def test_structures_have_the_fields_and_the_order_of_the_cpu_source(structure: A
 
 KIT = Path(__file__).parents[1] / "kit" / "driver"
 COMPUTE, SIDE = 0x77, 0x99  # streams of cuda_launch.py
+FORKS = "ignore:This process:DeprecationWarning"  # what Python 3.12 says of a fork beside threads
 
 
 @pytest.fixture(scope="module")
@@ -164,8 +165,8 @@ def driven() -> dict[str, dict[str, Any]]:
     drivers["no batches"] = {"architecture": "sm_90", "batches": False}
     drivers["old"] = {"architecture": "sm_90", "cuda": 12080}
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-P", str(KIT / "cuda_launch.py"),
-         *map(json.dumps, drivers.values())],
+        [sys.executable, "-W", "error", "-W", FORKS,
+         "-P", str(KIT / "cuda_launch.py"), *map(json.dumps, drivers.values())],
         env={**os.environ, "PYTHONPATH": str(KIT)}, capture_output=True, text=True, timeout=300,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
