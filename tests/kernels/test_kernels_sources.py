@@ -129,12 +129,6 @@ def test_arguments_have_the_names_and_the_order_of_the_source(kernel: str, argum
     assert arguments._fields == tuple(re.findall(r"(\w+)(?:,|$)", taken[1]))
 
 
-def test_the_sources_repeat_no_number_that_the_host_computes_with() -> None:
-    for path in SOURCES.iterdir():
-        code = re.sub(r"//.*", "", path.read_text())
-        assert not re.search(r"__launch_bounds__\(\d|k(Warp|Lanes|Stages|Piece) = \d", code), path
-
-
 def test_the_sources_have_nothing_that_the_compiler_of_cuda_12_refuses() -> None:
     """NVRTC 12.9 takes a lambda with ``auto`` parameters for a host function, and 13 does not."""
     for path in SOURCES.iterdir():
