@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
 from collections.abc import Iterator
 from functools import cache
@@ -17,69 +18,37 @@ FOLDERS = ("graph", "kernels", "dashboards", "advisor", "hooks", "tests", "examp
 FOREIGN = {"WAITING_FOR_REMOTE_KVS", "None"}  # in backticks, and vLLM's or Python's
 
 
-def rows() -> list[tuple[list[str], str]]:
-    """``(words, meaning)`` of each row of the glossary."""
-    section = TEXT.split("## Words\n")[1].split("\n## ")[0]
-    found = re.findall(r"^\| (.+?) \| (.+) \|$", section, re.MULTILINE)[1:]
-    return [(words.split(", "), meaning) for words, meaning in found if words != "---"]
-
-
-def python_files() -> list[Path]:
-    inside = [path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")]
-    return [*ROOT.glob("*.py"), *inside]
-
-
 @cache
-def names() -> set[str]:
-    """Every name that the tree's Python defines or reads, files among them."""
-    found = {path.stem for path in python_files()} | {path.parent.name for path in python_files()}
-    for path in python_files():
-        for node in ast.walk(ast.parse(path.read_text())):
-            found |= {
-                name
-                for name in (getattr(node, each, None) for each in ("name", "id", "attr", "arg"))
-                if isinstance(name, str)
-            }
+def files() -> list[str]:
+    """All but what begins with a dot, or was installed: an environment has a hundred thousand."""
+    found: list[str] = []
+    for folder, below, names in os.walk(ROOT):
+        below[:] = [each for each in below if each[0] != "." and each != "node_modules"]
+        found += (f"{folder}/{name}" for name in names)
     return found
 
 
 @cache
 def classes() -> dict[str, set[str]]:
-    """Classes of the tree, each with the names of its methods, fields and attributes of self."""
-    found: dict[str, set[str]] = {}
-    for path in python_files():
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.ClassDef):
-                inside = found.setdefault(node.name, set())
-                for each in ast.walk(node):
-                    inside |= {str(getattr(each, kind, "")) for kind in ("name", "id", "attr")}
+    """Classes of the tree, each with the names of its methods, fields and attributes of self; what
+    stands in none is of the class ``""``."""
+    inside = [path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")]
+    found = {"": {name for path in inside for name in (path.stem, path.parent.name)}}
+    for path in (*ROOT.glob("*.py"), *inside):
+        note(ast.parse(path.read_text()), found[""], found)
     return found
 
 
-def parts(name: str) -> set[str]:
-    """A name's words, in lower case: of ``EvictionRanking``, of ``is_held``."""
-    return {part.lower() for part in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+", name)}
-
-
-def stem(word: str) -> str:
-    """Without the end that says what kind of word it is: ``copied`` and ``copy`` are one."""
-    return re.sub(r"(ied|ies|y|ed|es|e|ing|s)$", "", word)
-
-
-def test_each_word_of_the_glossary_is_a_word_of_the_code() -> None:
-    spoken = {stem(part) for name in names() for part in parts(name)}
-    missing = [
-        word
-        for words, _ in rows()
-        for word in words
-        if not {stem(part) for part in word.lower().split()} <= spoken
-    ]
-    assert missing == []
-
-
-def test_the_glossary_says_each_word_once() -> None:
-    words = [word for each, _ in rows() for word in each]
-    assert len(words) == len(set(words)) > 0
+def note(node: ast.AST, own: set[str], found: dict[str, set[str]]) -> None:
+    """Every name below a node, which is of the class around it and of those around that."""
+    for each in ast.iter_child_nodes(node):
+        if isinstance(each, ast.ClassDef):
+            below = found.setdefault(each.name, set())
+            note(each, below, found)
+            own |= below
+        else:
+            note(each, own, found)
+        own |= {str(getattr(each, kind, "")) for kind in ("name", "id", "attr", "arg")}
 
 
 @pytest.mark.parametrize(
@@ -88,13 +57,8 @@ def test_the_glossary_says_each_word_once() -> None:
 def test_every_file_that_is_named_is_there(page: Path) -> None:
     text = page.read_text()
     named = set(re.findall(r"`([\w/{},]+\.(?:py|cu|cuh|hpp|npz|toml|ts|tsx))`", text))
-    files = {str(path.relative_to(ROOT)) for path in ROOT.rglob("*.*") if ".venv" not in path.parts}
     wanted = {each for name in named for each in unfolded(name)}
-    missing = {
-        name
-        for name in wanted
-        if not any(file == name or file.endswith(f"/{name}") for file in files)
-    }
+    missing = {name for name in wanted if not any(file.endswith(f"/{name}") for file in files())}
     assert missing == set()
     folders = set(re.findall(r"`((?:graph|kernels|dashboards|advisor|hooks|tests)/[\w/]*)`", text))
     assert {each for each in folders if not (ROOT / each).is_dir()} == set()
@@ -112,7 +76,7 @@ def unfolded(name: str) -> list[str]:
 def test_every_symbol_that_is_named_is_there() -> None:
     named = re.findall(r"`((?:[A-Z]\w*|_[a-zA-Z]\w*)(?:\.\w+)*)`", TEXT)
     ours = {symbol for symbol in named if not re.match(r"AITHER_|.*\.md$", symbol)} - FOREIGN
-    assert {symbol for symbol in ours if not set(symbol.split(".")) <= names()} == set()
+    assert {symbol for symbol in ours if not set(symbol.split(".")) <= classes()[""]} == set()
     members = {symbol for symbol in ours if symbol.split(".")[0] in classes() and "." in symbol}
     strange = {each for each in members if each.split(".")[1] not in classes()[each.split(".")[0]]}
     assert strange == set()

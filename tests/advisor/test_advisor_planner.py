@@ -90,14 +90,6 @@ class Planned:
         self.planner.tick()
 
 
-def test_each_engine_is_told_of_its_own_blocks() -> None:
-    planned = Planned()
-    planned.tick()
-    latest = planned.planner.latest
-    assert sorted(latest["a"].order.tolist()) == list(range(1, 11))
-    assert sorted(latest["b"].order.tolist()) == list(range(1000, 1010))
-
-
 def test_no_more_than_max_ranked_blocks_are_named() -> None:
     planned = Planned(max_ranked=4)
     planned.tick()

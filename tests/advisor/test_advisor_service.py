@@ -31,7 +31,7 @@ from kvgraph.dashboards.source import BusyError
 from kvgraph.graph.errors import ConfigError
 from kvgraph.graph.kvcache_graph import KVCacheGraph
 from kvgraph.graph.ranking.policy import Weighted
-from kvgraph.graph.types import SourceLayer, Tier, as_keys
+from kvgraph.graph.types import Tier, as_keys
 from kvgraph.graph.wire import frames as wire
 from kvgraph.graph.wire.advice import (
     AnyAdvice,
@@ -53,7 +53,6 @@ from kvgraph.graph.wire.events import (
     RequestHeld,
     RequestReleased,
     RequestStarted,
-    Segment,
 )
 
 PRESSURE = Pressure(100, 50, 50, 1, 0)
@@ -187,20 +186,6 @@ def test_an_engine_gets_a_ranking_of_its_blocks(start: Start, connect: Connect) 
     assert valid.age_s < 2.0
 
 
-def test_protected_blocks_are_ranked_apart(start: Start, connect: Connect) -> None:
-    engine = connect(start())
-    engine.greet()
-    engine.send(
-        BlocksStored(packed(range(1, 5)), None, 16, "chat"),
-        RequestStarted(
-            "r1", packed(range(1, 5)), 64, 0, 16, "chat",
-            segments=(Segment(int(SourceLayer.RULES), 0, 32),),
-        ),
-    )  # fmt: skip
-    ranking = engine.ranking(lambda keys: keys == {3, 4})
-    assert set(ranking.protected.tolist()) == {1, 2}
-
-
 def test_two_engines_are_advised_apart(start: Start, connect: Connect) -> None:
     running = start()
     one, two = connect(running, "one"), connect(running, "two")
@@ -326,43 +311,6 @@ def test_an_engine_whose_connection_is_gone_is_forgotten_before_it_is_silent(
         lambda s: [each["graph"]["resident"] for each in s["engines"] if each["graph"]] == [1]
     )
     other.ranking(lambda keys: keys == {3})
-
-
-def test_a_gap_is_made_good_by_a_resync(start: Start, connect: Connect) -> None:
-    running = start()
-    engine = connect(running)
-    engine.greet([1, 2, 3])
-    engine.ranking(lambda keys: keys == {1, 2, 3})
-    engine.seq += 1  # a batch that never arrived: block 1 was removed
-    while True:
-        engine.send(PRESSURE)
-        if engine.socket.poll(100):
-            advice = wire.decode_advice(engine.socket.recv_multipart(), now=0.0)[1]
-            if isinstance(advice, ResyncRequest):
-                break
-    engine.greet([2, 3])
-    engine.ranking(lambda keys: keys == {2, 3})
-    status = running.get("/status")
-    assert status["engines"][0]["gaps"] == 1
-    assert status["engines"][0]["state"] == "synced"
-
-
-def test_a_restarted_sidecar_asks_for_what_it_missed(tmp_path: Path) -> None:
-    first = Running(tmp_path)
-    engine = Engine(first.service.endpoint)
-    try:
-        engine.greet([1, 2])
-        engine.ranking(lambda keys: keys == {1, 2})
-        first.stop()
-        second = Running(tmp_path)
-        try:
-            assert engine.advice(ResyncRequest) == ResyncRequest("unknown engine")
-            engine.greet([1, 2])
-            engine.ranking(lambda keys: keys == {1, 2})
-        finally:
-            second.stop()
-    finally:
-        engine.close()
 
 
 def test_garbage_does_not_stop_the_loop(start: Start, connect: Connect) -> None:
@@ -660,26 +608,6 @@ def test_a_disk_that_takes_nothing_costs_a_counter_and_one_line(
     assert "cannot write snapshot" in status["snapshot"]["error"]
     engine.ranking(lambda keys: keys == {1})
     assert caplog.text.count("cannot write snapshot") == 1
-
-
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-def test_a_full_disk_is_survived(
-    start: Start, connect: Connect, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def open_full(handle: int, mode: str) -> Any:
-        os.close(handle)
-        return open("/dev/full", mode)
-
-    monkeypatch.setattr("kvgraph.graph.snapshot.os.fdopen", open_full)
-    running = start(
-        sidecar__snapshot_path=tmp_path / "graph.kvg", sidecar__snapshot_interval_s=0.02
-    )
-    engine = connect(running)
-    engine.greet([1])
-    status = running.until(lambda s: s["counters"]["snapshot"].get("failed", 0) >= 1)
-    assert "No space left" in status["snapshot"]["error"]
-    engine.ranking(lambda keys: keys == {1})
-    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".graph")]
 
 
 def test_a_session_that_waits_for_room_can_be_asked_about(start: Start, connect: Connect) -> None:

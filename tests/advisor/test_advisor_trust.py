@@ -456,7 +456,7 @@ def test_a_killed_sidecar_is_back_in_step_after_each_restart(socket_directory: P
     sidecar = SidecarProcess(socket_directory, sidecar__interval_s=0.05)
     took, started = list[float](), 0.0
     with sidecar, FakeEngine(sidecar.endpoint, num_blocks=40, options=QUICK) as engine:
-        for generation in range(8):
+        for generation in range(5):
             serve(engine, generation, 50)
             until(lambda: is_advised(engine), f"generation {generation}")
             if generation:

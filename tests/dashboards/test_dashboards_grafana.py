@@ -56,12 +56,6 @@ def known() -> set[str]:
     return samples | {f"kvgraph_{name}" for name in _TIERS}
 
 
-def test_the_tiers_metrics_are_those_that_are_taken_for_known() -> None:
-    """They stand in ``test_dashboards_app`` with their values."""
-    tested = (Path(__file__).parent / "test_dashboards_app.py").read_text()
-    assert all(name in tested for name in _TIERS if "bytes_total" not in name)
-
-
 def test_every_query_of_the_dashboard_names_metrics_that_exist(known: set[str]) -> None:
     dashboard = json.loads((GRAFANA / "kvgraph.json").read_text())
     queries = [t["expr"] for panel in dashboard["panels"] for t in panel["targets"]]

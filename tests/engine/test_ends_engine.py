@@ -18,7 +18,7 @@ MOST = 80
 
 
 @pytest.mark.parametrize("user_connector", [False, True], ids=["alone", "beside"])
-def test_an_engine_tells_why_its_answers_ended(
+def test_an_engine_tells_why_its_answers_ended_and_which_layers_its_prompts_have(
     tmp_path: Path, new_engine: Any, router: Any, user_connector: bool
 ) -> None:
     model = write_family(HERMES, tmp_path / "model")
@@ -35,10 +35,13 @@ def test_an_engine_tells_why_its_answers_ended(
         {"model": str(model), "answers": answers, "max_tokens": MOST,
          "user_connector": user_connector},
         AITHER_KVCACHE_GRAPH="1", AITHER_KVCACHE_SIDECAR=router.endpoint,
-        VLLM_ENABLE_V1_MULTIPROCESSING="1",
+        VLLM_ENABLE_V1_MULTIPROCESSING="1", AITHER_KVCACHE_LAYERS="1",
     )  # fmt: skip
+    deadline = time.monotonic() + 150
     try:
-        _listen(router, engine)
+        while engine.running and time.monotonic() < deadline:
+            router.read(0.1)
+        router.read(0.1)
     finally:
         run = engine.run()
     assert run.result["finish"] == ["stop", "stop", "stop", "length"]
@@ -47,24 +50,10 @@ def test_an_engine_tells_why_its_answers_ended(
         for end in router.events
         if isinstance(end, RequestFinished)
     ]
-    assert told == [(True, "web-search"), (False, None), (False, None), (None, None)]
-
-
-def test_an_engine_tells_the_layers_of_its_prompts(
-    tmp_path: Path, new_engine: Any, router: Any
-) -> None:
-    model = write_family(HERMES, tmp_path / "model")
-    engine = new_engine(
-        "engine_chats.py", {"model": str(model)},
-        AITHER_KVCACHE_GRAPH="1", AITHER_KVCACHE_SIDECAR=router.endpoint,
-        VLLM_ENABLE_V1_MULTIPROCESSING="1", AITHER_KVCACHE_LAYERS="1",
-    )  # fmt: skip
-    try:
-        _listen(router, engine)
-    finally:
-        engine.run()
+    expected = [(True, "web-search"), (False, None), (False, None), (None, None)]
+    assert told[: len(answers)] == expected
     starts = [event for event in router.events if isinstance(event, RequestStarted)]
-    plain, hinted, absurd, forged, stream = (start.segments for start in starts)
+    plain, hinted, absurd, forged, stream = (start.segments for start in starts[len(answers) :])
     system = plain[0]
     assert (system.layer, system.start, system.authority) == (SourceLayer.RULES, 0, 0)
     assert _layers(plain[1:])[0] == SourceLayer.USER_TURN
@@ -86,10 +75,3 @@ def _writer(model: Path) -> FamilyWriter:
     from transformers import AutoTokenizer
 
     return FamilyWriter(HERMES, AutoTokenizer.from_pretrained(model))
-
-
-def _listen(router: Any, engine: Any) -> None:
-    deadline = time.monotonic() + 150
-    while engine.running and time.monotonic() < deadline:
-        router.read(0.1)
-    router.read(0.1)

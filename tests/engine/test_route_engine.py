@@ -9,7 +9,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -59,22 +61,12 @@ def fleet(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     runtime = directory / "run"
     runtime.mkdir(mode=0o700)
     settings = (("XDG_RUNTIME_DIR", str(runtime)), ("OMP_NUM_THREADS", "1"))
-    with ExitStack() as stack:
-        servers = [
-            stack.enter_context(
-                Server(
-                    ServerPlan(
-                        str(tiny_model),
-                        True,
-                        directory / f"e{number}",
-                        blocks=400,
-                        max_model_len=1024,
-                        settings=settings,
-                    )
-                )
-            )
-            for number in range(2)
-        ]
+    with ExitStack() as stack, ThreadPoolExecutor() as pool:
+        plan = ServerPlan(
+            str(tiny_model), True, directory, blocks=400, max_model_len=1024, settings=settings
+        )
+        plans = [replace(plan, directory=directory / f"e{number}") for number in range(2)]
+        servers = list(pool.map(lambda each: stack.enter_context(Server(each)), plans))
         for server in servers:
             check_advised(server)
         env = {**os.environ, "XDG_RUNTIME_DIR": str(runtime)}

@@ -54,24 +54,6 @@ def test_what_a_request_brings_is_nothing_where_half_of_a_session_is_there() -> 
         assert new_context_blocks(3, 0, POOL, new=new) == 0, "a short prompt takes little room"
 
 
-def test_who_brings_nothing_or_would_never_fit_is_not_held(rule: HoldingRule) -> None:
-    assert not rule.arrives(asks("warm", 1.0, 0), word(0), idle=False, queued=True)
-    assert not rule.arrives(asks("huge", 1.0, POOL), word(0), idle=False, queued=True)
-    assert rule.arrives(asks("new", 1.0), word(0), idle=False, queued=True)
-
-
-def test_nobody_is_held_without_a_word_or_with_room_for_all(rule: HoldingRule) -> None:
-    assert not rule.arrives(asks("a", 1.0), None, idle=False, queued=True)
-    assert not rule.arrives(asks("b", 1.0), word(None), idle=False, queued=True)
-
-
-def test_nobody_is_held_by_an_engine_that_has_been_at_rest(rule: HoldingRule) -> None:
-    assert rule.arrives(asks("a", 0.4), word(0), idle=True, queued=True), "it ran a moment ago"
-    assert step(rule, 0.45, 0, idle=True) == []
-    assert step(rule, 0.6, 0, idle=True) == ["a idle"]
-    assert not rule.arrives(asks("b", 1.2), word(0), idle=True, queued=True)
-
-
 def test_nobody_is_held_by_an_engine_that_keeps_up() -> None:
     rule = HoldingRule(HoldingBounds(POOL, MOST_S))
     meets(rule, 100, queued=False)
@@ -218,13 +200,6 @@ def test_who_came_with_its_context_and_lost_it_in_the_line_is_held_at_its_turn(
     assert not rule.turn_comes(asks("warm", 90.0, 10), word(0)), "room was taken for it"
 
 
-def test_nobody_is_held_beyond_the_bound(rule: HoldingRule) -> None:
-    assert rule.arrives(asks("early", 0.0), word(0), idle=False, queued=True)
-    assert rule.arrives(asks("late", 50.0), word(0), idle=False, queued=True)
-    assert step(rule, 97.0, 0) == []
-    assert step(rule, 98.0, 0) == ["early bound"], "a little ahead of it: a step takes its time"
-
-
 def test_who_was_patient_starts_where_nobody_else_waits_one_at_a_time(rule: HoldingRule) -> None:
     assert rule.arrives(asks("oldest", 0.0), word(0), idle=False, queued=True)
     assert rule.arrives(asks("returning", 1.0, returning=True), word(0), idle=False, queued=True)
@@ -262,38 +237,6 @@ def test_whoever_waited_for_half_of_the_bound_starts_without_a_rest(rule: Holdin
     assert step(rule, 93.6, 0, free=True) == ["c patience"]
 
 
-def test_tenants_take_turns_where_there_is_no_room(rule: HoldingRule) -> None:
-    for number in range(500):
-        rule.arrives(
-            asks(f"greedy {number}", 1.0, 10, tenant="greedy"), word(0), idle=False, queued=True
-        )
-    for number in range(3):
-        rule.arrives(
-            asks(f"modest {number}", 2.0, 50, tenant="modest"), word(0), idle=False, queued=True
-        )
-    started = [name for now in range(20, 60) for name in step(rule, float(now), 0, free=True)]
-    assert sum("modest" in name for name in started) == 3
-    assert sum("greedy" in name for name in started[: started.index("modest 2 patience")]) <= 12
-
-
-def test_who_was_let_in_without_waiting_is_no_stranger_if_that_took_room(
-    rule: HoldingRule,
-) -> None:
-    """A short prompt takes none: it would make any new name known for nothing."""
-    for name, blocks in (("honest", 10), ("cheap", 0)):
-        said = word(None), 0.5
-        assert not rule.arrives(
-            asks(f"{name} first", said[1], blocks, tenant=name), said[0], idle=False, queued=True
-        )
-    for number in range(50):
-        rule.arrives(asks(f"x{number}", 1.0, tenant=f"n{number}"), word(0), idle=False, queued=True)
-    for name in ("cheap", "honest"):
-        rule.arrives(asks(f"{name} again", 1.0, tenant=name), word(0), idle=False, queued=True)
-    started = [name for now in range(20, 90) for name in step(rule, float(now), 0, free=True)]
-    assert started.index("honest again patience") <= 1
-    assert started.index("cheap again patience") == 51
-
-
 def test_urgent_ones_start_first_then_returning_sessions_then_new_ones(rule: HoldingRule) -> None:
     assert rule.arrives(asks("new", 1.0), word(0), idle=False, queued=True)
     assert rule.arrives(asks("returning", 2.0, returning=True), word(0), idle=False, queued=True)
@@ -301,16 +244,6 @@ def test_urgent_ones_start_first_then_returning_sessions_then_new_ones(rule: Hol
     assert step(rule, 4.0, 5) == ["urgent room"], "its context is more than the room"
     assert step(rule, 4.1, 5) == []
     assert step(rule, 4.2, 30) == ["returning room", "new room"]
-
-
-def test_all_start_when_the_sidecar_is_silent_or_sees_room_for_all(rule: HoldingRule) -> None:
-    for reason, said in (("silence", None), ("open", word(None))):
-        for name in "ab":
-            assert rule.arrives(asks(name + reason, 1.0), word(0), idle=False, queued=True)
-        found = rule.released(said, 2.0, idle=False, free=False)
-        assert [(held.request_id, why) for held, why in found] == [
-            (f"a{reason}", reason), (f"b{reason}", reason),
-        ]  # fmt: skip
 
 
 def test_a_step_passes_where_nobody_waits_and_there_is_room_for_all(rule: HoldingRule) -> None:
@@ -391,21 +324,6 @@ def drain(order: HoldingOrder) -> list[str]:
     return names
 
 
-@pytest.mark.parametrize("one_stays", [False, True])
-def test_what_went_away_is_not_paid_for(one_stays: bool) -> None:
-    """Refused after a minute, a client comes again: it has had nothing yet."""
-    order = HoldingOrder()
-    order.add(Held("b-first", 0.0, 50, tenant="b"))
-    for number in range(100):
-        order.add(Held(f"a{number}", 0.0, 50, tenant="a"))
-    for number in range(one_stays, 100):
-        assert order.drop(f"a{number}") is not None
-    order.add(Held("a-new", 61.0, 50, tenant="a"))
-    for number in range(300):
-        order.add(Held(f"b{number}", 61.0, 50, tenant="b"))
-    assert drain(order).index("a-new") <= 1 + 2 * one_stays
-
-
 def test_what_started_is_paid_for_even_if_nothing_of_its_tenant_waited_since() -> None:
     order = order_of("ab")
     order.add(Held("a0", 0.0, 50, tenant="a"))
@@ -415,18 +333,6 @@ def test_what_started_is_paid_for_even_if_nothing_of_its_tenant_waited_since() -
     for number in range(1, 7):
         order.add(Held(f"b{number}", 1.0, 10, tenant="b"))
     assert drain(order) == ["b0", "b1", "b2", "b3", "b4", "a1", "b5", "b6"]
-
-
-def test_tenants_without_an_end_cost_nothing() -> None:
-    """Each asks once under a name of its own and goes away, while one waits."""
-    order = HoldingOrder()
-    order.add(Held("one", 0.0, 3, tenant="honest"))
-    for number in range(3 * _MOST_TENANTS):
-        order.add(Held(f"r{number}", 0.0, 1, tenant=f"salt-{number}"))
-        assert order.drop(f"r{number}") is not None
-    assert order.tenants == 0
-    assert len(order._lanes) == 1
-    assert order.entries <= 67
 
 
 def test_tenants_without_an_end_that_start_are_forgotten_the_oldest_first() -> None:
@@ -566,17 +472,6 @@ def test_who_goes_away_as_a_stranger_leaves_nothing_behind() -> None:
     assert not order._unknown
     assert not order._lanes
     assert order.peek() is None
-
-
-def test_names_that_are_used_once_push_out_nobody_who_came_again() -> None:
-    order = HoldingOrder()
-    for _ in range(2):
-        order.served("honest")
-    for number in range(2 * _MOST_TENANTS):
-        order.served(f"salt-{number}")
-    crowd(order, 0, 30)
-    order.add(Held("honest", 1.0, 5, tenant="honest"))
-    assert drain(order).index("honest") <= 1
 
 
 def test_of_more_tenants_than_are_looked_at_each_has_its_turn() -> None:

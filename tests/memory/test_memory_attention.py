@@ -238,9 +238,3 @@ def test_the_command_takes_a_sidecar(
     ((_, settings, _, _, page, *_),) = served
     assert settings.attention == (ATTENTION_WEIGHT if options else 0)
     assert page == ("http://127.0.0.1:7" if options else None)
-
-
-def test_a_sidecar_that_is_no_url_is_said(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(["memory", "http://127.0.0.1:1", "--budget", "1000", "--sidecar", "here"])
-    assert "'here' is not a URL" in capsys.readouterr().err

@@ -24,8 +24,6 @@ from kvgraph.advisor.memory.store import ChatStore
 from kvgraph_bench.memory.chat_engine import Remembering, remembering
 
 SETTINGS = MemorySettings(budget=1000)
-HEAD = len(b"kvgraph chat 3\n") + 32  # before the chat in its file: the form, and a digest
-APPEND = {"kvgraph": {"memory": "append"}}
 
 
 async def turns_of(memory: Remembering, address: str = "/memory/s", **more: Any) -> list[int]:

@@ -17,8 +17,6 @@ from waiting import soon
 pytest.importorskip("bm25s")
 
 from chat_scenes import user
-from kvgraph.advisor.cli import main
-from kvgraph.advisor.fleet.upstream import Upstream
 from kvgraph.advisor.memory.engine import CompletionReader
 from kvgraph.advisor.memory.settings import ChatStoreSettings, MemorySettings
 from kvgraph_bench.memory.chat_engine import ChatEngine, Remembering, remembering
@@ -126,15 +124,6 @@ async def test_an_engine_that_does_not_count_tokens_has_them_estimated() -> None
         await append(memory, "x" * 400)
         (chat,) = (await memory.client.get("/memory/s")).json()
         assert chat["blocks"][0]["tokens"] == 108
-
-
-async def test_a_gone_engine_is_said() -> None:
-    async with remembering(SETTINGS) as memory:
-        before, memory.proxy.upstream = memory.proxy.upstream, Upstream(0, "http://127.0.0.1:9")
-        answer = await append(memory, "one")
-        assert answer.status_code == 502
-        assert "ConnectorError" in answer.json()["error"]["message"]
-        await before.close()
 
 
 async def test_an_answer_that_speaks_of_a_streams_end_is_none() -> None:
@@ -303,14 +292,6 @@ def test_an_answer_is_read_however_its_bytes_are_cut() -> None:
     for at in range(len(data)):
         reader.feed(data[at : at + 1])
     assert reader.message() == {"role": "assistant", "content": "é"}
-
-
-def test_it_listens_beyond_loopback_only_when_it_is_told_to(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    with pytest.raises(SystemExit):
-        main(["memory", "http://127.0.0.1:1", "--budget", "1000", "--host", "0.0.0.0"])
-    assert "--allow-remote" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("kind", ["text", "call"])

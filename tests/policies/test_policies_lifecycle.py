@@ -313,6 +313,11 @@ def recorded(signals: Signals, with_layers: bool) -> Trace:
     return fleet("f", sessions, USERS, HOURS, signals, with_layers=with_layers)
 
 
+@cache
+def unprotected(signals: Signals) -> Found:
+    return play(recorded(signals, True), BARE)
+
+
 def points(hits: Ints, trace: Trace) -> float:
     return float(100.0 * hits.sum() / trace.prompt_blocks)
 
@@ -320,7 +325,7 @@ def points(hits: Ints, trace: Trace) -> float:
 @pytest.mark.parametrize("signals", [Signals.ALL, Signals.NONE])
 def test_naming_rules_costs_little_and_the_price_is_known(signals: Signals) -> None:
     trace = recorded(signals, True)
-    kept, bare = play(trace), play(trace, BARE)
+    kept, bare = play(trace), unprotected(signals)
     cost = points(bare.hits, trace) - points(kept.hits, trace)
     assert cost <= 0.8, "half a point, and what it takes to find out"
     assert kept.budget.points_ever == pytest.approx(cost, abs=0.3)
@@ -330,7 +335,7 @@ def test_without_a_price_the_same_words_cost_points() -> None:
     """Else these recorded agents could not tell that protection costs anything."""
     trace = recorded(Signals.ALL, True)
     hard = play(trace, ScoreProfile(protected_share=0.5))
-    bare = play(trace, BARE)
+    bare = unprotected(Signals.ALL)
     assert points(bare.hits, trace) - points(hard.hits, trace) > 1.0
     assert hard.budget.share == 0.5
     assert hard.budget.points_ever is not None

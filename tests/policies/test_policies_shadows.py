@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -36,17 +35,39 @@ CAPACITY = 400
 SMALL = 80  # much of the trace is lost
 
 
-@pytest.fixture
-def trace(tmp_path: Path) -> Trace:
-    return made(tmp_path, agents(np.random.default_rng(1)))
+@pytest.fixture(scope="module")
+def trace(tmp_path_factory: pytest.TempPathFactory) -> Trace:
+    return made(tmp_path_factory.mktemp("agents"), agents(np.random.default_rng(1)))
+
+
+@pytest.fixture(scope="module")
+def of_chats(tmp_path_factory: pytest.TempPathFactory) -> Trace:
+    return made(tmp_path_factory.mktemp("chats"), chats(np.random.default_rng(2)))
+
+
+@pytest.fixture(scope="module")
+def played(trace: Trace) -> Live:
+    """It heard all of the trace, and is looked at only."""
+    live = Live(trace, CAPACITY, cpu=lambda: 0.0)
+    live.play()
+    return live
+
+
+@pytest.fixture(scope="module")
+def half(of_chats: Trace) -> Live:
+    """Its policies followed half of the sessions; it is looked at only."""
+    live = Live(of_chats, 2 * CAPACITY, halvings=1)
+    live.play()
+    return live
 
 
 @pytest.mark.parametrize(
     "capacity", [1.0, 0.75, *(pytest.param(n, marks=pytest.mark.large) for n in (1.25, 2.0))]
 )
-def test_a_shadow_of_lru_finds_what_a_full_replay_finds(trace: Trace, capacity: float) -> None:
-    live = Live(trace, CAPACITY)
-    live.play()
+def test_a_shadow_of_lru_finds_what_a_full_replay_finds(
+    trace: Trace, played: Live, capacity: float
+) -> None:
+    live = played
     name = "lru" if capacity == 1.0 else f"lru ×{capacity:g}"
     full = lru_hits(trace, round(CAPACITY * capacity)).sum() / trace.full.sum()
     assert live.rate(name) == pytest.approx(full, abs=POINT)
@@ -101,23 +122,20 @@ def views_of(live: Live) -> list[ShadowView]:
     return shadows_view(live.runner, None, live.now, float, str).shadows
 
 
-def test_lru_follows_all_sessions_and_policies_half_of_them(tmp_path: Path) -> None:
-    trace = made(tmp_path, chats(np.random.default_rng(2)))
-    live = Live(trace, 2 * CAPACITY, halvings=1)
-    live.play()
-    full = lru_hits(trace, 2 * CAPACITY).sum() / trace.full.sum()
-    assert 0 < len(live.set.sample.sessions) < len(np.unique(trace.session))
-    assert live.set.sampled < live.set.asked
-    assert live.rate("lru") == pytest.approx(full, abs=1e-9)
+def test_lru_follows_all_sessions_and_policies_half_of_them(of_chats: Trace, half: Live) -> None:
+    full = lru_hits(of_chats, 2 * CAPACITY).sum() / of_chats.full.sum()
+    assert 0 < len(half.set.sample.sessions) < len(np.unique(of_chats.session))
+    assert half.set.sampled < half.set.asked
+    assert half.rate("lru") == pytest.approx(full, abs=1e-9)
 
 
-def test_half_of_the_sessions_say_what_a_policy_would_find_for_all(tmp_path: Path) -> None:
+def test_half_of_the_sessions_say_what_a_policy_would_find_for_all(
+    of_chats: Trace, half: Live
+) -> None:
     """Whatever those of the sample are like: only the difference to LRU is theirs; they share a
     beginning, which takes as much room in a sample as in the pool."""
-    trace = made(tmp_path, chats(np.random.default_rng(2)))
-    all_of_them, half = Live(trace, 2 * CAPACITY), Live(trace, 2 * CAPACITY, halvings=1)
-    for live in (all_of_them, half):
-        live.play()
+    all_of_them = Live(of_chats, 2 * CAPACITY)
+    all_of_them.play()
     policy = half.set.ranked[0].name
     assert half.rate(policy) == pytest.approx(all_of_them.rate(policy), abs=6 * POINT)
     view = shadows_view(half.runner, None, half.now, float, str)
@@ -184,9 +202,8 @@ def test_a_sample_is_nested_and_about_its_share() -> None:
         before = now
 
 
-def test_shadows_reach_the_page(trace: Trace) -> None:
-    live = Live(trace, CAPACITY)
-    live.play()
+def test_shadows_reach_the_page(played: Live) -> None:
+    live = played
     view = shadows_view(live.runner, None, live.now, lambda at: round(at + 1e9, 3), str)
     names = [shadow.name for shadow in view.shadows]
     assert (names[0], names[-1], view.engine) == ("ours", "belady", "e")
@@ -269,10 +286,8 @@ def test_tiers_are_as_much_more_pool(trace: Trace) -> None:
     assert all(s.blocks == SMALL + 80 for s in view.shadows if s.tiers)
 
 
-def test_what_host_memory_would_bring_is_told_of_an_engine_without_tiers(trace: Trace) -> None:
-    live = Live(trace, CAPACITY)
-    live.play()
-    shadows = {each.name: each for each in shadows_view(live.runner, None, 0.0, float, str).shadows}
+def test_what_host_memory_would_bring_is_told_of_an_engine_without_tiers(played: Live) -> None:
+    shadows = {each.name: each for each in views_of(played)}
     with_memory, twice = shadows["lru + host memory"], shadows["lru ×2"]
     assert (with_memory.found, with_memory.tiers, twice.tiers) == (twice.found, True, False)
 
@@ -317,10 +332,8 @@ def test_shadows_that_take_too_long_rank_less_often_and_then_follow_fewer(trace:
     assert seen[6:8] == [(64.0, 0.5), (64.0, 0.25)]
 
 
-def test_shadows_that_take_little_do_all(trace: Trace) -> None:
-    live = Live(trace, CAPACITY, cpu=lambda: 0.0)
-    live.play()
-    assert (live.runner.rank_every_s, live.set.sample.share) == (INTERVAL_S, 1.0)
+def test_shadows_that_take_little_do_all(played: Live) -> None:
+    assert (played.runner.rank_every_s, played.set.sample.share) == (INTERVAL_S, 1.0)
 
 
 def test_a_pool_of_another_size_begins_anew(trace: Trace) -> None:
@@ -462,14 +475,12 @@ def test_shadows_rest_while_nothing_is_asked(trace: Trace) -> None:
     assert len(ranked) == 1
 
 
-def test_policies_shadows_follow_only_while_somebody_looks(trace: Trace) -> None:
+def test_policies_shadows_follow_only_while_somebody_looks(trace: Trace, played: Live) -> None:
     """LRU's always do: they rank nothing. Whoever looks is told of what policies found since."""
     live = Live(trace, CAPACITY, always=False)
-    watched = Live(trace, CAPACITY)
-    for each in (live, watched):
-        each.play()
+    live.play()
     policy = live.set.ranked[0]
-    assert live.set.lru[0].found == watched.set.lru[0].found > 0
+    assert live.set.lru[0].found == played.set.lru[0].found > 0
     assert live.set.rate(policy) is None
     assert not live.set.sampled
     first = {

@@ -199,7 +199,7 @@ def test_a_sidecars_configuration_ranks_in_the_lab_too(
 def test_a_table_says_what_its_reader_would_not_guess(trace_file: Path) -> None:
     trace = load_trace(trace_file)
     arms = ["lru", "classic", "default+hints", "default+stops"]
-    notes = " ".join(hit_table(trace, arms, [5, 6, 7], Settings(), processes=1).notes)
+    notes = " ".join(hit_table(trace, arms, [5], Settings(), processes=1).notes)
     assert "takes from the future which request is its session's last" in notes
     assert "does not say why answers ended" in notes
     assert "prompts have more than 5 blocks" in notes
@@ -332,15 +332,12 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> Trace:
     return made(folder, agents(np.random.default_rng(3)))
 
 
-def test_a_name_finds_what_the_table_says(trace: Trace) -> None:
+def test_a_name_and_a_policy_find_what_the_table_says(trace: Trace) -> None:
     arms = ["lru", "classic", "belady"]
     table = hit_table(trace, arms, [CAPACITY], Settings(), processes=1)
     for arm in arms:
         assert hit_rate(trace, CAPACITY, arm) == table.rates[arm][CAPACITY]
-
-
-def test_a_policy_finds_what_its_name_does(trace: Trace) -> None:
-    assert hit_rate(trace, CAPACITY, ClassicPolicy()) == hit_rate(trace, CAPACITY, "classic")
+    assert hit_rate(trace, CAPACITY, ClassicPolicy()) == table.rates["classic"][CAPACITY]
 
 
 def test_who_is_no_policy_is_refused_by_name(trace: Trace) -> None:
@@ -480,7 +477,7 @@ def test_the_same_sessions_teach_the_same(tmp_path: Path) -> None:
 
 
 def test_the_command_writes_what_a_policy_starts_from(tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr("kvgraph.advisor.replay.prior.STEPS", 60)
+    monkeypatch.setitem(learn_prior.__kwdefaults__, "steps", 60)
     recorded(tmp_path, sessions=3)
     out = tmp_path / "prior.npz"
     result = CliRunner().invoke(build_app("prior"), ["prior", str(tmp_path), "-o", str(out)])

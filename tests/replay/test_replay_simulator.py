@@ -431,7 +431,7 @@ def test_all_that_are_called_lru_are_lru(other: str, chats: Trace) -> None:
 
 
 def test_a_graph_without_logs_finds_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    trace = chat_trace()
+    trace = chat_trace(300)
     found = [run_arm("default", trace, SMALL, Settings()).tolist()]
     monkeypatch.setattr("kvgraph.graph.logs.history.NoHistory", History)
     found.append(run_arm("default", trace, SMALL, Settings()).tolist())

@@ -25,7 +25,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def engine(
     tiny_model: Path, new_engine: Any, store: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Any:
-    """Starts an engine and lets it end; with the store unless told otherwise."""
+    """Starts an engine; with the store unless told otherwise."""
 
     def run(*, shared: bool = True, faults: bool = False) -> Any:
         gib = 2**30
@@ -42,34 +42,40 @@ def engine(
             AITHER_KVCACHE_WARM_GIB=str(40.5 * BLOCK_BYTES / gib),
             OMP_NUM_THREADS="1",
             **(there if shared else {}),
-        ).run()
+        )
 
     return run
 
 
 @pytest.fixture(scope="module")
-def alone(engine: Any) -> Any:
+def unshared(engine: Any) -> Any:
+    """It runs beside the first that shares: of neither is anything timed."""
     return engine(shared=False)
 
 
 @pytest.fixture(scope="module")
-def first(engine: Any, store: Path) -> Any:
-    run = engine()
+def alone(unshared: Any) -> Any:
+    return unshared.run()
+
+
+@pytest.fixture(scope="module")
+def first(unshared: Any, engine: Any, store: Path) -> Any:
+    run = engine().run()
     marks, files = list(store.glob("*/hashing/*.kv")), list(store.glob("*/*/*.kv"))
     run.result["files"], run.result["marks"] = len(files) - len(marks), len(marks)
     return run
 
 
 @pytest.fixture(scope="module")
-def second(engine: Any, first: Any) -> Any:
-    return engine(faults=True)
+def second(engine: Any, first: Any, alone: Any) -> Any:
+    return engine(faults=True).run()
 
 
 def texts(run: Any) -> dict[str, list[int]]:
     return {name: each["text"] for name, each in run.result["served"].items()}
 
 
-def test_no_store_and_no_fault_changes_a_token(alone: Any, first: Any, second: Any) -> None:
+def test_no_store_and_no_fault_changes_a_token(first: Any, alone: Any, second: Any) -> None:
     assert texts(first) == texts(alone)
     assert texts(second) == texts(alone)
 

@@ -70,22 +70,6 @@ def test_a_failed_load_is_computed_from_its_first_gap() -> None:
     engine.check_whole()
 
 
-def test_a_request_aborted_while_it_loads_gives_its_blocks_back() -> None:
-    engine = Engine()
-    parked(engine)
-    turn = engine.ask(prompt(4, 1))
-    engine.step()
-    engine.end(turn)
-    engine.step()
-    held = [block for block in turn.blocks if block.ref_cnt]
-    assert len(held) == 4, "a worker still writes to them"
-    engine.worker.finish_all()
-    engine.settle()
-    again = engine.serve(prompt(4, 1))
-    assert again.loaded == 4
-    engine.check_whole()
-
-
 def test_a_preempted_request_is_loaded_again() -> None:
     engine = Engine(blocks=10)
     turn = engine.ask(prompt(4, 1))
@@ -359,19 +343,6 @@ def test_what_a_reset_took_no_longer_stands_in_the_way_of_prefetches() -> None:
         assert engine.reset()
     assert engine.counts.prefetched == 12
     assert engine.counts.prefetch_wasted == 8  # the last reset is noticed with the next request
-
-
-def test_a_request_that_comes_while_its_prefetch_is_under_way_waits_for_it() -> None:
-    engine = Engine()
-    first = parked(engine)
-    engine.advise(keys(first))
-    engine.step()
-    turn = engine.ask(prompt(4, 1))
-    engine.step()
-    assert turn.state == "waiting"
-    engine.finish_loading(turn)
-    assert (turn.hits, turn.loaded) == (4, 0)
-    assert engine.counts.prefetch_useful == 4
 
 
 def test_waiting_requests_keep_their_room() -> None:

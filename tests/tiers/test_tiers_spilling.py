@@ -21,19 +21,6 @@ from pool_engine import Engine, Turn, keys, parked, prompt
 pytestmark = pytest.mark.usefixtures("vllm_loaded")
 
 
-def test_blocks_are_copied_before_they_are_evicted_and_come_back() -> None:
-    engine = Engine()
-    first = engine.serve(prompt(4, 1))
-    assert first.computed == 4
-    engine.push_out()
-    assert engine.pool.get_cached_block(first.request.block_hashes[0], [0]) is None
-    again = engine.serve([*prompt(4, 1), 5, 6])
-    assert (again.hits, again.loaded, again.computed) == (0, 4, 0)
-    assert engine.counts.loaded == 4
-    assert engine.counts.stalls == 1
-    engine.check_whole()
-
-
 def test_a_block_that_a_request_holds_is_never_spilled() -> None:
     engine = Engine()
     held = engine.ask(prompt(4, 1))
@@ -165,19 +152,6 @@ def test_full_memory_gives_up_what_the_advice_says_first() -> None:
     assert engine.counts.dropped == 4
     dropped = [event for event in engine.events if isinstance(event, CopiesDropped)]
     assert dropped
-
-
-def test_copies_are_demoted_and_a_chain_comes_back_from_both() -> None:
-    engine = Engine(warm=64, cold=256)
-    first = engine.serve(prompt(4, 1))  # as many as a memory of 64 has room for at any time
-    engine.push_out()
-    for number in range(16):
-        engine.serve(prompt(4, 50 + number))
-    assert engine.counts.demoted > 0
-    assert all(h in engine.directory for h in first.request.block_hashes)
-    again = engine.serve(prompt(4, 1))
-    assert again.computed <= 1
-    engine.check_whole()
 
 
 def test_a_record_that_cannot_be_read_is_computed_and_forgotten() -> None:

@@ -7,6 +7,7 @@ import json
 import logging
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import urllib.error
@@ -101,7 +102,17 @@ class Agent:
         return {"messages": [self._model.invoke(state["messages"])]}
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
+def page_sidecar() -> Iterator[PageSidecar]:
+    """One for all tests, each of which has threads of its own."""
+    with tempfile.TemporaryDirectory(prefix="kvg-") as directory:
+        sidecar = PageSidecar(Path(directory))
+        sidecar.start()
+        yield sidecar
+        sidecar.stop()
+
+
+@pytest.fixture(scope="module")
 def engine(page_sidecar: PageSidecar) -> Iterator[FakeEngine]:
     with FakeEngine(page_sidecar.endpoint, 64, BLOCK) as engine:
         yield engine
@@ -136,36 +147,36 @@ def test_while_a_tool_runs_the_session_waits_for_it(
     page_sidecar: PageSidecar, engine: FakeEngine, signals: LangGraphCallbacks
 ) -> None:
     agent = Agent(signals, engine, calls("search"), AIMessage("Done."))
-    run = threading.Thread(target=agent.run, args=("chat-7",))
+    run = threading.Thread(target=agent.run, args=("tool",))
     run.start()
     try:
-        until(page_sidecar, "chat-7", state="waiting_for_tool", waits_for="search")
+        until(page_sidecar, "tool", state="waiting_for_tool", waits_for="search")
     finally:
         agent.slow.set()
         run.join(PATIENCE_S)
-    until(page_sidecar, "chat-7", state="idle", last_stop="end_of_turn", turns=2)
+    until(page_sidecar, "tool", state="idle", last_stop="end_of_turn", turns=2)
 
 
 def test_a_tool_that_asks_a_person_is_waited_for_as_a_person_is(
     page_sidecar: PageSidecar, engine: FakeEngine, signals: LangGraphCallbacks
 ) -> None:
     agent = Agent(signals, engine, calls("approve"), AIMessage("Done."))
-    assert agent.run("chat-7")["__interrupt__"]
-    until(page_sidecar, "chat-7", state="idle", last_stop="end_of_turn", waits_for=None, turns=1)
-    agent.run("chat-7", Command(resume="yes"))
-    until(page_sidecar, "chat-7", last_stop="end_of_turn", turns=2)
+    assert agent.run("person")["__interrupt__"]
+    until(page_sidecar, "person", state="idle", last_stop="end_of_turn", waits_for=None, turns=1)
+    agent.run("person", Command(resume="yes"))
+    until(page_sidecar, "person", last_stop="end_of_turn", turns=2)
 
 
 def test_a_thread_that_is_deleted_is_a_session_that_is_over(
     page_sidecar: PageSidecar, engine: FakeEngine, signals: LangGraphCallbacks
 ) -> None:
     agent = Agent(signals, engine, AIMessage("One."), AIMessage("Two."))
-    for thread in ("chat-7", "chat-8"):
+    for thread in ("gone", "gone-too"):
         agent.run(thread)
         until(page_sidecar, thread, last_stop="end_of_turn")
-    agent.saver.delete_thread("chat-7")
-    asyncio.run(agent.saver.adelete_thread("chat-8"))
-    for thread in ("chat-7", "chat-8"):
+    agent.saver.delete_thread("gone")
+    asyncio.run(agent.saver.adelete_thread("gone-too"))
+    for thread in ("gone", "gone-too"):
         until(page_sidecar, thread, state="ended")
         assert agent.saver.get(agent.config(thread)) is None
 
@@ -175,16 +186,16 @@ def test_a_run_that_fails_has_ended_its_turn(
 ) -> None:
     agent = Agent(signals, engine, calls("broken"))
     with pytest.raises(ValueError, match="x"):
-        agent.run("chat-7")
-    until(page_sidecar, "chat-7", state="idle", last_stop="end_of_turn")
+        agent.run("fails")
+    until(page_sidecar, "fails", state="idle", last_stop="end_of_turn")
 
 
 def test_an_asynchronous_run_says_the_same(
     page_sidecar: PageSidecar, engine: FakeEngine, signals: LangGraphCallbacks
 ) -> None:
     agent = Agent(signals, engine, calls("approve"))
-    asyncio.run(agent.graph.ainvoke({"messages": [HumanMessage("Hi")]}, agent.config("chat-7")))
-    until(page_sidecar, "chat-7", state="idle", last_stop="end_of_turn")
+    asyncio.run(agent.graph.ainvoke({"messages": [HumanMessage("Hi")]}, agent.config("later")))
+    until(page_sidecar, "later", state="idle", last_stop="end_of_turn")
 
 
 # No sidecar, and what it costs then ---------------------------------------------------------------

@@ -169,7 +169,7 @@ async def test_bodies_that_never_end_keep_nobody_out_and_are_cut(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(relay, "MOST_BODIES", 4 << 20)
-    monkeypatch.setattr(relay, "BODY_S", 8.0)
+    monkeypatch.setattr(relay, "BODY_S", 4.0)
     async with routed([StandInEngine()]) as fleet:
         await fleet.until(True)
         room: Any = fleet.room

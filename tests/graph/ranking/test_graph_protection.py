@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 from kvgraph.graph.errors import GraphError
 from kvgraph.graph.kvcache_graph import KVCacheGraph
-from kvgraph.graph.ranking.formulas import ClassicPolicy
 from kvgraph.graph.ranking.order import resident_scores
-from kvgraph.graph.ranking.policy import Rules, Scores, Terms, View, Weights
+from kvgraph.graph.ranking.policy import Rules, Scores, Terms, View
 from kvgraph.graph.ranking.rules import RULES as LAID
 from kvgraph.graph.tables.blocks import Selection
 from kvgraph.graph.types import Authority, BlockFlag, SessionState, SourceLayer, Tier
@@ -310,14 +309,6 @@ def test_no_score_outvotes_a_rule(graph: KVCacheGraph, favourite: int, loud: flo
     graph.policy = Told({key: loud if key == favourite else 0.0 for key in range(1, 7)})
     assert graph.suggest_eviction(6) == IN_ORDER
     assert graph.rank("e", 10).protected.tolist() == [PROTECTED]
-
-
-def test_no_weight_outvotes_a_rule(graph: KVCacheGraph) -> None:
-    graph.policy = ClassicPolicy(Weights(age=1e6))
-    last = graph.tables.blocks.last_attended
-    last[graph.tables.blocks.find(np.array([PROTECTED], dtype=np.uint64))] = NOW - 1e6
-    assert graph.suggest_eviction(6) == IN_ORDER
-    assert graph.rank("e", 10).order.tolist() == IN_ORDER[:-1]
 
 
 def test_the_weightiest_rule_by_which_two_blocks_differ_decides() -> None:

@@ -80,39 +80,6 @@ class Pool:
         return keys
 
 
-def test_of_many_protected_blocks_the_least_precious_go_first() -> None:
-    pool, keys, index = cached_pool(6001)
-    world = Pool(pool, index, blocks_per_step=64)
-    precious = random.Random(1).sample(keys.tolist(), 6000)
-    for _ in range(40):
-        advice = ranking(protected=precious)
-        for _ in range(25):
-            world.arranger.step(advice)
-    for _ in range(100):
-        world.take(25, set(precious))
-        world.arranger.step(advice)
-    assert world.lost == precious[:2500]
-    assert world.arranger.protected_evicted == 2500
-
-
-@pytest.mark.parametrize("protected_share", [0.1, 0.5, 0.9])
-@pytest.mark.parametrize("advised", ["in time", "late"])
-def test_none_is_lost_while_another_is_free(protected_share: float, advised: str) -> None:
-    """Nobody ranks what comes; only what is protected is known, of old."""
-    pool, keys, index = cached_pool(1001)
-    world = Pool(pool, index, blocks_per_step=32)
-    rng = random.Random(2)
-    precious = rng.sample(keys.tolist(), int(protected_share * 1000))
-    advice = ranking(protected=precious)
-    for number in range(400):
-        if advised == "late":
-            world.arranger.step(None, advice)
-        else:
-            world.arranger.step(dataclasses.replace(advice, order=advice.order.copy()), advice)
-        world.serve(rng.randrange(1, 33), number + 5, set(precious))
-    assert world.needlessly == world.lost == []
-
-
 def test_the_head_is_not_looked_at_again_while_what_was_seen_there_lasts() -> None:
     pool, keys, index = cached_pool(1001)
     world = Pool(pool, index, blocks_per_step=16)

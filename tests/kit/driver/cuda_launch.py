@@ -1,7 +1,8 @@
 """The GPU path over a driver that checks: cuda.core, cuda.bindings and all of ours are real.
 
-Called as ``python -P cuda_launch.py OPTIONS_JSON``; prints one line ``RESULT {json}``. Of torch,
-whose builds for the CPU have no streams, the few calls that we make are given their meaning here.
+Called as ``python -P cuda_launch.py OPTIONS_JSON...``; prints a line ``RESULT {json}`` for each, of
+a process of its own that is forked when all is imported. Of torch, whose builds for the CPU have no
+streams, the few calls that we make are given their meaning here.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import ctypes
 import json
 import os
 import sys
+import traceback
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
@@ -208,7 +210,16 @@ def _refusals_on_a_stream(bench: Bench) -> dict[str, str]:
 
 
 if __name__ == "__main__":
-    result = main(json.loads(sys.argv[1]))
-    sys.stdout.write(f"\nRESULT {json.dumps(result)}\n")
-    sys.stdout.flush()
-    os._exit(0)  # the driver must not be called after Python's end
+    for options in sys.argv[1:]:
+        if child := os.fork():
+            _, status = os.waitpid(child, 0)
+            if status:
+                sys.exit(f"{options} ended with {os.waitstatus_to_exitcode(status)}")
+            continue
+        try:
+            sys.stdout.write(f"\nRESULT {json.dumps(main(json.loads(options)))}\n")
+            sys.stdout.flush()
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)  # the driver must not be called after Python's end

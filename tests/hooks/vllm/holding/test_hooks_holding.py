@@ -100,16 +100,6 @@ def test_a_live_and_resident_session_is_never_held(hall: Hall) -> None:
     assert again in hall.started
 
 
-def test_a_session_whose_context_is_gone_waits_before_new_ones(hall: Hall) -> None:
-    hall.serve(4, 1, session_id="a")
-    assert hall.engine.reset()
-    hall.shut()
-    new, cold = hall.ask(4, 2, session_id="b"), hall.ask(5, 1, session_id="a")
-    assert hall.held == [new, cold]
-    hall.step(2, room=1)
-    assert hall.held == [new]
-
-
 def test_parallel_requests_that_go_on_with_a_running_one_are_not_held(hall: Hall) -> None:
     hall.say(None)
     hall.engine.ask(tokens_of(3, 1), 300, session_id="a")
