@@ -34,7 +34,7 @@ def _check_part(part: str, parts: Iterable[str]) -> None:
         raise typer.BadParameter(f"{part!r}; allowed: {', '.join(parts)}", param_hint="--part")
 
 
-def _measure(bench: str, as_json: bool, **options: Any) -> None:
+def _measure(bench: str, as_json: bool, **options: Any) -> Figures:
     """Run a bench, which is imported now, and print its figures."""
     with _explained():
         module = importlib.import_module(bench, __package__)
@@ -42,6 +42,7 @@ def _measure(bench: str, as_json: bool, **options: Any) -> None:
             _check_part(options["part"], module.PARTS)
         figures: Figures = module.run(progress=not as_json, **options)
     figures.print(as_json)
+    return figures
 
 
 def _writable(path: Path | None) -> Path | None:
@@ -166,12 +167,6 @@ def engine(
     pairs: Annotated[
         int | None, typer.Option(min=1, help="Rounds between two starts of all servers.")
     ] = None,
-    fleets: Annotated[
-        int | None, typer.Option(min=1, help="How often the servers are started; else 2, quick 1.")
-    ] = None,
-    minutes: Annotated[
-        float | None, typer.Option(min=1, help="For all of it; else 14: fewer pairs if need be.")
-    ] = None,
     part: Annotated[
         str, typer.Option(help="all (engine and sidecar), engine, sidecar, profile.")
     ] = "all",
@@ -182,17 +177,9 @@ def engine(
 
     Fifteen minutes; profile: four. What was measured is kept as it comes (--raw), after Ctrl-C too.
     """
-    with _explained():
-        from .engine.engine import QUICK, Part, Scale, run
-
-        _check_part(part, Part)
-        scale = QUICK if quick else Scale()
-        given: dict[str, Any] = {"pairs": pairs, "fleets": fleets, "minutes": minutes}
-        scale = replace(scale, **{name: value for name, value in given.items() if value})
-        figures: Figures = run(
-            progress=not as_json, scale=scale, model=model, raw=raw, part=Part(part)
-        )
-    figures.print(as_json)
+    figures = _measure(
+        ".engine.engine", as_json, quick=quick, pairs=pairs, model=model, raw=raw, part=part
+    )
     if not figures.figures["complete"].value:
         raise typer.Exit(1)
 

@@ -18,7 +18,7 @@ from typing import Any, Final
 from kvgraph.advisor.replay.tables import pyplot
 from rich.console import Console
 
-from ..engine.engine_rounds import CONCURRENCY, throughput_pairs
+from ..engine.engine_rounds import CONCURRENCY, rounds_in_turns
 from ..errors import ServerError
 from ..figures import Figures, quantile
 from ..serving.completions import PassResult, agreement
@@ -256,7 +256,8 @@ def _idle(model: str, out: Path, pairs: int, progress: bool) -> IdleRates:
         for arm in (STOCK, TIERS)
     )
     console = Console(stderr=True, quiet=not progress)
-    return IdleRates(*throughput_pairs(stock, tiers, pairs, console))
+    rounds = rounds_in_turns([stock, tiers], pairs, console.print)
+    return IdleRates(*([each.rate for each in rounds[plan.arm]] for plan in (stock, tiers)))
 
 
 DETAILS_FILE: Final = "tiers.json"
