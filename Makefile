@@ -10,7 +10,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_ROOT_USER_ACTION := ignore
 FOLDERS := advisor dashboards graph hooks kernels
 JOBS ?= 2
-BENCHES := hotpath engine demo agents tiers kernels replay policies meaning
+BENCHES := hotpath engine demo agents tiers kernels policies meaning
 
 .PHONY: demo demo-fleet check test test-rest sanitize bench page docs clean
 

@@ -185,15 +185,6 @@ def engine(
 
 
 @app.command()
-def replay(
-    as_json: Json = False,
-    trace: Annotated[Path | None, typer.Option(help="A trace file.")] = None,
-) -> None:
-    """Measure the replay lab's speed, and what planning with the best policy costs."""
-    _measure(".replay", as_json, trace=trace)
-
-
-@app.command()
 def policies(
     as_json: Json = False,
     sessions: Annotated[

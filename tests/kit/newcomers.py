@@ -1,4 +1,4 @@
-"""Prompts of half a pool that come, now and then, beside many small sessions: who waits how long."""
+"""Prompts of half a pool, now and then, beside many small sessions: who waits how long."""
 
 from __future__ import annotations
 

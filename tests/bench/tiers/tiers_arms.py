@@ -192,7 +192,6 @@ _WARM: Final = ("AITHER_KVCACHE_WARM_GIB", str(WARM_GIB))
 _NO_HOLD: Final = ("AITHER_KVCACHE_ADMISSION", "0")  # what tiers gain, and nothing else
 _REACTIVE: Final = ("AITHER_KVCACHE_PREFETCH", "0")
 _EVERYTHING: Final = ("AITHER_KVCACHE_SPILL", "all")
-_OFFLOADING: Final = ("--kv-offloading-size", str(WARM_GIB))
 
 _DASHBOARD: Final = re.compile(r"kvgraph: sidecar .* dashboard at (http://\S+)")
 _FIRST_REPORT_S: Final = 10.0
@@ -208,13 +207,12 @@ class Arm:
     name: str
     graph: bool
     settings: tuple[tuple[str, str], ...] = ()
-    options: tuple[str, ...] = ()
 
     def plan(self, model: str, out: Path, blocks: int | None = POOL_BLOCKS) -> ServerPlan:
         """What to start; ``blocks=None`` leaves the pool's size to vLLM."""
         return ServerPlan(
             model, self.graph, out, blocks=blocks, max_model_len=MAX_MODEL_LEN, name=self.name,
-            settings=self.settings, options=self.options,
+            settings=self.settings,
         )  # fmt: skip
 
     @property
@@ -228,16 +226,6 @@ TIERS: Final = Arm("tiers", graph=True, settings=(_NO_HOLD, _WARM))
 REACTIVE: Final = Arm("reactive", graph=True, settings=(_NO_HOLD, _WARM, _REACTIVE))
 SPILL_ALL: Final = Arm("spill_all", graph=True, settings=(_NO_HOLD, _WARM, _REACTIVE, _EVERYTHING))
 ARMS: Final = (STOCK, TIERS, REACTIVE, SPILL_ALL)
-
-RIVALS: Final = (
-    Arm("OffloadingConnector", graph=False, options=_OFFLOADING),
-    Arm(
-        "SimpleCPUOffloadConnector",
-        graph=False,
-        settings=(("VLLM_USE_SIMPLE_KV_OFFLOAD", "1"),),
-        options=_OFFLOADING,
-    ),
-)  # what stock vLLM could do instead, where its back end lets it
 
 
 def read_counts(report: Mapping[str, Any]) -> TierCounts:
