@@ -9,9 +9,6 @@ from __future__ import annotations
 
 import ctypes
 import json
-import os
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -27,6 +24,7 @@ from rich.console import Console
 
 from ..errors import BenchError
 from ..figures import Figures
+from ..serving.child import result_of
 from ..serving.model import ModelShape, ensure_model
 
 ROUNDS: Final = 15
@@ -39,7 +37,6 @@ KV_HEADS: Final = 8
 LARGE: Final = ModelShape(
     hidden=768, layers=12, heads=12, kv_heads=4, intermediate=2048, vocab=16384, spread=0.02
 )
-_ENGINE_SECONDS: Final = 600
 
 
 @dataclass
@@ -71,7 +68,10 @@ def run(progress: bool = True, model: str | None = None) -> Figures:
         status.update("rotating in bf16, beside fp64")
         figures.add("splice_rel_error", _relative_error(), "‖error‖ / ‖K‖", "≤ 0.0031")
         status.update("re-prefilling 640 tokens in a real engine")
-        seconds = _engine_seconds(model or str(ensure_model(LARGE)))
+        seconds = result_of(
+            f"{__package__}.kernels_engine", model or str(ensure_model(LARGE)),
+            VLLM_CPU_KVCACHE_SPACE="1",
+        )  # fmt: skip
         figures.add("prefill_640_ms", [s * 1e3 for s in seconds["prefill"]], "ms")
         figures.add("splice_640_ms", [s * 1e3 for s in seconds["splice"]], "ms")
         pairs = zip(seconds["prefill"], seconds["splice"], strict=True)
@@ -175,18 +175,3 @@ def _seconds(action: Callable[[], object]) -> float:
     started = time.perf_counter()
     action()
     return time.perf_counter() - started
-
-
-def _engine_seconds(model: str) -> dict[str, list[float]]:
-    """Samples of prefill and splice of 640 tokens, taken inside one engine's process."""
-    env = {k: v for k, v in os.environ.items() if not k.startswith("AITHER_KVCACHE_GRAPH")}
-    env |= {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
-    done = subprocess.run(
-        [sys.executable, "-P", "-m", "kvgraph_bench.kernels.kernels_engine", model],
-        env=env, capture_output=True, text=True, timeout=_ENGINE_SECONDS, check=False,
-    )  # fmt: skip
-    for line in done.stdout.splitlines():
-        if line.startswith("RESULT "):
-            samples: dict[str, list[float]] = json.loads(line.removeprefix("RESULT "))
-            return samples
-    raise BenchError(f"the engine did not run:\n{(done.stdout + done.stderr)[-2000:]}")

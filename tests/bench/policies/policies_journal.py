@@ -119,10 +119,11 @@ class Course:
         effort: Callable[[Played], float] = lambda cell: 1.0,
     ) -> dict[Played, float]:
         """What each cell found; cells begin in their order."""
-        found = {cell: self._journal.known(kind, cell) for cell in cells}
-        left = [cell for cell, known in found.items() if known is None]
-        if known := len(cells) - len(left):
-            self._console.print(f"{kind}: {known} cells are known from an earlier run")
+        known = {cell: self._journal.known(kind, cell) for cell in cells}
+        found = {cell: rate for cell, rate in known.items() if rate is not None}
+        left = [cell for cell in cells if cell not in found]
+        if found:
+            self._console.print(f"{kind}: {len(found)} cells are known from an earlier run")
         columns = (
             TextColumn(kind),
             BarColumn(),

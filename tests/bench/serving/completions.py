@@ -130,12 +130,6 @@ class PassResult:
         return self.prompt_tokens - self.cached_tokens
 
     @property
-    def tokens_per_s(self) -> float:
-        """Prompt and output tokens served per second of wall time."""
-        output = sum(answer.output_tokens for answer in self.answers)
-        return (self.prompt_tokens + output) / self.wall_s
-
-    @property
     def texts(self) -> dict[str, str]:
         """Answer text by request name."""
         return {answer.name: answer.text for answer in self.answers}

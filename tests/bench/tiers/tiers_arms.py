@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import itertools
-import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -193,7 +192,6 @@ _NO_HOLD: Final = ("AITHER_KVCACHE_ADMISSION", "0")  # what tiers gain, and noth
 _REACTIVE: Final = ("AITHER_KVCACHE_PREFETCH", "0")
 _EVERYTHING: Final = ("AITHER_KVCACHE_SPILL", "all")
 
-_DASHBOARD: Final = re.compile(r"kvgraph: sidecar .* dashboard at (http://\S+)")
 _FIRST_REPORT_S: Final = 10.0
 _WARM_UP_CHATS, _PACE_CHATS = 4, 20
 _PACES: Final = (0.5, 5.0)
@@ -315,7 +313,7 @@ class _Probe:
     def _tier_counts(self) -> TierCounts | None:
         if not self._tiers:
             return None
-        url = dashboard_url(self._server.log.read_text(errors="replace"))
+        url = self._server.sidecar_url()
         deadline = time.monotonic() + _FIRST_REPORT_S
         while time.monotonic() < deadline:
             status = httpx.get(f"{url}/status", timeout=10.0, trust_env=False).json()
@@ -327,14 +325,3 @@ class _Probe:
             f"the arm {self._server.plan.arm} runs without tiers; the end of its log:\n"
             + self._server.log_tail()
         )
-
-
-def dashboard_url(log: str) -> str:
-    """Where the sidecar that an engine started for itself answers, from the engine's log."""
-    found = _DASHBOARD.findall(log)
-    if not found:
-        raise ServerError(
-            "the engine did not start a sidecar of its own, whose counters this bench reads; "
-            "unset AITHER_KVCACHE_SIDECAR"
-        )
-    return str(found[-1]).rstrip("/")

@@ -162,9 +162,9 @@ def crowded(directory: Path, seconds: float, seed: int) -> Seen:
         mine.recv()  # they are there
         ages = advice_ages(engine, seconds, rng)
         growth = sidecar.rss() - before
-        seen = mine.recv()
+        waits, refused, failed, cut = mine.recv()
         crowd.join()
-        return Seen(*seen, ages, growth)
+        return Seen(waits, refused, failed, cut, ages, growth)
 
 
 def gather(
