@@ -34,7 +34,7 @@ def _check_part(part: str, parts: Iterable[str]) -> None:
         raise typer.BadParameter(f"{part!r}; allowed: {', '.join(parts)}", param_hint="--part")
 
 
-def _measure(bench: str, as_json: bool, **options: Any) -> None:
+def _measure(bench: str, as_json: bool, **options: Any) -> Figures:
     """Run a bench, which is imported now, and print its figures."""
     with _explained():
         module = importlib.import_module(bench, __package__)
@@ -42,6 +42,7 @@ def _measure(bench: str, as_json: bool, **options: Any) -> None:
             _check_part(options["part"], module.PARTS)
         figures: Figures = module.run(progress=not as_json, **options)
     figures.print(as_json)
+    return figures
 
 
 def _writable(path: Path | None) -> Path | None:
@@ -166,12 +167,6 @@ def engine(
     pairs: Annotated[
         int | None, typer.Option(min=1, help="Rounds between two starts of all servers.")
     ] = None,
-    fleets: Annotated[
-        int | None, typer.Option(min=1, help="How often the servers are started; else 2, quick 1.")
-    ] = None,
-    minutes: Annotated[
-        float | None, typer.Option(min=1, help="For all of it; else 14: fewer pairs if need be.")
-    ] = None,
     part: Annotated[
         str, typer.Option(help="all (engine and sidecar), engine, sidecar, profile.")
     ] = "all",
@@ -182,17 +177,9 @@ def engine(
 
     Fifteen minutes; profile: four. What was measured is kept as it comes (--raw), after Ctrl-C too.
     """
-    with _explained():
-        from .engine.engine import QUICK, Part, Scale, run
-
-        _check_part(part, Part)
-        scale = QUICK if quick else Scale()
-        given: dict[str, Any] = {"pairs": pairs, "fleets": fleets, "minutes": minutes}
-        scale = replace(scale, **{name: value for name, value in given.items() if value})
-        figures: Figures = run(
-            progress=not as_json, scale=scale, model=model, raw=raw, part=Part(part)
-        )
-    figures.print(as_json)
+    figures = _measure(
+        ".engine.engine", as_json, quick=quick, pairs=pairs, model=model, raw=raw, part=part
+    )
     if not figures.figures["complete"].value:
         raise typer.Exit(1)
 
@@ -300,19 +287,18 @@ def fleet(
 
 @app.command()
 def teach(
-    name: Annotated[str, typer.Argument(help="recall, text-1m, text-2m, text-4m or text-gpt2.")],
+    name: Annotated[str, typer.Argument(help="recall, text-1m, text-2m or text-gpt2.")],
     text: Annotated[
         Path | None, typer.Option(help="Folder of *.rst.txt; recall needs none.")
     ] = None,
     out: Annotated[Path, typer.Option(help="Where the model goes.")] = Path(".taught"),
     steps: Annotated[int | None, typer.Option(min=1, help="Batches; else the model's own.")] = None,
-    pause: Annotated[Path | None, typer.Option(help="Rest while this file exists.")] = None,
 ) -> None:
-    """Make a small model that ships with the bench again: one thread; a second call goes on."""
+    """Make a small model that ships with the bench again, on one thread."""
     with _explained():
         from .teaching.teach import teach as make
 
-        folder = make(name, out, text, pause, steps, typer.echo)
+        folder = make(name, out, text, steps, typer.echo)
     typer.echo(folder)
 
 
@@ -385,72 +371,44 @@ def agents(
     pairs: Pairs = None,
 ) -> None:
     """Run a real vLLM with recorded agents: stock, the graph, hints, host memory; and the lab."""
-    _check_loop(closed, paper, by_clock, bool(arms or model or pace))
-    if closed:
-        _closed(as_json, quick, paper, best, pairs, arms, seed, sessions, pace, model, out)
-        return
-    if by_clock:
-        _by_clock(as_json, quick, sessions, users, seed, requests, stock, out)
-        return
-    with _explained():
-        from .agents.agents import QUICK, Scale, run, save_details
-        from .agents.agents_arms import ARMS
-        from .recorded.agents_requests import SESSIONS
-
-        result = run(
-            progress=not as_json, scale=(QUICK if quick else Scale()).cut(requests, _shares(stock)),
-            arms=_chosen(arms, ARMS), sessions=sessions or SESSIONS, users=users, seed=seed,
-            pace=pace, model=model, out=out, keep=save_details,
-        )  # fmt: skip
-        save_details(result)
-    result.figures().print(as_json)
-
-
-def _closed(
-    as_json: bool, quick: bool, paper: bool, best: int | None, pairs: int | None,
-    arms: str | None, seed: int, sessions: Path | None, pace: float | None, model: str | None,
-    out: Path,
-) -> None:  # fmt: skip
-    with _explained():
-        from .closed.closed import run_closed_bench, save_closed
-        from .closed.closed_pass import CLOSED_ARMS
-        from .closed.on_paper.closed_paper import run_paper
-        from .recorded.agents_requests import SESSIONS
-
-        sessions = sessions or SESSIONS
-        if paper:
-            result = run_paper(not as_json, quick, sessions, seed, out, best)
-        else:
-            chosen = _chosen(arms, CLOSED_ARMS)
-            result = run_closed_bench(
-                not as_json, quick, best, pairs, chosen, sessions, seed, pace, model, out
-            )
-        save_closed(result)
-    result.figures().print(as_json)
-
-
-def _check_loop(closed: bool, paper: bool, by_clock: bool, chosen: bool) -> None:
-    if by_clock and (closed or paper or chosen):
+    if by_clock and (closed or paper or arms or model or pace):
         raise typer.BadParameter("it plays its own arms on paper", param_hint="--open")
     if paper and not closed:
         raise typer.BadParameter("is an option of --closed", param_hint="--paper")
-
-
-def _by_clock(
-    as_json: bool, quick: bool, sessions: Path | None, users: int, seed: int, requests: int | None,
-    stock: str | None, out: Path,
-) -> None:  # fmt: skip
+    shares = _shares(stock)
     with _explained():
+        from .agents.agents import QUICK, Scale, run, save_details
+        from .agents.agents_arms import ARMS
+        from .closed.closed import run_closed_bench, save_closed
+        from .closed.closed_pass import CLOSED_ARMS
+        from .closed.on_paper.closed_paper import run_paper
         from .closed.on_paper.open_paper import run_open
         from .recorded.agents_requests import SESSIONS
 
-        shares = _shares(stock) or (0.6,)
-        if len(shares) > 1:
-            raise typer.BadParameter(f"{stock!r}; --open takes one share", param_hint="--stock")
-        result = run_open(
-            not as_json, quick, sessions or SESSIONS, users, seed, requests, shares[0], out
-        )
-        result.save()
+        shown, sessions = not as_json, sessions or SESSIONS
+        result: Any
+        if by_clock:
+            if shares is not None and len(shares) > 1:
+                raise typer.BadParameter(f"{stock!r}; --open takes one share", param_hint="--stock")
+            share = shares[0] if shares else 0.6
+            result = run_open(shown, quick, sessions, users, seed, requests, share, out)
+            result.save()
+        elif paper:
+            result = run_paper(shown, quick, sessions, seed, out, best)
+            save_closed(result)
+        elif closed:
+            result = run_closed_bench(
+                shown, quick, best, pairs, _chosen(arms, CLOSED_ARMS), sessions, seed, pace, model,
+                out,
+            )  # fmt: skip
+            save_closed(result)
+        else:
+            scale = (QUICK if quick else Scale()).cut(requests, shares)
+            result = run(
+                shown, scale, _chosen(arms, ARMS), sessions, users, seed, pace, model, out,
+                save_details,
+            )  # fmt: skip
+            save_details(result)
     result.figures().print(as_json)
 
 

@@ -1,4 +1,4 @@
-"""What an engine pays: reading advice, applying it, and being observed.
+"""What an engine pays: reading advice, applying it, and being observed (``steps``).
 
 Block pool, requests and connector are the real ones; only the model is missing. The client's thread
 does not run here, since it works beside the engine: what it computes is a figure of its own.
@@ -6,7 +6,6 @@ does not run here, since it works beside the engine: what it computes is a figur
 
 from __future__ import annotations
 
-import gc
 import itertools
 import time
 from collections.abc import Callable
@@ -21,6 +20,7 @@ from kvgraph.hooks.link.client import AdvisorClient, EngineEnd
 from kvgraph.hooks.link.mailbox import looked_up
 from kvgraph.hooks.vllm.free_queue.arranger import FreeQueueArranger
 from kvgraph.hooks.vllm.index import BlockIndex
+from rich.console import Console
 
 from .figures import Figures
 from .paper.quiet import only_errors
@@ -30,31 +30,26 @@ BLOCK_SIZE: Final = 16
 POOL_BLOCKS: Final = 8192
 LAYERS: Final = 32
 RUNNING: Final = 32  # requests in the decode batch
-PROMPT_TOKENS: Final = 1024
-SHARED_TOKENS: Final = 768  # of every prompt, cached since the first
-OUTPUT_TOKENS: Final = 256  # each request ends after so many steps and another takes its place
-POOL_DECODING: Final = 4096
-STEPS: Final = 128
+OUTPUT_TOKENS: Final = 256
 STEP: Final = SimpleNamespace(total_num_scheduled_tokens=RUNNING)  # of a scheduler's output
 REPEATS: Final = 15
-ROUNDS: Final = 80  # of the observed and the stock loop in turn, so that drift hits both alike
 
 
 @only_errors()
 def run(progress: bool = False, part: str = "all") -> Figures:
     """Measure reading, applying, observing, and steps at production size (``steps/``)."""
-    from .steps.scheduler_steps import (
-        add_client,  # which are built of what stands here
-        add_scheduler_steps,
-    )
+    from vllm import envs
+
+    from .steps.scheduler_steps import add_client, add_scheduler_steps  # built of what stands here
     from .steps.step_figures import add_steps
 
     figures = Figures("hotpath")
-    say = _say if progress else _silent
+    say = Console(stderr=True, quiet=not progress).print
     if part in ("all", "pool"):
-        for measure in (_measure_read, _measure_apply, _measure_observe, _measure_tiers):
-            say(measure.__doc__ or "")
-            measure(figures)
+        say("reading the latest ranking; applying new ones to a pool of 8,192 free cached blocks")
+        _measure_read(figures)
+        _measure_apply(figures)
+        envs.enable_envs_cache()  # as vLLM's engine core does once it is up
         add_steps(figures, say)
     if part in ("all", "client"):
         add_client(figures, say)
@@ -64,7 +59,7 @@ def run(progress: bool = False, part: str = "all") -> Figures:
 
 
 def _measure_read(figures: Figures) -> None:
-    """Reading the latest ranking, as the engine does each step."""
+    """As the engine does each step."""
     client = AdvisorClient("ipc:///nowhere", _no_engine())
     client.hold_ranking(a_ranking(np.arange(4096, dtype=np.uint64)))
     samples = [_per_call(client.ranking, 50_000) * 1e9 for _ in range(REPEATS)]
@@ -72,7 +67,7 @@ def _measure_read(figures: Figures) -> None:
 
 
 def _measure_apply(figures: Figures) -> None:
-    """Applying new rankings to a real pool of 8,192 free cached blocks."""
+    """In a real pool of free cached blocks."""
     pool, keys, index = cached_pool(POOL_BLOCKS)
     arranger = FreeQueueArranger(pool, index, blocks_per_step=768)
     shuffled, samples = np.random.default_rng(7), []
@@ -92,103 +87,6 @@ def apply_us_per_block(arranger: FreeQueueArranger, ranking: EvictionRanking) ->
         moved = arranger.moved
         arranger.step(ranking)
     return (time.thread_time() - start) / max(1, moved - before) * 1e6
-
-
-def _measure_observe(figures: Figures) -> None:
-    """A decode step of 32 requests under pressure, observed and not."""
-    from vllm import envs
-
-    envs.enable_envs_cache()  # as vLLM's engine core does once it is up
-    observed = DecodeLoop(new_pool(POOL_DECODING), connected)
-    differences = _in_turn(observed, DecodeLoop(new_pool(POOL_DECODING)))
-    figures.add("observe_us_per_step", differences, "us", "≤ 20")
-
-
-def _measure_tiers(figures: Figures) -> None:
-    """The same steps with tiers, beside observing alone: every block that goes is copied first."""
-    tiered = DecodeLoop(new_pool(POOL_DECODING), tiered_connector)
-    observed = DecodeLoop(new_pool(POOL_DECODING), connected)
-    figures.add("tiers_us_per_step", _in_turn(tiered, observed), "us")
-
-
-def _in_turn(loop: DecodeLoop, other: DecodeLoop) -> list[float]:
-    """Microseconds a step that ``loop`` takes beyond ``other``."""
-    gc.collect()
-    gc.freeze()  # so does the engine core: its start-up heap is no garbage to look through
-    rounds = [(loop.run(STEPS), other.run(STEPS)) for _ in range(ROUNDS)]
-    gc.unfreeze()
-    return [(one - two) * 1e6 for one, two in rounds]
-
-
-class DecodeLoop:
-    """A scheduler's dealings with its block pool and connector, without a model."""
-
-    def __init__(self, pool: Any, connect: Callable[[Any], Any] | None = None) -> None:
-        self.pool = pool
-        self.connector = connect(pool) if connect is not None else None
-        self._make_request, self._numbers = request_maker(), itertools.count()
-        self._running: list[tuple[Any, list[Any]]] = []
-        self._shared: list[Any] = []  # the cached start of every prompt
-        while len(self._running) < RUNNING:
-            self._start()
-            # Staggered, as in a server: not all reach a block's end in the same step.
-            self._decode(self._running[-1], len(self._running) * OUTPUT_TOKENS // RUNNING)
-        self.run(8 * OUTPUT_TOKENS)  # until the pool is full and every new block evicts one
-
-    def run(self, steps: int) -> float:
-        """Seconds a step."""
-        start = time.thread_time()  # this thread's own: other processes' load is not our cost
-        for _ in range(steps):
-            self._step()
-        elapsed = time.thread_time() - start
-        if self.connector is not None:
-            self.connector.side.client.outbox.take_all()  # its thread would have sent them
-        return elapsed / steps
-
-    def _step(self) -> None:
-        for entry in list(self._running):
-            self._decode(entry, 1)
-            if entry[0].num_output_tokens >= OUTPUT_TOKENS:
-                self._finish(entry)
-                self._start()
-        if self.connector is not None:
-            answer(self.connector, self.connector.build_connector_meta(STEP))
-
-    def _start(self) -> None:
-        tokens = list(range(PROMPT_TOKENS))
-        tokens[SHARED_TOKENS] = next(self._numbers)  # what follows is this request's own
-        request = self._make_request(tokens)
-        hits = len(self._shared)
-        if self.connector is not None:
-            self.connector.on_new_request(request)
-            self.connector.get_num_new_matched_tokens(request, hits * BLOCK_SIZE)
-        self.pool.touch(self._shared)
-        new = self.pool.get_new_blocks(PROMPT_TOKENS // BLOCK_SIZE - hits)
-        blocks = self._shared + new
-        self.pool.cache_full_blocks(request, blocks, hits, len(blocks), BLOCK_SIZE, 0)
-        request.num_computed_tokens = PROMPT_TOKENS
-        self._shared = self._shared or blocks[: SHARED_TOKENS // BLOCK_SIZE]
-        if self.connector is not None:
-            self.connector.update_state_after_alloc(request, _NoBlocks, 0)
-        self._running.append((request, blocks))
-
-    def _decode(self, entry: tuple[Any, list[Any]], tokens: int) -> None:
-        request, blocks = entry
-        for token in range(tokens):
-            if request.num_computed_tokens % BLOCK_SIZE == 0:
-                blocks += self.pool.get_new_blocks(1)
-            request.append_output_token_ids(token % 251)
-            request.num_computed_tokens += 1
-            full = request.num_computed_tokens // BLOCK_SIZE
-            if request.num_computed_tokens % BLOCK_SIZE == 0:
-                self.pool.cache_full_blocks(request, blocks, full - 1, full, BLOCK_SIZE, 0)
-
-    def _finish(self, entry: tuple[Any, list[Any]]) -> None:
-        request, blocks = entry
-        if self.connector is not None:
-            self.connector.request_finished_all_groups(request, ([b.block_id for b in blocks],))
-        self.pool.free_blocks(reversed(blocks))
-        self._running.remove(entry)
 
 
 def new_pool(num_blocks: int) -> Any:
@@ -295,11 +193,6 @@ def _layers(tiers_of: int | None, spill_all: bool) -> tuple[Any, dict[str, Any]]
     return group, {TIERS_KEY: settings.plain()}
 
 
-def tiered_connector(pool: Any) -> Any:
-    """The same with tiers: host memory for as many blocks as the pool has."""
-    return connected(pool, tiers_of=POOL_DECODING)
-
-
 def answer(connector: Any, metadata: Any) -> None:
     """What a worker says to a step's orders, if there are any: all done."""
     from kvgraph.hooks.tiers.jobs import JobDone, TierAnswer
@@ -322,12 +215,6 @@ _ENGINE: Final = {
 }
 
 
-class _NoBlocks:
-    @staticmethod
-    def get_block_ids() -> tuple[list[int]]:
-        return ([],)
-
-
 def a_ranking(order: Keys, epoch: int = 1, protected: Keys | None = None) -> EvictionRanking:
     none = np.empty(0, dtype=np.uint64)
     protected = none if protected is None else protected
@@ -345,13 +232,3 @@ def _per_call(function: Callable[[], object], calls: int) -> float:
     for _ in itertools.repeat(None, calls):
         function()
     return (time.thread_time() - start) / calls
-
-
-def _silent(line: str) -> None:
-    pass
-
-
-def _say(line: str) -> None:
-    from rich.console import Console
-
-    Console(stderr=True).print(line.splitlines()[0])

@@ -75,7 +75,7 @@ def test_a_part_that_is_not_there_is_refused_by_name(bench: str) -> None:
 
 MEASURED = {
     "graph": "graph.graph", "sidecar": "sidecars.sidecar_bench", "dashboard": "dashboard.dashboard",
-    "hotpath": "hotpath", "replay": "replay", "policies": "policies.policies",
+    "hotpath": "hotpath", "policies": "policies.policies",
     "meaning": "meaning.meaning", "fleet": "fleet.fleet_bench", "recall": "recall.recall_bench",
     "kernels": "kernels.kernels",
 }  # fmt: skip

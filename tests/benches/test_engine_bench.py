@@ -17,8 +17,6 @@ from kvgraph_bench.graph.graph import Traffic, add_sessions
 from kvgraph_bench.graph.graphs import ENGINE, build_graph, churned_graph, ranking_seconds
 from kvgraph_bench.sidecars.sidecar_process import SidecarProcess, wait_until
 
-# Where a busy main thread's time goes ------------------------------------------------------------
-
 # What may be claimed ----------------------------------------------------------------------------
 
 
@@ -35,16 +33,17 @@ def test_an_arm_is_held_to_both_stock_servers_of_its_pair() -> None:
 def test_an_interrupted_run_gives_what_it_has(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupted(*_: object) -> list[float]:
+    def interrupted(record: engine.Record, *_: object) -> None:
+        record.note(STOCK[0], Round(1000, 2.0, 1.0))
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(engine, "sidecar_cpu_percent", interrupted)
+    monkeypatch.setattr(engine, "_make_rounds", interrupted)
     raw = tmp_path / "engine.json"
-    figures = engine.run(progress=False, raw=raw, part=engine.Part.SIDECAR)
+    figures = engine.run(progress=False, raw=raw, part="engine")
     assert figures.figures["complete"].value is False
-    assert (
-        "a sidecar hears of 200 requests/s of 250 blocks" in json.loads(raw.read_text())["seconds"]
-    )
+    assert json.loads(raw.read_text())["rounds"] == {
+        STOCK[0]: [{"tokens": 1000, "wall_s": 2.0, "cpu_s": 1.0}]
+    }
 
 
 # What a sidecar is fed --------------------------------------------------------------------------

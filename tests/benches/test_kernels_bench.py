@@ -17,7 +17,6 @@ from kvgraph_bench.kernels.kernels_workbench import (
     CopyThenRotate,
     IndexCopy,
     ThreePasses,
-    VllmSwap,
 )
 
 by_shape = pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: str(shape.name))
@@ -29,12 +28,6 @@ class HostEngine:
     def copy(self, sources: Any, targets: Any, size: int, stream: int) -> None:
         for source, target in zip(sources.tolist(), targets.tolist(), strict=True):
             ctypes.memmove(target, source, size)
-
-
-def swap(sources: Any, targets: Any, sizes: Any, is_src_access_order_any: bool) -> None:
-    """``swap_blocks_batch`` of vLLM's operations, on the host."""
-    for source, target, size in zip(sources.tolist(), targets.tolist(), sizes, strict=True):
-        ctypes.memmove(target, source, int(size))
 
 
 @by_shape
@@ -62,24 +55,11 @@ def test_every_peer_leaves_the_same_bytes(shape: Any) -> None:
         warmed, left_by(lambda to: IndexCopy(arena, at.records, to, at.blocks)())
     )  # fmt: skip
     assert torch.equal(
-        warmed, left_by(lambda to: VllmSwap(swap, arena, at.records, to, at.blocks)())
-    )
-    assert torch.equal(
         spliced, left_by(lambda to: CopyThenRotate(copies(to), to, at.new, at.delta, rope)())
     )
     assert torch.equal(spliced, left_by(
         lambda to: ThreePasses(engine, arena, at.records, to, at.blocks, DELTA, rope)()
     ))  # fmt: skip
-
-
-def test_vllms_own_choice_of_a_swap_still_has_its_name(vllm_loaded: None) -> None:
-    """So that a vLLM that renames it does not leave the bench without this rival."""
-    from types import SimpleNamespace
-
-    from vllm.v1.kv_offload.cpu.gpu_worker import _select_swap_blocks_fn
-
-    chosen = _select_swap_blocks_fn([[SimpleNamespace(page_size_bytes=2 << 20)]], gpu_to_cpu=False)
-    assert chosen.__name__ == "swap_blocks_batch"
 
 
 def row(dtype: str, size: int, aligned: bool = True, **gb_per_s: float) -> dict[str, Any]:
@@ -93,7 +73,7 @@ def row(dtype: str, size: int, aligned: bool = True, **gb_per_s: float) -> dict[
 def test_figures_come_from_the_cells_that_the_targets_speak_of() -> None:
     large, small = 8 << 20, 1 << 20
     rows = [
-        row("bf16", large, warm=48.0, splice=40.0, spill=1.0, vllm_swap=36.0, index_copy=2.0),
+        row("bf16", large, warm=48.0, splice=40.0, spill=1.0, batched_copy=36.0, index_copy=2.0),
         row("bf16", 2 * large, warm=45.0, splice=45.0),
         row("bf16", small, warm=1.0, splice=0.5),
         row("bf16", large, aligned=False, splice=3.0),

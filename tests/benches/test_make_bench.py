@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 BENCHES = [
-    "graph", "hotpath", "engine", "demo", "agents", "tiers", "kernels", "replay", "policies",
+    "graph", "hotpath", "engine", "demo", "agents", "tiers", "kernels", "policies",
     "meaning",
 ]  # fmt: skip
 

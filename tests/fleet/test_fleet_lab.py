@@ -39,7 +39,7 @@ def test_the_generator_is_deterministic_and_its_seed_counts() -> None:
 
 def test_arms_are_named_by_their_levers() -> None:
     assert [arm.name for arm in ARMS] == [
-        "none", "A", "B", "C", "AB", "AC", "BC", "ABC", "A, blind",
+        "none", "A", "B", "C", "AB", "AC", "BC", "ABC",
     ]  # fmt: skip
 
 

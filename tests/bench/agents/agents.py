@@ -328,10 +328,7 @@ def _fleet_details(result: AgentsResult) -> dict[str, Any]:
     return {
         "requests": len(requests),
         "sessions": len({request.session for request in requests}),
-        "ends": sum(request.ended for request in requests),
-        "tool_calls": sum(bool(request.waiting) for request in requests),
         "prompt_tokens": sum(len(request.prompt) for request in requests),
-        "answer_tokens": sum(len(request.answer) for request in requests),
         "recorded_s": round(requests[-1].at - requests[0].at, 1),
         "shrink": SHRINK,
         "block": BLOCK,
@@ -354,8 +351,6 @@ def _run_details(run: AgentRun, requests: Sequence[AgentRequest]) -> dict[str, A
         "ttft_ms": {p: round(quantile(done.ttft_ms, p), 1) for p in (50, 95)},
         "prompt_tokens_by_source": run.own.sources,
         "mean_served_s": round(run.own.mean_served_s, 4),
-        "took_s": [round(took, 4) for took in run.took_s()],
-        "sent_s": [round(at, 3) for at in run.passed.sent_s],
         "cached_blocks": [answer.cached_tokens // BLOCK for answer in done.answers],
     }
 

@@ -9,14 +9,13 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 from time import perf_counter
 from typing import Final
 
-import httpx
 import numpy as np
 import numpy.typing as npt
 from kvgraph.advisor.replay.arms import BY_DEFAULT, Settings
@@ -30,7 +29,7 @@ from kvgraph.graph.types import LAYER_BY_NAME, PROTECTED_LAYERS, SourceLayer
 from kvgraph.hooks.requests.ends import EndMarks
 from kvgraph.hooks.settings import ENDS_VARIABLE
 
-from ..errors import AnswerError, TrafficError
+from ..errors import AnswerError, CompletionError, TrafficError
 from ..recorded.agents_forcing import OPTIONS
 from ..recorded.agents_requests import (
     SHRINK,
@@ -126,96 +125,139 @@ class Telling:
 
 @dataclass(frozen=True, slots=True)
 class AgentPass:
-    """What came of sending every request; ``sent_s``: when, in seconds since the pass began."""
+    """What came of sending every request.
+
+    Attributes:
+        sent_s: When each answered one was sent, in seconds since the pass began.
+        failed: Names of requests that were not answered to the end, where that may be.
+    """
 
     result: PassResult
     sent_s: tuple[float, ...]
+    failed: tuple[str, ...] = ()
+    arm: str = ""
 
     @property
     def share(self) -> float:
-        """Share of all prompt tokens that were not computed."""
-        return self.result.cached_tokens / self.result.prompt_tokens
+        """Share of the answered prompts' tokens that were not computed."""
+        return self.result.cached_tokens / max(1, self.result.prompt_tokens)
 
 
-async def one_by_one(
-    url: str,
-    requests: Sequence[AgentRequest],
-    telling: Telling,
-    on_answer: OnAnswer,
-    pace: float | None = None,
-) -> AgentPass:
-    """Send every request in order of arrival, each after the answer to the one before."""
-    async with open_client(url) as client:
-        sender = _Sender(client, requests, telling, on_answer, pace)
-        for request in requests:
-            await sender.send(request)
-    return sender.passed()
+Pick = Callable[[str, Sequence[int]], int]
+"""Picks an engine's number for a session's request, given how many requests run at each."""
 
 
-async def side_by_side(
-    url: str,
-    requests: Sequence[AgentRequest],
-    telling: Telling,
-    on_answer: OnAnswer,
-    pace: float | None = None,
-) -> AgentPass:
-    """Send every session's requests in order, each after the answer to the one before; sessions
-    do not wait for each other. Otherwise like ``one_by_one``.
+def only_one(session: str, running: Sequence[int]) -> int:
+    """A ``Pick`` where there is but one address."""
+    return 0
+
+
+Midway = Callable[[int], Awaitable[None]]
+"""What happens once half of the requests were sent and answered, told how many are in flight."""
+
+
+@dataclass
+class Sender:
+    """Sends requests when they are due, and keeps what comes back, in order of arrival.
+
+    Attributes:
+        urls: Where requests go.
+        telling: What they say.
+        pace: Seconds that a recorded second takes; 0: each as soon as the one before is answered.
+        pick: Chooses among the addresses.
+        arm: In its sessions' names, so that no pass continues sessions of another.
+        salted: Whether the arm's name salts the prefix cache too, since engines still have what
+            other passes asked for.
+        midway: Happens in the middle.
+        tolerant: Whether a request may fail.
     """
-    sessions: dict[str, list[AgentRequest]] = {}
-    for request in requests:
-        sessions.setdefault(request.session, []).append(request)
-    try:
-        async with open_client(url) as client, asyncio.TaskGroup() as group:
-            sender = _Sender(client, requests, telling, on_answer, pace)
-            for own in sessions.values():
-                group.create_task(sender.send_all(own))
-    except ExceptionGroup as failed:  # the first to fail; the others were cancelled for it
-        raise failed.exceptions[0] from None
-    return sender.passed()
 
+    urls: Sequence[str]
+    requests: Sequence[AgentRequest]
+    telling: Telling
+    on_answer: OnAnswer
+    pace: float = 0.0
+    pick: Pick = only_one
+    arm: str = ""
+    salted: bool = False
+    midway: Midway | None = None
+    tolerant: bool = False
 
-class _Sender:
-    """Sends requests when they are due, and keeps what comes back."""
+    def one_by_one(self) -> AgentPass:
+        """Send every request in order of arrival, each after the answer to the one before."""
+        return asyncio.run(self.play([self.requests]))
 
-    def __init__(
-        self,
-        client: httpx.AsyncClient,
-        requests: Sequence[AgentRequest],
-        telling: Telling,
-        on_answer: OnAnswer,
-        pace: float | None,
-    ) -> None:
-        self._client = client
-        self._requests = requests
-        self._telling = telling
-        self._on_answer = on_answer
-        self._pace = pace
-        self._began = perf_counter()
-        self._sent: dict[str, float] = {}
-        self._answers: dict[str, Answer] = {}
+    def side_by_side(self) -> AgentPass:
+        """Send every session's requests in order, each after the answer to the one before;
+        sessions do not wait for each other."""
+        return asyncio.run(self.play(self._sessions()))
 
-    async def send_all(self, requests: Sequence[AgentRequest]) -> None:
-        for request in requests:
-            await self.send(request)
+    async def play(self, lines: Iterable[Sequence[AgentRequest]] | None = None) -> AgentPass:
+        """Send lines of requests side by side; without any, each session's.
 
-    async def send(self, request: AgentRequest) -> None:
-        if self._pace is not None:
-            due = self._began + self._pace * (request.at - self._requests[0].at)
+        Raises:
+            AnswerError: A server did not give the recorded answer.
+        """
+        self._answers: dict[str, tuple[float, Answer]] = {}
+        self._failed: list[str] = []
+        self._running = [0] * len(self.urls)
+        self._half, self._began = asyncio.Event(), perf_counter()
+        try:
+            async with contextlib.AsyncExitStack() as stack, asyncio.TaskGroup() as group:
+                self._clients = [
+                    await stack.enter_async_context(open_client(url)) for url in self.urls
+                ]
+                if self.midway is not None:
+                    group.create_task(self._at_half(self.midway))
+                for line in lines or self._sessions():
+                    group.create_task(self._send_all(line))
+        except ExceptionGroup as failed:  # the first to fail; the others were cancelled for it
+            raise failed.exceptions[0] from None
+        wall_s = perf_counter() - self._began
+        found = [self._answers[r.name] for r in self.requests if r.name in self._answers]
+        result = PassResult(tuple(answer for _, answer in found), wall_s)
+        sent_s = tuple(at for at, _ in found)
+        return AgentPass(result, sent_s, tuple(self._failed), self.arm)
+
+    def _sessions(self) -> Iterable[Sequence[AgentRequest]]:
+        sessions: dict[str, list[AgentRequest]] = {}
+        for request in self.requests:
+            sessions.setdefault(request.session, []).append(request)
+        return sessions.values()
+
+    async def _send_all(self, line: Sequence[AgentRequest]) -> None:
+        for request in line:
+            due = self._began + self.pace * (request.at - self.requests[0].at)
             await asyncio.sleep(max(0.0, due - perf_counter()))
-        self._sent[request.name] = perf_counter() - self._began
-        body = request.body(self._pace or 0.0, self._telling.hinted, self._telling.layered)
-        answer = await send(self._client, request.name, body)
-        check_answer(request, answer)
-        self._answers[request.name] = answer
-        self._on_answer(answer)
+            await self._send(request)
+            if 2 * (len(self._answers) + len(self._failed)) >= len(self.requests):
+                self._half.set()
 
-    def passed(self) -> AgentPass:
-        """All of it, in order of arrival."""
-        names = [request.name for request in self._requests]
-        answers = tuple(self._answers[name] for name in names)
-        result = PassResult(answers, perf_counter() - self._began)
-        return AgentPass(result, tuple(self._sent[name] for name in names))
+    async def _send(self, request: AgentRequest) -> None:
+        if self.arm:
+            request = replace(request, session=f"{self.arm}-{request.session}")
+        body = request.body(self.pace, self.telling.hinted, self.telling.layered)
+        if self.salted:
+            body["cache_salt"] = self.arm
+        number = self.pick(request.session, self._running)
+        self._running[number] += 1
+        sent_s = perf_counter() - self._began
+        try:
+            answer = await send(self._clients[number], request.name, body)
+        except CompletionError:
+            if not self.tolerant:
+                raise
+            self._failed.append(request.name)
+            return
+        finally:
+            self._running[number] -= 1
+        check_answer(request, answer)
+        self._answers[request.name] = sent_s, answer
+        self.on_answer(answer)
+
+    async def _at_half(self, midway: Midway) -> None:
+        await self._half.wait()
+        await midway(sum(self._running))
 
 
 def check_answer(request: AgentRequest, answer: Answer) -> None:
@@ -273,7 +315,7 @@ TIERS: Final = AgentArm(
     "tiers", graph=True, telling=Telling(hinted=True), hosted=True, options=_STEPS
 )
 BUSY: Final = AgentArm("busy", graph=True, telling=Telling(hinted=True, layered=True))
-"""Stated system prompts while other processes keep every core busy; see ``agents_busy``."""
+"""Stated system prompts while other processes keep every core busy."""
 ARMS: Final = (STOCK, DEFAULT, MARKED, HINTS, HOST_LRU, QUIET_TIERS, TIERS, BUSY)
 
 
@@ -338,7 +380,8 @@ def run_arm(
         if arm.graph:
             check_advised(server)
         shown.passing(tag, "one at a time", len(requests))
-        passed = asyncio.run(one_by_one(server.url, requests, arm.telling, shown.answered, pace))
+        sender = Sender([server.url], requests, arm.telling, shown.answered, pace or 0.0)
+        passed = sender.one_by_one()
         return AgentRun(arm.name, tag, room.pool, host, pace, passed, own_counts(server.url))
 
 
@@ -442,7 +485,8 @@ def run_busy(
     plan = replace(room.plan(BUSY, BUSY.name), max_num_seqs=RUNNING)
     with watched(plan, known) as (server, ledger), busy_cores():
         shown.passing(BUSY.name, "side by side", len(requests))
-        passed = asyncio.run(side_by_side(server.url, requests, BUSY.telling, shown.answered, pace))
+        sender = Sender([server.url], requests, BUSY.telling, shown.answered, pace)
+        passed = sender.side_by_side()
         return BusyRun(room.pool, protected, kept, passed, ledger.take())
 
 

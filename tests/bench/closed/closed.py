@@ -7,26 +7,20 @@ smaller than recorded and ``1 / PACE`` times faster.
 
 from __future__ import annotations
 
-import copy
 import json
-import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, Protocol, TypeVar
 
 from kvgraph.advisor.replay.recordings import read_sessions
-from kvgraph.graph.wire.advice import HOLD_MAX_S, AdmissionAdvice
-from kvgraph.hooks.vllm.patches import bind_scheduler
+from kvgraph.graph.wire.advice import HOLD_MAX_S
 
-from ..agents.agents_arms import HOST_LRU, AgentArm, Room
-from ..errors import TrafficError
+from ..agents.agents_arms import HOST_LRU, AgentArm, Room, longest
 from ..figures import Figures, measured_now, quantile
-from ..paper.paper_engine import PaperEngine, Shape, base_config
-from ..paper.quiet import only_errors
 from ..recorded.agents_requests import SESSIONS
-from ..serving.model import TINY, ensure_model, vocabulary_size
+from ..serving.model import ensure_model, vocabulary_size
 from ..serving.progress import DemoProgress
 from ..serving.workload import BLOCK
 from .closed_pass import (
@@ -39,15 +33,9 @@ from .closed_pass import (
     STOCK,
     Clock,
     ClosedRun,
-    Script,
     run_closed,
     scripts,
 )
-
-if TYPE_CHECKING:
-    from vllm.config import VllmConfig
-
-    from .on_paper.closed_paper import NewcomerRun
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +46,8 @@ class ClosedResult:
     best: int  # agents at which stock is at its best
     scale: ClosedScale
     runs: Sequence[ClosedRun]
-    # microseconds that a held request costs a step, by how many are held
-    hold_us: dict[int, list[float]]
     pool: int = 0  # blocks
     block: int = BLOCK  # tokens of one
-    newcomers: Sequence[NewcomerRun] = ()  # large prompts beside small sessions; on paper only
 
     def figures(self) -> Figures:
         """The figures that these runs can give; without a suffix, of the arm ``hold``."""
@@ -75,19 +60,8 @@ class ClosedResult:
         if any(run.arm in (HOLD.name, HOLD_TOLD.name) for run in held):
             longest = max(run.held.longest_s for run in held if run.held is not None)
             figures.add("longest_hold_s", longest, "s", f"≤ {HOLD_MAX_S:.0f}")
-        self._add_newcomers(figures)
         figures.add("failed", sum(run.passed.failed for run in self.runs), "requests", "0")
-        for count, samples in self.hold_us.items():
-            figures.add(f"held_us_per_step_{count}", samples, "us a request", "≤ 2")
         return figures
-
-    def _add_newcomers(self, figures: Figures) -> None:
-        ours = [run for run in self.newcomers if run.arm == HOLD.name]
-        if ours:
-            unit = "of the crowd's p95"
-            figures.add("newcomer_wait_ratio", max(run.ratio for run in ours), unit, "≤ 3")
-            longest = max(max(run.newcomers) for run in ours)
-            figures.add("newcomer_wait_s", longest, "s", f"≤ {HOLD_MAX_S:.0f}")
 
     def of(self, arm: str, agents: int) -> list[ClosedRun]:
         """Runs of ``arm`` with so many agents."""
@@ -154,64 +128,6 @@ def _quantile(samples: Sequence[float], percentile: float) -> float:
     return quantile(samples, percentile) if samples else 0.0
 
 
-HELD: Final = (100, 1000)
-_STEPS: Final = 300
-_REPEATS: Final = 9
-_PROMPT_BLOCKS: Final = 8
-
-
-@only_errors()
-def measure_hold() -> dict[int, list[float]]:
-    """Microseconds a step for each held request, by how many are held.
-
-    The difference between a decode step with so many held and one with none, of vLLM's own
-    scheduler with ours, above workers on paper.
-    """
-    config = base_config(ensure_model(TINY))
-    alone = _steps(config, 0)
-    return {count: [(s - median(alone)) / count for s in _steps(config, count)] for count in HELD}
-
-
-def _steps(config: VllmConfig, held: int) -> list[float]:
-    """Microseconds that steps take while ``held`` requests wait."""
-    engine = PaperEngine(_roomy(config), Shape(blocks=257, warm=None))
-    try:
-        bind_scheduler(engine.scheduler)
-        engine.ask(range(100), 400)
-        engine.step()
-        _shut(engine)
-        for number in range(held):
-            engine.ask([number, *range(16 * _PROMPT_BLOCKS)], 1)
-        return [_timed(engine) for _ in range(_REPEATS)]
-    finally:
-        engine.close()
-
-
-def _roomy(config: VllmConfig) -> VllmConfig:
-    config = copy.copy(config)
-    config.model_config = copy.copy(config.model_config)
-    config.model_config.max_model_len = 4096
-    return config
-
-
-def _timed(engine: PaperEngine) -> float:
-    steps = _STEPS // _REPEATS
-    took = 0.0
-    for _ in range(steps):
-        began = time.thread_time()
-        order = engine.scheduler.schedule()
-        took += time.thread_time() - began
-        engine.dispatch(order)
-        engine.end(engine.batches.popleft())
-        _shut(engine)
-    return took / steps * 1e6
-
-
-def _shut(engine: PaperEngine) -> None:
-    now = time.monotonic()
-    engine.side.client.hold_admission(AdmissionAdvice(1, now, 0, 2, 1, now))
-
-
 PACE: Final = 1 / 60
 """Seconds that a recorded second takes: prefill here is about as much slower than a GPU's, for
 sessions that are smaller by ``SHRINK``."""
@@ -274,57 +190,48 @@ def run_closed_bench(
     clock = replace(scale.clock, pace=pace or scale.clock.pace)
     scale = replace(scale, best=best or scale.best, pairs=pairs or scale.pairs, clock=clock)
     arms = scale.arms if arms is None else arms
-    if STOCK not in arms:
-        raise TrafficError("the arm stock is missing: every figure is relative to it")
     out = out.resolve()
     out.mkdir(parents=True, exist_ok=True)
+    name = model or str(ensure_model())
+    recorded, vocabulary = read_sessions(sessions), vocabulary_size(name)
     with DemoProgress(0, shown=progress) as shown:
-        bench = _ClosedBench(model or str(ensure_model()), out, sessions, seed, scale, arms, shown)
-        bench.play()
-        return ClosedResult(out, bench.best, scale, bench.runs, measure_hold(), POOL)
+
+        def play(arm: AgentArm, agents: int) -> ClosedRun:
+            users = scripts(recorded, agents, seed, clock.end_s / clock.pace, vocabulary)
+            length = longest([turn.request for own in users for turn in own])
+            return run_closed(arm, Room(name, out, POOL, length, POOL), users, clock, shown)
+
+        best, runs = play_all(scale, arms, play)
+    return ClosedResult(out, best, scale, runs, POOL)
 
 
-@dataclass
-class _ClosedBench:
-    """Plays the arms below the cliff and past it."""
+class Hosted(Protocol):
+    """An arm, as far as the plan goes."""
 
-    model: str
-    out: Path
-    sessions: Path
-    seed: int
-    scale: ClosedScale
-    arms: Sequence[AgentArm]
-    shown: DemoProgress
-    best: int = 0
-    runs: list[ClosedRun] = field(default_factory=list)
+    @property
+    def hosted(self) -> bool:
+        """Whether it has host memory."""
 
-    def play(self) -> None:
-        """Find stock's best number of agents, then play all arms at multiples of it."""
-        self.best = self.scale.best or self._search()
-        for hosted in (False, True):
-            for agents in self.scale.agents(self.best, hosted):
-                for arm in self.arms:
-                    if arm.hosted is hosted:
-                        self.runs.append(self._run(arm, agents))
 
-    def _search(self) -> int:
-        tried = [self._run(STOCK, agents) for agents in self.scale.searched]
-        return max(tried, key=lambda run: run.passed.turns_per_minute).agents
+Arm = TypeVar("Arm", bound=Hosted)
 
-    def _run(self, arm: AgentArm, agents: int) -> ClosedRun:
-        users = self._users(agents)
-        longest = max(
-            len(turn.request.prompt) + len(turn.request.answer) for own in users for turn in own
-        )
-        length = -(-longest // BLOCK) * BLOCK
-        room = Room(self.model, self.out, POOL, length, POOL)
-        return run_closed(arm, room, users, self.scale.clock, self.shown)
 
-    def _users(self, agents: int) -> tuple[Script, ...]:
-        clock = self.scale.clock
-        recorded_s = clock.end_s / clock.pace
-        vocabulary = vocabulary_size(self.model)
-        return scripts(read_sessions(self.sessions), agents, self.seed, recorded_s, vocabulary)
+def play_all(
+    scale: ClosedScale, arms: Sequence[Arm], play: Callable[[Arm, int], ClosedRun]
+) -> tuple[int, list[ClosedRun]]:
+    """Find the number of agents at which the first arm, stock, is at its best; then play all arms
+    at multiples of it, below the cliff first."""
+    best = scale.best
+    if best is None:
+        tried = [play(arms[0], agents) for agents in scale.searched]
+        best = max(tried, key=lambda run: run.passed.turns_per_minute).agents
+    return best, [
+        play(arm, agents)
+        for hosted in (False, True)
+        for agents in scale.agents(best, hosted)
+        for arm in arms
+        if arm.hosted is hosted
+    ]
 
 
 CLOSED_FILE: Final = "closed.json"
@@ -341,7 +248,6 @@ def save_closed(result: ClosedResult) -> Path:
         "block": result.block,
         "clock": asdict(clock),
         "runs": [_run_details(run) for run in result.runs],
-        "newcomers": [asdict(run) for run in result.newcomers],
     }
     path = result.out / CLOSED_FILE
     path.write_text(json.dumps(content, indent=1) + "\n")

@@ -15,10 +15,9 @@ import httpx
 from kvgraph.advisor.replay.closed import MAX_PAUSE_S
 from kvgraph.advisor.replay.fleet_traffic import MAX_GAP_S, FleetRequest, lay_over_users
 from kvgraph.advisor.replay.recordings import Session
-from kvgraph.graph.wire.endpoints import running_sidecars
 
 from ..agents.agents_arms import HOST_LRU, AgentArm, Room, Telling, check_answer
-from ..errors import CompletionError, ServerError, TrafficError
+from ..errors import CompletionError, TrafficError
 from ..recorded.agents_requests import AgentRequest, build_requests
 from ..serving.completions import Answer, OnAnswer, open_client, send
 from ..serving.progress import DemoProgress
@@ -43,11 +42,7 @@ class HoldCounts:
 
 def hold_counts(server: Server) -> HoldCounts:
     """Asks the sidecar that the server started."""
-    family = server.process_ids()
-    own = [sidecar for sidecar in running_sidecars() if sidecar.pid in family]
-    if not own:
-        raise ServerError("the engine's sidecar is gone; see the server's log")
-    page = httpx.get(f"{own[0].http}/metrics", timeout=10.0, trust_env=False)
+    page = httpx.get(f"{server.sidecar_url()}/metrics", timeout=10.0, trust_env=False)
     return parse_holds(page.text)
 
 

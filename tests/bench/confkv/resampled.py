@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from itertools import pairwise
 from typing import Final
 
 import numpy as np
@@ -35,13 +34,6 @@ def apart(one: Floats, other: Floats) -> bool:
     return bool(np.quantile(difference(one, other), 0.05) > 0.0)
 
 
-def pearson(x: Floats, y: Floats) -> tuple[float, float]:
-    """Correlation, and the chance of one as strong where there is none (normal approximation)."""
-    r = float(np.corrcoef(x, y)[0, 1])
-    z = math.atanh(max(-0.999999, min(0.999999, r))) * math.sqrt(len(x) - 3)
-    return r, math.erfc(abs(z) / math.sqrt(2.0))
-
-
 def wilson(right: int, n: int) -> tuple[float, float]:
     """The 95 % interval of a share, by Wilson."""
     z = 1.959964
@@ -49,13 +41,6 @@ def wilson(right: int, n: int) -> tuple[float, float]:
     middle = (share + spread / 2) / (1 + spread)
     half = z * math.sqrt(share * (1 - share) / n + spread / (4 * n)) / (1 + spread)
     return middle - half, middle + half
-
-
-def falls_over_bins(x: Floats, y: Floats, bins: int = 5) -> bool:
-    """Whether the mean of y falls from each fifth of x to the next."""
-    parts = np.array_split(y[np.argsort(x, kind="stable")], bins)
-    means = [float(part.mean()) for part in parts]
-    return all(later < earlier for earlier, later in pairwise(means))
 
 
 def _draws(texts: int) -> NDArray[np.int64]:

@@ -8,7 +8,6 @@ import itertools
 import json
 import random
 import tempfile
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -325,8 +324,6 @@ def run(figures: Figures, quick: bool) -> None:
     figures.add("attribution_accuracy", whole.share, "", "≥ .99")
     figures.add("attribution_accuracy_of_losses", whole.share_of_losses, "")
     figures.add("attributed_requests", len(pairs), "")
-    for reason, count in sorted(Counter(verdict.reason for _, verdict in pairs).items()):
-        figures.add(f"attributed_{reason.replace(':', '_')}", count, "")
 
 
 def play(base: VllmConfig, plan: FleetPlan, seconds: float, seed: int = SEED) -> Compared:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import gzip
-import json
-import multiprocessing
 import random
 import re
 import shutil
@@ -16,14 +14,11 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import pairwise
-from multiprocessing import connection
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import numpy as np
-import psutil
 from kvgraph.dashboards.access import PAGE, page_address
 from kvgraph.graph.wire.events import BlocksAttended
 from kvgraph.hooks.fake import FakeEngine
@@ -31,7 +26,7 @@ from kvgraph.hooks.link.client import ClientOptions
 from rich.console import Console
 
 from ..errors import BenchError
-from ..faults.processes.faults_http import Crowd, is_advised, token_in
+from ..faults.processes.faults_http import is_advised, token_in
 from ..figures import Figures
 from ..sidecars.sidecar_process import SidecarProcess, wait_until
 from . import attribution, log_cost, shadow_error
@@ -169,19 +164,12 @@ def _pan(page: Any) -> list[float]:
 
 
 POOL: Final = 20_000
-CLIENTS: Final = 200
-STUCK: Final = 50
-_PATHS: Final = ("/v1/now", "/v1/requests", "/v1/misses", "/v1/evictions", "/v1/engines",
-                 "/v1/sessions", "/healthz", "/metrics")  # fmt: skip
-_ASK_EVERY_S: Final = 0.5
-_VIEWS: Final = {
-    "": {"/v1/graph?limit=20000": 4.0},
-    "_of_misses": {"/v1/requests?limit=200": 1.0, "/v1/misses": 2.0},
-}  # what the page asks for over and over, and seconds from one time to the next, by its view
+_VIEW: Final = {"/v1/graph?limit=20000": 4.0}
+"""What the page asks for over and over, and seconds from one time to the next."""
 
 
 def measure_page_load(figures: Figures, quick: bool) -> None:
-    """An engine of 20,000 blocks; nobody looks, one page does, two hundred clients do."""
+    """An engine of 20,000 blocks; nobody looks, and one page does."""
     seconds = 5.0 if quick else 30.0
     with (
         tempfile.TemporaryDirectory(prefix="kvg-") as folder,
@@ -190,38 +178,21 @@ def measure_page_load(figures: Figures, quick: bool) -> None:
     ):
         _fill_with_load(engine)
         wait_until(lambda: is_advised(engine), 30.0)
-        token, process = token_in(Path(folder)), sidecar.process
-        _graph(figures, sidecar.http, token)
-        alone = _served(process, engine, seconds)
+        token = token_in(Path(folder))
+        alone = _served(sidecar, engine, seconds)
         figures.add("sidecar_cpu_percent_without_a_page", alone.cpu_percent, "%")
         figures.add("ranking_age_ms_without_a_page", alone.ages_ms, "ms")
-        for view, asked in _VIEWS.items():
-            with _open_page(sidecar.http, token, asked):
-                watched = _served(process, engine, seconds)
-            cost = watched.cpu_percent - alone.cpu_percent
-            figures.add(f"page_cpu_percent{view}", cost, "%", "≤ 3")
-            figures.add(f"ranking_age_ms{view}", watched.ages_ms, "ms")
-        _crowd(figures, sidecar.http, token, seconds)
+        with _open_page(sidecar.http, token, _VIEW):
+            watched = _served(sidecar, engine, seconds)
+        cost = watched.cpu_percent - alone.cpu_percent
+        figures.add("page_cpu_percent", cost, "%", "≤ 3")
+        figures.add("ranking_age_ms", watched.ages_ms, "ms")
 
 
 def _fill_with_load(engine: FakeEngine) -> None:
     rng = random.Random(1)
     for session in range(POOL // 50):
         engine.run([rng.randrange(50_000) for _ in range(16 * 50)], session=f"s{session}")
-
-
-def _graph(figures: Figures, http: str, token: str) -> None:
-    """Milliseconds, and bytes, of the whole graph as columns."""
-    took, size, nodes = [], 0, 0
-    for _ in range(5):
-        start = time.perf_counter()
-        body = _ask(http, "/v1/graph?limit=20000", token)
-        took.append(1e3 * (time.perf_counter() - start))
-        size, nodes = len(body), len(json.loads(body)["nodes"]["key"])
-        time.sleep(1.0)  # questions leave the graph alone for three times what they took
-    figures.add("graph_answer_ms", took, "ms")
-    figures.add("graph_answer_bytes", size, "B")
-    figures.add("graph_answer_nodes", nodes, "")
 
 
 class _Served(NamedTuple):
@@ -232,20 +203,15 @@ class _Served(NamedTuple):
     ages_ms: list[float]
 
 
-def _served(process: psutil.Process, engine: FakeEngine, seconds: float) -> _Served:
+def _served(sidecar: SidecarProcess, engine: FakeEngine, seconds: float) -> _Served:
     rng, end, ages_ms = random.Random(2), time.monotonic() + seconds, list[float]()
-    before = _cpu_s(process)
+    before = sidecar.cpu_s()
     while time.monotonic() < end:
         engine.run([rng.randrange(50_000) for _ in range(160)], session=f"s{rng.randrange(400)}")
         if (ranking := engine.client.ranking()) is not None:
             ages_ms.append(1e3 * (time.monotonic() - ranking.ts))
         time.sleep(0.1)
-    return _Served(100 * (_cpu_s(process) - before) / seconds, ages_ms)
-
-
-def _cpu_s(process: psutil.Process) -> float:
-    times = process.cpu_times()
-    return float(times.user + times.system)
+    return _Served(100 * (sidecar.cpu_s() - before) / seconds, ages_ms)
 
 
 @contextlib.contextmanager
@@ -284,75 +250,6 @@ def _stream(http: str, token: str) -> socket.socket:
         f"GET /v1/events HTTP/1.1\r\nHost: {host}\r\nAuthorization: Bearer {token}\r\n\r\n".encode()
     )
     return line
-
-
-@dataclass
-class _Pages(Crowd):
-    """Clients that ask what the page asks."""
-
-    def ask(self, seed: int) -> None:
-        """Ask this and that, over and over."""
-        rng = random.Random(seed)
-        while not self.stopping.is_set():
-            self.ask_once(rng.choice(_PATHS))
-            time.sleep(_ASK_EVERY_S)
-
-    def be_stuck(self, cut: list[float]) -> None:
-        """Ask for more than fits a socket's buffers, read nothing, and see how long it lasts; what
-        lasts until the end counts as well."""
-        host, port = self._address
-        question = "GET /v1/graph HTTP/1.1\r\nHost: 127.0.0.1\r\n"
-        question += f"Authorization: Bearer {self.token}\r\n\r\n"
-        while not self.stopping.is_set():
-            with contextlib.suppress(OSError), socket.socket() as line:
-                # Before it connects: else the kernel takes the whole answer in.
-                line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-                line.settimeout(5)
-                line.connect((host, port))
-                line.sendall(question.encode())
-                since = time.monotonic()
-                _wait_for_a_cut(line, self.stopping)
-                cut.append(time.monotonic() - since)
-            time.sleep(0.2)
-
-
-def _wait_for_a_cut(line: socket.socket, stopping: threading.Event) -> None:
-    """Wait until the server ended the connection, or we are to stop; without reading."""
-    while not stopping.wait(0.1):
-        try:
-            info = line.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)
-        except OSError:
-            return
-        if info[0] != 1:  # no longer ESTABLISHED
-            return
-
-
-def _crowd(figures: Figures, http: str, token: str, seconds: float) -> None:
-    context = multiprocessing.get_context("spawn")
-    mine, theirs = context.Pipe()
-    crowd = context.Process(target=gather, args=(http, token, seconds + 12.0, theirs), daemon=True)
-    crowd.start()
-    waits, refused, failed, cut = mine.recv()
-    crowd.join()
-    p99 = float(np.percentile(waits + refused or [10.0], 99))
-    figures.add("clients_p99_ms", 1e3 * p99, "ms", "< 1,000")
-    figures.add("clients_refused_503_percent", 100 * len(refused) / len(waits + refused), "%")
-    figures.add("clients_unanswered", failed, "")
-    figures.add("stuck_cut_s", max(cut), "s", "≤ 10")
-
-
-def gather(http: str, token: str, seconds: float, answer: connection.Connection) -> None:
-    """Be the crowd for so long, in a process of its own."""
-    crowd, cut = _Pages(http, token, []), list[float]()
-    threads = [threading.Thread(target=crowd.be_stuck, args=(cut,)) for _ in range(STUCK)]
-    threads += [threading.Thread(target=crowd.ask, args=(i,)) for i in range(CLIENTS - STUCK)]
-    for thread in threads:
-        thread.start()
-    time.sleep(seconds)
-    crowd.stopping.set()
-    for thread in threads:
-        thread.join()
-    answer.send((crowd.waits, crowd.refused, crowd.failed, cut))
 
 
 def _ask(http: str, path: str, token: str) -> bytes:

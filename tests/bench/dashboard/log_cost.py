@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import numpy as np
@@ -29,7 +29,6 @@ from ..figures import Figures
 SIZE: Final = 16
 RUNNING: Final = 32
 PROMPT: Final = 64  # blocks of each of them: a thousand tokens
-LONG: Final = 1024  # blocks of a step of 16k tokens
 POOL: Final = 8_192
 GHOSTS: Final = 65_536  # remembered blocks: the graph's default
 
@@ -49,21 +48,12 @@ class _Silent(History):
 
 def run(figures: Figures, quick: bool) -> None:
     """The engine's thread, the sidecar's, and bytes."""
-    rounds = 20 if quick else 200
+    rounds, turns = (20, 20) if quick else (200, 300)
     figures.add("logs_us_per_step", _engine_costs(RUNNING, PROMPT, rounds), "µs", "≤ 5")
-    figures.add("logs_us_per_step_16k", _engine_costs(1, LONG, rounds), "µs")
-    turns = 20 if quick else 300
-    for name, count, blocks in (("", RUNNING, 1), ("_16k", 1, LONG)):
-        costs, bare = _ingest_costs(count, blocks, turns)
-        figures.add(f"logs_sidecar_us_per_step{name}", costs, "µs")
-        figures.add(f"sidecar_us_per_step_without_logs{name}", bare, "µs")
+    figures.add("logs_sidecar_us_per_step", _ingest_costs(RUNNING, 1, turns), "µs")
     graph = _churned(2 * GHOSTS)
     history, blocks = graph.tables.history, len(graph.tables.blocks)
     figures.add("logs_bytes_per_block", history.nbytes / blocks, "B", "≤ 24")
-    records = sum(log.nbytes for log in history.evictions.values())
-    figures.add("eviction_log_bytes_per_block", records / blocks, "B")
-    figures.add("logs_bytes", history.nbytes, "B")
-    figures.add("logged_evictions", sum(log.next for log in history.evictions.values()), "")
 
 
 def _engine_costs(requests: int, blocks: int, rounds: int) -> list[float]:
@@ -71,23 +61,14 @@ def _engine_costs(requests: int, blocks: int, rounds: int) -> list[float]:
     event. Other steps carry nothing for the logs, which read the events that were there already.
     """
     hashes = _keys(0, blocks)
-    bare = _timed(lambda: _start_bare(requests, hashes), rounds)
-    full = _timed(lambda: _start_logged(requests, hashes), rounds)
+    bare = _timed(lambda: _start(requests, hashes), rounds)
+    full = _timed(lambda: _start(requests, hashes, SIZE), rounds)
     return [1e6 * (b - a) for a, b in zip(bare, full, strict=True)]
 
 
-def _start_bare(requests: int, hashes: bytes) -> None:
-    tokens = 2 * len(hashes)
+def _start(requests: int, hashes: bytes, loading: int = 0) -> None:
     events: list[AnyEvent] = [
-        RequestStarted("r", hashes, tokens, 0, SIZE, "s") for _ in range(requests)
-    ]
-    encode_events(1, events)
-
-
-def _start_logged(requests: int, hashes: bytes) -> None:
-    tokens = 2 * len(hashes)
-    events: list[AnyEvent] = [
-        RequestStarted("r", hashes, tokens, 0, SIZE, "s", loading_tokens=SIZE)
+        RequestStarted("r", hashes, 2 * len(hashes), 0, SIZE, "s", loading_tokens=loading)
         for _ in range(requests)
     ]
     encode_events(1, events)
@@ -106,13 +87,13 @@ def _timed(function: Callable[[], None], rounds: int) -> list[float]:
     return found
 
 
-def _ingest_costs(requests: int, blocks: int, turns: int) -> tuple[list[float], list[float]]:
+def _ingest_costs(requests: int, blocks: int, turns: int) -> list[float]:
     """µs of a step in which so many requests start, as many end, and as many blocks leave as come:
-    what logs add to it, and what it costs without; two graphs are told each step in turn.
+    what logs add to it; two graphs are told each step in turn.
     """
     now = [0.0]
     graphs = [_graph(now, kind) for kind in (History, _Silent)]
-    added, bare = [], []
+    added = []
     steps = itertools.islice(_steps(requests, blocks), 2 * POOL // (requests * blocks) + turns)
     for number, step in enumerate(steps):
         now[0] += 0.05
@@ -123,8 +104,7 @@ def _ingest_costs(requests: int, blocks: int, turns: int) -> tuple[list[float], 
             took.append(time.thread_time() - start)
         full, without = took if number % 2 else took[::-1]
         added.append(1e6 * (full - without))
-        bare.append(1e6 * without)
-    return added[-turns:], bare[-turns:]
+    return added[-turns:]
 
 
 def _graph(now: list[float], history: Callable[[Tables], History] = History) -> KVCacheGraph:
@@ -134,11 +114,9 @@ def _graph(now: list[float], history: Callable[[Tables], History] = History) -> 
     return graph
 
 
-def _steps(requests: int, blocks: int) -> itertools.chain[Sequence[AnyEvent]]:
+def _steps(requests: int, blocks: int) -> Iterator[list[AnyEvent]]:
     """Steps without end, of an engine whose pool is full from some time on."""
-    return itertools.chain.from_iterable(
-        [_step(number, requests, blocks)] for number in itertools.count()
-    )
+    return (_step(number, requests, blocks) for number in itertools.count())
 
 
 def _step(number: int, requests: int, blocks: int) -> list[AnyEvent]:

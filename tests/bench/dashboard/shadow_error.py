@@ -16,7 +16,6 @@ from kvgraph.advisor.replay.trace import Trace
 from kvgraph.advisor.shadows.pools import LruPool, PolicyPool
 from kvgraph.advisor.shadows.runner import INTERVAL_S, ShadowRunner, ShadowSet
 from kvgraph.graph.kvcache_graph import KVCacheGraph
-from kvgraph.graph.ranking.formulas import ClassicPolicy
 from kvgraph.graph.ranking.policy import View
 from kvgraph.graph.wire.events import EngineHello
 
@@ -39,7 +38,6 @@ LESS: Final = {
     SELDOM: Effort(8.0),
     "ranked_every_64_s": Effort(64.0),
     "of_50_percent": Effort(64.0, 1),
-    "of_25_percent": Effort(64.0, 2),
 }  # what they do where the whole takes too long, in this order; those of LRU follow all always
 
 
@@ -84,9 +82,6 @@ def run(figures: Figures, quick: bool) -> None:
         played = play(few, FEW.capacity, effort)
         _add_error(figures, less, played, full, "≤ 1.0" if effort == LESS[SELDOM] else "")
     figures.add("shadows_cpu_percent_of_the_trace", _cpu_percent(whole, few), "%")
-    figures.add("shadowed_blocks", whole.shadows.asked, "")
-    figures.add("lru_hit_rate", 100 * full["lru"], "%")
-    figures.add("default_policy_hit_rate", 100 * full[LifecyclePolicy.name], "%")
     if not quick:
         _add_many(figures)
 
@@ -118,11 +113,10 @@ def _traffic(hours: Hours) -> Trace:
 def _add_error(
     figures: Figures, less: str, played: _Played, full: dict[str, float], target: str = ""
 ) -> None:
-    """How far policies' shadows are from those that do all: the default's, and the classic's."""
-    for name, policy in (("", LifecyclePolicy.name), ("_of_classic", ClassicPolicy.name)):
-        found = played.of(policy)
-        error = _error(found, {each: full[each] for each in found})
-        figures.add(f"shadow_error_points{name}_{less}", error, "points", "" if name else target)
+    """How far the default policy's shadows are from those that do all."""
+    found = played.of(LifecyclePolicy.name)
+    error = _error(found, {each: full[each] for each in found})
+    figures.add(f"shadow_error_points_{less}", error, "points", target)
 
 
 def _error(found: dict[str, float], full: dict[str, float]) -> float:

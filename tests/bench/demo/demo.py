@@ -8,7 +8,6 @@ who work in parallel keep this machine busy and do not overload it.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,7 +15,6 @@ from typing import Any, Final
 
 import httpx
 from kvgraph.graph.types import SourceLayer
-from kvgraph.graph.wire.endpoints import running_sidecars
 
 from ..agents.agents_arms import (
     DEFAULT,
@@ -25,12 +23,11 @@ from ..agents.agents_arms import (
     AgentArm,
     AgentPass,
     Room,
+    Sender,
     Telling,
     layers_by_block,
     longest,
-    one_by_one,
     pool_for,
-    side_by_side,
     watched,
 )
 from ..closed.on_paper.open_paper import OpenRun, alone_s, play_open
@@ -215,13 +212,13 @@ def _run_arms(
         with watched(plan, known) as (server, ledger):
             if pace is None:
                 shown.passing(arm.name, "how fast is this machine?", len(requests))
-                first = one_by_one(server.url, requests, arm.telling, shown.answered)
-                pace = pace_of(asyncio.run(first).result.wall_s, requests)
+                first = Sender([server.url], requests, arm.telling, shown.answered).one_by_one()
+                pace = pace_of(first.result.wall_s, requests)
                 server.reset_prefix_cache()
                 ledger.take()
             shown.passing(arm.name, _how_long(arm, requests, pace), len(requests))
-            task = side_by_side(server.url, requests, arm.telling, shown.answered, pace)
-            passed = asyncio.run(task)
+            sender = Sender([server.url], requests, arm.telling, shown.answered, pace)
+            passed = sender.side_by_side()
             price = _price(server, page) if arm.graph else None
             done.append(ArmResult(arm.name, passed, ledger.take(), price))
     assert pace is not None
@@ -231,9 +228,5 @@ def _run_arms(
 def _price(server: Server, page: LivePage | None) -> float | None:
     if page is not None:
         return price_in(page.status())
-    family = server.process_ids()
-    for sidecar in running_sidecars():
-        if sidecar.pid in family:
-            status = httpx.get(f"{sidecar.http}/status", timeout=10.0, trust_env=False)
-            return price_in(status.json())
-    return None
+    status = httpx.get(f"{server.sidecar_url()}/status", timeout=10.0, trust_env=False)
+    return price_in(status.json())

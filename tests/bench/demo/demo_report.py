@@ -172,13 +172,10 @@ def _arm_details(arm: ArmResult) -> dict[str, Any]:
         "prompt_found": round(arm.hit_rate, 5),
         "wall_s": round(done.wall_s, 2),
         "busy_share": round(sum(a.latency_s for a in done.answers) / done.wall_s, 3),
-        "tokens_per_s": round(done.tokens_per_s, 1),
         "ttft_ms": {p: round(quantile(arm.ttft_ms, p), 1) for p in (50, 90, 95, 99)},
-        "stored": _by_layer(arm.tally.stored),
         "evicted": _by_layer(arm.tally.evicted),
         "computed_again": _by_layer(arm.tally.again),
         "protection_price_points": arm.price_points,
-        "missed_event_batches": arm.tally.missed_batches,
     }
 
 

@@ -3,7 +3,7 @@
 Wall-clock rates of an engine, a server and a sidecar that share a few cores spread too widely to
 show half a percent. So CPU seconds are counted, of the engine core's main thread and of ours, and
 beside on and off two stock servers take part: what they differ by is no cost of anybody's. In all
-of them the core sleeps while the model computes (``sleeping_executor``), as it does not in vLLM.
+of them the core sleeps while the model computes (``profiled_executor``), as it does not in vLLM.
 """
 
 from __future__ import annotations
@@ -15,23 +15,21 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from enum import StrEnum
 from pathlib import Path
 from typing import Final, NamedTuple
 
 import httpx
 import numpy as np
-from kvgraph.graph.types import SourceLayer
 from rich.console import Console
 
 from ..errors import ServerError
 from ..figures import Figures, keep_raw, measured_now
-from ..serving.completions import complete, open_client
+from ..serving.completions import forced, open_client, send
 from ..serving.model import TINY, ensure_model, vocabulary_size
 from ..serving.vllm_server import Server, ServerPlan, check_advised
-from ..serving.workload import Span, Turn
-from .engine_feed import TURNS, sidecar_cpu_percent
-from .engine_rounds import CONCURRENCY, Course, Round, Rounds, rounds_in_turns
+from ..sidecars.sidecar_bench import listened
+from .engine_feed import Load
+from .engine_rounds import CONCURRENCY, Round, Rounds, Say, rounds_in_turns
 from .profiled_executor import OWN_TIMES, is_ours
 
 RUNNING: Final = 256
@@ -43,7 +41,7 @@ _GROWS: Final = 96  # with each turn
 _TURNS: Final = 7  # of a caller's session; then another begins
 _ANSWER: Final = 64  # tokens
 _FIRST_TOKEN: Final = 9  # below are special ones
-_PROFILED: Final = "kvgraph_bench.engine.profiled_executor.ProfiledExecutor"
+_EXECUTORS: Final = f"{__package__}.profiled_executor"
 
 
 class FunctionShare(NamedTuple):
@@ -83,7 +81,7 @@ def profiled(plan: ServerPlan, seconds: float) -> Profile:
     # Server and callers are late under this load: no connection may be closed just as a caller
     # takes it up again.
     settings = (*plan.settings, (OWN_TIMES, str(kept)), ("VLLM_HTTP_TIMEOUT_KEEP_ALIVE", "60"))
-    options = (*plan.options, "--distributed-executor-backend", _PROFILED)
+    options = (*plan.options, "--distributed-executor-backend", f"{_EXECUTORS}.ProfiledExecutor")
     plan = replace(plan, blocks=POOL, max_model_len=MAX_MODEL_LEN, max_num_seqs=RUNNING,
                    settings=settings, options=options)  # fmt: skip
     with Server(plan) as server:
@@ -126,28 +124,15 @@ async def _caller(client: httpx.AsyncClient, number: int, vocabulary: int, until
         session, turn = divmod(sent, _TURNS)
         more = _GROWS if turn else _BEGINS
         prompt = (prompt if turn else []) + random.integers(_FIRST_TOKEN, vocabulary, more).tolist()
-        span = Span(SourceLayer.USER_TURN, tuple(prompt))
-        await complete(
-            client, Turn(f"caller-{number}-{session}", turn, (span,), _ANSWER, 0.0, None), "busy"
-        )
+        await send(client, f"caller-{number}-{session}/{turn}", forced(prompt, _ANSWER))
         sent += 1
 
 
 STOCK: Final = ("stock", "stock_again")
 GRAPH, TIERS = "graph", "tiers"
 _WARM: Final = (("AITHER_KVCACHE_WARM_GIB", "0.5"),)
-_SLEEPS: Final = (
-    "--distributed-executor-backend", "kvgraph_bench.engine.sleeping_executor.SleepingExecutor"
-)  # fmt: skip
-
-
-class Part(StrEnum):
-    """What of the bench to run."""
-
-    ALL = "all"
-    ENGINE = "engine"
-    SIDECAR = "sidecar"
-    PROFILE = "profile"
+_SLEEPS: Final = ("--distributed-executor-backend", f"{_EXECUTORS}.SleepingExecutor")
+PARTS: Final = ("all", "engine", "sidecar", "profile")
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,71 +143,55 @@ class Scale:
         pairs: Rounds of each server between two starts.
         fleets: How often all servers are started: two processes that are alike differ too.
         tiers: Whether a server with tiers is measured too.
-        feed_rounds, feed_s: Of each feed to a sidecar, and seconds of each.
+        feed_s: Seconds for which a sidecar is fed.
         profile_s: Of each engine that is profiled.
-        minutes: For all of it: on a slow machine, fewer pairs are made.
     """
 
     pairs: int = 5
     fleets: int = 2
     tiers: bool = True
-    feed_rounds: int = 3
-    feed_s: float = 8.0
+    feed_s: float = 20.0
     profile_s: float = 60.0
-    minutes: float = 14.0
 
 
-QUICK: Final = Scale(
-    pairs=3, fleets=1, tiers=False, feed_rounds=1, feed_s=6.0, profile_s=20.0, minutes=3.0
-)
-_FEEDS: Final = 3
-_FEED_START_S: Final = 10.0  # of a sidecar, until it is asked; chosen
+QUICK: Final = Scale(pairs=3, fleets=1, tiers=False, feed_s=6.0, profile_s=20.0)
 
 
 def run(
     progress: bool = True,
-    scale: Scale | None = None,
+    quick: bool = False,
+    pairs: int | None = None,
     model: str | None = None,
     raw: Path | None = None,
-    part: Part = Part.ALL,
+    part: str = "all",
 ) -> Figures:
     """Measure ``part``; every round is kept in ``raw``, if that is given, as soon as it is over.
 
     Interrupted, it gives what it has until then; the figure ``complete`` says whether it is all."""
-    scale, console = scale or Scale(), Console(stderr=True, quiet=not progress)
-    record = Record(scale, Course(60 * scale.minutes, console), raw)
+    scale, console = QUICK if quick else Scale(), Console(stderr=True, quiet=not progress)
+    scale = replace(scale, pairs=pairs or scale.pairs)
+    record = Record(scale, raw)
     try:
-        if part in (Part.ALL, Part.ENGINE):
-            make_rounds(record, model or str(ensure_model()), part is Part.ALL)
-        if part in (Part.ALL, Part.SIDECAR):
-            _feed_sidecars(record)
-        if part is Part.PROFILE:
-            _profile(record, model or str(ensure_model(TINY)))
+        if part in ("all", "engine"):
+            _make_rounds(record, model or str(ensure_model()), console.print)
+        if part in ("all", "sidecar"):
+            console.print("a sidecar hears of 200 requests/s of 2,000 blocks, all of them new")
+            record.sidecar_cpu = listened(1, 2000, Load(), scale.feed_s, turns=1).cpu_percent
+        if part == "profile":
+            _profile(record, model or str(ensure_model(TINY)), console.print)
         record.is_complete = True
     except (KeyboardInterrupt, SystemExit):
-        known = "the figures are those of what was measured until now"
-        console.print(f"interrupted: {known if record.has_any else 'nothing was measured yet'}")
+        console.print("interrupted: the figures are those of what was measured until now")
     finally:
         record.save()
-    if said := verdict(record.whole_pairs()):
-        console.print(said)
     return record.figures()
 
 
-def make_rounds(record: Record, model: str, sidecars_follow: bool) -> None:
-    """All rounds of all fleets; each has the same part of the time, and the last ones none if it
-    is over."""
-    scale, course = record.scale, record.course
-    feeds_s = _FEEDS * (_FEED_START_S + scale.feed_rounds * scale.feed_s) * sidecars_follow
-    for_rounds = 1 - feeds_s / (60 * scale.minutes)
-    for fleet in range(scale.fleets):
-        if fleet and not course.has_time_for(sum(course.took.values()) / fleet, for_rounds):
-            course.say(f"no time for more than {fleet} of {scale.fleets} starts of all servers")
-            return
-        share = for_rounds * (fleet + 1) / scale.fleets
+def _make_rounds(record: Record, model: str, say: Say) -> None:
+    for _ in range(record.scale.fleets):
         with tempfile.TemporaryDirectory(prefix="kvgraph-engine-") as directory:
-            plans = _plans(model, Path(directory), scale.tiers)
-            rounds_in_turns(plans, scale.pairs, course, share, record.note)
+            plans = _plans(model, Path(directory), record.scale.tiers)
+            rounds_in_turns(plans, record.scale.pairs, say, record.note)
 
 
 def _plans(model: str, directory: Path, tiers: bool) -> list[ServerPlan]:
@@ -242,36 +211,25 @@ class Record:
     """What was measured until now, and where it is kept."""
 
     scale: Scale
-    course: Course
     raw: Path | None = None
     rounds: Rounds = field(default_factory=dict)
-    # by the figure's name, a sidecar's samples and its target
-    feeds: dict[str, tuple[list[float], str]] = field(default_factory=dict)
+    sidecar_cpu: float | None = None
     profiles: dict[str, Profile] = field(default_factory=dict)  # of busy engines, by arm
     is_complete: bool = False  # whether nothing is to come any more
-
-    @property
-    def has_any(self) -> bool:
-        """Whether anything was measured."""
-        return bool(self.rounds or self.feeds or self.profiles)
 
     def note(self, arm: str, done: Round) -> None:
         """Keep a round."""
         self.rounds.setdefault(arm, []).append(done)
         self.save()
 
-    def whole_pairs(self) -> Rounds:
-        """The rounds of pairs in which every server had its turn."""
-        pairs = min(map(len, self.rounds.values()), default=0)
-        return {arm: done[:pairs] for arm, done in self.rounds.items()} if pairs else {}
-
     def figures(self) -> Figures:
-        """Of what was measured until now."""
+        """Of what was measured until now, and of pairs in which every server had its turn."""
         figures = Figures("engine")
-        if (rounds := self.whole_pairs()) and set(STOCK) <= rounds.keys():
-            add_engine_figures(figures, rounds)
-        for name, (samples, target) in self.feeds.items():
-            figures.add(name, samples, "% of a core", target)
+        pairs = min(map(len, self.rounds.values()), default=0)
+        if pairs and set(STOCK) <= self.rounds.keys():
+            add_engine_figures(figures, {arm: each[:pairs] for arm, each in self.rounds.items()})
+        if self.sidecar_cpu is not None:
+            figures.add("sidecar_cpu_2000_new", self.sidecar_cpu, "% of a core")
         for arm, profile in self.profiles.items():
             first, share = profile.first_of_ours, profile.called_share
             figures.add(f"{arm}_profile_first_of_ours", first, "line", "≥ 21")
@@ -280,14 +238,12 @@ class Record:
         return figures
 
     def save(self) -> None:
-        """Write everything that was measured, with date, machine and times, if that is wanted."""
+        """Write everything that was measured, with date and machine, if that is wanted."""
         if self.raw is None:
             return
         record = {
             **measured_now(),
             "scale": asdict(self.scale),
-            "seconds": {name: round(took, 1) for name, took in self.course.took.items()},
-            "verdict": verdict(self.whole_pairs()).splitlines(),
             **self.figures().as_dict(),
             "profiles": {arm: each.lines() for arm, each in self.profiles.items()},
             "rounds": {arm: [asdict(each) for each in done] for arm, done in self.rounds.items()},
@@ -303,40 +259,22 @@ def add_engine_figures(figures: Figures, rounds: Rounds) -> None:
             figures.add(f"engine_cpu_ratio{name}", found, f"{arm} / stock", target)
     again = ratios(rounds, STOCK[1], STOCK[:1], _cpu)
     figures.add("engine_cpu_ratio_stock", again, "stock / stock")
-    figures.add("engine_cpu_floor", floor(rounds), "| ratio - 1 |")
     for arm, done in rounds.items():
         figures.add(f"{arm}_engine_cpu", [_cpu(each) for each in done], "CPU s / 1,000 tok")
     throughput = ratios(rounds, GRAPH, STOCK, _rate)
     figures.add("throughput_ratio", throughput, "graph / stock", "≥ 0.99")
     figures.add("throughput_ratio_stock", ratios(rounds, STOCK[1], STOCK[:1], _rate), "")
-    for arm, done in rounds.items():
-        figures.add(f"{arm}_output_tokens_per_s", [_rate(each) for each in done], "tok/s")
 
 
-def _feed_sidecars(record: Record) -> None:
-    feeds = (
-        ("sidecar_cpu_250", 250, TURNS, "≤ 10"),
-        ("sidecar_cpu_2000", 2000, TURNS, "≤ 40"),
-        ("sidecar_cpu_2000_new", 2000, 1, ""),  # every block is new
-    )
-    scale = record.scale
-    for name, blocks, turns, target in feeds:
-        with record.course.part(f"a sidecar hears of 200 requests/s of {blocks} blocks"):
-            samples = sidecar_cpu_percent(blocks, turns, scale.feed_rounds, scale.feed_s)
-        record.feeds[name] = samples, target
-        record.save()
-
-
-def _profile(record: Record, model: str) -> None:
+def _profile(record: Record, model: str, say: Say) -> None:
     """Profile busy engines, and show where their time goes."""
     with tempfile.TemporaryDirectory(prefix="kvgraph-profile-") as directory:
         arms = {GRAPH: (), TIERS: _WARM} if record.scale.tiers else {GRAPH: ()}
         for name, settings in arms.items():
+            say(f"{name}: {RUNNING} requests run")
             plan = ServerPlan(model, True, Path(directory), name=name, settings=settings)
-            with record.course.part(f"{name}: {RUNNING} requests run"):
-                found = profiled(plan, record.scale.profile_s)
-            record.course.say("\n".join(found.lines()))
-            record.profiles[name] = found
+            found = record.profiles[name] = profiled(plan, record.scale.profile_s)
+            say("\n".join(found.lines()))
             record.save()
 
 
@@ -349,31 +287,6 @@ def ratios(
         value(one) / float(np.mean([value(each) for each in pair]))
         for one, pair in zip(rounds[arm], others, strict=True)
     ]
-
-
-def floor(rounds: Rounds) -> float:
-    """What stock differs from itself by: nothing that is smaller is claimed.
-
-    Of the 10th and 90th percentile of stock / stock the one that is further from 1; the extremes,
-    below ten pairs.
-    """
-    again = ratios(rounds, STOCK[1], STOCK[:1], _cpu)
-    bounds = np.percentile(again, (10, 90) if len(again) >= 10 else (0, 100))
-    return float(np.max(np.abs(bounds - 1)))
-
-
-def verdict(rounds: Rounds) -> str:
-    """In a sentence for each arm, what can be said and what cannot."""
-    if not set(STOCK) <= rounds.keys():
-        return ""
-    lines, least = [], floor(rounds)
-    for arm in (GRAPH, TIERS):
-        if arm in rounds:
-            cost = float(np.median(ratios(rounds, arm, STOCK, _cpu))) - 1
-            said = f"{arm}: engine CPU {cost:+.2%}, stock against stock up to ±{least:.2%}: "
-            shown = "this is a difference" if abs(cost) > least else "no difference is shown"
-            lines.append(said + shown)
-    return "\n".join(lines)
 
 
 def _cpu(each: Round) -> float:

@@ -1,17 +1,14 @@
-"""What a sidecar uses of a core while an engine tells it of 200 requests a second."""
+"""An engine's events without an engine: 200 requests a second, told to a sidecar."""
 
 from __future__ import annotations
 
-import tempfile
 import time
 from collections import OrderedDict, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
 import numpy as np
-import psutil
 from kvgraph.graph.types import Keys
 from kvgraph.graph.wire.events import (
     AdviceApplied,
@@ -25,9 +22,7 @@ from kvgraph.graph.wire.events import (
 from kvgraph.hooks.fake import FakeEngine
 from kvgraph.hooks.vllm.meters import UrgentFlush
 
-from ..errors import BenchError
 from ..graph.graphs import random_keys
-from ..sidecars.sidecar_process import SidecarProcess, wait_until
 
 REQUESTS_PER_S: Final = 200
 # All chosen.
@@ -37,7 +32,6 @@ _STEP_S: Final = 0.025  # of an engine
 _ANSWER_STEPS: Final = 16  # of a request: one block is answered, a token a step
 _SHARED: Final = 1 / 8  # of a request: what all sessions begin with
 _ROOM: Final = 1.25  # the pool, by what live sessions hold: what ended stays until it is evicted
-_SETTLE_S: Final = 10.0  # until the pool is full, and the first rankings are made
 
 
 @dataclass(frozen=True)
@@ -206,38 +200,6 @@ class SessionFeed(FakeEngine):
         return RequestFinished(request.name, packed, request.tokens, total, why, session.name)
 
 
-def sidecar_cpu_percent(
-    blocks: int, turns: int = TURNS, rounds: int = 3, seconds: float = 10.0
-) -> list[float]:
-    """Percent of a core that a sidecar uses under such a feed, once a round."""
-    with (
-        tempfile.TemporaryDirectory(prefix="kvg-") as folder,
-        SidecarProcess(Path(folder), policy__guard="true") as sidecar,
-        SessionFeed(sidecar.endpoint, blocks, turns) as feed,
-    ):
-        if not wait_until(lambda: feed.client.standing.linked, 30):
-            raise BenchError("the sidecar did not answer its engine within 30 s")
-        _feed(feed, _SETTLE_S)
-        samples = [_cpu_share(sidecar, feed, seconds) for _ in range(rounds)]
-        if feed.client.dropped:
-            raise BenchError(f"{feed.client.dropped} events were dropped: the sidecar is too slow")
-    return samples
-
-
-def _cpu_share(sidecar: SidecarProcess, feed: SessionFeed, seconds: float) -> float:
-    before, began = _cpu_s(sidecar.process), time.perf_counter()
-    sent = _feed(feed, seconds)
-    passed = time.perf_counter() - began
-    if sent < 0.98 * REQUESTS_PER_S * passed:
-        raise BenchError(f"the feed told of {sent / passed:.0f} requests/s, not {REQUESTS_PER_S}")
-    return 100 * (_cpu_s(sidecar.process) - before) / passed
-
-
-def _feed(feed: SessionFeed, seconds: float) -> int:
-    """Tell of steps at an even pace; returns how many requests started."""
-    return sum(1 for _ in pace([feed], seconds)) * feed.load.a_step
-
-
 def pace(feeds: Sequence[SessionFeed], seconds: float) -> Iterator[float]:
     """Tell of steps of each feed at an even pace; after each, how many seconds have passed."""
     step_s, steps, began = feeds[0].load.step_s, 0, time.perf_counter()
@@ -248,8 +210,3 @@ def pace(feeds: Sequence[SessionFeed], seconds: float) -> Iterator[float]:
             feed.step()
         steps += 1
         yield passed
-
-
-def _cpu_s(process: psutil.Process) -> float:
-    times = process.cpu_times()
-    return float(times.user + times.system)

@@ -8,62 +8,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import math
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
 from typing import Final
 
 import numpy as np
-from kvgraph.graph.types import SourceLayer
-from rich.console import Console
 
 from ..errors import ServerError
-from ..serving.completions import complete, open_client
+from ..serving.completions import forced, open_client, send
 from ..serving.model import vocabulary_size
 from ..serving.vllm_server import Server, ServerPlan, check_advised
-from ..serving.workload import Span, Turn
-
-
-class Course:
-    """Says how a bench goes on, and ends what it repeats where its time is over.
-
-    Attributes:
-        took: Seconds of each part until now, by its name.
-    """
-
-    def __init__(
-        self, budget_s: float, console: Console, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self.took: dict[str, float] = {}
-        self._budget_s = budget_s
-        self._console = console
-        self._clock = clock
-        self._began = clock()
-
-    @contextmanager
-    def part(self, name: str) -> Iterator[None]:
-        """Measure and tell how long a part takes; one that fails counts too."""
-        began = self._clock()
-        try:
-            yield
-        finally:
-            now = self._clock()
-            self.took[name] = self.took.get(name, 0.0) + now - began
-            spent, budget = (each / 60 for each in (now - self._began, self._budget_s))
-            self.say(f"{name}: {now - began:.0f} s; {spent:.1f} of {budget:.0f} minutes are over")
-
-    def has_time_for(self, seconds: float, share: float = 1.0) -> bool:
-        """Whether what takes so long ends within a share of the budget, from the start on."""
-        return self._clock() - self._began + seconds <= share * self._budget_s
-
-    def say(self, line: str) -> None:
-        """Tell people something."""
-        self._console.print(line, soft_wrap=True)
-
 
 _CORE: Final = "EngineCore"  # in the name that vLLM gives the process
 _OURS: Final = "kvgraph"  # how the names of our threads begin
@@ -88,15 +44,10 @@ class EngineThreads:
 
         What a thread that ended has used is not in it; ours live as long as the engine.
         """
-        return sum(self.by_thread().values())
-
-    def by_thread(self) -> dict[str, float]:
-        """The same by the threads' names; the main one's is ``main``."""
-        found: dict[str, float] = {}
+        found = 0.0
         for task in self._tasks():
-            name = "main" if task.name == str(self.core) else _read(task / "comm").strip()
-            if name == "main" or name.startswith(_OURS):
-                found[name] = found.get(name, 0.0) + _cpu_s(task)
+            if task.name == str(self.core) or _read(task / "comm").startswith(_OURS):
+                found += _cpu_s(task)
         return found
 
     def _tasks(self) -> Iterator[Path]:
@@ -125,6 +76,7 @@ def _read(path: Path) -> str:
 REQUESTS: Final = 32
 CONCURRENCY: Final = 8
 PROMPT_TOKENS: Final = 192
+_SEGMENT: Final = {"layer": "user_turn", "start": 0, "end": PROMPT_TOKENS}
 OUTPUT_TOKENS: Final = 96
 
 
@@ -147,34 +99,28 @@ class Round:
         return 1000 * self.cpu_s / self.tokens
 
 
+Say = Callable[[str], None]
 Rounds = dict[str, list[Round]]  # by arm, the rounds in the order of the pairs
 
 
 def rounds_in_turns(
     plans: Sequence[ServerPlan],
     pairs: int,
-    course: Course,
-    share: float = 1.0,
-    note: Callable[[str, Round], None] | None = None,
+    say: Say,
+    note: Callable[[str, Round], None] = lambda arm, done: None,
 ) -> Rounds:
     """Start all servers, and give each one round a pair."""
     turns = _turns(vocabulary_size(plans[0].model))
     rounds: Rounds = {plan.arm: [] for plan in plans}
     with contextlib.ExitStack() as stack:
-        with course.part(f"{len(plans)} servers start"):
-            servers = [stack.enter_context(_started(plan)) for plan in plans]
+        say(f"{len(plans)} servers start")
+        servers = [stack.enter_context(_started(plan)) for plan in plans]
         for pair in range(pairs):
-            began = perf_counter()
-            with course.part("rounds"):
-                for server in _in_order(servers, pair):
-                    done = _round(server, turns, pair)
-                    rounds[server.plan.arm].append(done)
-                    course.say(_told(pair, pairs, server.plan.arm, done))
-                    if note is not None:
-                        note(server.plan.arm, done)
-            if pair + 1 < pairs and not course.has_time_for(perf_counter() - began, share):
-                course.say(f"no time for more than {pair + 1} of {pairs} pairs")
-                break
+            for server in _in_order(servers, pair):
+                done = _round(server, turns, pair)
+                rounds[server.plan.arm].append(done)
+                say(_told(pair, pairs, server.plan.arm, done))
+                note(server.plan.arm, done)
     return rounds
 
 
@@ -189,15 +135,6 @@ def _told(pair: int, pairs: int, arm: str, done: Round) -> str:
     return f"pair {pair + 1}/{pairs}  {arm}: {measured}"
 
 
-def throughput_pairs(
-    stock: ServerPlan, other: ServerPlan, pairs: int, console: Console
-) -> tuple[list[float], list[float]]:
-    """Output tokens per second of either server, once a pair, in turns."""
-    rounds = rounds_in_turns([stock, other], pairs, Course(math.inf, console))
-    one, two = ([each.rate for each in rounds[plan.arm]] for plan in (stock, other))
-    return one, two
-
-
 @contextlib.contextmanager
 def _started(plan: ServerPlan) -> Iterator[Server]:
     """A running server, frozen until its turn comes."""
@@ -208,7 +145,7 @@ def _started(plan: ServerPlan) -> Iterator[Server]:
         yield server
 
 
-def _round(server: Server, turns: list[Turn], pair: int) -> Round:
+def _round(server: Server, turns: list[list[int]], pair: int) -> Round:
     """One round, while the other servers are frozen."""
     server.thaw()
     try:
@@ -222,23 +159,25 @@ def _round(server: Server, turns: list[Turn], pair: int) -> Round:
         server.freeze()
 
 
-async def _send_all(url: str, turns: list[Turn], run: str) -> int:
+async def _send_all(url: str, turns: list[list[int]], run: str) -> int:
     """Send every request once, ``CONCURRENCY`` at a time; the output tokens that came back."""
     slots = asyncio.Semaphore(CONCURRENCY)
     async with open_client(url) as client:
 
-        async def send(turn: Turn) -> int:
+        async def one(number: int, prompt: list[int]) -> int:
+            session = f"{run}:caller-{number}"
+            said = {"session": session, "segments": [_SEGMENT]}
+            body = {**forced(prompt, OUTPUT_TOKENS), "cache_salt": run, "session_id": session,
+                    "kv_transfer_params": {"kvgraph": said}}  # fmt: skip
             async with slots:
-                return (await complete(client, turn, run)).output_tokens
+                return (await send(client, f"caller-{number}", body)).output_tokens
 
-        return sum(await asyncio.gather(*map(send, turns)))
+        return sum(await asyncio.gather(*(one(*each) for each in enumerate(turns))))
 
 
-def _turns(vocabulary: int) -> list[Turn]:
+def _turns(vocabulary: int) -> list[list[int]]:
+    """A prompt for each request."""
     random = np.random.default_rng(3)
-    turns = []
-    for i in range(REQUESTS):
-        ids = random.integers(vocabulary // 8, vocabulary * 7 // 8, PROMPT_TOKENS)
-        span = Span(SourceLayer.USER_TURN, tuple(int(token) for token in ids))
-        turns.append(Turn(f"caller-{i}", 0, (span,), OUTPUT_TOKENS, 0.0, {}))
-    return turns
+    shape = (REQUESTS, PROMPT_TOKENS)
+    prompts: list[list[int]] = random.integers(vocabulary // 8, vocabulary * 7 // 8, shape).tolist()
+    return prompts

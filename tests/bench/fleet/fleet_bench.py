@@ -14,8 +14,7 @@ from rich.console import Console
 
 from ..figures import Figures, keep_raw, measured_now
 from ..lab.seed_workload import FleetSize, seed_workload
-from ..policies.policies_fleets import default_sessions, fleet, sessions_in
-from ..replay import SHARED as CONVERSATIONS
+from ..policies.policies_fleets import CONVERSATIONS, default_sessions, fleet, sessions_in
 from .fleet_lab import SEED_SIZE, add_arms, add_generator, add_other_seeds
 from .fleet_latency import add_latency
 from .fleet_scale import add_imbalance, add_times

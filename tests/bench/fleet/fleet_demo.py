@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from ..agents.agents_arms import KEPT_BACK, longest, pool_for
+from ..agents.agents_arms import KEPT_BACK, AgentPass, Pick, longest, pool_for
 from ..figures import Figures, quantile
 from ..recorded.agents_forcing import OPTIONS
 from ..recorded.agents_requests import SESSIONS, USERS, AgentRequest, recorded_requests
@@ -26,9 +26,8 @@ from ..serving.progress import DemoProgress
 from ..serving.vllm_server import ONE_CORE, Server, ServerPlan
 from ..serving.workload import BLOCK
 from ..sidecars.sidecar_process import SidecarProcess, counted_since
-from .fleet_pass import FleetPass
 from .fleet_stage import FleetStage, Killed, engine
-from .routers.rival_routers import Pick, consistent_hash, power_of_two, round_robin
+from .routers.rival_routers import consistent_hash, power_of_two, round_robin
 
 ENGINES: Final = 3
 REQUESTS: Final = 300
@@ -64,9 +63,9 @@ class FleetDemo:
     requests: int
     pool: int
     pace: float
-    arms: tuple[FleetPass, ...]
+    arms: tuple[AgentPass, ...]
     decisions: dict[str, int]
-    shared: FleetPass
+    shared: AgentPass
     from_store: int
     from_store_later: int
     killed: Killed

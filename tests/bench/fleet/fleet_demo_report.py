@@ -9,9 +9,9 @@ from typing import Any, Final
 from rich.console import Console
 from rich.table import Table
 
+from ..agents.agents_arms import AgentPass
 from ..figures import quantile
 from .fleet_demo import ENGINES, HOST_GIB, FleetDemo
-from .fleet_pass import FleetPass
 
 FLEET_FILE: Final = "fleet.json"
 
@@ -67,7 +67,7 @@ def _table(result: FleetDemo) -> Table:
     return table
 
 
-def _cells(passed: FleetPass) -> list[str]:
+def _cells(passed: AgentPass) -> list[str]:
     p50, p95 = (f"{quantile(passed.result.ttft_ms, share):,.0f} ms" for share in (50, 95))
     tokens = f"{passed.result.cached_tokens:,}"
     return [tokens, f"{passed.share:.1%}", p50, p95, str(len(passed.failed))]
@@ -91,7 +91,7 @@ def _lines(result: FleetDemo) -> list[str]:
     ]
 
 
-def details(passed: FleetPass) -> dict[str, Any]:
+def details(passed: AgentPass) -> dict[str, Any]:
     """An arm's figures, as JSON keeps them."""
     done = passed.result
     return {
@@ -100,6 +100,5 @@ def details(passed: FleetPass) -> dict[str, Any]:
         "prompt_tokens": done.prompt_tokens,
         "cached_tokens": done.cached_tokens,
         "wall_s": round(done.wall_s, 2),
-        "sent": list(passed.sent),
         "ttft_ms": {p: round(quantile(done.ttft_ms, p), 1) for p in (50, 90, 95, 99)},
     }

@@ -1,4 +1,4 @@
-"""The lab's fleets: the seed's workload, recorded agents and conversations, in nine arms each."""
+"""The lab's fleets: the seed's workload, recorded agents and conversations, in eight arms each."""
 
 from __future__ import annotations
 
@@ -88,8 +88,6 @@ def _add(figures: Figures, found: dict[str, FleetFound], most: float, name: str)
     for arm in "ABC":
         points = 100 * (found[arm].share - base)
         figures.add(f"{name}{arm.lower()}_points", points, "points", targets.get(arm, ""))
-    blind = 100 * (found["A, blind"].share - base)
-    figures.add(f"{name}a_points_by_memory_alone", blind, "points")
     every = found["ABC"].share
     figures.add(f"{name}all_share_of_infinite", every / most, "of it", "" if name else "≥ 0.97")
     pair = max(found[arm].share for arm in PAIRS)

@@ -9,13 +9,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
+from ..agents.agents_arms import AgentPass, Pick, Sender, Telling, only_one
 from ..figures import quantile
 from ..recorded.agents_requests import AgentRequest
 from ..serving.progress import DemoProgress
 from ..serving.vllm_server import Server, ServerPlan, check_advised
-from .fleet_pass import FleetPass, FleetSender
 from .processes.route_process import RouteProcess
-from .routers.rival_routers import Pick
 
 LOAD: Final = 0.6
 """Share of the time in which one of the three engines would be busy by the fleet's clock, at the
@@ -29,6 +28,7 @@ WARMING: Final = 30
 """Requests by which engines are warmed and the machine's speed is measured."""
 
 OURS: Final = "kvgraph route"
+TOLD: Final = Telling(hinted=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class Killed:
         status: What the proxy said at the end.
     """
 
-    passed: FleetPass
+    passed: AgentPass
     asked: int
     begun: int
     in_flight: int
@@ -124,29 +124,29 @@ class FleetStage:
         span = self._requests[-1].at - self._requests[0].at
         return min(LONGEST_PASS_S, whole_s) / span
 
-    def ours(self, pace: float) -> tuple[FleetPass, dict[str, int]]:
+    def ours(self, pace: float) -> tuple[AgentPass, dict[str, int]]:
         """Our router's pass, and its decisions by reason."""
         with self._route(f"route{'-store' * self._store}.log") as route:
             return self.behind(self._ours, route.url, pace), route.status()["decisions"]
 
-    def behind(self, arm: str, url: str, pace: float) -> FleetPass:
+    def behind(self, arm: str, url: str, pace: float) -> AgentPass:
         """The pass of a router that is a server."""
-        return self._play(arm, [url], lambda *_: 0, pace)
+        return self._play(arm, [url], pace)
 
-    def rival(self, arm: str, pick: Pick, pace: float) -> FleetPass:
+    def rival(self, arm: str, pick: Pick, pace: float) -> AgentPass:
         """The pass of a router that picks for the callers."""
-        return self._play(arm, self._urls, pick, pace)
+        return self._play(arm, self._urls, pace, pick)
 
     def killed(self) -> Killed:
         """Our router's pass without pauses, in the middle of which an engine is killed."""
         with self._route("route-killed.log") as route:
             self._begin(OURS, "an engine is killed half way")
             killing = _Killing(self._engines, route)
-            sender = FleetSender(
-                "killed", [route.url], lambda *_: 0, self._requests, 0.0, self._shown.answered,
-                killing, self._store,
+            sender = Sender(
+                [route.url], self._requests, TOLD, self._shown.answered, arm="killed",
+                salted=self._store, midway=killing, tolerant=True,
             )  # fmt: skip
-            passed = asyncio.run(sender.play())
+            passed = sender.side_by_side()
             return Killed(passed, killing.asked, killing.begun, killing.in_flight, route.status())
 
     @property
@@ -156,18 +156,19 @@ class FleetStage:
     def _route(self, log: str) -> RouteProcess:
         return RouteProcess(self._urls, self._runtime, self._out / log)
 
-    def _play(self, arm: str, urls: Sequence[str], pick: Pick, pace: float) -> FleetPass:
+    def _play(self, arm: str, urls: Sequence[str], pace: float, pick: Pick = only_one) -> AgentPass:
         self._begin(arm, "side by side")
-        sender = FleetSender(
-            arm, urls, pick, self._requests, pace, self._shown.answered, salted=self._store
-        )
-        return asyncio.run(sender.play())
+        sender = Sender(
+            urls, self._requests, TOLD, self._shown.answered, pace, pick, arm, self._store,
+            tolerant=True,
+        )  # fmt: skip
+        return sender.side_by_side()
 
     def _alone(self, number: int, request: AgentRequest) -> float:
         """Seconds that one request takes at an idle engine."""
         url = self._urls[number % len(self._urls)]
-        sender = FleetSender("warm", [url], lambda *_: 0, [request], 0.0, self._shown.answered)
-        return asyncio.run(sender.play()).result.wall_s
+        sender = Sender([url], [request], TOLD, self._shown.answered, arm="warm")
+        return sender.one_by_one().result.wall_s
 
     def _begin(self, arm: str, how: str) -> None:
         """Every pass starts with empty pools, or with none of its own blocks there."""

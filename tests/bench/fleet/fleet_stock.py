@@ -5,17 +5,19 @@ Engines evict what was unused longest, and the router goes by shadows of their p
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Final, NamedTuple
 
+from kvgraph.advisor.fleet.pools import PoolShadows, PromptPrefix
+from kvgraph.advisor.fleet.router import Holdings
 from kvgraph.advisor.replay.fleet_traffic import Signals
+from kvgraph.advisor.replay.plan import FleetRouting
 from kvgraph.advisor.replay.reader import infer_sessions
 from kvgraph.advisor.replay.simulator import Instance, LruOrder, PrefixAffinity, Router, simulate
 from kvgraph.advisor.replay.trace import Trace
 
 from ..figures import Figures
-from ..lab.seed_workload import MemoryRouting
 from ..policies.policies_fleets import default_sessions, fleet, halves, sessions_in
 
 
@@ -64,6 +66,27 @@ def add_stock_engines(figures: Figures, say: Callable[[str], None]) -> None:
         say(f"{each}: {stock:.1f} %, {named[-1]:+.1f} points, {inferred[-1]:+.1f} with no names")
     figures.add("stock_engines_points", named, "points", "> 0")
     figures.add("stock_engines_points_nothing_said", inferred, "points", "> 0")
+
+
+class MemoryRouting(FleetRouting):
+    """Routes as the proxy does where engines have no graph: by shadows of their pools."""
+
+    def __init__(self, trace: Trace) -> None:
+        super().__init__(trace)
+        self._pools = PoolShadows()
+
+    def __call__(self, request: int, instances: Sequence[Instance]) -> int:
+        engine = super().__call__(request, instances)
+        chain = self._links(self._chains[request])
+        self._pools.sent(chain, engine, int(self.router.board.pool[engine]))
+        return engine
+
+    def _holdings(self, request: int, instances: Sequence[Instance]) -> Holdings:
+        chain = self._links(self._chains[request][: self._limits[request]])
+        return self._pools.holdings(chain, len(instances))
+
+    def _links(self, chain: Sequence[int]) -> list[PromptPrefix]:
+        return [PromptPrefix(block, self._size * at) for at, block in enumerate(chain, start=1)]
 
 
 def _found(trace: Trace, size: StockFleet, router: Router) -> float:

@@ -206,9 +206,9 @@ def idle_cpu_percent(rounds: int = 3, seconds: float = 10.0) -> list[float]:
 
 
 def _cpu_share(sidecar: LoadedSidecar, seconds: float) -> float:
-    before, started = _cpu_seconds(sidecar), time.perf_counter()
+    before, started = sidecar.running.cpu_s(), time.perf_counter()
     _idle(sidecar, seconds)
-    return 100 * (_cpu_seconds(sidecar) - before) / (time.perf_counter() - started)
+    return 100 * (sidecar.running.cpu_s() - before) / (time.perf_counter() - started)
 
 
 def _idle(sidecar: LoadedSidecar, seconds: float) -> None:
@@ -217,11 +217,6 @@ def _idle(sidecar: LoadedSidecar, seconds: float) -> None:
     while time.monotonic() < end:
         sidecar.send([_PULSE])
         time.sleep(_PULSE_S)
-
-
-def _cpu_seconds(sidecar: LoadedSidecar) -> float:
-    times = sidecar.running.process.cpu_times()
-    return float(times.user + times.system)
 
 
 def _encoded_batches(keys: np.ndarray[tuple[int], np.dtype[np.uint64]]) -> list[bytes]:

@@ -147,7 +147,7 @@ def predicted_seconds(wire_bytes: int, peak: float, launch: float) -> float:
 
 
 LARGE: Final = 8 << 20  # bf16 bytes from which bandwidth, not launching, is the limit
-_COPIES: Final = ("batched_copy", "vllm_swap", "index_copy")  # who leaves the bytes of a warm
+_COPIES: Final = ("batched_copy", "index_copy")  # who leaves the bytes of a warm
 _TURNS: Final = ("copy_then_rotate", "three_passes")  # and those of a splice
 SOLO_SLACK: Final = 1.15
 SOLO_SECONDS: Final = 10e-6
@@ -198,7 +198,6 @@ def summary(
         Measured("splice_over_warm", over, "× time", "≤ 1.02"),
         Measured("splice_over_warm_worst", _worst(over, max), "× time", "≤ 1.02"),
         Measured("splice_int8_of_copy_engine", int8, "of peak, as bf16 bytes", "≥ 1.8"),
-        Measured("splice_int8_worst", _worst(int8, min), "of peak, as bf16 bytes", "≥ 1.8"),
         Measured("splice_64_of_limit", [s / limit for s in seconds], "of 1.15×+10 µs", "≤ 1"),
         Measured("splice_vs_prefill_1280", [p / s for p, s in turns], "×", "≥ 10"),
         Measured("equals_reference", _worst(equal, min), "share of cells", "1"),

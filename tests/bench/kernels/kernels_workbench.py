@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from types import SimpleNamespace
 from typing import Any, Final, Protocol
 
 import torch
@@ -64,39 +63,6 @@ class IndexCopy:
         torch.index_select(self._pages, 0, self._records, out=self._gathered)
         self._here.copy_(self._gathered, non_blocking=True)
         self._cache.index_copy_(0, self._blocks, self._here)
-
-
-Swap = Callable[..., None]
-
-
-class VllmSwap:
-    """The call with which vLLM's own offloading moves pages from host memory to its cache."""
-
-    def __init__(
-        self, swap: Swap, source: PagedKv, records: Any, target: PagedKv, blocks: Any
-    ) -> None:
-        self._swap = swap
-        self._sources = torch.from_numpy(_addresses(source, records))
-        self._targets = torch.from_numpy(_addresses(target, blocks))
-        self._sizes = torch.full_like(self._sources, source.layout.block_bytes)
-
-    def __call__(self) -> None:
-        # As vLLM does it: nothing writes to the host's pages meanwhile.
-        self._swap(self._sources, self._targets, self._sizes, is_src_access_order_any=True)
-
-
-def vllm_swap(page_bytes: int) -> Swap | None:
-    """vLLM's own choice for pages of a size; None where no vLLM for GPUs can be imported."""
-    try:
-        from vllm.v1.kv_offload.cpu.gpu_worker import _select_swap_blocks_fn
-
-        if not hasattr(torch.ops._C_cache_ops, "swap_blocks_batch"):
-            return None
-        page = SimpleNamespace(page_size_bytes=page_bytes)
-        chosen: Swap = _select_swap_blocks_fn([[page]], gpu_to_cpu=False)
-    except Exception:  # another vLLM, or none
-        return None
-    return chosen if torch.cuda.is_available() else None
 
 
 class CopyThenRotate:
@@ -398,8 +364,6 @@ class Workbench:
         }  # fmt: skip
         if not engine.problem:
             made["batched_copy"] = copy
-        if swap := vllm_swap(cache.layout.block_bytes):
-            made["vllm_swap"] = VllmSwap(swap, arena, at.records, cache, at.blocks)
         return made
 
     def memories(self, cell: Cell) -> tuple[PagedKv, PagedKv]:

@@ -10,8 +10,6 @@ from statistics import NormalDist
 from typing import Final, NamedTuple
 
 import numpy as np
-from kvgraph.advisor.fleet.pools import PoolShadows, PromptPrefix
-from kvgraph.advisor.fleet.router import Holdings
 from kvgraph.advisor.policies.registry import new_policy
 from kvgraph.advisor.replay.analysis import needed_at_once, own_history, session_blocks
 from kvgraph.advisor.replay.arms import BY_DEFAULT, HINTS, Settings, new_orders, run_cells
@@ -342,16 +340,12 @@ class FleetArm:
     home: bool = False
     store: bool = False
     lifecycle: bool = False
-    # engines have no graph: they evict as stock ones do, and the router goes by what it sent
-    # where
-    blind: bool = False
 
     @property
     def name(self) -> str:
         """``A``, ``BC`` …; ``none``."""
         levers = zip("ABC", (self.home, self.store, self.lifecycle), strict=True)
-        name = "".join(letter for letter, pulled in levers if pulled) or "none"
-        return f"{name}, blind" if self.blind else name
+        return "".join(letter for letter, pulled in levers if pulled) or "none"
 
 
 NOTHING: Final = FleetArm()
@@ -364,7 +358,6 @@ ARMS: Final = (
     FleetArm(home=True, lifecycle=True),
     FleetArm(store=True, lifecycle=True),
     FleetArm(home=True, store=True, lifecycle=True),
-    FleetArm(home=True, blind=True),
 )
 
 
@@ -428,30 +421,7 @@ def _run(shared: tuple[Trace, FleetSize], arm: FleetArm) -> FleetFound:
     return run_fleet(*shared, arm)
 
 
-class MemoryRouting(FleetRouting):
-    """Routes as the proxy does where engines have no graph: by shadows of their pools."""
-
-    def __init__(self, trace: Trace) -> None:
-        super().__init__(trace)
-        self._pools = PoolShadows()
-
-    def __call__(self, request: int, instances: Sequence[Instance]) -> int:
-        engine = super().__call__(request, instances)
-        chain = self._links(self._chains[request])
-        self._pools.sent(chain, engine, int(self.router.board.pool[engine]))
-        return engine
-
-    def _holdings(self, request: int, instances: Sequence[Instance]) -> Holdings:
-        chain = self._links(self._chains[request][: self._limits[request]])
-        return self._pools.holdings(chain, len(instances))
-
-    def _links(self, chain: Sequence[int]) -> list[PromptPrefix]:
-        return [PromptPrefix(block, self._size * at) for at, block in enumerate(chain, start=1)]
-
-
 def _router(trace: Trace, arm: FleetArm, store: HostTier | None) -> Router:
-    if arm.blind:
-        return MemoryRouting(trace)
     return FleetRouting(trace, store) if arm.home else PrefixAffinity(trace, below=False)
 
 
@@ -460,7 +430,7 @@ def _orders(trace: Trace, engines: int, arm: FleetArm) -> Sequence[EvictionOrder
     rules = replace(ScoreProfile(), reserved=RESERVED if arm.home else 0.0)
     if arm.lifecycle:
         return new_orders(BY_DEFAULT + HINTS, trace, Settings(profile=rules), engines)
-    if not arm.home or arm.blind:
+    if not arm.home:
         return [LruOrder() for _ in range(engines)]
     sidecar = SimulatedSidecar(trace, new_policy("lru", None), rules=rules)
     return [GraphOrder(sidecar) for _ in range(engines)]

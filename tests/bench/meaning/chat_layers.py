@@ -6,10 +6,11 @@ what the API process marks, or the tokens alone, are read as for a request's sta
 
 from __future__ import annotations
 
+import contextlib
 import random
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -180,16 +181,12 @@ class FamilyChats:
 
 def judge_layers(family: Family, directory: Path, count: int, seed: int) -> dict[str, Labelled]:
     """Read ``count`` conversations, as marked chats and as streams of tokens."""
-    chats = FamilyChats(family, directory)
-    try:
+    with contextlib.closing(FamilyChats(family, directory)) as chats:
         judged = {"chat": Labelled(), "stream": Labelled()}
-        if chats.table is None:
-            return judged
-        for chat in ChatMaker(f"{seed}/{family.name}").chats(count):
-            _judge(chats, chats.table, chat, judged)
+        if chats.table is not None:
+            for chat in ChatMaker(f"{seed}/{family.name}").chats(count):
+                _judge(chats, chats.table, chat, judged)
         return judged
-    finally:
-        chats.close()
 
 
 def _judge(
@@ -256,6 +253,3 @@ def _seen(
     if of_head and ends[place] > first_user:
         return SourceLayer.USER_TURN
     return truth
-
-
-Judge = Callable[[Family, Path, int, int], dict[str, Labelled]]

@@ -6,12 +6,14 @@ says, the scheduler's side reads both, and the graph applies what is sent.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final, NamedTuple
+from unittest.mock import patch
 
 from kvgraph.graph.kvcache_graph import KVCacheGraph
 from kvgraph.graph.types import NO_ROW, SessionState, SourceLayer, as_keys
@@ -127,21 +129,15 @@ _VICTIM: Final = "victim"
 
 def believed(family: Family, directory: Path, count: int, seed: int) -> dict[str, list[str]]:
     """What was believed of ``count`` forgeries, as marked chats and as streams of tokens."""
-    before = os.environ.get(LAYERS_VARIABLE)
     chats = FamilyChats(family, directory)
-    try:
-        os.environ[LAYERS_VARIABLE] = chats.table.text() if chats.table else ""
+    variable = {LAYERS_VARIABLE: chats.table.text() if chats.table else ""}
+    with contextlib.closing(chats), patch.dict(os.environ, variable):
         mark_chats()
         made = list(forgeries(family, count, seed))
         return {
             name: [found for each in made for found in _judge(chats, each, marked)]
             for name, marked in (("chat", True), ("stream", False))
         }
-    finally:
-        chats.close()
-        os.environ.pop(LAYERS_VARIABLE)
-        if before is not None:
-            os.environ[LAYERS_VARIABLE] = before
 
 
 def _judge(chats: FamilyChats, forgery: Forgery, marked: bool) -> list[str]:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
+from unittest.mock import patch
 
-import pytest
 from kvgraph.hooks.settings import LAYERS_VARIABLE
 from kvgraph.hooks.vllm.api.chats import mark_chats
 from kvgraph.hooks.vllm.patching import restored
@@ -28,13 +30,11 @@ def add_layers_cost(figures: Figures, quick: bool, say: Callable[[str], None]) -
     family = next(each for each in FAMILIES if each.mode == "hf" and each.template is not None)
     with (
         tempfile.TemporaryDirectory(prefix="kvgraph-meaning-") as scratch,
-        pytest.MonkeyPatch.context() as patch,
+        contextlib.closing(FamilyChats(family, Path(scratch, family.name))) as chats,
     ):
-        chats = FamilyChats(family, Path(scratch, family.name))
-        try:
-            assert chats.table is not None
-            chats.config.model_config.max_model_len = _LONGEST
-            patch.setenv(LAYERS_VARIABLE, chats.table.text())
+        assert chats.table is not None
+        chats.config.model_config.max_model_len = _LONGEST
+        with patch.dict(os.environ, {LAYERS_VARIABLE: chats.table.text()}):
             for name, messages in (
                 ("2000_messages", _chat(2000, 1)),
                 ("1m_chars", _chat(20, 50_000 // len(_WORDS) + 1)),
@@ -47,8 +47,6 @@ def add_layers_cost(figures: Figures, quick: bool, say: Callable[[str], None]) -
                 figures.add(
                     f"layers_cost_ratio_{name}", ratios, "× vLLM's own rendering", "reported"
                 )
-        finally:
-            chats.close()
 
 
 def _chat(messages: int, sentences: int) -> list[dict[str, Any]]:

@@ -89,7 +89,6 @@ def _add_stops(figures: Figures, count: int, seed: int, say: Say) -> None:
     figures.add("stop_accuracy", least, "of a family's answers, the least", "≥ 0.99")
     named = min(each.name_accuracy for each in judged.values())
     figures.add("tool_name_accuracy", named, "of a family's calls, the least", "≥ 0.95")
-    figures.add("stop_families", len(judged), "families", "≥ 7")
     for name, each in judged.items():
         figures.add(f"stop_accuracy_{name}", each.accuracy, "of answers", "≥ 0.99")
         figures.add(f"tool_name_accuracy_{name}", each.name_accuracy, "of calls", "≥ 0.95")

@@ -14,6 +14,7 @@ from ..confkv.resampled import wilson
 from ..figures import Figures
 from ..recall.recall_stage import SPEED_MODELS
 from ..serving.model import ensure_model
+from ..serving.vllm_server import check_advised
 from .chat_experiments import (
     BUDGETS,
     CODING_BUDGET,
@@ -27,7 +28,7 @@ from .chat_experiments import (
     several_facts,
     wall,
 )
-from .memory_stage import page_of, remembering_engine
+from .memory_stage import remembering_engine
 from .told_chats import WORD
 
 SESSIONS: Final = 15
@@ -49,7 +50,8 @@ def add_chats(figures: Figures, scratch: Path, sessions: int, seed: int, say: Sa
         asyncio.run(_add_times(figures, server.url, max(2, sessions // 3), seed))
     say("an attention scorer")
     with remembering_engine(scratch, sampled=True) as server:
-        asyncio.run(add_attention(figures, server.url, page_of(server), sessions, seed))
+        check_advised(server)
+        asyncio.run(add_attention(figures, server.url, server.sidecar_url(), sessions, seed))
 
 
 async def add_attention(figures: Figures, url: str, page: str, sessions: int, seed: int) -> None:

@@ -17,14 +17,13 @@ from kvgraph.advisor.memory.proxy import MemoryProxy
 from kvgraph.advisor.memory.server import memory_app
 from kvgraph.advisor.memory.settings import ChatStoreSettings, MemorySettings
 from kvgraph.advisor.memory.store import ChatStore
-from kvgraph.graph.wire.endpoints import running_sidecars
 from kvgraph.hooks.recall.cover import SpliceLimits
 
 from ..errors import ServerError
 from ..recall.approximate import keep_calibration
 from ..recall.recall_stage import RECALLS
 from ..serving.listening import listening
-from ..serving.vllm_server import Server, ServerPlan, check_advised
+from ..serving.vllm_server import Server, ServerPlan
 
 LONGEST: Final = 512  # tokens, as the model was taught
 BLOCKS: Final = 256
@@ -133,20 +132,6 @@ def remembering_engine(
     )  # fmt: skip
     with Server(plan) as server:
         yield server
-
-
-def page_of(server: Server) -> str:
-    """The URL of the sidecar that a server started.
-
-    Raises:
-        ServerError: There is none.
-    """
-    check_advised(server)
-    family = server.process_ids()
-    own = [sidecar for sidecar in running_sidecars() if sidecar.pid in family]
-    if not own:
-        raise ServerError("the engine's sidecar is gone; see the server's log")
-    return own[0].http
 
 
 class Memory:

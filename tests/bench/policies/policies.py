@@ -17,7 +17,6 @@ from rich.console import Console
 
 from ..errors import BenchError
 from ..figures import Figures, keep_raw
-from ..replay import SHARED as CONVERSATIONS
 from .policies_cells import (
     BARE_ARM,
     HINTED,
@@ -26,14 +25,19 @@ from .policies_cells import (
     OTHERS_ARM,
     PRICE_ARM,
     Cell,
-    LoopScale,
     Rates,
-    add_loop,
     play,
 )
-from .policies_cells import FULL as FULL_LOOP
-from .policies_cells import QUICK as QUICK_LOOP
-from .policies_fleets import FAST, default_sessions, faster, fleet, halves, of_tenants, sessions_in
+from .policies_fleets import (
+    CONVERSATIONS,
+    FAST,
+    default_sessions,
+    faster,
+    fleet,
+    halves,
+    of_tenants,
+    sessions_in,
+)
 from .policies_journal import DEFAULT, Course, Journal, fingerprint
 
 STANDS: Final = (0.2, 0.95)  # where LRU is beyond, there is nothing to gain or nothing to lose
@@ -51,7 +55,6 @@ class Scale:
     conversations: tuple[int, ...]
     conversations_ladder: tuple[int, ...]
     conversations_share: float
-    loop: LoopScale
 
     def capacities(self, users: int) -> list[int]:
         """Where a fleet of as many users may be worth playing, in blocks."""
@@ -61,9 +64,9 @@ class Scale:
 
 FULL: Final = Scale(
     3.0, 40, (25, 80), (1000, 2000, 4000), (500, 1000, 2000, 4000, 6000),
-    (2000, 5000, 10_000), (10_000, 20_000), 1.0, FULL_LOOP,
+    (2000, 5000, 10_000), (10_000, 20_000), 1.0,
 )  # fmt: skip
-QUICK: Final = Scale(1.0, 25, (), (600, 1200), (600, 1200), (2000,), (10_000,), 0.25, QUICK_LOOP)
+QUICK: Final = Scale(1.0, 25, (), (600, 1200), (600, 1200), (2000,), (10_000,), 0.25)
 
 
 @dataclass
@@ -106,10 +109,8 @@ def run(
     course = Course(_journal(plan, journal or DEFAULT, resume), processes, console)
     rates = play(plan.traces, sorted(plan.cells), course)
     figures = _figures(plan, rates)
-    loops = add_loop(figures, plan.sessions, plan.scale.loop, course)
     if raw is not None:
-        facts = {**_raw(plan, rates, figures), "loops": loops}
-        keep_raw(raw, facts)
+        keep_raw(raw, _raw(plan, rates, figures))
     return figures
 
 

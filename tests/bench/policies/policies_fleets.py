@@ -23,7 +23,9 @@ SEED: Final = 1
 TENANTS: Final = 4
 FAST: Final = 14.0  # how much faster the fast fleet runs
 
-SHARED: Final = Path(__file__).parents[4] / "shared" / "traces" / "claude_code"
+_SHARED: Final = Path(__file__).parents[4] / "shared" / "traces"
+SHARED: Final = _SHARED / "claude_code"
+CONVERSATIONS: Final = _SHARED / "mooncake_conversation.jsonl"
 SHIPPED: Final = Path(__file__).parents[1] / "sessions"
 
 

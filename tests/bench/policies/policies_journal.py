@@ -5,16 +5,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from kvgraph.advisor.replay.arms import run_cells
 from kvgraph.advisor.replay.trace import Trace
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from ..errors import BenchError
 
@@ -102,7 +100,6 @@ def _name(kind: str, cell: Cell) -> str:
 
 Shared = TypeVar("Shared")
 Played = TypeVar("Played", bound=tuple[Any, ...])
-Say = Callable[[str, float], None]  # ``(what a cell found, share of the work that is done)``
 
 
 class Course:
@@ -116,45 +113,28 @@ class Course:
     def play(
         self,
         kind: str,
-        run: Callable[[Shared, Played], Any],
+        run: Callable[[Shared, Played], float],
         shared: Shared,
         cells: Sequence[Played],
         effort: Callable[[Played], float] = lambda cell: 1.0,
-    ) -> dict[Played, Any]:
+    ) -> dict[Played, float]:
         """What each cell found; cells begin in their order."""
-        found = {cell: self._journal.known(kind, cell) for cell in cells}
-        left = [cell for cell, known in found.items() if known is None]
-        with self._saying(kind, sum(map(effort, left)), len(cells) - len(left)) as say:
+        known = {cell: self._journal.known(kind, cell) for cell in cells}
+        found = {cell: rate for cell, rate in known.items() if rate is not None}
+        left = [cell for cell in cells if cell not in found]
+        if found:
+            self._console.print(f"{kind}: {len(found)} cells are known from an earlier run")
+        columns = (
+            TextColumn(kind),
+            BarColumn(),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[said]}"),
+        )
+        with Progress(*columns, console=self._console) as shown:
+            task = shown.add_task(kind, total=sum(map(effort, left)), said="")
             for cell, result in run_cells(run, shared, left, self._processes) if left else ():
                 self._journal.note(kind, cell, result)
                 found[cell] = result
-                shown = f": {result:.4f}" if isinstance(result, float) else ""
-                say(" ".join(map(str, cell)) + shown, effort(cell))
+                name = " ".join(map(str, cell))
+                shown.update(task, advance=effort(cell), said=f"{name}: {result:.4f}")
         return found
-
-    @contextmanager
-    def _saying(self, kind: str, effort: float, known: int) -> Iterator[Say]:
-        """A bar with an estimate of the time that is left; without a terminal, a line a cell."""
-        if known:
-            self._console.print(f"{kind}: {known} cells are known from an earlier run")
-        columns = (TextColumn(kind), BarColumn(), TextColumn("{task.fields[said]}"))
-        started, done, cells = time.monotonic(), 0.0, 0
-        shown = Progress(*columns, console=self._console, disable=not self._console.is_terminal)
-        with shown:
-            task = shown.add_task(kind, total=effort, said="")
-
-            def say(cell: str, share: float) -> None:
-                nonlocal done, cells
-                done, cells = done + share, cells + 1
-                left_s = (time.monotonic() - started) * (effort - done) / max(done, 1e-9)
-                said = f"{done / max(effort, 1e-9):.0%}, about {duration(left_s)} left"
-                shown.update(task, completed=done, said=f"{said}; {cell}")
-                if not self._console.is_terminal:
-                    self._console.print(f"{kind}: {said}; done: {cell}")
-
-            yield say
-
-
-def duration(seconds: float) -> str:
-    """A time in words of a person: seconds up to two minutes, then minutes."""
-    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"

@@ -6,9 +6,7 @@ Called as ``python -m kvgraph_bench.recall.recall_stage OPTIONS``; prints a line
 from __future__ import annotations
 
 import json
-import os
 import random
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -17,7 +15,7 @@ from typing import Any, Final
 
 from kvgraph.hooks.recall.cover import SpliceLimits
 
-from ..errors import ServerError
+from ..serving.child import result_of, tell
 from ..serving.model import ModelShape, ensure_model, vocabulary_size
 from .needle_texts import ARMS, BUDGETS, Asked, draw, serve_cases
 
@@ -35,34 +33,20 @@ RECALLS: Final = Path(__file__).parent.parent / "weights" / "recall"  # a model 
 _TAIL: Final = 4  # tokens behind what is spliced: what is always computed
 _WARM_GIB: Final = dict.fromkeys(SPEED_MODELS, 0.5)  # full after the rounds that do not count
 _WARM_UPS: Final = 3  # rounds: memory that was never touched is many times slower
-_SHOWN: Final = 20  # lines of the log of an engine that failed
 _REST_S: Final = 0.001  # of ``EngineCoreProc._process_engine_step``
 
 
 def start(part: str, recall: bool, scratch: Path, **options: Any) -> Any:
     """Run one engine to its end; returns what it reports."""
     given = json.dumps({"part": part, "recall": recall, "scratch": str(scratch), **options})
-    log = scratch / f"{part}-{'recall' if recall else 'stock'}.log"
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("AITHER_")}
-    environment |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_PLUGINS": "kvgraph"}
-    environment |= {"VLLM_CPU_KVCACHE_SPACE": "2", "VLLM_LOGGING_COLOR": "0"}
+    environment = {"VLLM_PLUGINS": "kvgraph", "VLLM_CPU_KVCACHE_SPACE": "2"}
     if recall:
         environment |= {
             "AITHER_KVCACHE_GRAPH": "1", "AITHER_KVCACHE_WARM_GIB": str(_WARM_GIB.get(part, 2)),
             "AITHER_KVCACHE_SIDECAR": f"ipc://{scratch}/nobody",
             "AITHER_KVCACHE_CALIBRATIONS": str(scratch), "AITHER_KVCACHE_RECALL_SHARED": "1",
         }  # fmt: skip
-    with log.open("w") as output:
-        done = subprocess.run(
-            [sys.executable, "-P", "-m", "kvgraph_bench.recall.recall_stage", given],
-            env=environment, stdout=output, stderr=subprocess.STDOUT, check=False,
-        )  # fmt: skip
-    written = log.read_text(errors="replace").splitlines()
-    lines = [each for each in written if each.startswith("RESULT ")]
-    if done.returncode or not lines:
-        last = "\n".join(written[-_SHOWN:])
-        raise ServerError(f"the engine for {part} ended with {done.returncode}; its log:\n{last}")
-    return json.loads(lines[-1].removeprefix("RESULT "))
+    return result_of(f"{__package__}.recall_stage", given, **environment)
 
 
 class Stage:
@@ -209,5 +193,4 @@ def main(part: str, recall: bool, scratch: str, count: int, seed: int = 1) -> An
 
 
 if __name__ == "__main__":
-    result = main(**json.loads(sys.argv[1]))
-    sys.stdout.write(f"\nRESULT {json.dumps(result)}\n")
+    tell(main(**json.loads(sys.argv[1])))

@@ -80,7 +80,7 @@ async def _send(client: httpx.AsyncClient, name: str, body: dict[str, Any]) -> A
 
 def request_body(turn: Turn, run: str) -> dict[str, Any]:
     """The JSON of one request: the same for every arm."""
-    body = {**_forced(turn.token_ids, turn.max_tokens), "cache_salt": run}
+    body = {**forced(turn.token_ids, turn.max_tokens), "cache_salt": run}
     if params := turn.kv_transfer_params():
         params["kvgraph"]["session"] = f"{run}:{turn.session}"
         body["kv_transfer_params"] = params
@@ -90,10 +90,10 @@ def request_body(turn: Turn, run: str) -> dict[str, Any]:
 
 def plain_body(session: str, prompt: Sequence[int], tokens: int) -> dict[str, Any]:
     """The JSON of a request that names its session and says nothing else."""
-    return {**_forced(prompt, tokens), "session_id": session}
+    return {**forced(prompt, tokens), "session_id": session}
 
 
-def _forced(prompt: Sequence[int], tokens: int) -> dict[str, Any]:
+def forced(prompt: Sequence[int], tokens: int) -> dict[str, Any]:
     """A streamed answer of so many tokens, whatever comes."""
     return {
         "model": "demo",
@@ -128,12 +128,6 @@ class PassResult:
     @property
     def recomputed_tokens(self) -> int:
         return self.prompt_tokens - self.cached_tokens
-
-    @property
-    def tokens_per_s(self) -> float:
-        """Prompt and output tokens served per second of wall time."""
-        output = sum(answer.output_tokens for answer in self.answers)
-        return (self.prompt_tokens + output) / self.wall_s
 
     @property
     def texts(self) -> dict[str, str]:

@@ -10,7 +10,6 @@ import functools
 import multiprocessing
 import os
 import resource
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -26,14 +25,6 @@ CALLS: Final = (
     "request_finished", "request_finished_all_groups", "take_events",
 )  # fmt: skip
 """What vLLM's scheduler calls of a connector while it steps."""
-
-CALLS_A_STEP: Final = 99
-"""Three for each of 32 requests that start, and three a step. Steps in which requests end make
-about a third as many; the stand-in makes all of them in every step."""
-CALL_S: Final = 5e-6  # about what one takes; chosen
-TICK_S: Final = 0.2  # as often as our client's thread wakes, …
-TICK_PIECES: Final = 10  # … takes Python's lock so many times, …
-PIECE_S: Final = 5e-5  # … each for about so long
 
 
 class StepWatch:
@@ -94,44 +85,6 @@ class Moment(NamedTuple):
         return passed if then.waited > self.waited else min(passed, then.ran - self.ran)
 
 
-class StandIn:
-    """What stands in a stock engine in our place: as many calls a step, as much work, a thread.
-
-    The thread wakes as often as our client's and does about as much, so that what is waited for
-    in Python, and what the machine makes of it, is the same; only nothing of ours runs.
-    """
-
-    def __init__(self) -> None:
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._tick, daemon=True)
-        self._thread.start()
-
-    def step(self) -> float:
-        """Seconds that the calls of one step took, counted as ours are."""
-        return sum((spin(CALL_S) for _ in range(CALLS_A_STEP)), 0.0)
-
-    def leave(self) -> None:
-        """The engine is alone again."""
-        self._over.set()
-        self._thread.join()
-
-    def _tick(self) -> None:
-        while not self._over.wait(TICK_S):
-            for _ in range(TICK_PIECES):
-                spin(PIECE_S)
-                time.sleep(0)
-
-
-def spin(seconds: float) -> float:
-    """Work for so long, and what that counts as."""
-    ran, waited = _of_this_thread()
-    started, end = time.perf_counter(), time.thread_time() + seconds
-    while time.thread_time() < end:
-        pass
-    ended = time.perf_counter()
-    return Moment(started, ran, waited).until(Moment(ended, *_of_this_thread()))
-
-
 def _of_this_thread() -> tuple[float, int]:
     """Seconds that it ran, and how often it gave its core away to wait."""
     return time.thread_time(), resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
@@ -152,7 +105,7 @@ class Served:
 
     answered: int = 0  # with all the tokens that were asked for
     failed: int = 0  # otherwise, or with an exception
-    # seconds that each engine step spent in our hooks, or in what stood in their place
+    # seconds that each engine step spent in our hooks
     waits: list[float] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)  # what was raised, in words
 
@@ -189,9 +142,9 @@ class EngineChild:
     def __exit__(self, *_: object) -> None:
         self.kill()
 
-    def go(self, stand_in: bool = False) -> None:
+    def go(self) -> None:
         """Serve without end, ``WIDTH`` requests at once."""
-        self._ask("go", stand_in)
+        self._ask("go")
 
     def rest(self) -> Served:
         """Serve what has begun, and no more; all that was served since the last rest."""
@@ -206,11 +159,6 @@ class EngineChild:
     def is_in_step(self) -> bool:
         """Whether the ranking that it holds names exactly the blocks that its pool has cached."""
         return bool(self._ask("is_in_step"))
-
-    def advice_applied(self) -> dict[str, int]:
-        """What it did with advice since its start."""
-        counts: dict[str, int] = self._ask("advice_applied")
-        return counts
 
     def kill(self) -> None:
         """SIGKILL."""
@@ -259,7 +207,6 @@ class _Engine:
         self._served = Served()
         self._numbers: Iterator[int] = iter(range(1 << 62))
         self._serving = False
-        self._stand_in: StandIn | None = None
 
     @property
     def _side(self) -> Any:
@@ -276,17 +223,13 @@ class _Engine:
                 self._refill()
                 self._step()
 
-    def go(self, stand_in: bool) -> None:
+    def go(self) -> None:
         self._serving = True
-        self._stand_in = StandIn() if stand_in else None
 
     def rest(self) -> Served:
         self._serving = False
         while self._engine.has_unfinished_requests():
             self._step()
-        if self._stand_in is not None:
-            self._stand_in.leave()
-            self._stand_in = None
         served, self._served = self._served, Served()
         return served
 
@@ -309,10 +252,6 @@ class _Engine:
         hashes = (block.block_hash for block in self._scheduler.kv_cache_manager.block_pool.blocks)
         cached = {key_of(each[:-GROUP_BYTES]) for each in hashes if each is not None}
         return {*ranking.order.tolist(), *ranking.protected.tolist()} == cached
-
-    def advice_applied(self) -> dict[str, int]:
-        told = self._side.heartbeat(0)[1]
-        return {name: getattr(told, name) for name in told.__struct_fields__}
 
     def _refill(self) -> None:
         while self._engine.get_num_unfinished_requests() < WIDTH:
@@ -344,8 +283,6 @@ class _Engine:
             served.failed += output.finished and not whole
         if self._side is not None:
             served.waits.append(self._watch.take())
-        elif self._stand_in is not None:
-            served.waits.append(self._stand_in.step())
 
 
 def _live(model: str, log: str, endpoint: str | None, line: Connection) -> None:

@@ -18,6 +18,7 @@ from typing import Final
 
 import httpx
 import psutil
+from kvgraph.graph.wire.endpoints import running_sidecars
 
 from ..errors import ServerError
 from .listening import free_port
@@ -193,6 +194,14 @@ class Server:
         """The last lines of the server's log."""
         lines = self.log.read_text(errors="replace").splitlines()
         return "\n".join(lines[-LOG_TAIL_LINES:])
+
+    def sidecar_url(self) -> str:
+        """Where the sidecar that the engine started answers."""
+        family = self.process_ids()
+        own = [sidecar.http for sidecar in running_sidecars() if sidecar.pid in family]
+        if not own:
+            raise ServerError("the engine has no sidecar of its own; see the server's log")
+        return own[0]
 
     def process_ids(self) -> set[int]:
         """Of the server and all that descend from it, its sidecar among them."""

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
-import psutil
 from rich.console import Console
 
 from ..engine.engine_feed import TURNS, Load, SessionFeed, pace
@@ -61,15 +60,16 @@ def run(progress: bool, seconds: float = 20.0) -> Figures:
     return figures
 
 
-def listened(engines: int, blocks: int, load: Load, seconds: float) -> Heard:
-    """Let so many engines tell a sidecar of requests of so many blocks."""
+def listened(engines: int, blocks: int, load: Load, seconds: float, turns: int = TURNS) -> Heard:
+    """Let so many engines tell a sidecar of requests of so many blocks; with one turn a session,
+    all of them are new."""
     with (
         tempfile.TemporaryDirectory(prefix="kvg-") as folder,
         SidecarProcess(Path(folder), policy__guard="true") as sidecar,
         contextlib.ExitStack() as stack,
     ):
         feeds = [
-            stack.enter_context(SessionFeed(sidecar.endpoint, blocks, TURNS, load, number))
+            stack.enter_context(SessionFeed(sidecar.endpoint, blocks, turns, load, number))
             for number in range(engines)
         ]
         if not wait_until(lambda: all(each.client.standing.linked for each in feeds), _LINKED_S):
@@ -86,7 +86,7 @@ def _cpu_share(
     sidecar: SidecarProcess, feeds: list[SessionFeed], seconds: float, ages: list[float]
 ) -> float:
     """Percent of a core that a sidecar uses; notes the ages of its advice meanwhile."""
-    load, began, before = feeds[0].load, time.perf_counter(), _cpu_s(sidecar.process)
+    load, began, before = feeds[0].load, time.perf_counter(), sidecar.cpu_s()
     steps, looked = 0, 0.0
     for passed in pace(feeds, seconds):
         steps += 1
@@ -97,15 +97,10 @@ def _cpu_share(
     if steps * load.a_step < _LEAST_RATE * load.requests_per_s * took:
         rate = steps * load.a_step / took
         raise BenchError(f"an engine told of {rate:.0f} requests/s, not {load.requests_per_s:g}")
-    return 100 * (_cpu_s(sidecar.process) - before) / took
+    return 100 * (sidecar.cpu_s() - before) / took
 
 
 def _ages_s(feeds: list[SessionFeed]) -> list[float]:
     now = time.monotonic()
     rankings = [each.client.ranking() for each in feeds]
     return [_TOO_OLD_S if each is None else max(0.0, now - each.ts) for each in rankings]
-
-
-def _cpu_s(process: psutil.Process) -> float:
-    times = process.cpu_times()
-    return float(times.user + times.system)

@@ -96,6 +96,11 @@ class SidecarProcess:
         """Bytes of memory in use."""
         return int(self.process.memory_info().rss)
 
+    def cpu_s(self) -> float:
+        """CPU seconds used so far."""
+        times = self.process.cpu_times()
+        return float(times.user + times.system)
+
     def samples(self) -> dict[str, float]:
         """``/metrics``: each sample's name, with its labels, and its value."""
         lines = self._get("/metrics").splitlines()

@@ -15,10 +15,10 @@ import os
 import pickle
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
+from unittest.mock import patch
 
 import numpy as np
 from kvgraph.graph.wire import frames
@@ -149,7 +149,7 @@ class _Engine:
         )  # fmt: skip
         self._clock, self._sidecar = Clock(), None
         if arm != EMPTY:
-            with _core(PYTHON if arm.endswith(PYTHON) else ""):
+            with patch.dict(os.environ, {CORE_VARIABLE: PYTHON if arm.endswith(PYTHON) else ""}):
                 self._sidecar = self._attached()
         self._make, self._numbers = paper_engine.request_maker(), itertools.count()
         self._alive, self._prompts = 0, dict[int, list[int]]()
@@ -248,19 +248,6 @@ def _with_empty_connector(config: Any) -> Any:
     return made
 
 
-@contextmanager
-def _core(name: str) -> Iterator[None]:
-    """Have engines that are made meanwhile run this core."""
-    before = os.environ.get(CORE_VARIABLE)
-    os.environ[CORE_VARIABLE] = name
-    try:
-        yield
-    finally:
-        del os.environ[CORE_VARIABLE]
-        if before is not None:
-            os.environ[CORE_VARIABLE] = before
-
-
 _OTHERS_DATA: Final = np.ones(1 << 19)
 _OTHERS_WORDS: Final = json.dumps([{"a": at, "b": [str(at)] * 3} for at in range(300)])
 
@@ -289,7 +276,7 @@ def add_client(figures: Figures, say: Callable[[str], None]) -> None:
 def measure_client(load: Load, core: str, steps: int = _STEPS) -> list[float]:
     """Microseconds a step of this thread that events and their frames take, one sample a tick."""
     clock = Clock()
-    with _core(core):
+    with patch.dict(os.environ, {CORE_VARIABLE: core}):
         loop = StepLoop(load, lambda pool: connected(pool, None, clock, BATCHED_TOKENS, REQUESTS))
     sidecar = StepSidecar(loop.connector.side, clock)
     outbox = loop.connector.side.client.outbox

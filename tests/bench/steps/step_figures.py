@@ -137,12 +137,16 @@ def measure_apply(compiled: bool) -> list[float]:
 
 def add_steps(figures: Figures, say: Callable[[str], None]) -> None:
     """Add all figures of production steps."""
+    found: dict[str, list[float]] = {}
     for name, load, steps, tiers, target in _SETTINGS:
         say(f"{load.running} running, pool of {load.pool:,}{', 16k-token prompts' * load.prefill}")
-        paid = measure_steps(load, steps, tiers)
-        figures.add(name, paid.added_us, "us", target)
-        p99 = float(np.quantile(paid.added_us, 0.99))
+        found[name] = measure_steps(load, steps, tiers).added_us
+        figures.add(name, found[name], "us", target)
+        p99 = float(np.quantile(found[name], 0.99))
         figures.add(f"{name}_p99", p99, "us", "≤ 1,000" if load.running == MOST_RUNNING else "")
+    observed, tiered = found["step_us_32"], found["step_us_32_tiers"]
+    figures.add("observe_us_per_step", observed, "us", "≤ 20")
+    figures.add("tiers_us_per_step", float(np.median(tiered) - np.median(observed)), "us")
     say("16k-token prompts, every block worth a copy")
     paid = measure_steps(Load(32, POOL, True, 0.5), PREFILL_STEPS, tiers=True, spill_all=True)
     figures.add("copied_share", paid.copied_share, "share", "≥ .9")

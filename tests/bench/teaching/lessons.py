@@ -55,7 +55,7 @@ class Batch(NamedTuple):
 
 
 class Lessons(Protocol):
-    """A course; ``state`` is what it must know to go on after an interruption."""
+    """A course; ``state`` is how far it is."""
 
     state: dict[str, float]
 

@@ -19,7 +19,6 @@ from .lessons import IGNORED, Batch, Lessons, RecallLessons, TextLessons
 from .recall_language import SIZE, examine
 
 _WARM_UP: Final = 100
-_SAVED_EVERY_S: Final = 60.0
 _LEAST: Final = 0.1  # of the rate, at the end
 
 
@@ -29,8 +28,6 @@ class Teacher:
 
     pupil: Pupil
     lessons: Lessons
-    kept: Path  # where its state is kept between runs
-    paused_by: Path | None = None  # while this file exists, nothing is computed
     seed: int = 1
 
     def __post_init__(self) -> None:
@@ -39,22 +36,14 @@ class Teacher:
         self.model = make_model(self.pupil)
         self.optimizers = _optimizers(self.model, self.pupil)
         self.step = 0
-        if self.kept.exists():
-            self._resume()
 
     def teach(self, say: Say, steps: int | None = None) -> Any:
         """Teach until the pupil's steps are done, and return the model."""
-        last, saved = steps or self.pupil.steps, time.monotonic()
-        while self.step < last:
-            self._wait()
+        while self.step < (steps or self.pupil.steps):
             loss, right, batch = self._one()
             self.step += 1
             if self.step % 50 == 0:
                 say(f"{self.step} {batch.kind} loss {loss:.3f} right {right:.3f} {self._where()}")
-            if time.monotonic() - saved > _SAVED_EVERY_S:
-                self._save()
-                saved = time.monotonic()
-        self._save()
         return self.model
 
     def _one(self) -> tuple[float, float, Batch]:
@@ -86,31 +75,6 @@ class Teacher:
 
     def _where(self) -> str:
         return " ".join(f"{name} {value:.3g}" for name, value in self.lessons.state.items())
-
-    def _wait(self) -> None:
-        while self.paused_by is not None and self.paused_by.exists():
-            time.sleep(1.0)
-
-    def _save(self) -> None:
-        state = {
-            "model": self.model.state_dict(),
-            "optimizers": [each.state_dict() for each in self.optimizers],
-            "step": self.step,
-            "random": self.random.bit_generator.state,
-            "lessons": dict(self.lessons.state),
-        }
-        beside = self.kept.with_suffix(".part")
-        torch.save(state, beside)
-        beside.replace(self.kept)
-
-    def _resume(self) -> None:
-        state = torch.load(self.kept, weights_only=False)  # our own file, written above
-        self.model.load_state_dict(state["model"])
-        for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
-            optimizer.load_state_dict(saved)
-        self.step = state["step"]
-        self.random.bit_generator.state = state["random"]
-        self.lessons.state.update(state["lessons"])
 
 
 def _optimizers(model: Any, pupil: Pupil) -> list[torch.optim.Optimizer]:
@@ -166,7 +130,6 @@ PUPILS: Final = {
         Pupil("recall", "llama", 128, 3, 2, 256, 3500, "recall", 512, rate=2e-3),
         Pupil("text-1m", "llama", 128, 4, 4, 1024, 1200, "text"),
         Pupil("text-2m", "llama", 192, 3, 3, 1024, 950, "text"),
-        Pupil("text-4m", "llama", 256, 4, 4, 1024, 1100, "text"),
         Pupil("text-gpt2", "gpt2", 128, 4, 4, 1024, 1100, "text"),
     )
 }
@@ -228,7 +191,6 @@ class Corpus(NamedTuple):
 
     tokenizer: Tokenizer
     taught: Ids  # uint16 [tokens] to learn from
-    held_out: list[Ids]  # one uint16 [tokens] for each document that no model has read
 
 
 def read_documents(folder: Path, pattern: str = "*.rst.txt") -> list[str]:
@@ -248,11 +210,7 @@ def read_corpus(folder: Path, pattern: str = "*.rst.txt") -> Corpus:
     tokenizer = learn_tokenizer(taught)
     end = [0]
     numbered = [each.ids + end for each in tokenizer.encode_batch(taught)]
-    held_out = [
-        np.array(each.ids + end, dtype=np.uint16)
-        for each in tokenizer.encode_batch(texts[::_HELD_OUT])
-    ]
-    return Corpus(tokenizer, np.concatenate([np.array(n, np.uint16) for n in numbered]), held_out)
+    return Corpus(tokenizer, np.concatenate([np.array(n, np.uint16) for n in numbered]))
 
 
 def learn_tokenizer(texts: list[str]) -> Tokenizer:
@@ -275,10 +233,8 @@ _EXAMINED: Final = 96  # texts
 Say = Callable[[str], None]
 
 
-def teach(
-    name: str, out: Path, text: Path | None, paused_by: Path | None, steps: int | None, say: Say
-) -> Path:
-    """Teach the pupil called ``name`` on one thread; what is half done in ``out`` goes on."""
+def teach(name: str, out: Path, text: Path | None, steps: int | None, say: Say) -> Path:
+    """Teach the pupil called ``name`` on one thread."""
     if name not in PUPILS:
         raise BenchError(f"no model is called {name!r}; there are: {', '.join(PUPILS)}")
     pupil = PUPILS[name]
@@ -286,8 +242,7 @@ def teach(
     folder = out / name
     folder.mkdir(parents=True, exist_ok=True)
     corpus = None if pupil.course == "recall" or text is None else read_corpus(text)
-    lessons = _lessons(pupil, corpus)
-    teacher = Teacher(pupil, lessons, out / f"{name}.state", paused_by)
+    teacher = Teacher(pupil, _lessons(pupil, corpus))
     began = time.monotonic()
     model = teacher.teach(say, steps)
     say(f"{name}: {time.monotonic() - began:.0f} s")

@@ -8,9 +8,8 @@ pressure at all and measures what tiers cost an engine that needs none.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final
@@ -18,8 +17,7 @@ from typing import Any, Final
 from kvgraph.advisor.replay.tables import pyplot
 from rich.console import Console
 
-from ..engine.engine_rounds import CONCURRENCY, throughput_pairs
-from ..errors import ServerError
+from ..engine.engine_rounds import CONCURRENCY, rounds_in_turns
 from ..figures import Figures, quantile
 from ..serving.completions import PassResult, agreement
 from ..serving.model import ensure_model, vocabulary_size
@@ -29,7 +27,6 @@ from .tiers_arms import (
     ARMS,
     POOL_BLOCKS,
     REACTIVE,
-    RIVALS,
     SPILL_ALL,
     STOCK,
     TIERS,
@@ -65,7 +62,6 @@ class TierResult:
     workload: Workload
     arms: dict[str, ArmRecord]  # by name
     idle: IdleRates | None = None  # none if that part was not run
-    refused: dict[str, str] = field(default_factory=dict)  # rivals that did not start, and why
     pace: float | None = None  # factor on the script's pauses; None if nothing was paused
 
     def figures(self) -> Figures:
@@ -118,8 +114,8 @@ def _add_agreement(figures: Figures, alone: PassResult, concurrent: dict[str, Pa
     ours = [agreement(alone, r.result) for arm, r in concurrent.items() if arm != STOCK.name]
     itself = agreement(alone, concurrent[STOCK.name].result)
     if ours:
-        figures.add("concurrent_agreement", 100 * min(ours), "%", "as stock with itself")
-    figures.add("stock_self_agreement", 100 * itself, "%")
+        target = f"≥ {100 * itself:.0f}"  # as stock with itself
+        figures.add("concurrent_agreement", 100 * min(ours), "%", target)
 
 
 def _add_pressure(figures: Figures, arms: dict[str, PassRecord], workload: Workload) -> None:
@@ -178,8 +174,6 @@ def _add_idle(figures: Figures, idle: IdleRates) -> None:
 SEQUENTIAL_TURNS: Final = 3
 """Turns of each session in the sequential pass: enough for all to be forgotten and return."""
 
-_RAISED: Final = re.compile(r"^\(.*\] (\w+(?:Error|Exception): .*?)(?:, please check .*)?$", re.M)
-
 
 class Part(StrEnum):
     """What of the bench to run."""
@@ -205,7 +199,6 @@ def run(
     name = model or str(ensure_model())
     workload = build_tier_workload(vocabulary_size(name))
     records: dict[str, ArmRecord] = {}
-    refused: dict[str, str] = {}
     if part is not Part.IDLE:
         with DemoProgress(len(workload.in_order()), shown=progress) as shown:
             if part is not Part.TEXTS:
@@ -213,10 +206,8 @@ def run(
                 workload = paced(workload, pace)
             for arm in arms:
                 records[arm.name] = _run(arm, name, workload, out, part, shown)
-            if part in (Part.ALL, Part.PRESSURE):
-                _try_rivals(name, workload, out, shown, records, refused)
     idle = _idle(name, out, pairs, progress) if part in (Part.ALL, Part.IDLE) else None
-    return TierResult(name, out, workload, records, idle, refused, pace)
+    return TierResult(name, out, workload, records, idle, pace)
 
 
 def _run(
@@ -227,36 +218,14 @@ def _run(
     return run_arm(arm.plan(model, out), arm.tiers, sequential, concurrent, shown)
 
 
-def _try_rivals(
-    model: str,
-    workload: Workload,
-    out: Path,
-    shown: DemoProgress,
-    records: dict[str, ArmRecord],
-    refused: dict[str, str],
-) -> None:
-    """vLLM's own offloading under the same pressure; on most CPU builds it refuses to start."""
-    for arm in RIVALS:
-        try:
-            records[arm.name] = run_arm(arm.plan(model, out), False, None, workload, shown)
-        except ServerError:
-            log = out / f"{arm.name}.log"
-            refused[arm.name] = reason(log.read_text(errors="replace"))
-
-
-def reason(log: str) -> str:
-    """The first exception in a server's log, without what the logger puts before it."""
-    found = _RAISED.search(log)
-    return found.group(1) if found else "no exception in its log"
-
-
 def _idle(model: str, out: Path, pairs: int, progress: bool) -> IdleRates:
     stock, tiers = (
         replace(arm.plan(model, out, blocks=None), max_num_seqs=CONCURRENCY)
         for arm in (STOCK, TIERS)
     )
     console = Console(stderr=True, quiet=not progress)
-    return IdleRates(*throughput_pairs(stock, tiers, pairs, console))
+    rounds = rounds_in_turns([stock, tiers], pairs, console.print)
+    return IdleRates(*([each.rate for each in rounds[plan.arm]] for plan in (stock, tiers)))
 
 
 DETAILS_FILE: Final = "tiers.json"
@@ -272,7 +241,6 @@ def save_details(result: TierResult) -> Path:
         **result.figures().as_dict(),
         "workload": {"pace": result.pace, **_workload_details(result.workload)},
         "arms": {name: _arm_details(arm, result.workload) for name, arm in result.arms.items()},
-        "refused": result.refused,
     }
     path.write_text(json.dumps(content, indent=2) + "\n")
     return path

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import itertools
-import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -192,9 +191,7 @@ _WARM: Final = ("AITHER_KVCACHE_WARM_GIB", str(WARM_GIB))
 _NO_HOLD: Final = ("AITHER_KVCACHE_ADMISSION", "0")  # what tiers gain, and nothing else
 _REACTIVE: Final = ("AITHER_KVCACHE_PREFETCH", "0")
 _EVERYTHING: Final = ("AITHER_KVCACHE_SPILL", "all")
-_OFFLOADING: Final = ("--kv-offloading-size", str(WARM_GIB))
 
-_DASHBOARD: Final = re.compile(r"kvgraph: sidecar .* dashboard at (http://\S+)")
 _FIRST_REPORT_S: Final = 10.0
 _WARM_UP_CHATS, _PACE_CHATS = 4, 20
 _PACES: Final = (0.5, 5.0)
@@ -208,13 +205,12 @@ class Arm:
     name: str
     graph: bool
     settings: tuple[tuple[str, str], ...] = ()
-    options: tuple[str, ...] = ()
 
     def plan(self, model: str, out: Path, blocks: int | None = POOL_BLOCKS) -> ServerPlan:
         """What to start; ``blocks=None`` leaves the pool's size to vLLM."""
         return ServerPlan(
             model, self.graph, out, blocks=blocks, max_model_len=MAX_MODEL_LEN, name=self.name,
-            settings=self.settings, options=self.options,
+            settings=self.settings,
         )  # fmt: skip
 
     @property
@@ -228,16 +224,6 @@ TIERS: Final = Arm("tiers", graph=True, settings=(_NO_HOLD, _WARM))
 REACTIVE: Final = Arm("reactive", graph=True, settings=(_NO_HOLD, _WARM, _REACTIVE))
 SPILL_ALL: Final = Arm("spill_all", graph=True, settings=(_NO_HOLD, _WARM, _REACTIVE, _EVERYTHING))
 ARMS: Final = (STOCK, TIERS, REACTIVE, SPILL_ALL)
-
-RIVALS: Final = (
-    Arm("OffloadingConnector", graph=False, options=_OFFLOADING),
-    Arm(
-        "SimpleCPUOffloadConnector",
-        graph=False,
-        settings=(("VLLM_USE_SIMPLE_KV_OFFLOAD", "1"),),
-        options=_OFFLOADING,
-    ),
-)  # what stock vLLM could do instead, where its back end lets it
 
 
 def read_counts(report: Mapping[str, Any]) -> TierCounts:
@@ -327,7 +313,7 @@ class _Probe:
     def _tier_counts(self) -> TierCounts | None:
         if not self._tiers:
             return None
-        url = dashboard_url(self._server.log.read_text(errors="replace"))
+        url = self._server.sidecar_url()
         deadline = time.monotonic() + _FIRST_REPORT_S
         while time.monotonic() < deadline:
             status = httpx.get(f"{url}/status", timeout=10.0, trust_env=False).json()
@@ -339,14 +325,3 @@ class _Probe:
             f"the arm {self._server.plan.arm} runs without tiers; the end of its log:\n"
             + self._server.log_tail()
         )
-
-
-def dashboard_url(log: str) -> str:
-    """Where the sidecar that an engine started for itself answers, from the engine's log."""
-    found = _DASHBOARD.findall(log)
-    if not found:
-        raise ServerError(
-            "the engine did not start a sidecar of its own, whose counters this bench reads; "
-            "unset AITHER_KVCACHE_SIDECAR"
-        )
-    return str(found[-1]).rstrip("/")

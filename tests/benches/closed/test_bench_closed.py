@@ -71,7 +71,7 @@ def test_figures_are_of_what_was_answered_while_it_was_measured() -> None:
     scale = ClosedScale(clock=CLOCK, best=20, over=(1.6,), pairs=2)
     assert scale.agents(20, hosted=False) == [12, 16, 20, 12, 16, 20, 32]
     assert scale.agents(20, hosted=True) == [64]
-    figures = ClosedResult(Path(), 20, scale, runs, {100: [0.1]}).figures().figures
+    figures = ClosedResult(Path(), 20, scale, runs).figures().figures
     assert figures["turns_ratio_over_at_32"].value == pytest.approx(3.0)
     assert figures["ttft_p50_ratio_over_at_32"].value == pytest.approx(0.1 / 8.0)
     assert figures["starved_at_32"].value == 1

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from kvgraph_bench.agents.agents_arms import AgentPass, Sender
 from kvgraph_bench.fleet.fleet_demo import FleetDemo
-from kvgraph_bench.fleet.fleet_pass import FleetPass, FleetSender, Midway
-from kvgraph_bench.fleet.fleet_stage import Killed
+from kvgraph_bench.fleet.fleet_stage import TOLD, Killed
 from kvgraph_bench.fleet.routers.rival_routers import round_robin
 from kvgraph_bench.fleet.stand_in_engine import StandInEngine
 from kvgraph_bench.recorded.agents_requests import AgentRequest
@@ -34,15 +34,15 @@ def request(session: str, number: int) -> AgentRequest:
     )
 
 
-def played(
-    engines: Sequence[StandInEngine], requests: list[AgentRequest], midway: Midway | None = None
-) -> FleetPass:
-    async def run() -> FleetPass:
+def played(engines: Sequence[StandInEngine], requests: list[AgentRequest]) -> AgentPass:
+    async def run() -> AgentPass:
         for engine in engines:
             await engine.start()
         try:
             urls = [engine.url for engine in engines]
-            sender = FleetSender("arm", urls, round_robin(), requests, 0.0, lambda _: None, midway)
+            sender = Sender(
+                urls, requests, TOLD, lambda _: None, pick=round_robin(), arm="arm", tolerant=True
+            )
             return await sender.play()
         finally:
             for engine in engines:
@@ -69,10 +69,10 @@ def test_turns_go_out_in_order_and_no_pass_continues_sessions_of_another(
     assert passed.failed == ()
 
 
-def arm(name: str, cached: int, ttft_s: float, failed: int = 0) -> FleetPass:
+def arm(name: str, cached: int, ttft_s: float, failed: int = 0) -> AgentPass:
     answers = tuple(Answer(f"a/{n}", "", ttft_s, ttft_s, 100, cached, 2) for n in range(20))
     lost = tuple(f"f/{n}" for n in range(failed))
-    return FleetPass(name, PassResult(answers, 9.0), lost, (20 + failed,))
+    return AgentPass(PassResult(answers, 9.0), (), lost, name)
 
 
 @pytest.fixture

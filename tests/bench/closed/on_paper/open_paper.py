@@ -5,12 +5,11 @@ The demo's second half, without its machine: every run of the same requests give
 
 from __future__ import annotations
 
-import heapq
+import itertools
 import json
-import math
 import random
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import groupby
 from pathlib import Path
@@ -37,6 +36,7 @@ from .paper_loop import (
     PAPER_STOCK,
     PAPER_TIERS,
     PAPER_TOLD,
+    Crowd,
     PaperArm,
     PaperLoop,
     PaperService,
@@ -48,45 +48,6 @@ if TYPE_CHECKING:
 
 SIZES: Final = (0.5, 1.0, 2.0)  # blocks of host memory for each block of the pool
 _HOST_ARMS: Final = (PAPER_HOST_LRU, PAPER_QUIET_TIERS, PAPER_QUEUED_TIERS, PAPER_TIERS)
-
-
-@dataclass(frozen=True, slots=True)
-class HostRun:
-    """One arm with host memory, once; ``host``: blocks of it for each of the pool."""
-
-    host: float
-    run: OpenRun
-
-    @property
-    def computed(self) -> float:
-        """Share of the prompt tokens that were computed."""
-        return 1.0 - self.run.cached_share
-
-
-def play_hosts(
-    base: VllmConfig,
-    blocks: int,
-    requests: Sequence[AgentRequest],
-    pace: float,
-    playing: Callable[[str], None],
-) -> list[HostRun]:
-    """Every arm with every size of host memory, one request at a time."""
-    runs: list[HostRun] = []
-    for host in SIZES:
-        for arm in (replace(each, host=host) for each in _HOST_ARMS):
-            playing(f"{arm.name}, host memory {host:g}")
-            runs.append(HostRun(host, play_open(base, arm, blocks, requests, pace, 1)))
-    return runs
-
-
-def add_hosts(figures: Figures, runs: Sequence[HostRun]) -> None:
-    """What each arm computes, of what plain LRU computes with as much host memory."""
-    for host in dict.fromkeys(each.host for each in runs):
-        plain, *others = (each for each in runs if each.host == host)
-        figures.add(f"host_lru_share_{host:g}", plain.run.cached_share, "share of prompt")
-        for each in others:
-            ratio = each.computed / plain.computed
-            figures.add(f"{each.run.arm}_recomputed_ratio_{host:g}", ratio, "tiers / plain", "≤ 1")
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,36 +115,29 @@ def _by_session(requests: Sequence[AgentRequest]) -> Iterator[list[AgentRequest]
     return (list(own) for _, own in groupby(in_order, key=lambda each: each.session))
 
 
-class Sessions:
-    """A crowd: each session's requests by the clock, late ones as soon as may be."""
+class Sessions(Crowd):
+    """Each session's requests by the clock, late ones as soon as may be."""
 
     def __init__(self, sessions: Iterable[Sequence[AgentRequest]], pace: float) -> None:
+        super().__init__()
         self._left = [deque(own) for own in sessions]
         self.pace = pace
         self._began = min(own[0].at for own in self._left)
         self._lengths = [len(own) for own in self._left]
-        self._due: list[tuple[float, int]] = []
         for user in range(len(self._left)):
-            self._plan(user, 0.0)
+            self._next(user, 0.0)
 
-    @property
-    def next_s(self) -> float:
-        return self._due[0][0] if self._due else math.inf
-
-    def due(self, now: float) -> Iterator[Sent]:
-        while self._due and self._due[0][0] <= now:
-            at, user = heapq.heappop(self._due)
-            own = self._left[user]
-            is_first = len(own) == self._lengths[user]
-            yield Sent(user, ClosedTurn(own.popleft(), is_first, 0.0), at)
+    def asks(self, user: int) -> Iterator[ClosedTurn]:
+        own = self._left[user]
+        is_first = len(own) == self._lengths[user]
+        yield ClosedTurn(own.popleft(), is_first, 0.0)
 
     def answered(self, sent: Sent, now: float) -> None:
-        self._plan(sent.user, now)
+        self._next(sent.user, now)
 
-    def _plan(self, user: int, now: float) -> None:
+    def _next(self, user: int, now: float) -> None:
         if own := self._left[user]:
-            due = self.pace * (own[0].at - self._began)
-            heapq.heappush(self._due, (max(now, due), user))
+            self.plan(max(now, self.pace * (own[0].at - self._began)), user)
 
 
 # All chosen; a step's fixed cost is that of 200 tokens.
@@ -227,31 +181,23 @@ def answers_per_s(base: VllmConfig, arm: PaperArm, traffic: Traffic) -> float:
         loop.engine.close()
 
 
-class _Clients:
-    """A crowd: whoever has all answers to a prompt asks the next text."""
+class _Clients(Crowd):
+    """Whoever has all answers to a prompt asks the next text."""
 
     def __init__(self, traffic: Traffic) -> None:
+        super().__init__((0.0, client) for client in range(traffic.clients))
         self._traffic = traffic
         self._asked = 0
         self._open = [0] * traffic.clients  # answers that each waits for
-        self._due = [(0.0, client) for client in range(traffic.clients)]
 
-    @property
-    def next_s(self) -> float:
-        return self._due[0][0] if self._due else math.inf
-
-    def due(self, now: float) -> Iterator[Sent]:
-        while self._due and self._due[0][0] <= now:
-            at, client = heapq.heappop(self._due)
-            turn = self._next()
-            self._open[client] = self._traffic.together
-            for _ in range(self._traffic.together):
-                yield Sent(client, turn, at)
+    def asks(self, user: int) -> Iterator[ClosedTurn]:
+        self._open[user] = self._traffic.together
+        return itertools.repeat(self._next(), self._traffic.together)
 
     def answered(self, sent: Sent, now: float) -> None:
         self._open[sent.user] -= 1
         if not self._open[sent.user]:
-            heapq.heappush(self._due, (now + self._traffic.rest_s, sent.user))
+            self.plan(now + self._traffic.rest_s, sent.user)
 
     def _next(self) -> ClosedTurn:
         traffic, number = self._traffic, self._asked
@@ -305,7 +251,8 @@ class OpenResult:
     runs: Sequence[tuple[Setting, OpenRun]]
     # answers a second by arm, for each kind of traffic that is no agents'
     others: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    hosts: Sequence[HostRun] = ()  # arms with host memory
+    # arms with host memory, of so many blocks for each of the pool
+    hosts: Sequence[tuple[float, OpenRun]] = ()
 
     def figures(self) -> Figures:
         """Each arm beside stock: what it finds, and how long first tokens take."""
@@ -315,7 +262,13 @@ class OpenResult:
             figures.add(f"stock_share{setting.name}", stock.cached_share, "share of prompt")
             for run in others:
                 _add(figures, f"_{run.arm}{setting.name}", run, stock)
-        add_hosts(figures, self.hosts)
+        for host in dict.fromkeys(host for host, _ in self.hosts):
+            plain, *others = (run for size, run in self.hosts if size == host)
+            figures.add(f"host_lru_share_{host:g}", plain.cached_share, "share of prompt")
+            for run in others:
+                ratio = (1 - run.cached_share) / (1 - plain.cached_share)
+                name = f"{run.arm}_recomputed_ratio_{host:g}"
+                figures.add(name, ratio, "tiers / plain", "≤ 1")
         for kind, rates in self.others.items():
             for arm, rate in rates.items():
                 figures.add(f"{kind}_answers_{arm}", rate, "answers/s")
@@ -331,7 +284,7 @@ class OpenResult:
             "pool": self.pool,
             "block": BLOCK_SIZE,
             "runs": [asdict(setting) | _details(run) for setting, run in self.runs],
-            "hosts": [{"host": each.host} | _details(each.run) for each in self.hosts],
+            "hosts": [{"host": host} | _details(run) for host, run in self.hosts],
         }
         path = self.out / OPEN_FILE
         path.write_text(json.dumps(content, indent=1) + "\n")
@@ -358,10 +311,12 @@ def run_open(
             for arm in _ARMS:
                 shown.passing(f"{arm.name}{setting.name}", "on paper")
                 runs.append((setting, play_open(base, arm, pool, asked, pace, setting.running)))
-        hosts: list[HostRun] = []
-        if not quick:
-            pace = wall_s / (SETTINGS[0].load * _span_s(asked))
-            hosts = play_hosts(base, pool, asked, pace, lambda arm: shown.passing(arm, "on paper"))
+        hosts = []
+        pace = wall_s / (SETTINGS[0].load * _span_s(asked))
+        for host, arm in itertools.product(() if quick else SIZES, _HOST_ARMS):
+            shown.passing(f"{arm.name}, host memory {host:g}", "on paper")
+            sized = replace(arm, host=host)
+            hosts.append((host, play_open(base, sized, pool, asked, pace, 1)))
         others = {}
         for traffic in () if quick else OTHERS:
             shown.passing(traffic.name, "on paper")

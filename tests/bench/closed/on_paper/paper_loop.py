@@ -7,13 +7,15 @@ model of the service says. Nothing depends on how busy this machine is, and hour
 from __future__ import annotations
 
 import copy
+import heapq
 import itertools
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, Protocol
+from unittest.mock import patch
 
 import msgspec
 from kvgraph.advisor.assembly import new_graph
@@ -260,16 +262,33 @@ class Sent:
     at_s: float
 
 
-class Crowd(Protocol):
+class Crowd(ABC):
     """Those who ask, each for itself: no turn before the answer to the one before."""
+
+    def __init__(self, due: Iterable[tuple[float, int]] = ()) -> None:
+        self._due = list(due)  # when which user asks next
+        heapq.heapify(self._due)
 
     @property
     def next_s(self) -> float:
         """When somebody asks next; infinite while all wait for answers, or are done."""
+        return self._due[0][0] if self._due else math.inf
+
+    def plan(self, at_s: float, user: int) -> None:
+        """Let a user ask then."""
+        heapq.heappush(self._due, (at_s, user))
 
     def due(self, now: float) -> Iterator[Sent]:
-        """Who asks by now, in order; told once."""
+        """What is asked by now, in order; told once."""
+        while self._due and self._due[0][0] <= now:
+            at, user = heapq.heappop(self._due)
+            yield from (Sent(user, turn, at) for turn in self.asks(user))
 
+    @abstractmethod
+    def asks(self, user: int) -> Iterator[ClosedTurn]:
+        """What a user asks now."""
+
+    @abstractmethod
     def answered(self, sent: Sent, now: float) -> None:
         """One got its answer."""
 
@@ -294,7 +313,8 @@ class PaperLoop:
         config = service.config(base, arm.longest_first)
         if books is not None:
             config = _with_events(config)
-        with _believed(arm.layered):
+        # An engine believes its callers by default, or in everything.
+        with patch.dict(os.environ, {HINTS: "all"} if arm.layered else {}):
             self.engine = PaperEngine(config, shape, clock=lambda: self.now)
         self._scheduler = self.engine.scheduler
         if books is not None:
@@ -382,21 +402,6 @@ def _with_events(config: VllmConfig) -> VllmConfig:
     config = copy.copy(config)
     config.kv_events_config = KVEventsConfig(enable_kv_cache_events=True, publisher="null")
     return config
-
-
-@contextmanager
-def _believed(everything: bool) -> Iterator[None]:
-    """An engine that starts meanwhile believes its callers, by default or in everything."""
-    before = os.environ.get(HINTS)
-    if everything:
-        os.environ[HINTS] = "all"
-    try:
-        yield
-    finally:
-        if everything and before is None:
-            del os.environ[HINTS]
-        elif everything and before is not None:
-            os.environ[HINTS] = before
 
 
 @dataclass(slots=True)

@@ -33,16 +33,6 @@ def run(figures: Figures, size: Size, say: Say) -> None:
     figures.add("positions_read", story.positions_read, "positions", f"≥ {POSITIONS:,}")
     figures.add("positions_wrong", 0, "positions", "0")  # one would have ended it
     figures.add("traffic_answers", story.counts["answers"], "requests")
-    for name in (
-        "adapters' requests",
-        "engines",
-        "records found",
-        "resets",
-        "faults",
-        "preemptions",
-        "aborts",
-    ):
-        figures.add(f"traffic_{name.split()[0]}", story.counts[name], name)
 
 
 def small_tiers(rng: random.Random) -> Shape:
@@ -64,7 +54,6 @@ def run_copies(figures: Figures, size: Size, say: Say) -> None:
     figures.add("copies_positions_read", story.positions_read, "positions")
     figures.add("copies_unanswered", counts["requests"] - counts["answers"] - counts["aborts"],
                 "requests", "0")  # fmt: skip
-    figures.add("copies_loads_failed", counts["load_failed"], "blocks")
 
 
 def _played(

@@ -33,6 +33,7 @@ ASK_EVERY_S: Final = 0.5
 DEAF: Final = 50  # of those who ask: they do not read
 _POOL: Final = 20_000
 _TIMEOUT_S: Final = 10.0  # of a question
+_ESTABLISHED: Final = 1  # in TCP_INFO
 
 
 @dataclass
@@ -43,6 +44,7 @@ class Crowd:
         waits: Seconds until an answer other than 503, of clients that read.
         refused: Seconds until a 503, of the same.
         failed: Questions without any answer.
+        cut: Seconds until a client that does not read was cut off, or the end came.
     """
 
     http: str
@@ -51,6 +53,7 @@ class Crowd:
     waits: list[float] = field(default_factory=list)
     refused: list[float] = field(default_factory=list)
     failed: int = 0
+    cut: list[float] = field(default_factory=list)
     stopping: threading.Event = field(default_factory=threading.Event)
 
     def ask(self, seed: int) -> None:
@@ -76,15 +79,22 @@ class Crowd:
             time.sleep(0.1)
 
     def be_deaf(self) -> None:
-        """Ask, and do not read."""
+        """Ask for more than fits a socket's buffers, do not read, and see how long it lasts."""
         host, port = self._address
         question = f"GET /blocks/{self.keys[0]}/subgraph?hops=4&limit=2000 HTTP/1.1\r\n"
         question += f"Host: 127.0.0.1\r\nAuthorization: Bearer {self.token}\r\n\r\n"
         while not self.stopping.is_set():
-            with contextlib.suppress(OSError), socket.create_connection((host, port), 5) as line:
+            with contextlib.suppress(OSError), socket.socket() as line:
+                # Before it connects: else the kernel takes the whole answer in.
+                line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+                line.settimeout(5)
+                line.connect((host, port))
                 for _ in range(20):
                     line.sendall(question.encode())
-                self.stopping.wait(15)
+                since = time.monotonic()
+                _wait_for_a_cut(line, self.stopping)
+                self.cut.append(time.monotonic() - since)
+            time.sleep(0.2)
 
     @property
     def _address(self) -> tuple[str, int]:
@@ -108,6 +118,17 @@ class Crowd:
         waits.append(time.monotonic() - started)
 
 
+def _wait_for_a_cut(line: socket.socket, stopping: threading.Event) -> None:
+    """Wait until the server ended the connection, or we are to stop; without reading."""
+    while not stopping.wait(0.1):
+        try:
+            state = line.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0]
+        except OSError:
+            return
+        if state != _ESTABLISHED:
+            return
+
+
 @dataclass(frozen=True)
 class Seen:
     """What the crowd and the engine saw."""
@@ -115,6 +136,7 @@ class Seen:
     waits: list[float]
     refused: list[float]
     failed: int
+    cut: list[float]
     ages: list[float]  # seconds: of the ranking that the engine held, looked at every 20 ms
     rss_growth: int  # bytes
 
@@ -140,9 +162,9 @@ def crowded(directory: Path, seconds: float, seed: int) -> Seen:
         mine.recv()  # they are there
         ages = advice_ages(engine, seconds, rng)
         growth = sidecar.rss() - before
-        waits, refused, failed = mine.recv()
+        waits, refused, failed, cut = mine.recv()
         crowd.join()
-        return Seen(waits, refused, failed, ages, growth)
+        return Seen(waits, refused, failed, cut, ages, growth)
 
 
 def gather(
@@ -160,7 +182,7 @@ def gather(
     crowd.stopping.set()
     for thread in threads:
         thread.join()
-    answer.send((crowd.waits, crowd.refused, crowd.failed))
+    answer.send((crowd.waits, crowd.refused, crowd.failed, crowd.cut))
 
 
 def is_advised(engine: FakeEngine) -> bool:
@@ -199,6 +221,7 @@ def run(figures: Figures, size: Size, say: Say) -> None:
     figures.add("http_answers", len(answers), "")
     figures.add("http_refused_503", len(seen.refused), "")
     figures.add("http_unanswered", seen.failed, "")
+    figures.add("http_cut_max_s", max(seen.cut), "s", "≤ 10")
     figures.add("http_rss_growth_mb", seen.rss_growth / 1e6, "MB", "< 50")
 
 

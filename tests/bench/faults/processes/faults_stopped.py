@@ -3,11 +3,9 @@
 Times to first token are compared with those of a stock engine that serves in turn with it; the
 spread among stock's own passes is what a difference has to be seen against. What a step waited for
 us is the sum of all calls of our hooks in it, less the time in which the kernel had given the core
-to another process (``step_watch``): up to 32 requests start in one step and end in the next, in
-which a third as many calls are made. Beside it stands what a stock engine's steps wait for as many
-calls in every step, each of as much work, with a thread beside them that wakes as often as ours and
-does as much: that much is the machine's and Python's. What our client's thread takes of a step
-outside of those calls shows in the times to first token.
+to another process (``StepWatch``): up to 32 requests start in one step and end in the next, in
+which a third as many calls are made. What our client's thread takes of a step outside of those
+calls shows in the times to first token.
 """
 
 from __future__ import annotations
@@ -30,7 +28,6 @@ from ..faults import Say, Size
 STOPPED_S: Final = 60.0
 _STALE_S: Final = 3.0  # after which no ranking is acted on any more
 _LOADED: Final = 0.5  # share of the time in which requests come all at once
-_STAND_IN: Final = 0.2  # share of it in which they come to the stock engine
 _PATIENCE_S: Final = 30.0
 _PASS: Final = 40  # requests, one at a time
 
@@ -42,14 +39,12 @@ class Stopped:
     Attributes:
         served: While the sidecar was stopped, requests at once.
         ours, stock: Times to first token in seconds, a list a pass.
-        stand_in: What a stock engine served meanwhile, with a ``StandIn`` in our hooks' place.
         back_s: From its going on until the engine was in step; None: never.
     """
 
     served: Served = field(default_factory=Served)
     ours: list[list[float]] = field(default_factory=list)
     stock: list[list[float]] = field(default_factory=list)
-    stand_in: Served = field(default_factory=Served)
     back_s: float | None = None
 
 
@@ -71,7 +66,6 @@ def stop_for(directory: Path, seconds: float, say: Say) -> Stopped:
         sidecar.stop()
         end = time.monotonic() + seconds
         told.served += _serve(ours, _STALE_S + _LOADED * seconds)
-        told.stand_in += _serve(stock, _STAND_IN * seconds, stand_in=True)
         while time.monotonic() < end or not told.stock:
             told.ours.append(ours.first_tokens(_PASS))
             told.stock.append(stock.first_tokens(_PASS))
@@ -81,8 +75,8 @@ def stop_for(directory: Path, seconds: float, say: Say) -> Stopped:
     return told
 
 
-def _serve(engine: EngineChild, seconds: float, stand_in: bool = False) -> Served:
-    engine.go(stand_in)
+def _serve(engine: EngineChild, seconds: float) -> Served:
+    engine.go()
     time.sleep(seconds)
     return engine.rest()
 
@@ -103,9 +97,6 @@ def run(figures: Figures, size: Size, say: Say) -> None:
     figures.add("stopped_requests", served.answered, "")
     figures.add("stopped_step_wait_max_ms", float(waits.max()), "ms", "≤ 1")
     figures.add("stopped_step_wait_p99_ms", float(np.percentile(waits, 99)), "ms")
-    without_us = np.array(told.stand_in.waits) * 1e3
-    figures.add("stopped_step_wait_max_stock_ms", float(without_us.max()), "ms", "as much work")
-    figures.add("stopped_step_wait_p99_stock_ms", float(np.percentile(without_us, 99)), "ms")
     figures.add("stopped_steps", len(waits), "")
     figures.add(
         "stopped_back_s", told.back_s if told.back_s is not None else _PATIENCE_S, "s", "≤ 5"

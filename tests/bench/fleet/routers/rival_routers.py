@@ -5,12 +5,11 @@ from __future__ import annotations
 import bisect
 import hashlib
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import count
 from typing import Final
 
-Pick = Callable[[str, Sequence[int]], int]
-"""Picks an engine's number for a session's request, given how many requests run at each."""
+from ...agents.agents_arms import Pick
 
 _POINTS: Final = 160
 """Of one engine on the ring: what ketama gives a server, which made consistent hashing common."""

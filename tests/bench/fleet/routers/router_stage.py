@@ -13,12 +13,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+from ...agents.agents_arms import AgentPass
 from ...figures import quantile
 from ...serving.progress import DemoProgress
 from ...serving.vllm_server import Server
 from ..fleet_demo import SEED, plan_and_requests, rivals, running_fleet
 from ..fleet_demo_report import details
-from ..fleet_pass import FleetPass
 from ..fleet_stage import OURS, FleetStage
 from ..processes.apart import tell
 from .ray_process import RayProcess, has_ray
@@ -63,12 +63,12 @@ def _take(
     """Every router once; who begins changes from take to take."""
     decisions: dict[str, int] = {}
 
-    def ours() -> FleetPass:
+    def ours() -> AgentPass:
         passed, why = stage.ours(pace)
         decisions.update(why)
         return passed
 
-    passes: list[tuple[str, Callable[[], FleetPass]]] = [
+    passes: list[tuple[str, Callable[[], AgentPass]]] = [
         (OURS, ours),
         *((arm, partial(stage.rival, arm, pick, pace)) for arm, pick in rivals()),
     ]
@@ -86,6 +86,6 @@ def _take(
     return found
 
 
-def _behind_ray(stage: FleetStage, engines: Sequence[Server], out: Path, pace: float) -> FleetPass:
+def _behind_ray(stage: FleetStage, engines: Sequence[Server], out: Path, pace: float) -> AgentPass:
     with RayProcess([each.url for each in engines], out / "ray.log") as front:
         return stage.behind(RAY, front.url, pace)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import multiprocessing
 import os
 import random
 import shutil
@@ -13,8 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -22,11 +20,12 @@ import httpx
 import numpy as np
 from kvgraph.graph.types import SourceLayer
 
+from ...agents.agents_arms import busy_cores, watched
 from ...errors import BenchError
 from ...figures import Figures
 from ...serving.cache_ledger import Digest, Ledger, chain_digest
 from ...serving.model import ModelShape, ensure_model
-from ...serving.vllm_server import Server, ServerPlan, check_advised
+from ...serving.vllm_server import Server, ServerPlan
 from ...serving.workload import BLOCK
 from ..families import FAMILIES, write_tokenizer
 
@@ -283,26 +282,6 @@ def burst(client: OpenAI, words: Words) -> None:
         ask(client, [said("user", words.text(_OTHERS * BLOCK - 16))], 1)
 
 
-@contextmanager
-def busy_cores(count: int) -> Iterator[None]:
-    """Processes that want a core each."""
-    spinning = [multiprocessing.get_context("spawn").Process(target=_spin, daemon=True)
-                for _ in range(count)]  # fmt: skip
-    for each in spinning:
-        each.start()
-    try:
-        yield
-    finally:
-        for each in spinning:
-            each.kill()
-            each.join()
-
-
-def _spin() -> None:
-    while True:
-        pass
-
-
 Say = Callable[[str], None]
 
 
@@ -367,7 +346,7 @@ class _Bench:
     def busy_chat(self) -> None:
         """The long chat while others want both cores."""
         plan = chat_plan(self._model, True, self._directory, "busy")
-        with self._server(plan) as (server, _), busy_cores(2):
+        with self._server(plan) as (server, _), busy_cores():
             self._add_survival("identity_survival_busy", self._words(), server)
 
     def branches(self) -> None:
@@ -396,8 +375,5 @@ class _Bench:
     def _server(self, plan: ServerPlan) -> Iterator[tuple[Server, Ledger]]:
         """A running server, and what its KV events say."""
         self._say(f"{plan.arm}: starting vLLM")
-        events = f"ipc://{self._directory}/{plan.arm}.sock"
-        with Ledger(events, {}) as ledger, Server(replace(plan, events_endpoint=events)) as server:
-            if plan.graph:
-                check_advised(server)
+        with watched(plan, {}) as (server, ledger):
             yield server, ledger

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -12,8 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from ...errors import ServerError
 from ...figures import Figures
+from ...serving.child import result_of, tell
 from ...serving.model import TINY, ensure_model
 
 _SECONDS: Final = 30.0  # of decoding; chosen
@@ -21,37 +18,23 @@ _QUICK_SECONDS: Final = 8.0
 _BLOCK: Final = 32
 _PROMPTS: Final = 4
 _TOKENS: Final = 256  # of an answer
-_PATIENCE_S: Final = 400.0
 
 
 def add_sampling_cost(figures: Figures, quick: bool, say: Callable[[str], None]) -> None:
     """Decode at the default share, in a process of its own."""
     with tempfile.TemporaryDirectory(prefix="kvg-", dir="/tmp") as scratch:
         model = ensure_model(TINY, Path(scratch, "model"))
-        found = _measured(model, _QUICK_SECONDS if quick else _SECONDS)
+        seconds = str(_QUICK_SECONDS if quick else _SECONDS)
+        found: dict[str, float] = result_of(
+            __name__, str(model), seconds, AITHER_KVCACHE_GRAPH="1", AITHER_KVCACHE_SAMPLING="1",
+            VLLM_PLUGINS="kvgraph", VLLM_CPU_KVCACHE_SPACE="1",
+        )  # fmt: skip
     say(f"sampling: {found}")
     share = 100 * found["sampling_s"] / found["cpu_s"]
     figures.add("sampling_cost", share, "% of the engine's CPU time per token", "≤ 0.2")
     pace = found["steps"] / found["wall_s"]
     figures.add("sampled_steps_per_second", pace, "while decoding", "≥ 1")
     figures.add("sampled_layers_share", found["with_layers"], "of sampled steps", "")
-
-
-def _measured(model: Path, seconds: float) -> dict[str, float]:
-    variables = {
-        "AITHER_KVCACHE_GRAPH": "1", "AITHER_KVCACHE_SAMPLING": "1", "VLLM_PLUGINS": "kvgraph",
-        "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-    }  # fmt: skip
-    done = subprocess.run(
-        [sys.executable, "-P", "-m", __name__, str(model), str(seconds)],
-        env={**os.environ, **variables}, capture_output=True, text=True, timeout=_PATIENCE_S,
-        check=False,
-    )  # fmt: skip
-    for line in done.stdout.splitlines():
-        if line.startswith("RESULT "):
-            found: dict[str, float] = json.loads(line.removeprefix("RESULT "))
-            return found
-    raise ServerError(f"the engine ended with {done.returncode}: {done.stderr[-2000:]}")
 
 
 def _decode(model: str, seconds: float) -> dict[str, float]:
@@ -87,4 +70,4 @@ def _budget_of(llm: Any) -> Any:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(f"\nRESULT {json.dumps(_decode(sys.argv[1], float(sys.argv[2])))}\n")
+    tell(_decode(sys.argv[1], float(sys.argv[2])))

@@ -23,9 +23,8 @@ from kvgraph.hooks.settings import (
 )
 from kvgraph.hooks.vllm.holding.queue import HoldingQueue
 from kvgraph.hooks.vllm.patches import bind_scheduler, follow_schedulers
-from kvgraph_bench.closed.on_paper.closed_paper import play_newcomers
 from kvgraph_bench.paper.paper_engine import PaperEngine
-from kvgraph_bench.serving.model import ModelShape
+from newcomers import waits
 from paper import fail, park, text
 
 pytestmark = pytest.mark.usefixtures("vllm_loaded")
@@ -590,12 +589,10 @@ def test_who_goes_away_while_held_wants_nothing(tiered_hall: Hall) -> None:
 def test_a_large_newcomer_waits_no_longer_than_three_times_as_long_as_small_ones(
     paper_config: Any,
 ) -> None:
-    runs = play_newcomers(paper_config, ModelShape().vocab, seed=2, measured_s=500.0, crowds=(32,))
-    held = [run for run in runs if run.arm == "hold"]
-    (run,) = held
-    assert len(run.newcomers) >= 2
-    assert max(run.newcomers) <= HOLD_MAX_S
-    assert run.ratio <= 3.0
+    large, small = waits(paper_config, 500.0, seed=2)
+    assert len(large) >= 2
+    assert max(large) <= HOLD_MAX_S
+    assert max(large) <= 3.0 * np.quantile(small, 0.95)
 
 
 BY_DEFAULT = EngineSettings.model_fields["admission"].default
