@@ -48,6 +48,8 @@ class ClosedResult:
     runs: Sequence[ClosedRun]
     pool: int = 0  # blocks
     block: int = BLOCK  # tokens of one
+    # seconds that prompts of half a pool waited, and small sessions' first ones; on paper only
+    newcomers: tuple[Sequence[float], Sequence[float]] = ((), ())
 
     def figures(self) -> Figures:
         """The figures that these runs can give; without a suffix, of the arm ``hold``."""
@@ -56,6 +58,11 @@ class ClosedResult:
             self._add_over(figures, arm.name, suffix)
             self._add_under(figures, arm.name, suffix)
         self._add_hosts(figures)
+        large, small = self.newcomers
+        if large:
+            ratio, unit = max(large) / max(1e-9, _quantile(small, 95)), "of the crowd's p95"
+            figures.add("newcomer_wait_ratio", ratio, unit, "≤ 3")
+            figures.add("newcomer_wait_s", max(large), "s", f"≤ {HOLD_MAX_S:.0f}")
         held = [run for run in self.runs if run.held is not None]
         if any(run.arm in (HOLD.name, HOLD_TOLD.name) for run in held):
             longest = max(run.held.longest_s for run in held if run.held is not None)
@@ -248,6 +255,7 @@ def save_closed(result: ClosedResult) -> Path:
         "block": result.block,
         "clock": asdict(clock),
         "runs": [_run_details(run) for run in result.runs],
+        "newcomers": result.newcomers,
     }
     path = result.out / CLOSED_FILE
     path.write_text(json.dumps(content, indent=1) + "\n")

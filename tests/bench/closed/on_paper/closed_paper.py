@@ -15,6 +15,7 @@ from ...serving.model import TINY, ModelShape, ensure_model
 from ...serving.progress import DemoProgress
 from ..closed import ClosedResult, ClosedScale, play_all
 from ..closed_pass import STARTING_S, Clock, ClosedPass, ClosedRun, ClosedTurn, Script, scripts
+from .newcomers import waits
 from .paper_loop import PAPER_ARMS, Crowd, PaperArm, PaperLoop, Sent
 
 if TYPE_CHECKING:
@@ -63,6 +64,7 @@ BLOCKS: Final = 1000
 _SCALE: Final = ClosedScale(
     clock=Clock(1.0, 600.0, 3600.0), searched=(16, 18, 20, 22, 24), pairs=1
 )  # By this clock two runs of one arm are the same.
+_NEWCOMERS_S: Final = 2400.0
 _QUICK: Final = replace(_SCALE, clock=Clock(1.0, 600.0, 1800.0), best=20)
 
 
@@ -83,4 +85,6 @@ def run_paper(
             return play_on_paper(base, arm, BLOCKS, users, clock)
 
         best, runs = play_all(scale, PAPER_ARMS, play)
-    return ClosedResult(out.resolve(), best, scale, runs, BLOCKS - 1, BLOCK_SIZE)
+        shown.passing("newcomers", "on paper")
+        large = waits(base, _NEWCOMERS_S, seed)
+    return ClosedResult(out.resolve(), best, scale, runs, BLOCKS - 1, BLOCK_SIZE, large)

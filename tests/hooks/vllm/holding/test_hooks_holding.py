@@ -23,8 +23,8 @@ from kvgraph.hooks.settings import (
 )
 from kvgraph.hooks.vllm.holding.queue import HoldingQueue
 from kvgraph.hooks.vllm.patches import bind_scheduler, follow_schedulers
+from kvgraph_bench.closed.on_paper.newcomers import waits
 from kvgraph_bench.paper.paper_engine import PaperEngine
-from newcomers import waits
 from paper import fail, park, text
 
 pytestmark = pytest.mark.usefixtures("vllm_loaded")

@@ -6,11 +6,11 @@ import random
 from collections.abc import Iterator
 from typing import Any, Final
 
-from kvgraph_bench.closed.closed_pass import ClosedTurn
-from kvgraph_bench.closed.on_paper.paper_loop import PAPER_HOLD, Crowd, PaperLoop, Sent
-from kvgraph_bench.paper.paper_engine import BLOCK_SIZE
-from kvgraph_bench.recorded.agents_requests import AgentRequest
-from kvgraph_bench.serving.model import ModelShape
+from ...paper.paper_engine import BLOCK_SIZE
+from ...recorded.agents_requests import AgentRequest
+from ...serving.model import ModelShape
+from ..closed_pass import ClosedTurn
+from .paper_loop import PAPER_HOLD, Crowd, PaperLoop, Sent
 
 POOL: Final = 480  # blocks; half of them are what a prompt of the longest length on paper takes
 CROWD: Final = 32  # sessions at once; the pool holds the contexts of some 20
