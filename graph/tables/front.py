@@ -41,7 +41,7 @@ class Front(BlockTable):
     def __init__(self, source: BlockTable, engine: int, rows: Rows, runs: bool) -> None:
         self._source, self._engine, self._wanted, self._runs = source, engine, rows, runs
         self._copies: dict[str, npt.NDArray[Any]] = {}  # as far as they were taken, by name
-        self._size = 0  # of them
+        self._size = self._most = 0  # of them: so far, and at most
         self._rows = RowPool()
         self.had_copies = False
         self.sums = {}
@@ -49,9 +49,10 @@ class Front(BlockTable):
         self.lengths: Places | None = None
 
     def take(self, start: int) -> int:
-        """Copy ``PART`` rows from the ``start``-th on, with the graph's lock; returns where the
-        next part begins."""
-        source, rows = self._source, self._wanted[start : start + PART]
+        """Copy ``PART`` rows from the ``start``-th on, or half as many more if they are the last,
+        with the graph's lock; returns where the next part begins."""
+        end = start + PART if len(self._wanted) - start > PART * 3 // 2 else len(self._wanted)
+        source, rows = self._source, self._wanted[start:end]
         columns = self._columns()
         self.had_copies |= source.had_copies
         if self._runs:
@@ -61,15 +62,17 @@ class Front(BlockTable):
             starts = starts[:found]
             rows = rows[starts]
             starts += start
-            self._put("starts", starts)
         columns["keys"] = source.keys
+        self._most = len(rows) if end - start == len(self._wanted) else len(self._wanted)
+        if self._runs:
+            self._put("starts", starts)
         self._put("there", rows)
         if source.had_copies:
             self._put("copies", np.bitwise_or.reduce(source.tiers[:, rows], axis=0))
         room = [self._room_of(name, each.dtype) for name, each in columns.items()]
         core.gather(list(columns.values()), rows, room, self._size)
         self._size += len(rows)
-        return min(start + PART, len(self._wanted))
+        return end
 
     def _columns(self) -> dict[str, npt.NDArray[Any]]:
         """What is copied of the other table, by name."""
@@ -89,7 +92,7 @@ class Front(BlockTable):
         """Room for a column. One that was made between two parts has its own value before."""
         room = self._copies.get(name)
         if room is None:
-            room = self._copies[name] = np.empty(len(self._wanted), dtype=dtype)
+            room = self._copies[name] = np.empty(self._most, dtype=dtype)
             room[: self._size] = self._declared[name].fill if name in self._declared else 0
         return room
 
