@@ -14,9 +14,12 @@ from typing import Final
 
 # All chosen, with generated and recorded traffic of several kinds in sight.
 _MEMORY: Final = 40.0  # pools' worth of walked blocks over which evidence fades by half
-# Standard deviations by which one must be ahead. With a whole one, LRU ranks for half of 800
-# requests of recorded agents, and what the default finds more falls by a fifth.
+# Standard deviations by which the policy must be ahead. With a whole one, LRU ranks for half of 800
+# requests of recorded agents, and what the default finds more falls by a tenth.
 _SURE: Final = 0.5
+# … and LRU, to take over: with half of one, chance alone takes the rank from a policy that finds
+# more in the long run.
+_SURE_OF_LRU: Final = 1.0
 _AHEAD: Final = 0.02  # … and by this share of a pool's blocks
 
 
@@ -42,7 +45,8 @@ class Evidence:
 
     def is_sure(self, least: float) -> bool:
         """Tell whether either side is ahead beyond chance, and by more than ``least`` blocks."""
-        return abs(self.ahead) > max(_SURE * math.sqrt(self.spread), least)
+        sure = _SURE if self.ahead > 0 else _SURE_OF_LRU
+        return abs(self.ahead) > max(sure * math.sqrt(self.spread), least)
 
 
 @dataclass(slots=True)

@@ -495,6 +495,9 @@ def test_evidence_of_several_counts_as_that_of_one_engine_with_all_their_blocks(
     each = [selector(5.0, 144.0) for _ in range(4)]
     assert not each[0].is_due_for_change(), "one alone is within chance"
     assert selector(7.0, 144.0).is_due_for_change(), "half a standard deviation is enough"
+    ranks = selector(-7.0, 144.0)
+    ranks.trusted = True
+    assert not ranks.is_due_for_change(), "LRU needs a whole one"
     assert each[0].may_begin(each)
     small = [selector(1.5, 1.0) for _ in range(4)]
     assert not small[0].may_begin(small), "2 % of four pools are eight blocks"
@@ -502,7 +505,7 @@ def test_evidence_of_several_counts_as_that_of_one_engine_with_all_their_blocks(
 
 def test_an_engine_that_is_sure_of_lru_does_not_follow() -> None:
     others = [selector(500.0, 100.0) for _ in range(4)]
-    doubtful, sure = selector(-5.0, 144.0), selector(-5.0, 16.0)
+    doubtful, sure = selector(-5.0, 36.0), selector(-5.0, 16.0)
     assert doubtful.may_begin([*others, doubtful])
     assert not sure.may_begin([*others, sure])
 
