@@ -97,7 +97,6 @@ def test_version(run: Run) -> None:
         (["status", "--url", "ftp://x"], "is not a URL"),
         (["explain", "12", "--url", "http://127.0.0.1:1"], "no sidecar answers"),
         (["open", "--url", "http://127.0.0.1:1"], "no sidecar of this user runs at"),
-        (["diff", "1h..2d", "now"], "'1h..2d' is not a stretch of time; allowed: "),
         (["route", "--engines", "/does/not/exist"], "cannot be read: No such file"),
         (["memory", "x drain", "--budget", "99"], "engine 'x drain': allowed: http://HOST:PORT\n"),
         (["serve", "--set", "score.age=x"], "allowed: a valid number\n"),

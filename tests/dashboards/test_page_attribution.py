@@ -174,7 +174,7 @@ def test_what_layers_with_a_window_lost_is_not_put_on_lost_news(
 
 @pytest.mark.parametrize(
     ("plan", "seconds"),  # longer where mishaps befall a fleet
-    zip(PLANS, (300.0, 600.0, 600.0), strict=True),
+    list(zip(PLANS, (300.0, 600.0, 600.0), strict=True)),
     ids=["alone", "two", "tiers"],
 )
 def test_the_page_is_right_about_a_recorded_fleet(
