@@ -31,9 +31,10 @@ check: $(STAMP)  ## formatting, lint, the order of imports, and types: under a m
 	MYPYPATH=build/tree $(BIN)/mypy -p kvgraph -p kvgraph_bench
 	MYPYPATH=build/tree $(BIN)/mypy examples
 
+# Files in their order: the slowest has few tests, and would run last, with one core idle.
 test: $(STAMP)  ## what to run before a commit: all but real engines, browser and large budgets
 	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile \
-		--durations=25 \
+		--no-loadscope-reorder --durations=25 \
 		-m "not (engine or browser or large or timing)"
 
 # Two at a time what starts an engine or a browser, and by itself what a busy machine would fail.
