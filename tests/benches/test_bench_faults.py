@@ -92,9 +92,7 @@ def test_clients_that_say_nothing_or_do_not_read_cost_the_others_little(
     socket_directory: Path,
 ) -> None:
     seen = crowded(socket_directory, 120.0 if FULL else 5.0, 1)
-    assert len(seen.waits) > 10 * seen.failed, (
-        "who comes while all lines are taken is cut off"
-    )
+    assert len(seen.waits) > 10 * seen.failed, "who comes while all lines are taken is cut off"
     assert float(np.percentile(seen.waits + seen.refused, 99)) < SLACK
     assert max(seen.ages) < 2 * SLACK
     assert seen.rss_growth < 50e6
