@@ -341,35 +341,26 @@ class _RequestAsItCame(aiohttp.ClientRequest):
 
     async def send(self, conn: Any) -> aiohttp.ClientResponse:
         plain = all(map(str.isascii, (*self.headers.keys(), *self.headers.values())))
-        written_to: Any = conn if plain else _Connection(conn)
-        return await super().send(written_to)
+        return await super().send(conn if plain else _written_in_latin1(conn))
 
 
 class _Around:
-    """Stands for another object, and answers like it."""
+    """Stands for another object and answers like it, but for what ``own`` has."""
 
-    def __init__(self, inner: Any) -> None:
+    def __init__(self, inner: Any, **own: Any) -> None:
         self._inner = inner
+        vars(self).update(own)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
 
 
-class _Connection(_Around):
-    """A connection on which one request is written through ``_Transport``."""
-
-    def __init__(self, inner: Any) -> None:
-        super().__init__(inner)
-        self.protocol = _Protocol(inner.protocol)
-
-
-class _Protocol(_Around):
-    """The protocol of ``_Connection``."""
-
-    def __init__(self, inner: Any) -> None:
-        super().__init__(inner)
-        # None once the connection is lost
-        self.transport = None if inner.transport is None else _Transport(inner.transport)
+def _written_in_latin1(conn: Any) -> Any:
+    """The connection, with a transport that writes one request's headers in Latin-1."""
+    transport = conn.protocol.transport  # None once the connection is lost
+    if transport is None:
+        return conn
+    return _Around(conn, protocol=_Around(conn.protocol, transport=_Transport(transport)))
 
 
 class _Transport(_Around):
