@@ -24,8 +24,13 @@ export function linkTo(
   return `#/${view}${text && `?${text}`}`;
 }
 
+// Told before `hashchange`, which comes later: a field that shows a parameter must show the letter that
+// was typed before the next one is, or React puts the old text back and a letter is lost.
+const listeners = new Set<() => void>();
+
 export function go(view: string, params: Record<string, string | number | null | undefined> = {}) {
   window.location.hash = linkTo(view, params);
+  for (const listener of listeners) listener();
 }
 
 /** The current parameters with some of them changed; null takes one away. */
@@ -36,7 +41,11 @@ export function change(changes: Record<string, string | number | null>) {
 
 function subscribe(listener: () => void) {
   window.addEventListener("hashchange", listener);
-  return () => window.removeEventListener("hashchange", listener);
+  listeners.add(listener);
+  return () => {
+    window.removeEventListener("hashchange", listener);
+    listeners.delete(listener);
+  };
 }
 
 export function useRoute(): Route {

@@ -410,6 +410,26 @@ def test_a_slow_request_is_found_and_says_what_would_have_made_it_fast(
     assert opened.faults == []
 
 
+@pytest.mark.parametrize(
+    ("view", "label"), [("misses", "Search requests"), ("sessions", "Search sessions")]
+)
+def test_what_is_typed_into_a_search_field_stays_in_it(
+    visit: Begin, busy_sidecar: PageSidecar, view: str, label: str
+) -> None:
+    opened = open_page(visit, busy_sidecar)
+    page = opened.show(view)
+    field = page.get_by_role("textbox", name=label)
+    field.click()
+    for letter in "AGENT-05":  # each letter asks anew, and the answer may come before the next one
+        page.keyboard.press(letter)
+        opened.until("document.querySelector('main [aria-busy=true]') === null")
+    assert field.input_value() == "AGENT-05"
+    page.keyboard.press("Home")
+    page.keyboard.type("X-")  # without a pause, and not at the end
+    assert field.input_value() == "X-AGENT-05"
+    assert opened.faults == []
+
+
 def test_a_request_that_is_not_among_the_last_is_shown_all_the_same(
     visit: Begin, busy_sidecar: PageSidecar
 ) -> None:

@@ -25,9 +25,7 @@ export function MissesView() {
   const older = useOlder(params.get("request"), requests.data);
   return (
     <div className="stack">
-      <Await of={requests}>
-        {(data) => <RequestList answer={data} session={session} older={older} />}
-      </Await>
+      <RequestList asked={requests} session={session} older={older} />
       <Await of={misses}>
         {(data) => (
           <div className="split">

@@ -2,11 +2,12 @@ import { Button, SegmentedControl, TextInput } from "@mantine/core";
 import { IconSearch } from "@tabler/icons-react";
 import { useState } from "react";
 
+import type { Resource } from "../../api/resource";
 import type { Requests, RequestView } from "../../api/types";
 import { clock, counted, whole, words } from "../../format";
 import { Legend } from "../../parts/Legend";
 import { Panel } from "../../parts/Panel";
-import { Empty } from "../../parts/states";
+import { Await, Empty } from "../../parts/states";
 import { change, useRoute } from "../../route";
 import { RequestRow } from "./RequestRow";
 import { partsOf } from "./parts";
@@ -14,36 +15,23 @@ import { partsOf } from "./parts";
 const [FIRST, PAGE] = [12, 40]; // rows at first, and with each "Show more"
 
 interface Props {
-  readonly answer: Requests;
+  readonly asked: Resource<Requests>;
   readonly session: string | null;
   /** The one that the address names, where it is none of these. */
   readonly older: RequestView | undefined;
 }
 
-/** Recent requests, the newest or the slowest first; the one that the address names is open. */
-export function RequestList({ answer, session, older }: Props) {
-  const { requests } = answer;
+/**
+ * Recent requests, the newest or the slowest first; the one that the address names is open. What is
+ * typed is typed into one field, while the answers to each of its letters come and go.
+ */
+export function RequestList({ asked, session, older }: Props) {
   const { params } = useRoute();
-  const [shown, show] = useState(FIRST);
   const reason = params.get("reason");
-  const open = params.get("request");
   const order = params.get("order") ?? "newest";
-  const last = order === "slowest" ? "most of it in" : "why it missed";
-  const place = requests.findIndex((each) => String(each.id) === open);
-  const isThere = place >= 0 || older !== undefined;
-  const named = older === undefined ? [] : [older];
-  const widest = Math.max(1, ...[...named, ...requests].map((each) => each.blocks.asked));
-  const row = (each: RequestView) => (
-    <RequestRow
-      key={each.id}
-      request={each}
-      widest={widest}
-      isOpen={String(each.id) === open}
-      isOfSlowest={order === "slowest"}
-    />
-  );
+  const { data } = asked;
   return (
-    <Panel title="Recent requests" note={noteOf(answer, order)}>
+    <Panel title="Recent requests" note={data && noteOf(data, order)}>
       <div className="find">
         <TextInput
           aria-label="Search requests"
@@ -59,7 +47,7 @@ export function RequestList({ answer, session, older }: Props) {
           value={order}
           onChange={(next) => change({ order: next === "newest" ? null : next })}
         />
-        <Legend entries={partsOf(requests)} />
+        <Legend entries={partsOf(data?.requests ?? [])} />
       </div>
       {(session !== null || reason !== null) && (
         <p className="filters">
@@ -71,18 +59,57 @@ export function RequestList({ answer, session, older }: Props) {
           )}
         </p>
       )}
-      {open !== null && !isThere && <p className="dim">Request {open} is no longer in the log.</p>}
+      <Await of={asked}>{({ requests }) => <Found requests={requests} older={older} />}</Await>
+    </Panel>
+  );
+}
+
+interface FoundProps {
+  readonly requests: readonly RequestView[];
+  readonly older: RequestView | undefined;
+}
+
+/** The rows: a dozen at first. */
+function Found({ requests, older }: FoundProps) {
+  const { params } = useRoute();
+  const [shown, show] = useState(FIRST);
+  const open = params.get("request");
+  const isOfSlowest = params.get("order") === "slowest";
+  const place = requests.findIndex((each) => String(each.id) === open);
+  const named = older === undefined ? [] : [older];
+  const widest = Math.max(1, ...[...named, ...requests].map((each) => each.blocks.asked));
+  const row = (each: RequestView) => (
+    <RequestRow
+      key={each.id}
+      request={each}
+      widest={widest}
+      isOpen={String(each.id) === open}
+      isOfSlowest={isOfSlowest}
+    />
+  );
+  return (
+    <>
+      {open !== null && place < 0 && older === undefined && (
+        <p className="dim">Request {open} is no longer in the log.</p>
+      )}
       {older !== undefined && <ol className="requests">{row(older)}</ol>}
       {requests.length === 0 ? (
         <Empty title="No such request in the log">
-          {params.get("find") || reason !== null
+          {params.get("find") || params.has("reason")
             ? "Take the filters away to see the others."
             : "As soon as an engine schedules one, it is here."}
         </Empty>
       ) : (
         <>
           <div className="columns" aria-hidden="true">
-            {["arrived", "session", "its prompt", "found", "took", last].map((name) => (
+            {[
+              "arrived",
+              "session",
+              "its prompt",
+              "found",
+              "took",
+              isOfSlowest ? "most of it in" : "why it missed",
+            ].map((name) => (
               <span key={name}>{name}</span>
             ))}
           </div>
@@ -94,7 +121,7 @@ export function RequestList({ answer, session, older }: Props) {
           Show more
         </Button>
       )}
-    </Panel>
+    </>
   );
 }
 

@@ -22,10 +22,7 @@ export function SessionsView() {
   return (
     <div className="stack">
       {name !== null && <Timeline session={name} tenant={params.get("tenant")} />}
-      <Panel
-        title="Sessions"
-        note={<Await of={sessions}>{(data) => <Counts data={data} />}</Await>}
-      >
+      <Panel title="Sessions" note={sessions.data && <Counts data={sessions.data} />}>
         <TextInput
           mb="sm"
           aria-label="Search sessions"
