@@ -19,6 +19,7 @@ from ..graph.compiled import core
 from ..graph.tables.blocks import FIRST_KNOWN
 from ..graph.tables.sessions import SessionTable
 from ..graph.tables.tables import Tables
+from ..graph.tables.walks import Prompts
 from ..graph.types import SessionState
 from ..graph.wire.advice import AdmissionAdvice
 from .words.waits import OFF
@@ -83,13 +84,15 @@ def _chance(sessions: SessionTable, rows: Rows, now: float) -> Floats:
 # All chosen in the closed loop of the replay lab, on other sessions than those of the figures.
 _MEMORY: Final = 2.0  # pools' worth of asked blocks over which regret fades by half
 _CLOSES: Final = 0.2  # of the asked blocks, computed again
-_HIGH: Final = 0.12  # above this the limit falls …
-_CALM: Final = 0.06  # … and below this it rises, and what was closed may open
+_CALM: Final = 0.06  # … of the same: below this, what was closed may open
+_HIGH: Final = 0.25  # of the computed blocks, computed before: above this the limit falls …
+_LOW: Final = 0.1  # … and below this it rises
 _FALL: Final = 0.15  # of the limit, for a pool's worth of asked blocks
 _RISE: Final = 0.05  # of the pool, for as much
 _LEAST, _MOST = 0.5, 1.1  # bounds of the limit, in pools
 _CALM_POOLS: Final = 3.0  # asked so long with room to spare: opens
 _USELESS: Final = 0.8  # of the asked blocks: if so many are computed again although it is closed …
+_FEW: Final = 0.1  # of a pool: with less computed lately, its waste counts as of so much
 _TRIAL_POOLS: Final = 4.0  # … and so much was asked while requests were held, it opens …
 _BARRED_POOLS: Final = 32.0  # … until so much more was asked: twice as much after each such time
 _MOST_FAILED: Final = 6  # such times that are counted
@@ -102,12 +105,13 @@ class Valve:
     pool: int  # blocks
     limit: float | None = None  # blocks that live contexts may take; None: open
     _asked: float = 0.0  # blocks; fades
-    _again: float = 0.0  # of these, computed again
+    _computed: float = 0.0  # of these, computed
+    _again: float = 0.0  # of those, computed before
     _roomy: float = 0.0  # blocks asked since room was last short
     _closed: float = 0.0  # blocks asked while it was closed and requests were held
     _barred: float = 0.0  # blocks that must be asked before it may close again
     _failed: int = 0  # times that it opened since it saved nothing
-    _seen: tuple[int, int] = (0, 0)
+    _seen: tuple[int, int, int] = (0, 0, 0)
 
     @property
     def regret(self) -> float:
@@ -115,26 +119,39 @@ class Valve:
         return self._again / max(self._asked, self.pool)
 
     @property
+    def wasted(self) -> float:
+        """Share of recently computed blocks that had been computed before.
+
+        What agents ask is mostly found, so a small regret may be most of what is computed.
+        """
+        return self._again / max(self._computed, _FEW * self.pool)
+
+    @property
     def barred_pools(self) -> int:
         """Pools' worth of blocks that must be asked before it may close again."""
         return math.ceil(max(0.0, self._barred) / self.pool)
 
-    def update(self, asked: int, again: int, demand: Demand, *, holds: bool = True) -> None:
+    def update(
+        self, prompts: Prompts, demand: Demand, *,
+        waits: bool | None = None, queued: int = 0, again: int = 0,
+    ) -> None:  # fmt: skip
         """Close, open or move the limit.
 
         Args:
-            asked: Blocks of all prompts so far.
-            again: Of these, blocks computed again.
-            holds: Whether the engine holds requests: while it does not, a limit is not on trial.
+            prompts: Counts of the engine's prompts so far.
+            waits: Whether requests wait for room: while none does, a limit is not on trial. None:
+                not known.
+            queued: Blocks of the prompts in the engine's queue.
+            again: Of these, blocks that will be computed again.
         """
-        new = self._note(asked, again)
+        new = self._note(prompts)
         if self.limit is None:
             self._barred -= new
-            if self.regret > _CLOSES and self._barred <= 0:
+            if self._closes(queued, again) and self._barred <= 0:
                 self.limit, self._roomy = float(min(demand.blocks, self.pool)), 0.0
                 self._closed = 0.0
             return
-        self._closed += new if holds else 0
+        self._closed += new if waits is not False else 0
         if self._closed > _TRIAL_POOLS * self.pool and self.regret > _USELESS:
             # Contexts are lost whoever waits: pauses are too long, or sessions too many.
             self.limit, self._barred = None, _BARRED_POOLS * self.pool * 2.0**self._failed
@@ -142,24 +159,32 @@ class Valve:
             return
         self.limit = self._moved(self.limit, new / self.pool)
         roomy = self.limit - demand.blocks > demand.usual and self.regret < _CALM
-        self._roomy = self._roomy + new if roomy else 0.0
+        self._roomy = self._roomy + new if roomy and not waits else 0.0
         if self._roomy > _CALM_POOLS * self.pool:
             self.limit = None
 
-    def _note(self, asked: int, again: int) -> int:
+    def _closes(self, queued: int, again: int) -> bool:
+        """Whether regret is high, or will be when what is queued now has been computed."""
+        if self.regret <= _CALM:
+            return False  # nothing that was computed confirms it yet
+        return self._again + again > _CLOSES * max(self._asked + queued, self.pool)
+
+    def _note(self, prompts: Prompts) -> int:
         """Take in new counts, fade old ones; returns the blocks asked since the last time."""
-        if asked < self._seen[0]:
-            self._seen = 0, 0  # counted anew: another engine in the place of one that is gone
-        new, lost = asked - self._seen[0], again - self._seen[1]
-        self._seen = asked, again
+        if prompts.asked < self._seen[0]:
+            self._seen = 0, 0, 0  # counted anew: another engine in the place of one that is gone
+        counts = prompts.asked, prompts.computed, prompts.again
+        new, computed, again = (now - seen for now, seen in zip(counts, self._seen, strict=True))
+        self._seen = counts
         fade = 0.5 ** (new / (_MEMORY * self.pool))
-        self._asked, self._again = self._asked * fade + new, self._again * fade + lost
+        self._asked, self._again = self._asked * fade + new, self._again * fade + again
+        self._computed = self._computed * fade + computed
         return new
 
     def _moved(self, limit: float, pools: float) -> float:
-        if self.regret > _HIGH:
+        if self.wasted > _HIGH:
             limit *= (1.0 - _FALL) ** pools
-        elif self.regret < _CALM:
+        elif self.wasted < _LOW:
             limit += _RISE * pools * self.pool
         return min(max(limit, _LEAST * self.pool), _MOST * self.pool)
 
@@ -182,8 +207,11 @@ class Admission:
         prompts, wanted = tables.regret.of(engine), demand(tables, engine, now)
         was_open = valve.limit is None
         report = tables.reports[engine].admission
-        holds = report is None or report.waiting > 0  # true of an engine that does not report
-        valve.update(prompts.asked, prompts.again, wanted, holds=holds)
+        if report is None:
+            valve.update(prompts, wanted)
+        else:
+            queued, again = report.queued_blocks, report.queued_again
+            valve.update(prompts, wanted, waits=report.waiting > 0, queued=queued, again=again)
         self._epoch += 1
         advice = _advice(self._epoch, now, valve, wanted)
         if was_open != (valve.limit is None):
@@ -205,8 +233,9 @@ def _advice(epoch: int, now: float, valve: Valve, wanted: Demand) -> AdmissionAd
     fits = wanted.warm + max(0, left) // wanted.usual
     room = None if valve.limit is None else max(0, left)
     return AdmissionAdvice(
-        epoch, now, room, wanted.live, fits, again=valve.regret, lifted_pools=valve.barred_pools
-    )
+        epoch, now, room, wanted.live, fits, again=valve.regret, wasted=valve.wasted,
+        lifted_pools=valve.barred_pools,
+    )  # fmt: skip
 
 
 def _say(tables: Tables, engine: int, valve: Valve, advice: AdmissionAdvice) -> None:

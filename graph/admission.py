@@ -19,9 +19,9 @@ _REST: Final = 0.25
 """After a request that started without room, the rest before the next one, as a share of the time
 until the engine could take another. Chosen in the closed loop of the replay lab, on other sessions
 than those of the figures."""
-_CALM: Final = 0.06  # of the prompts computed again: so little is chance
+_CALM: Final = 0.06  # of what is computed, computed again: so little is chance
 _WASTE: Final = 5.0
-"""How much the rest grows per share of prompts computed again beyond ``_CALM``. A start without
+"""How much the rest grows per share of what is computed again beyond ``_CALM``. A start without
 room evicts blocks that another session needs soon, the sooner the shorter its pauses are compared
 with prefill: then such starts gain nothing. Chosen: a higher value computes less again, but
 finishes fewer turns."""
@@ -58,17 +58,17 @@ class Pacing:
         """
         return math.inf if self._block_s is None else blocks * self._block_s
 
-    def note_step(self, now: float, free: bool, again: float = 0.0) -> None:
+    def note_step(self, now: float, free: bool, wasted: float = 0.0) -> None:
         """Update at each step whether the engine could take another request.
 
         Args:
             free: No request is queued, and the prompt of the last one released has been computed.
-            again: Share of recent prompts that was computed again.
+            wasted: Share of what was computed lately that had been computed before.
         """
         self._free = free
         if free and self._began is not None:
             took = now - self._began
-            rest = _REST + _WASTE * max(0.0, again - _CALM)
+            rest = _REST + _WASTE * max(0.0, wasted - _CALM)
             self._from, self._began = now + rest * took, None
             block_s = took / self._blocks
             before = block_s if self._block_s is None else self._block_s
@@ -169,6 +169,9 @@ _MOST_RELEASED: Final = 64  # in one step, while there is room; chosen
 _TOGETHER: Final = 64
 """Requests that start together without room fill at most this part of a pool, however large a step
 is: while they are computed, all resident sessions wait for each of their tokens. Chosen."""
+_ENOUGH: Final = 4
+"""Room for this part of a pool lets in any request: one larger than any room that comes free would
+otherwise keep all others waiting behind it. Chosen."""
 _SHORT: Final = 256
 """A prompt is short if this many like it fit into the pool: it takes little room, and no agent's
 context is that small. Chosen."""
@@ -229,6 +232,11 @@ class HoldingRule:
     def __len__(self) -> int:
         return len(self._order)
 
+    @property
+    def step_blocks(self) -> int:
+        """Prompt blocks that the engine computes in one step."""
+        return self._bounds.step_blocks
+
     # Requests -----------------------------------------------------------------------------------
 
     def arrives(
@@ -265,10 +273,6 @@ class HoldingRule:
 
     def is_let_in(self, request_id: str) -> bool:
         return self._room.is_promised(request_id)
-
-    def is_full(self, advice: AdmissionAdvice | None) -> bool:
-        """Whether no new context may start; drops starts that ``advice`` accounts for."""
-        return advice is not None and self._room.remaining(advice) <= 0
 
     def started(self, request_id: str, now: float) -> None:
         self._room.begin(request_id, now)
@@ -315,7 +319,7 @@ class HoldingRule:
         self._met = None
         if not idle or not len(self._order):
             self._ran_at = now
-        self._pacing.note_step(now, free, 0.0 if advice is None else advice.again)
+        self._pacing.note_step(now, free, 0.0 if advice is None else advice.wasted)
         if advice is None or advice.room_blocks is None:
             return list(self._all("open" if advice is not None else "silence"))
         found = [*self._old(now), *self._fitting(advice)]
@@ -330,7 +334,12 @@ class HoldingRule:
             return False
         if len(self._order):
             return True  # behind those that wait
-        return self.saturation.is_reached and self._room.remaining(advice) <= 0
+        return self.saturation.is_reached and not self._fits(asks, advice)
+
+    def _fits(self, asks: Held, advice: AdmissionAdvice) -> bool:
+        """Whether there is room for a request; a large one takes more than there is."""
+        enough = max(1, self._bounds.pool_blocks // _ENOUGH)
+        return self._room.remaining(advice) >= min(asks.blocks, enough)
 
     def _all(self, reason: str) -> Iterator[tuple[Held, str]]:
         while (held := self._order.oldest()) is not None:
@@ -344,7 +353,7 @@ class HoldingRule:
     def _fitting(self, advice: AdmissionAdvice) -> Iterator[tuple[Held, str]]:
         for _ in range(_MOST_RELEASED):
             held = self._order.peek()
-            if held is None or self._room.remaining(advice) <= 0:
+            if held is None or not self._fits(held, advice):
                 return
             yield self._let_go(held), "room"
 

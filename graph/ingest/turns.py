@@ -268,7 +268,8 @@ class TurnRecorder:
             tables.blocks, tables.sessions, engine, session, rows, event.prompt_tokens, computed,
             COPIES, now,
         )  # fmt: skip
-        tables.regret.note(engine, len(rows), again, tables.sessions.last_seen.item(session))
+        left = max(0, len(rows) - computed)
+        tables.regret.note(engine, len(rows), left, again, tables.sessions.last_seen.item(session))
 
     def _signal(
         self, session: int, ended: bool, signal: RequestFinished | SessionSignal, now: float

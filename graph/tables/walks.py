@@ -70,7 +70,8 @@ class Prompts:
     """One engine's prompts so far, in blocks."""
 
     asked: int = 0  # blocks of all prompts
-    again: int = 0  # of these: computed, though they had been computed before
+    computed: int = 0  # of these
+    again: int = 0  # of those, though they had been computed before
     # When the engine last came or emptied its cache: blocks lost by that are not counted.
     cleared: float = NEVER
 
@@ -81,7 +82,7 @@ class RegretBook:
     def __init__(self) -> None:
         self._engines: dict[int, Prompts] = {}
 
-    def note(self, engine: int, asked: int, again: int, last_seen: float) -> None:
+    def note(self, engine: int, asked: int, computed: int, again: int, last_seen: float) -> None:
         """Note that a prompt of ``asked`` blocks started, ``again`` of which are computed once
         more.
 
@@ -92,6 +93,7 @@ class RegretBook:
         if prompts is None:
             prompts = self._engines[engine] = Prompts()
         prompts.asked += asked
+        prompts.computed += computed
         if last_seen >= prompts.cleared:
             prompts.again += again
 

@@ -93,10 +93,12 @@ class AdmissionAdvice:
         known_of: The advice reflects requests started up to this time (same clock); subtract later
             ones from the room.
         heard: How many of the engine's event batches the advice reflects.
-        again: Share of recently requested prompt blocks that were computed again. The higher it is,
-            the more rarely a request starts without room.
+        again: Share of recently requested prompt blocks that were computed again; shown to
+            operators only.
         lifted_pools: How many pools' worth of prompt blocks must be requested before a limit may be
             set again, because the last one saved nothing; 0: at any time. Shown to operators only.
+        wasted: Share of the recently computed prompt blocks that had been computed before. The
+            higher it is, the more rarely a request starts without room.
     """
 
     epoch: int
@@ -108,6 +110,7 @@ class AdmissionAdvice:
     heard: int = 0
     again: float = 0.0
     lifted_pools: int = 0
+    wasted: float = 0.0
 
 
 _BLOCKS: Final = ("order", "protected", "spill_first", "demote_first")  # of a ranking, as sent
@@ -182,14 +185,15 @@ class AdmissionMessage(Advice, tag=6, frozen=True):
     fitting_sessions: Count
     heard: Count = 0
     again: Unit = 0.0
+    wasted: Unit = 0.0
 
     @classmethod
     def of(cls, advice: AdmissionAdvice, now: float) -> AdmissionMessage:
         """The advice as it is sent at ``now`` of the sender's clock."""
         age_s = max(0.0, now - advice.ts)
         room, live, fitting = advice.room_blocks, advice.live_sessions, advice.fitting_sessions
-        again = min(1.0, max(0.0, advice.again))
-        return cls(advice.epoch, age_s, room, live, fitting, advice.heard, again)
+        again, wasted = (min(1.0, max(0.0, share)) for share in (advice.again, advice.wasted))
+        return cls(advice.epoch, age_s, room, live, fitting, advice.heard, again, wasted)
 
     def at(self, now: float) -> AdmissionAdvice:
         """The advice, with ``ts`` in the clock of the receiver, which got it at ``now``."""
@@ -201,6 +205,7 @@ class AdmissionMessage(Advice, tag=6, frozen=True):
             self.fitting_sessions,
             heard=self.heard,
             again=self.again,
+            wasted=self.wasted,
         )
 
 

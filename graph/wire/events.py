@@ -294,7 +294,7 @@ class RequestReleased(Event, tag=19, frozen=True):
 class AdmissionReport(Event, tag=20, frozen=True):
     """What the engine holds now and has held.
 
-    Counts run from its start, except the first three and the last.
+    Counts run from its start, except the first three and the last three.
     """
 
     waiting: Count  # requests that are held now
@@ -306,6 +306,10 @@ class AdmissionReport(Event, tag=20, frozen=True):
     longest_s: Seconds
     not_held: Total  # requests that started without being held
     queued_share: Unit = 0.0  # of the latest requests: they met others in the engine's queue
+    # While nothing is held and many queue: blocks of the first prompts in the engine's queue, and
+    # of these, those that were computed for their sessions' last turns and are gone.
+    queued_blocks: Count = 0
+    queued_again: Count = 0
 
 
 HOLD_ENDS = ("room", "bound", "idle", "open", "silence", "gone", "patience")

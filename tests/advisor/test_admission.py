@@ -16,6 +16,7 @@ from kvgraph.advisor.words.waits import admission_facts
 from kvgraph.dashboards.metrics import engine_metrics
 from kvgraph.dashboards.source import EngineStatus
 from kvgraph.graph.kvcache_graph import KVCacheGraph
+from kvgraph.graph.tables.walks import Prompts
 from kvgraph.graph.types import Tier
 from kvgraph.graph.wire.advice import AdmissionAdvice
 from kvgraph.graph.wire.events import (
@@ -114,6 +115,52 @@ def test_new_sessions_alone_are_no_regret() -> None:
     for session in range(300):
         engine.turn(session)
         assert engine.word().room_blocks is None
+
+
+@pytest.mark.parametrize(
+    ("again", "queued", "closes"),
+    [(0.1, 0.0, False), (0.1, 0.25, False), (0.1, 0.8, True), (0.05, 0.8, False)],
+)
+def test_a_long_queue_of_lost_contexts_closes_before_it_is_computed(
+    again: float, queued: float, closes: bool
+) -> None:
+    """As soon as prompts that were computed confirm that contexts are lost."""
+    valve, asked = Valve(POOL), 2 * POOL
+    valve.update(
+        Prompts(asked, asked, round(again * asked)), Demand(14, 10, POOL, POOL // 10),
+        waits=False, queued=POOL, again=round(queued * POOL),
+    )  # fmt: skip
+    assert (valve.limit is not None) == closes
+
+
+@pytest.mark.parametrize(("waits", "opens"), [(None, True), (False, True), (True, False)])
+def test_a_limit_stays_while_requests_wait_for_room(waits: bool | None, opens: bool) -> None:
+    """One that fits in no room yet is no sign that there is room for all."""
+    valve, asked = Valve(POOL), POOL
+    valve.update(Prompts(asked, asked, POOL // 2), Demand(14, 10, POOL, POOL // 10))
+    assert valve.limit is not None
+    for _ in range(40):
+        asked += POOL // 2
+        spare = Demand(14, 5, POOL // 3, POOL // 10)
+        valve.update(Prompts(asked, asked, POOL // 2), spare, waits=waits)
+    assert (valve.limit is None) == opens
+
+
+def test_a_limit_falls_while_most_of_what_is_computed_had_been_computed() -> None:
+    """Agents find most of their prompts: a twentieth of all that they ask is much of the rest."""
+    limits = []
+    for computed_again in (0.4, 0.05):
+        valve, prompts = Valve(POOL), Prompts(POOL, POOL, POOL // 2)
+        valve.update(prompts, Demand(14, 10, 8 * POOL // 10, POOL // 10))
+        for _ in range(60):
+            prompts.asked += POOL // 2
+            prompts.computed += POOL // 16
+            prompts.again += round(computed_again * POOL / 16)
+            valve.update(prompts, Demand(14, 10, POOL, POOL // 10), waits=True)
+        assert valve.regret < 0.06
+        limits.append(valve.limit)
+    assert limits[0] == POOL / 2
+    assert limits[1] == 1.1 * POOL
 
 
 @pytest.mark.parametrize("named", [True, False])
@@ -232,7 +279,7 @@ def test_a_limit_that_saves_nothing_is_lifted_for_long() -> None:
     valve, asked, closed = Valve(POOL), 0, []
     for _ in range(400):
         asked += POOL // 4
-        valve.update(asked, round(0.9 * asked), Demand(100, 10, POOL, POOL // 10))
+        valve.update(Prompts(asked, asked, round(0.9 * asked)), Demand(100, 10, POOL, POOL // 10))
         closed.append(valve.limit is not None)
     assert any(closed[:20])
     assert sum(closed[100:]) < 0.15 * len(closed[100:])
@@ -268,7 +315,7 @@ def test_a_limit_that_saves_contexts_stays() -> None:
     for _ in range(100):
         asked += POOL // 4
         again += round((0.9 if valve.limit is None else 0.2) * POOL / 4)
-        valve.update(asked, again, Demand(14, 10, POOL, POOL // 10))
+        valve.update(Prompts(asked, asked, again), Demand(14, 10, POOL, POOL // 10))
     assert valve.limit is not None
 
 

@@ -93,11 +93,11 @@ def test_holding_does_not_end_itself_by_shortening_the_queue(rule: HoldingRule) 
     assert not rule.saturation.is_reached
 
 
-@pytest.mark.parametrize(("again", "starts_after"), [(0.0, 0.35), (0.06, 0.35), (0.16, 0.8)])
+@pytest.mark.parametrize(("wasted", "starts_after"), [(0.0, 0.35), (0.06, 0.35), (0.16, 0.8)])
 def test_who_starts_without_room_is_rarer_the_more_is_computed_again(
-    rule: HoldingRule, again: float, starts_after: float
+    rule: HoldingRule, wasted: float, starts_after: float
 ) -> None:
-    said = AdmissionAdvice(1, 0.0, 0, 2, 1, 0.0, again=again)
+    said = AdmissionAdvice(1, 0.0, 0, 2, 1, 0.0, wasted=wasted)
     for name in "ab":
         rule.arrives(asks(name, 0.0), said, idle=False, queued=True)
     patient = HOLD_PATIENCE_S + 1.0
@@ -153,16 +153,15 @@ def test_each_that_comes_during_a_long_step_to_a_queue_is_a_sign_of_it() -> None
 
 
 def test_what_was_let_in_is_off_the_room_until_a_word_knows_of_it(rule: HoldingRule) -> None:
-    assert not rule.arrives(asks("a", 1.0), word(15, 1.0), idle=False, queued=True)
-    assert not rule.arrives(asks("b", 1.0), word(15, 1.0), idle=False, queued=True)
-    assert rule.is_full(word(15, 1.0))
-    assert rule.arrives(asks("c", 1.0), word(15, 1.0), idle=False, queued=True)
-    assert step(rule, 9.0, 15) == [], "let in, and waiting for the engine ever since"
+    assert not rule.arrives(asks("a", 1.0), word(25, 1.0), idle=False, queued=True)
+    assert not rule.arrives(asks("b", 1.0), word(25, 1.0), idle=False, queued=True)
+    assert rule.arrives(asks("c", 1.0), word(25, 1.0), idle=False, queued=True), "five are left"
+    assert step(rule, 9.0, 25) == [], "let in, and waiting for the engine ever since"
     rule.started("a", 9.0)
     rule.ended("b")
-    unaware = AdmissionAdvice(1, 9.1, 5, 2, 1, known_of=8.9)
+    unaware = AdmissionAdvice(1, 9.1, 15, 2, 1, known_of=8.9)
     assert rule.released(unaware, 9.1, idle=False, free=False) == []
-    assert step(rule, 11.0, 5) == ["c room"]
+    assert step(rule, 11.0, 15) == ["c room"]
 
 
 def test_the_ledger_keeps_what_a_word_cannot_know_of_and_nothing_else() -> None:
@@ -241,9 +240,18 @@ def test_urgent_ones_start_first_then_returning_sessions_then_new_ones(rule: Hol
     assert rule.arrives(asks("new", 1.0), word(0), idle=False, queued=True)
     assert rule.arrives(asks("returning", 2.0, returning=True), word(0), idle=False, queued=True)
     assert rule.arrives(asks("urgent", 3.0, priority=-1), word(0), idle=False, queued=True)
-    assert step(rule, 4.0, 5) == ["urgent room"], "its context is more than the room"
-    assert step(rule, 4.1, 5) == []
+    assert step(rule, 4.0, 10) == ["urgent room"]
+    assert step(rule, 4.1, 10) == []
     assert step(rule, 4.2, 30) == ["returning room", "new room"]
+
+
+@pytest.mark.parametrize(("blocks", "enough"), [(10, 10), (249, 249), (250, 250), (900, 250)])
+def test_who_starts_fits_in_the_room_or_a_quarter_of_the_pool_is_free(
+    rule: HoldingRule, blocks: int, enough: int
+) -> None:
+    assert rule.arrives(asks("a", 1.0, blocks), word(0), idle=False, queued=True)
+    assert step(rule, 4.0, enough - 1) == []
+    assert step(rule, 4.1, enough) == ["a room"]
 
 
 def test_a_step_passes_where_nobody_waits_and_there_is_room_for_all(rule: HoldingRule) -> None:

@@ -209,6 +209,17 @@ class LiveSessions:
         hashes = self._group.hashes(request, request.num_prompt_tokens)
         return self._seen(request, self._read(request), hashes)
 
+    def queued(self, request: Request) -> tuple[int, int]:
+        """Return the blocks of a waiting prompt, and how many of these its session's last turn had
+        and the pool has no more."""
+        hashes = self._group.hashes(request, request.num_prompt_tokens)
+        entry = self._waiting.get(request.request_id)
+        context = None if entry is None else self._names.context(entry.name, hashes)
+        if context is None:
+            return len(hashes), 0
+        had = min(len(hashes), 2 * context.at)
+        return len(hashes), max(0, had - self._found(hashes))
+
     def scheduled(self, request_id: str) -> None:
         """Note that a request got blocks; only the first time counts, not after a preemption."""
         entry = self._dequeue(request_id)

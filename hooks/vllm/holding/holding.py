@@ -123,7 +123,9 @@ class HoldingLog:
         """Return the events of requests held now; called on another thread."""
         return list(self._waiting.values())
 
-    def report(self, now: float, queued_share: float) -> AdmissionReport:
+    def report(
+        self, now: float, queued_share: float, queued: tuple[int, int] = (0, 0)
+    ) -> AdmissionReport:
         """Return levels and counters; called on another thread, so it reads one attribute at a
         time."""
         since = self._oldest_since
@@ -137,10 +139,14 @@ class HoldingLog:
             longest_s=self._longest_s,
             not_held=self._not_held,
             queued_share=queued_share,
+            queued_blocks=queued[0],
+            queued_again=queued[1],
         )
 
 
-_RECHECK_S: Final = 0.05  # least time between two checks of the head of vLLM's queue; chosen
+_RECHECK_S: Final = 0.05  # least time between two checks of vLLM's queue; chosen
+_MOST_LOOKED_AT: Final = 32  # of it, in one check; chosen
+_LOOK_S: Final = 0.5  # least time between two counts of what the queue will compute again; chosen
 
 
 class Holding:
@@ -180,6 +186,7 @@ class Holding:
         self.saturation = self._rule.saturation
         self._log = HoldingLog(emit, bounds.most_s)
         self._checked_at = -math.inf
+        self._queued = (0, 0)  # blocks of prompts in vLLM's queue, and of these: computed before
         self.rests = False
         self.rested_at: Callable[[], float] = _never
 
@@ -228,14 +235,14 @@ class Holding:
         """Release what may start in the next step; called once a step, after its allocations."""
         now, advice = self._clock(), self._advice()
         if self._rule.passes(advice, now):
-            self.rests = not self._log.speaks
+            self.rests = not (self._look_at_queue(now) or self._log.speaks)
             if not self.rests:
                 self._log.none_held(now)
             return
-        self.rests = False
+        self.rests, self._queued = False, (0, 0)
         self._release(advice, now)
         if advice is not None:
-            self._recheck_head(advice, now)
+            self._recheck_queue(advice, now)
         oldest = self._rule.oldest()
         if oldest is None:
             self._log.none_held(now)
@@ -248,7 +255,7 @@ class Holding:
 
     def report(self) -> AdmissionReport:
         """Return counts for the sidecar; called on the client's thread."""
-        return self._log.report(self._clock(), self.saturation.share)
+        return self._log.report(self._clock(), self.saturation.share, self._queued)
 
     def held_requests(self) -> list[AnyEvent]:
         """Return the events of requests held now; called on the client's thread."""
@@ -265,18 +272,36 @@ class Holding:
         for held, _ in found:
             queue.release(held.request_id)
 
-    def _recheck_head(self, advice: AdmissionAdvice, now: float) -> None:
-        """Hold the next request after all, if it was resident on arrival and is no longer."""
-        if now - self._checked_at < _RECHECK_S or not self._rule.is_full(advice):
-            return
-        head = self.queue.head
-        if head is None or self._rule.is_let_in(head.request_id):
+    def _look_at_queue(self, now: float) -> bool:
+        """Count what vLLM's queue will compute again, while it is long; returns whether it is."""
+        if not (self._rule.saturation.is_reached and self.queue.has_queued):
+            self._queued = (0, 0)
+            return False
+        if now - self._checked_at >= _LOOK_S:
+            self._checked_at = now
+            looks = [
+                self._sessions.queued(each) for each in self.queue.next_requests(_MOST_LOOKED_AT)
+            ]
+            self._queued = sum(blocks for blocks, _ in looks), sum(again for _, again in looks)
+        return True
+
+    def _recheck_queue(self, advice: AdmissionAdvice, now: float) -> None:
+        """Hold those of the next requests that were resident on arrival and are no longer."""
+        if now - self._checked_at < _RECHECK_S or advice.room_blocks is None:
             return
         self._checked_at = now
-        asks = self._asks(head, self._sessions.reassess(head))
-        if self._rule.turn_comes(asks, advice):
-            self.queue.hold_head()
-            self._log.held_after_all(asks, advice)
+        left = self._rule.step_blocks  # one step takes all that it can compute from the queue
+        for request in self.queue.next_requests(_MOST_LOOKED_AT):
+            if self._rule.is_let_in(request.request_id):
+                continue
+            asks = self._asks(request, self._sessions.reassess(request))
+            if self._rule.turn_comes(asks, advice):
+                self.queue.hold(request)
+                self._log.held_after_all(asks, advice)
+            else:
+                left -= max(1, asks.blocks)
+                if left <= 0:
+                    return
 
     def _asks(self, request: Request, arrival: RequestArrival) -> Held:
         blocks = 0 if self.queue.outranks_running(request) else arrival.blocks

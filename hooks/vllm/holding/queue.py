@@ -7,6 +7,7 @@ not looked up.
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
@@ -102,14 +103,16 @@ class HoldingQueue:
             return False
         return any(each.priority > request.priority for each in self._scheduler.running)
 
-    @property
-    def head(self) -> Request | None:
-        """The next request of vLLM's queue, if it never ran; else None."""
-        head = self._queue.peek_request() if self._queue else None
-        return None if head is None or head.num_preemptions or head.num_computed_tokens else head
+    def next_requests(self, most: int) -> list[Request]:
+        """Return the next requests of vLLM's queue, at most so many, and none that ran before."""
+        following = itertools.islice(self._queue, most)
+        return [
+            each for each in following if not (each.num_preemptions or each.num_computed_tokens)
+        ]
 
-    def hold_head(self) -> None:
-        request = self._queue.pop_request()
+    def hold(self, request: Request) -> None:
+        """Hold a request of vLLM's queue after all."""
+        self._queue.remove_request(request)
         self._hold(request)
         for note in self.unqueued:
             note(request.request_id)

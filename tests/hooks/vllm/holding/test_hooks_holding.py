@@ -68,9 +68,11 @@ def test_new_sessions_wait_while_the_room_is_used_up(hall: Hall) -> None:
     assert hall.held == [first, second]
     hall.step(20, room=0)
     assert hall.started == [busy]
-    hall.step(2, room=3)  # the one that takes it may be larger than what is left
-    assert hall.held == [second]
     hall.step(2, room=3)
+    assert hall.held == [first, second], "it would take more than there is"
+    hall.step(2, room=4)
+    assert hall.held == [second]
+    hall.step(2, room=4)
     assert hall.started == [busy, first, second]
     assert hall.released() == [(first, "room"), (second, "room")]
 
@@ -78,11 +80,11 @@ def test_new_sessions_wait_while_the_room_is_used_up(hall: Hall) -> None:
 def test_what_starts_is_taken_off_a_room_that_does_not_know_of_it(hall: Hall) -> None:
     hall.busy()
     before = hall.clock.now
-    hall.say(10, known_of=before)
+    hall.say(13, known_of=before)
     names = [hall.ask(4, seed) for seed in range(1, 6)]
-    assert hall.held == names[3:], "three of four blocks fill ten"
+    assert hall.held == names[3:], "three of four blocks leave one of thirteen"
     for _ in range(30):
-        hall.say(10, known_of=before)
+        hall.say(13, known_of=before)
         hall.step()
     assert hall.held == names[3:], "scheduled by now, and not known yet"
     hall.step(2, room=4)
@@ -319,7 +321,7 @@ def test_an_abort_while_held_leaves_nothing_behind(hall: Hall) -> None:
     assert {reason for _, reason in hall.released()} == {"gone"}
     hall.say(None)
     hall.busy(9001)
-    hall.say(1)
+    hall.say(4)
     hall.ask(4, 50)
     assert hall.held == [], "none of those who went away takes room"
 
@@ -386,7 +388,7 @@ def test_a_sidecar_that_is_told_anew_hears_who_is_held_now(hall: Hall) -> None:
     hall.shut()
     names = [hall.ask(3, seed, session_id=f"s{seed}") for seed in range(1, 5)]
     hall.abort(names[2])
-    hall.step(2, room=1)
+    hall.step(2, room=3)
     assert hall.held == [names[1], names[3]]
     told = [e for e in hall.side.client.outbox if isinstance(e, RequestHeld)]
     assert hall.side.held() == [told[1], told[3]]
@@ -434,6 +436,42 @@ def test_who_lost_its_context_in_the_queue_waits_like_others(hall: Hall) -> None
     hall.step(20, room=100)
     assert hall.held == []
     assert again in hall.started
+
+
+def wait_cold(hall: Hall, sessions: str) -> list[str]:
+    """Live sessions come back while as many run as may, and lose their contexts in the queue."""
+    for seed, name in enumerate(sessions, start=1):
+        hall.serve(4, seed, session_id=name)
+    for seed in range(9000, 9006):
+        hall.busy(seed)
+    longer = range(5 * BLOCK_SIZE)
+    back = [
+        hall.engine.ask(tokens_of(4, seed, longer), 1, session_id=name).request_id
+        for seed, name in enumerate(sessions, start=1)
+    ]
+    hall.engine.ask(tokens_of(6, 90), 1, session_id="new")
+    pool = hall.engine.scheduler.kv_cache_manager.block_pool
+    pool.evict_blocks({block.block_id for block in pool.free_block_queue.get_all_free_blocks()})
+    return back
+
+
+def test_all_that_the_next_step_could_take_are_asked_about_at_once(hall: Hall) -> None:
+    """A step takes several from the queue, and each of them evicts what another needs."""
+    back = wait_cold(hall, "abc")
+    hall.step(1, room=0)
+    assert [name for name in hall.held if name in back] == back
+
+
+def test_what_the_queue_will_compute_again_is_reported_while_it_is_long(hall: Hall) -> None:
+    hall.step(1, room=None)
+    assert hall.side.heartbeat(0)[-1].queued_blocks == 0
+    wait_cold(hall, "abc")
+    hall.clock.now += 1.0
+    hall.step(1, room=None)
+    report = hall.side.heartbeat(0)[-1]
+    assert (report.queued_blocks, report.queued_again) == (3 * 9 + 6, 3 * 4)
+    hall.step(1, room=0)
+    assert hall.side.heartbeat(0)[-1].queued_blocks == 0, "who lost its context is held by now"
 
 
 KINDS = [
@@ -571,9 +609,10 @@ def test_who_is_held_at_its_turn_wants_none_until_then(tiered_hall: Hall) -> Non
     line = tiered_hall.side.bridge.line
     tiered_hall.crowd()
     queue = tiered_hall.holding.queue
-    name = queue.head.request_id
+    (head,) = queue.next_requests(9)
+    name = head.request_id
     assert name in line
-    queue.hold_head()
+    queue.hold(head)
     assert name not in line
     queue.release(name)
     assert name in line

@@ -208,7 +208,7 @@ def test_vllms_priorities_hold(
     assert hall.held == [late, urgent]
     most_urgent = hall.ask(4, 3, priority=-5)
     assert most_urgent not in hall.held, "one of worse priority runs"
-    hall.step(1, room=2)
+    hall.step(1, room=7)
     assert hall.held == [late]
     hall.step(3, room=None)
     assert hall.started[1:] == [most_urgent, urgent, late]
@@ -324,7 +324,7 @@ def test_a_tenant_that_opens_sessions_does_not_starve_another(hall: Hall) -> Non
     ]
     assert hall.held == greedy + modest
     for _ in range(40):
-        hall.step(1, room=1)  # for one at a time
+        hall.step(1, room=3)  # for one at a time
         hall.step(2, room=0)
         if all(name in hall.started for name in modest):
             break
@@ -412,7 +412,7 @@ def test_requests_that_went_away_do_not_set_their_tenant_back(hall: Hall) -> Non
     other = [hall.ask(3, 500 + seed, session_id=f"b{seed}", cache_salt="b") for seed in range(10)]
     again = hall.ask(3, 600, session_id="a again", cache_salt="a")
     for _ in range(40):
-        hall.step(1, room=1)  # for one at a time
+        hall.step(1, room=3)  # for one at a time
         hall.step(2, room=0)
         if again in hall.started:
             break
@@ -465,7 +465,7 @@ def test_names_that_were_served_next_to_nothing_go_before_nobody(hall: Hall) -> 
     honest = [hall.ask(3, 50 + at, session_id=f"h{at}", cache_salt="honest") for at in range(3)]
     greedy = [hall.ask(3, 100 + at, session_id=f"g{at}", cache_salt="greedy") for at in range(12)]
     for _ in range(30):
-        hall.step(1, room=1)  # for one at a time
+        hall.step(1, room=3)  # for one at a time
         hall.step(2, room=0)
         if all(name in hall.started for name in honest):
             break
@@ -492,7 +492,7 @@ def test_a_cold_session_goes_before_new_ones_whoever_else_bore_its_name(
     hall.shut()
     new, cold = hall.ask(4, 2, session_id="b"), hall.ask(5, 1, session_id="a")
     assert hall.held == [new, cold]
-    hall.step(2, room=1)
+    hall.step(2, room=5)
     assert hall.held == [new]
 
 
