@@ -11,7 +11,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from kvgraph.graph.wire.events import BlocksAttended, ConfidenceSampled, Segment
 from kvgraph.hooks.fake import FakeEngine
 from kvgraph_bench.serving.listening import free_port
 from small_world import pack
-from waiting import PATIENCE_S, until
+from waiting import PATIENCE_S
 
 TOKEN = "a-token-for-tests-of-the-page"
 BLOCK = 16
@@ -98,7 +98,7 @@ class PageSidecar:
             linked = (each.client.standing.linked for each in engines)
             return all(linked) and all(states.get(each.name) == "synced" for each in engines)
 
-        until(are_known, "it does not hear of the engines")
+        self._asked_until(are_known, "it does not hear of the engines")
 
     def hears_of(self, requests: int) -> None:
         """Wait until so many requests are over, as far as it was told."""
@@ -107,7 +107,14 @@ class PageSidecar:
             found = self.get("/v1/requests?limit=1000")["requests"]
             return sum(each["finished"] is not None for each in found) >= requests
 
-        until(are_over, f"it does not hear of {requests} requests")
+        self._asked_until(are_over, f"it does not hear of {requests} requests")
+
+    def _asked_until(self, condition: Callable[[], bool], what: str) -> None:
+        """As ``until``, and seldom: questions take the time in which it would hear."""
+        deadline = time.monotonic() + PATIENCE_S
+        while not condition():
+            assert time.monotonic() < deadline, f"{what}: {self.get('/status')['engines']}"
+            time.sleep(0.2)
 
     def show_cache(self, run: str) -> None:
         """Tell it of a cache that follows confidence: a sawtooth between its budgets."""

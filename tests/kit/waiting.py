@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-PATIENCE_S: Final = 60.0
-"""For what takes a moment: a minute, since other tests and engines run beside."""
+PATIENCE_S: Final = 120.0
+"""For what takes a moment: minutes, since other tests and engines run beside."""
 
 
 def until(
