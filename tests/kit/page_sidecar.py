@@ -85,8 +85,9 @@ class PageSidecar:
             try:
                 with urllib.request.urlopen(question, timeout=10) as answer:
                     return json.load(answer)
-            except urllib.error.HTTPError as error:
-                if error.code != 503 or time.monotonic() > deadline:
+            except OSError as error:  # refused because it is busy, or too busy to say so
+                is_refused = isinstance(error, urllib.error.HTTPError) and error.code != 503
+                if is_refused or time.monotonic() > deadline:
                     raise
             time.sleep(0.1)
 
