@@ -1000,16 +1000,17 @@ inline PyObject* churn_parts(Arguments with, Py_ssize_t count) {
     return listed(ends);
 }
 
-// run_end(events, first, two types, bytes) -> (behind the last of them that are of these types, one after
-// the other, with so many bytes of keys at most, told or skipped; how many they have)
+// run_end(events, first, two types, bytes, least) -> (behind the last of them that are of these types, one
+// after the other, with so many bytes of keys at most, told or skipped; how many they have). Each counts as
+// `least` bytes at least.
 inline PyObject* run_end(Arguments with, Py_ssize_t count) {
-    expect(count, 4);
+    expect(count, 5);
     static PyObject* skipped_name = interned("skipped");
     Owned events(PySequence_Fast(with[0], "expected events"));
     if (!PyTuple_Check(with[2]) || PyTuple_GET_SIZE(with[2]) != 2) raise_type_error("expected two types");
     PyObject *one = PyTuple_GET_ITEM(with[2], 0), *other = PyTuple_GET_ITEM(with[2], 1);
     Py_ssize_t at = (Py_ssize_t)std::max<int64_t>(0, as_integer(with[1]));
-    int64_t most = as_integer(with[3]), size = 0;
+    int64_t most = as_integer(with[3]), least = as_integer(with[4]), size = 0;
     bool skip = PyObject_HasAttr(one, skipped_name) == 1;
     for (; at < PySequence_Fast_GET_SIZE(*events); at++) {
         PyObject *event = PySequence_Fast_GET_ITEM(*events, at), *type = (PyObject*)Py_TYPE(event);
@@ -1019,6 +1020,7 @@ inline PyObject* run_end(Arguments with, Py_ssize_t count) {
             Field skipped(event, skipped_name);
             own += 8 * as_integer(*skipped);
         }
+        own = std::max(own, least);
         if (size + own > most) break;
         size += own;
     }

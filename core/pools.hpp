@@ -108,7 +108,7 @@ private:
 };
 
 // Pools of several sizes under LRU (Mattson et al., 1970): when each block was used, and where each
-// pool's cut is. See advisor/policies/lru_stack.py.
+// pool's cut is. See advisor/policies/shadow.py.
 class Stack {
 public:
     explicit Stack(const std::vector<int64_t>& capacities) {

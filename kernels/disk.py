@@ -49,7 +49,11 @@ class DiskTier:
     """
 
     def __init__(self, path: Path, record_bytes: int, capacity: int, identity: str) -> None:
-        """Open or create the file, with all its space reserved; raises StorageError."""
+        """Open or create the file, with all its space reserved and mode 0600; raises StorageError.
+
+        A file of another ``identity`` (model, layout, whatever else the bytes depend on) or size is
+        started afresh.
+        """
         self.path, self.record_bytes, self.capacity = path, record_bytes, capacity
         self.damaged = 0  # records that did not match their checksum and were forgotten
         self.failed = 0  # reads and writes that the disk refused

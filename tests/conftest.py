@@ -25,6 +25,7 @@ from kvgraph.graph.wire import frames as wire
 from kvgraph.graph.wire.advice import AnyAdvice
 from kvgraph.graph.wire.events import AnyEvent
 from kvgraph.hooks.vllm.patching import restored
+from waiting import PATIENCE_S
 
 pytest.register_assert_rewrite("pool_engine")
 pytest_plugins = ["page_browser", "page_sidecar"]
@@ -99,7 +100,7 @@ class RouterEnd:
             self.batches.append((message.seq, message.events))
             wait_s = 0.0
 
-    def read_until(self, done: Callable[[], object], timeout_s: float = 10.0) -> None:
+    def read_until(self, done: Callable[[], object], timeout_s: float = PATIENCE_S) -> None:
         deadline = time.monotonic() + timeout_s
         while not done():
             assert time.monotonic() < deadline, "what was awaited did not arrive"

@@ -44,7 +44,7 @@ class HeldContext(NamedTuple):
 def sessions_in(sidecar: str, content: bytes) -> dict[str, HeldContext]:
     """Parse a sidecar's ``/v1/sessions``; sessions that two tenants name alike are left out.
 
-    Raises BAD_PAYLOAD.
+    Raises one of BAD_PAYLOAD.
     """
     found: dict[str, HeldContext | None] = {}
     for each in _sessions.decode(content).sessions:
@@ -55,7 +55,7 @@ def sessions_in(sidecar: str, content: bytes) -> dict[str, HeldContext]:
 def hashing_in(content: bytes) -> dict[str, str]:
     """Parse a sidecar's ``/status``: engine name → how it hashes blocks, in words.
 
-    Raises BAD_PAYLOAD.
+    Raises one of BAD_PAYLOAD.
     """
     return {each.id: each.hashing for each in _status.decode(content).engines}
 

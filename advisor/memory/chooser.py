@@ -271,7 +271,7 @@ class PromptChooser:
 
     def __init__(
         self,
-        settings: MemorySettings,  # the operator's settings
+        settings: MemorySettings,
         similarity: Similarity,  # compares blocks with what users say
         attention: Attention,  # reports which blocks the model attends to
         counts: MemoryCounts,  # the memory's; changed

@@ -144,8 +144,8 @@ class MemoryProxy:
     def __init__(
         self,
         url: str,  # the engine's address, without `/v1`
-        settings: MemorySettings,  # the operator's settings
-        store: ChatStore,  # keeps chats
+        settings: MemorySettings,
+        store: ChatStore,
         similarity: Similarity,  # compares blocks with what users say
         attention: Attention,  # reports which blocks the model attends to
     ) -> None:

@@ -119,9 +119,9 @@ class ReturnModel:
 
     def drawn(self, cohort: Cohort, steps: int) -> Iterator[Batch]:
         """Draw the batches of ``learn``."""
+        features, age, returned, weight = cohort
         for _ in range(steps):
-            batch = self._rng.integers(0, len(cohort.age), _BATCH)
-            features, age, returned, weight = cohort
+            batch = self._rng.integers(0, len(age), _BATCH)
             yield Batch(features(batch), age[batch], returned[batch], weight[batch])
 
     def take(self, batches: Iterable[Batch], waits: float) -> None:

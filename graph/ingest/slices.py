@@ -27,6 +27,10 @@ SLICE_KEYS: Final = 4_096
 """Block keys applied while the graph's lock is held once: a millisecond or two; chosen. A single
 request with a longer chain exceeds it."""
 
+_LEAST_KEYS: Final = 128
+"""Keys whose time a request or a run takes at least, also without any: tens of microseconds, of
+which a batch that carries no keys has thousands; chosen."""
+
 CHURN: Final = (BlocksStored, BlocksRemoved)
 TURNS: Final = (RequestStarted, RequestFinished)
 SINGLE: Final[tuple[type, ...]] = ()
@@ -44,7 +48,7 @@ class Run(NamedTuple):
 
     kind: tuple[type, ...]  # ``CHURN`` or ``TURNS``; a ``SINGLE`` run has one event
     events: list[AnyEvent]
-    keys: int  # block keys that they carry
+    keys: int  # block keys that they carry, or whose time they take
 
 
 def event_runs(events: Sequence[AnyEvent]) -> Iterator[Run]:
@@ -60,10 +64,11 @@ def event_runs(events: Sequence[AnyEvent]) -> Iterator[Run]:
             size = _key_bytes(event)
         run = [event]
         if kind is not SINGLE and size <= _BYTES:
-            end, more = core.run_end(events, at, kind, _BYTES - size)
+            least = 8 * _LEAST_KEYS if kind is TURNS else 8
+            end, more = core.run_end(events, at, kind, _BYTES - size, least)
             run += events[at:end]
             at, size = end, size + more
-        yield Run(kind, run, size // 8)
+        yield Run(kind, run, max(size // 8, _LEAST_KEYS))
 
 
 def _key_bytes(event: AnyEvent) -> int:

@@ -72,7 +72,7 @@ class Mailbox:
 
     def __init__(self, max_stale_s: float, protect_stale_s: float, clock: Clock) -> None:
         self._clock = clock
-        self.max_stale_s = max_stale_s  # as given
+        self.max_stale_s = max_stale_s
         self._protect_stale = protect_stale_s
         self._ranking: EvictionRanking | None = None
         self._admission: AdmissionAdvice | None = None

@@ -198,9 +198,14 @@ class CopyDirectory:
     def used(self, hashes: Sequence[bytes]) -> None:
         """Note that the pool uses this chain; on disk, its tail is dropped before its head."""
         self._order.used(hashes)
-        for block_hash in reversed(hashes if self._cold else ()):
-            if block_hash in self._cold:
-                self._cold.move_to_end(block_hash)
+        self.reads(hashes)
+
+    def reads(self, hashes: Sequence[bytes]) -> None:
+        """Note that a load reads this chain: what the disk has of it makes room last."""
+        cold = self._cold
+        for block_hash in reversed(hashes if cold else ()):
+            if block_hash in cold:
+                cold.move_to_end(block_hash)
 
     def leaves(self, block_hash: bytes) -> None:
         """Note that the pool lost this block, or is about to: its copy is needed now."""

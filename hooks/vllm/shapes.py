@@ -150,7 +150,8 @@ def _bytes_per_token(config: VllmConfig) -> int:
 def engine_config(arguments: Sequence[str]) -> VllmConfig:
     """vLLM's configuration of an engine that is started with ``arguments`` of ``vllm serve``.
 
-    Nothing of ours is attached to it. Raises SystemExit or Exception.
+    Nothing of ours is attached to it. Raises SystemExit if vLLM's own parser refuses them, else
+    whatever vLLM objects to, a model that it cannot find among it.
     """
     from vllm.engine.arg_utils import EngineArgs
     from vllm.utils.argparse_utils import FlexibleArgumentParser

@@ -131,7 +131,10 @@ class PoolTap:
         self._read: _Reader  # of such a call's arguments; ``attach`` makes it
 
     def take(self) -> Sequence[Changes]:
-        """Take what changed since the last call, in order; raises Exception."""
+        """Take what changed since the last call, in order.
+
+        Raises what a note of a change ran into; from then on the notes are incomplete.
+        """
         before, self._before = self._before, []
         if self._calls or self._evicted.tell():
             before.append(self._take_latest())

@@ -396,18 +396,19 @@ def test_orders_alone_are_bounded_and_never_put_off_the_next_ranking() -> None:
     planned.pause(expected_return_s=900.0)
     planned.report_tiers()
     said = SessionSignal("agent", waiting_for_tool=True, expected_return_s=0.1)
-    until = time.monotonic() + 3.0
+    began = time.monotonic()
     planned.planner.start()
     try:
-        while time.monotonic() < until:
+        while time.monotonic() < began + 3.0:
             planned.graph.apply("b", [said])
             planned.planner.applied()
             time.sleep(0.005)
     finally:
         planned.planner.stop()
-    told = planned.planner.counters
-    assert 5 <= told["ordered_alone"] <= 3.0 / 0.02 + 1
-    assert 2 * 2 <= told["ranked"] + told["redated"] <= 2 * 7, "two engines, twice a second"
+    told, took = planned.planner.counters, time.monotonic() - began  # more on a busy machine
+    assert 5 <= told["ordered_alone"] <= took / 0.02 + 1
+    rankings = told["ranked"] + told["redated"]
+    assert 2 * 2 <= rankings <= 2 * (took / 0.5 + 1), "two engines, twice a second"
 
 
 def test_every_engine_hears_of_its_room_as_of_now() -> None:

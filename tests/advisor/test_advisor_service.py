@@ -24,7 +24,7 @@ import zmq
 from kvgraph.advisor.config.config import load
 from kvgraph.advisor.page.questions import FRESH_S, STALE_S, WAITING, QueryGate, RecentAnswers
 from kvgraph.advisor.process.process import collect_seldom
-from kvgraph.advisor.service import Service
+from kvgraph.advisor.service import Service, serve
 from kvgraph.advisor.sockets import front
 from kvgraph.advisor.sockets.subscriber import engine_id
 from kvgraph.dashboards.source import BusyError
@@ -336,6 +336,30 @@ def test_what_a_sidecar_has_loaded_is_left_out_of_garbage_collections() -> None:
     finally:
         gc.unfreeze()
         gc.set_threshold(*before)
+
+
+def test_a_sidecar_that_serves_collects_garbage_seldom(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, seen = gc.get_threshold(), list[tuple[int, tuple[int, int, int]]]()
+    run = Service.run
+
+    def noted(service: Service) -> None:
+        seen.append((gc.get_freeze_count(), gc.get_threshold()))
+        service.stop()
+        run(service)
+
+    monkeypatch.setattr(Service, "run", noted)
+    monkeypatch.setattr("kvgraph.advisor.service.signal.signal", lambda *_: None)
+    try:
+        serve(None, {"sidecar.endpoint": f"ipc://{tmp_path}/s", "http.port": 0}, None)
+    finally:
+        gc.unfreeze()
+        gc.set_threshold(*before)
+    ((frozen, threshold),) = seen
+    assert frozen > 10_000
+    assert threshold[0] >= 50_000, "a batch of events makes thousands of objects"
+    assert min(threshold[1:]) >= 20, "the older ones are looked at less than once in so many times"
 
 
 def test_a_frame_beyond_the_limit_ends_its_connection_alone(start: Start, connect: Connect) -> None:

@@ -3,7 +3,6 @@ prompts have; nobody annotates."""
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from kvgraph_bench.meaning.families import FAMILIES, Call, FamilyWriter, write_f
 pytestmark = pytest.mark.engine
 HERMES = FAMILIES[0]
 MOST = 80
+HINTED = 5  # chats without hints, with some, absurd and forged ones, and the last one's tokens
 
 
 @pytest.mark.parametrize("user_connector", [False, True], ids=["alone", "beside"])
@@ -30,26 +30,21 @@ def test_an_engine_tells_why_its_answers_ended_and_which_layers_its_prompts_have
         write.tokens(f"A call is {call}, as you see." + HERMES.turn_end),
         write.tokens(call + " and so on " * 40)[:MOST],
     ]
+    heard = tmp_path / "heard"
     engine = new_engine(
         "engine_ends.py",
         {"model": str(model), "answers": answers, "max_tokens": MOST,
-         "user_connector": user_connector},
+         "user_connector": user_connector, "heard": str(heard)},
         AITHER_KVCACHE_GRAPH="1", AITHER_KVCACHE_SIDECAR=router.endpoint,
         VLLM_ENABLE_V1_MULTIPROCESSING="1", AITHER_KVCACHE_LAYERS="1",
     )  # fmt: skip
-    deadline = time.monotonic() + 150
-    try:
-        while engine.running and time.monotonic() < deadline:
-            router.read(0.1)
-        router.read(0.1)
-    finally:
-        run = engine.run()
+    router.read_until(
+        lambda: len(_ends(router)) == len(answers) + HINTED or not engine.running, 240
+    )
+    heard.touch()
+    run = engine.run()
     assert run.result["finish"] == ["stop", "stop", "stop", "length"]
-    told = [
-        (end.waiting_for_tool, end.tool)
-        for end in router.events
-        if isinstance(end, RequestFinished)
-    ]
+    told = [(end.waiting_for_tool, end.tool) for end in _ends(router)]
     expected = [(True, "web-search"), (False, None), (False, None), (None, None)]
     assert told[: len(answers)] == expected
     starts = [event for event in router.events if isinstance(event, RequestStarted)]
@@ -69,6 +64,10 @@ def test_an_engine_tells_why_its_answers_ended_and_which_layers_its_prompts_have
 
 def _layers(segments: tuple[Segment, ...]) -> list[SourceLayer]:
     return [SourceLayer(segment.layer) for segment in segments]
+
+
+def _ends(router: Any) -> list[RequestFinished]:
+    return [event for event in router.events if isinstance(event, RequestFinished)]
 
 
 def _writer(model: Path) -> FamilyWriter:

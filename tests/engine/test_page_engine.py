@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
 import threading
 import time
 import tomllib
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,11 +19,18 @@ from kvgraph.advisor.tools.terminal import why_sentence
 from kvgraph.graph.logs.evictions import EvictionLog
 from kvgraph.graph.tables.blocks import salt_of
 from kvgraph.graph.types import as_keys
-from kvgraph.graph.wire.events import AnyEvent, BlocksStored, EngineHello, RequestStarted
+from kvgraph.graph.wire.events import (
+    AnyEvent,
+    BlocksStored,
+    EngineHello,
+    RequestFinished,
+    RequestStarted,
+)
 from kvgraph_bench.policies.policies_fleets import SHIPPED
 from kvgraph_bench.serving.model import ModelShape, ensure_model
 from page_browser import Visit, serious_faults
-from page_sidecar import TOKEN, PageSidecar
+from page_sidecar import PageSidecar
+from waiting import until
 
 pytestmark = pytest.mark.engine
 REQUESTS = 36
@@ -40,6 +43,7 @@ class Books:
         self.model = ""
         self.once: set[int] = set()
         self.expected: dict[str, tuple[int, str]] = {}  # request → first miss, and why
+        self.ended = 0  # requests
 
     def __call__(self, engine: str, events: Sequence[AnyEvent]) -> None:
         for event in events:
@@ -49,6 +53,7 @@ class Books:
                 self.model = event.model
             elif isinstance(event, RequestStarted):
                 self._started(event)
+            self.ended += isinstance(event, RequestFinished)
 
     def _started(self, event: RequestStarted) -> None:
         found = event.cached_tokens // event.block_size
@@ -78,13 +83,17 @@ def service(socket_directory: Path, books: Books) -> Iterator[Service]:
 
 
 def test_the_page_says_why_each_request_missed(
-    service: Service, books: Books, new_engine: Any, tiny_model: Path
+    service: Service, books: Books, new_engine: Any, tiny_model: Path, tmp_path: Path
 ) -> None:
-    run = new_engine(
-        "engine_run.py", {"model": str(tiny_model), "pause_s": 0.1},
+    heard = tmp_path / "heard"
+    engine = new_engine(
+        "engine_run.py", {"model": str(tiny_model), "pause_s": 0.1, "heard": str(heard)},
         AITHER_KVCACHE_GRAPH="1", AITHER_KVCACHE_SIDECAR=service.endpoint,
         AITHER_KVCACHE_HINTS="session",
-    ).run()  # fmt: skip
+    )  # fmt: skip
+    until(lambda: books.ended == REQUESTS or not engine.running, timeout_s=240)
+    heard.touch()
+    run = engine.run()
     page = service.status.page
     requests = requests_of(page, RequestQuery(100)).requests
     assert len(requests) == REQUESTS
@@ -131,25 +140,17 @@ class Agents:
         """Let them ask so many times more, and wait until the sidecar has heard of it."""
         self._served += count
         self._allowed.write_text(str(self._served))
-        until = time.monotonic() + 240
+        patience = time.monotonic() + 240
         while self.finished() < count:
             if not self.engine.running:
                 self.engine.run()
-            assert time.monotonic() < until, "the engine does not serve"
+            assert time.monotonic() < patience, "the engine does not serve"
             time.sleep(0.3)
 
     def finished(self) -> int:
         """Requests in the sidecar's log that are over."""
-        with contextlib.suppress(urllib.error.URLError):
-            requests = self.ask("/v1/requests?limit=1000")["requests"]
-            return sum(each["finished"] is not None for each in requests)
-        return 0
-
-    def ask(self, path: str) -> Any:
-        request = urllib.request.Request(self.sidecar.url + path)
-        request.add_header("Authorization", f"Bearer {TOKEN}")
-        with urllib.request.urlopen(request, timeout=10) as answer:
-            return json.load(answer)
+        requests = self.sidecar.get("/v1/requests?limit=1000")["requests"]
+        return sum(each["finished"] is not None for each in requests)
 
     def end(self) -> None:
         self._allowed.write_text("end")
@@ -218,34 +219,22 @@ def edges_come_and_go(opened: Visit) -> None:
     opened.until("performance.getEntriesByName('kvgraph:painted').length > 0")
     canvas, switch = page.locator("canvas"), page.get_by_role("switch", name="temporal")
     for _ in range(3):  # what the engine did last may still arrive, and then nothing else changes
-        whole = settled(opened)
+        whole = opened.still_picture(canvas)
         switch.click(force=True)
         opened.until("window.location.hash.includes('hide=temporal')")
-        page.wait_for_timeout(800)
-        assert canvas.screenshot() != whole
+        opened.repaints(canvas, whole)
         switch.click(force=True)
         opened.until("!window.location.hash.includes('hide')")
-        until = time.monotonic() + 15
-        while time.monotonic() < until:
+        patience = time.monotonic() + 15
+        while time.monotonic() < patience:
             if canvas.screenshot() == whole:
                 return
             page.wait_for_timeout(300)
     raise AssertionError("edges that come back are painted otherwise")
 
 
-def settled(opened: Visit) -> bytes:
-    """The picture of the graph, once the layout has settled."""
-    canvas = opened.page.locator("canvas")
-    until, whole = time.monotonic() + 30, b""
-    while (picture := canvas.screenshot()) != whole:
-        assert time.monotonic() < until, "the picture does not stand still"
-        whole = picture
-        opened.page.wait_for_timeout(800)
-    return whole
-
-
 def a_miss_leads_to_its_reason(opened: Visit, agents: Agents) -> None:
-    requests = agents.ask("/v1/requests?limit=1000")["requests"]
+    requests = agents.sidecar.get("/v1/requests?limit=1000")["requests"]
     lost = next(each for each in requests if each["miss"]["eviction"] is not None)
     page = opened.show(f"misses?request={lost['id']}")
     reason = page.locator(".opened .reason")
@@ -271,10 +260,7 @@ def a_weight_changes_the_ranking(opened: Visit, agents: Agents) -> None:
     page.get_by_role("button", name="Apply").click()
     page.get_by_text("Written to").wait_for()
     assert tomllib.loads(agents.config.read_text())["score"]["hit_count"] == 50
-    until = time.monotonic() + 15
-    while first_keys(opened) == before:
-        assert time.monotonic() < until, "the ranking stays as it was"
-        page.wait_for_timeout(500)
+    until(lambda: first_keys(opened) != before, "the ranking stays as it was")
 
 
 def it_goes_on_after_a_restart(opened: Visit, agents: Agents) -> None:

@@ -49,6 +49,7 @@ from kvgraph.graph.wire.frames import HEADER
 from kvgraph.hooks.fake import FakeEngine
 from kvgraph.hooks.link.client import AdvisorClient, ClientOptions
 from kvgraph.hooks.link.outbox import Outbox
+from waiting import until
 
 
 def keys(*values: int) -> bytes:
@@ -153,6 +154,7 @@ def test_without_a_sidecar_nothing_piles_up_and_one_line_says_so(
             client.emit(BlocksCleared())
         time.sleep(0.01)
         assert len(client.outbox) <= 100
+    until(lambda: "no sidecar answers" in caplog.text)
     client.close()
     assert client.dropped > 1000
     said = [r.getMessage() for r in caplog.records if "no sidecar answers" in r.message]
@@ -175,7 +177,8 @@ def test_while_nobody_is_there_the_thread_leaves_the_engine_alone(
     client = AdvisorClient(endpoint, engine, options, clock)
     client.start()
     try:
-        time.sleep(0.5)
+        until(lambda: not client.outbox.is_open)
+        time.sleep(0.5)  # it goes to sleep
         before = len(looks)
         for _ in range(1000):
             client.emit(BlocksCleared())

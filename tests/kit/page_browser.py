@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 import pytest
+from waiting import PATIENCE_S
 
 REQUIRED: Final = "KVGRAPH_BROWSER_REQUIRED"
 """Set where a missing browser is a failure: CI installs one."""
@@ -63,7 +64,7 @@ class Visit:
         self._context = browser.new_context(
             viewport={"width": 1280, "height": 800}, reduced_motion="reduce", **context
         )
-        self._context.set_default_timeout(15_000)
+        self._context.set_default_timeout(1000 * PATIENCE_S)
         self.page = self._context.new_page()
         self.faults: list[str] = []
         self.page.on("console", self._hear)
@@ -76,11 +77,27 @@ class Visit:
         self.until("document.querySelector('main [aria-busy=true]') === null")
         return self.page
 
-    def until(self, condition: str, timeout_s: float = 15.0) -> None:
+    def until(self, condition: str, timeout_s: float = PATIENCE_S) -> None:
         """Wait for a JavaScript expression; playwright's own way would need ``unsafe-eval``."""
         deadline = time.monotonic() + timeout_s
         while not self.page.evaluate(condition):
             assert time.monotonic() < deadline, f"it does not become true: {condition}"
+            self.page.wait_for_timeout(50)
+
+    def still_picture(self, place: Any) -> bytes:
+        """What is painted there, once that has settled: two pictures in a row are alike."""
+        deadline, before = time.monotonic() + PATIENCE_S, b""
+        while (picture := place.screenshot()) != before:
+            assert time.monotonic() < deadline, "the picture does not stand still"
+            before = picture
+            self.page.wait_for_timeout(800)
+        return bytes(before)
+
+    def repaints(self, place: Any, before: bytes) -> None:
+        """Wait until another picture is painted there."""
+        deadline = time.monotonic() + PATIENCE_S
+        while place.screenshot() == before:
+            assert time.monotonic() < deadline, "the picture stays"
             self.page.wait_for_timeout(50)
 
     def close(self) -> None:

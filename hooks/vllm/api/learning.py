@@ -55,7 +55,10 @@ ASKED: Final[Message] = {"role": "user", "content": "Zqquestion"}
 
 
 class Probes:
-    """Renders test conversations as the API process will render real ones; raises Exception."""
+    """Renders test conversations as the API process will render real ones.
+
+    Raises whatever vLLM raises if a model has no tokenizer or no renderer.
+    """
 
     def __init__(self, config: VllmConfig, chat_template: str | None = None) -> None:
         from vllm.renderers import renderer_from_config

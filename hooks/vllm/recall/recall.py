@@ -247,7 +247,7 @@ class SpanRecall:
         self._branches = OwnBranches(group.block_size)
         self._own = OwnText(index, group.block_size, opt_in, limits.most_generations)
         self._tried: set[str] = set()  # spliced once: if that failed, it would fail again
-        self.exact = ledger.exact  # the ledger's
+        self.exact = ledger.exact
         self.copies = WantedCopies(ledger)  # copies wanted of opted-in requests' blocks
 
     def on_new_request(self, request: Request) -> None:

@@ -231,6 +231,9 @@ def take_copies(ledger: TierLedger, hashes: Sequence[bytes]) -> PinnedCopies:
         else:
             copy.pins += 1
         copies.append(copy)
+    # Now, and not when the load ends: what it overwrites may need room on disk, and a step's
+    # records are erased before any is read.
+    directory.reads(hashes)
     return PinnedCopies(copies, from_disk, from_store)
 
 
@@ -238,7 +241,7 @@ def settle_copies(
     ledger: TierLedger, taken: PinnedCopies, done: JobDone, hashes: Sequence[bytes]
 ) -> None:
     """Unpin a load's copies, of ``hashes``; give up those that could not be read."""
-    # Not when it began: while they are pinned, whoever needs room would look at them first.
+    # Copies in memory only now: while they are pinned, whoever needs room would look at them first.
     ledger.directory.used(hashes)
     if not (done.failed or taken.from_disk or taken.from_store):
         ledger.directory.unpin_all(taken.copies)

@@ -29,6 +29,7 @@ from kvgraph.graph.wire.events import (
 from kvgraph.hooks.fake import FakeEngine
 from page_sidecar import BLOCK, PageSidecar, serve_agents
 from small_world import SIZE, World, pack
+from waiting import until
 
 pytest.importorskip("opentelemetry.exporter.otlp.proto.http")
 
@@ -289,13 +290,13 @@ def status(sidecar: PageSidecar) -> dict[str, Any]:
         return dict(json.load(answer))
 
 
-def served(sidecar: PageSidecar, until: str, names: list[str]) -> dict[str, int]:
-    """Serve agents until the sidecar counts so many traces under ``until``; all counts then."""
+def served(sidecar: PageSidecar, what: str, names: list[str]) -> dict[str, int]:
+    """Serve agents until the sidecar counts so many traces under ``what``; all counts then."""
     with FakeEngine(sidecar.endpoint, 160, BLOCK, "engine-one") as engine:
-        time.sleep(0.5)
+        sidecar.links(engine)
         serve_agents(engine, names, turns=2)
         deadline = time.monotonic() + 60
-        while (counted := status(sidecar)["counters"]["tracing"]).get(until, 0) < 2 * len(names):
+        while (counted := status(sidecar)["counters"]["tracing"]).get(what, 0) < 2 * len(names):
             assert time.monotonic() < deadline, counted
             time.sleep(0.2)
     return dict(counted)
@@ -326,13 +327,13 @@ def test_a_receiver_that_hangs_holds_nobody_up(
     receiver.stuck.clear()
     names = [f"agent-{n}" for n in range(4)]
     with FakeEngine(traced.endpoint, 160, BLOCK, "engine-one") as engine:
-        time.sleep(0.5)
+        traced.links(engine)
         for _ in range(5):
             serve_agents(engine, names, turns=2)
             with urllib.request.urlopen(f"{traced.url}/healthz", timeout=5) as answer:
                 assert answer.status == 200
             time.sleep(0.4)
-        assert status(traced)["engines"][0]["ranking_age_s"] < 2
+        until(lambda: status(traced)["engines"][0]["ranking_age_s"] < 2, "it ranks no more")
     began = time.monotonic()
     traced.stop()
     assert time.monotonic() - began < 10

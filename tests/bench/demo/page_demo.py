@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import secrets
-import socket
 import tempfile
 import threading
 import time
@@ -21,6 +20,7 @@ from kvgraph.hooks.link.client import ClientOptions
 from rich.console import Console
 
 from ..recorded.agents_requests import SESSIONS, AgentRequest, recorded_requests
+from ..serving.listening import free_port
 from ..sidecars.sidecar_process import SidecarProcess
 
 ENDPOINT: Final = "AITHER_KVCACHE_SIDECAR"
@@ -37,13 +37,11 @@ class LivePage:
     """
 
     def __init__(self) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            port = free.getsockname()[1]
         self._folder = tempfile.TemporaryDirectory(prefix="kvg-")
         directory, self._token = Path(self._folder.name), secrets.token_hex(16)
         (config := directory / "kvgraph.toml").write_text(_HEADER)
         self._sidecar = SidecarProcess(
-            directory, port=port, config=config, token=self._token, policy__guard="true"
+            directory, port=free_port(), config=config, token=self._token, policy__guard="true"
         )
 
     def __enter__(self) -> Self:

@@ -100,6 +100,7 @@ MENDS: Final = (
     Mend("a reset disowns the disk", "hooks/tiers/mover.py", "self.lanes.disown()  # before", "pass  # before", "tests/tiers/test_tiers_mover.py -k belongs_to_no"),
     Mend("workers hear of a reset first", "hooks/vllm/tiers/bridge.py", "return TierWork(self.ledger.book.take() + broken, *voided)", "return TierWork(self.ledger.book.take() + broken)", "tests/tiers/test_tiers_spilling.py -k told_of_a_reset"),
     Mend("an adapter's blocks stay off the disk", "hooks/vllm/observer.py", "            self._adapted(unpack(pack_run(request.block_hashes, first, end, self._group.scale)))", "            pass", "tests/tiers/test_tiers_spilling.py -k adapter"),
+    Mend("what a load reads makes room last", "hooks/vllm/tiers/loader.py", "    directory.reads(hashes)\n", "", "tests/tiers/test_tiers_loading.py -k full_disk"),
     Mend("a load that nobody ordered fails", "hooks/vllm/tiers/bridge.py", "self._broken.append(_broken_load(request, blocks))", "pass", _FAULTS),
     Mend("promises are kept whatever fails", "hooks/vllm/tiers/bridge.py", "            finally:\n                self.promises.received(received)", "            except ZeroDivisionError:\n                self.promises.received(received)", "tests/engine/test_engine_resets.py -k void_load"),
     # Recall
@@ -184,6 +185,8 @@ MENDS: Final = (
     Mend("a run's parts are slices", "graph/ingest/blocks.py", "            if number % _PARTS == 0:\n", "            if False:\n", f"{_SLICES} -k comes_and_goes"),
     Mend("a clear costs what a pool holds", "graph/ingest/ingest.py", "            if first == end:\n", "            if False:\n", f"{_SLICES} -k emptied_again"),
     Mend("tips count where runs end", "graph/ingest/slices.py", "return len(getattr(event, \"hashes\", b\"\")) + 8 * int(getattr(event, \"skipped\", 0))", "return len(getattr(event, \"hashes\", b\"\"))", f"{_SLICES} -k leaves_out_counts"),
+    Mend("runs without keys are slices", "graph/ingest/slices.py", "max(size // 8, _LEAST_KEYS)", "size // 8", f"{_SLICES} -k without_keys"),
+    Mend("requests without keys are slices", "graph/ingest/slices.py", "least = 8 * _LEAST_KEYS if kind is TURNS else 8", "least = 8", f"{_SLICES} -k without_keys"),
     Mend("deep ends share a bound", "graph/ingest/chains.py", "            budget -= looked\n", "", f"{_SLICES} -k deep_ends"),
     Mend("a batch walks not all that wait", "advisor/sockets/kv_order.py", "        if not self._waiting and not self.life.joining:\n", "        self._waiting = {n: held for n, held in self._waiting.items() if n >= self._expected}\n        if not self._waiting and not self.life.joining:\n", f"{_KV_EVENTS} -k without_a_walk"),
     Mend("a lost beginning leaves nothing waiting", "advisor/sockets/kv_order.py", "        self._waiting = {number: held for number, held in self._waiting.items() if number > seq}\n", "", f"{_KV_EVENTS} -k beginning_that_is_lost"),

@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import random
 import socket
 from collections.abc import AsyncIterator
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import uvicorn
 from kvgraph.advisor.process.process import HeadDeadline
 
+# Below those that systems give to connections: one of these could take the port before its server.
+_PORTS: Final = range(10_000, 32_768)
+_draw: Final = random.SystemRandom()  # whatever seeds a test sets
+
 
 def free_port() -> int:
-    """A port of loopback at which nobody listens now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A port of loopback at which nobody listens now; it is drawn, so that two who ask at once
+    hardly get the same."""
+    while True:
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port := _draw.choice(_PORTS)))
+            return port
 
 
 @contextlib.asynccontextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 
 from kvgraph.graph.wire.events import BlocksRemoved, BlocksStored, RequestFinished, RequestStarted
@@ -71,12 +70,12 @@ def test_hostile_names_execute_nothing(visit: Begin, page_sidecar: PageSidecar) 
     assert len(HOSTILE) == 30
     names = [name.encode("utf-16", "surrogatepass").decode("utf-16") for name in HOSTILE]
     with FakeEngine(page_sidecar.endpoint, 120, BLOCK, "<img src=x onerror=pwned=1>") as engine:
-        time.sleep(0.5)
+        page_sidecar.links(engine)
         serve_agents(engine, names, turns=2)
         tell_the_rest(engine, names)
         for name in names:
             page_sidecar.show_cache(name)
-        time.sleep(1.0)
+        page_sidecar.hears_of(3 * len(names))
         opened = visit()
         page = opened.page
         page.goto(page_sidecar.address)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import time
 import tomllib
-import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -32,9 +30,9 @@ from kvgraph.graph.wire.events import (
 from kvgraph.hooks.fake import FakeEngine
 from msgspec.structs import replace
 from page_browser import Visit, serious_faults
-from page_sidecar import BLOCK, TOKEN, PageSidecar, serve_agents
+from page_sidecar import BLOCK, PageSidecar, serve_agents
 from small_world import pack
-from waiting import until
+from waiting import PATIENCE_S, until
 
 ONE = "sessions?session=agent-01&tenant=agent-01"
 VIEWS = ("now", "graph", "misses", "evictions", "evictions?tab=log", "whatif", "weights",
@@ -246,8 +244,9 @@ def test_a_weight_is_tried_applied_and_taken_back(
 ) -> None:
     sidecar, file = configured_sidecar
     with FakeEngine(sidecar.endpoint, 160, BLOCK, "engine-one") as engine:
-        time.sleep(0.5)
+        sidecar.links(engine)
         serve_agents(engine, ["one", "two", "three"])
+        sidecar.hears_of(12)
         opened = visit()
         page = opened.page
         page.goto(sidecar.edit_address)
@@ -262,8 +261,7 @@ def test_a_weight_is_tried_applied_and_taken_back(
         page.get_by_role("button", name="Apply").click()
         page.get_by_text("Written to").wait_for()
         assert score_in(file)["importance"] == -500
-        time.sleep(2.0)
-        assert first_score(opened) != before
+        until(lambda: first_score(opened) != before, "no ranking has the new weight")
 
         opened.show("weights")
         page.get_by_role("button", name="Take the last change back").click()
@@ -354,13 +352,11 @@ def test_an_edge_type_is_taken_away_and_comes_back(visit: Begin, busy_sidecar: P
     canvas = page.locator("canvas")
     canvas.wait_for()
     opened.until("performance.getEntriesByName('kvgraph:painted').length > 0")
-    page.wait_for_timeout(800)
     switch = page.get_by_role("switch", name="prefix share")
-    before = canvas.screenshot()
+    whole = opened.still_picture(canvas)
     switch.click(force=True)
     opened.until("window.location.hash.includes('hide=prefix_share')")
-    page.wait_for_timeout(500)
-    assert canvas.screenshot() != before
+    opened.repaints(canvas, whole)
     switch.click(force=True)
     opened.until("!window.location.hash.includes('hide')")
     assert opened.faults == []
@@ -442,7 +438,7 @@ def test_a_request_that_is_not_among_the_last_is_shown_all_the_same(
 
 def test_the_page_survives_a_restart(visit: Begin, page_sidecar: PageSidecar) -> None:
     with FakeEngine(page_sidecar.endpoint, 160, BLOCK, "engine-one") as engine:
-        time.sleep(0.5)
+        page_sidecar.links(engine)
         serve_agents(engine, ["one", "two"], turns=1)
         opened = open_page(visit, page_sidecar)
         page = opened.show("engines")
@@ -454,8 +450,8 @@ def test_the_page_survives_a_restart(visit: Begin, page_sidecar: PageSidecar) ->
         page.get_by_text("live", exact=True).wait_for()
         page = opened.show("sessions")
         three = page.get_by_text("three", exact=True).first
-        until = time.monotonic() + 15.0
-        while not three.is_visible() and time.monotonic() < until:
+        patience = time.monotonic() + PATIENCE_S
+        while not three.is_visible() and time.monotonic() < patience:
             # What is asked before the engine is linked again is heard by nobody.
             serve_agents(engine, ["three"], turns=1)
             page.wait_for_timeout(500)
@@ -467,6 +463,7 @@ def test_what_happens_is_shown_without_asking_for_all_again(
     visit: Begin, page_sidecar: PageSidecar
 ) -> None:
     with FakeEngine(page_sidecar.endpoint, 40, BLOCK, "engine-one") as engine:
+        page_sidecar.links(engine)
         serve_agents(engine, ["agent-00", "agent-01"], turns=2)
         opened = open_page(visit, page_sidecar)
         asked: list[str] = []
@@ -577,10 +574,7 @@ def make_all_happen(one: Told, two: Told) -> None:
 
 def told(sidecar: PageSidecar) -> dict[str, tuple[int, str]]:
     """By session: its last request, and why that missed."""
-    question = urllib.request.Request(f"{sidecar.url}/v1/requests?limit=100")
-    question.add_header("Authorization", f"Bearer {TOKEN}")
-    with urllib.request.urlopen(question, timeout=10) as answer:
-        found = json.load(answer)["requests"]
+    found = sidecar.get("/v1/requests?limit=100")["requests"]
     return {each["session"]: (each["id"], each["miss"]["reason"]) for each in reversed(found)}
 
 
@@ -591,8 +585,7 @@ def test_every_reason_is_told_on_the_page(
         TwoKinds(page_sidecar.endpoint, 500, BLOCK, "one") as first,
         FakeEngine(page_sidecar.endpoint, 500, BLOCK, "two") as second,
     ):
-        until(lambda: first.client.standing.linked and second.client.standing.linked)
-        time.sleep(1.0)  # the first lists of both pools were taken in
+        page_sidecar.links(first, second)
         one, two = Told(first), Told(second)
         make_all_happen(one, two)
         until(lambda: "unknown" in told(page_sidecar))

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import Any
 
-from one_engine import BLOCK, new_llm, run_program
+from one_engine import BLOCK, new_llm, run_program, wait_for
 
 CONTEXT = 7 * BLOCK  # tokens of each prompt, and one more
 OTHERS = 6  # prompts that push the first one out of the pool
-FALLS_IDLE_S, WATCHED_S, ORDERED_S = 1.5, 3.0, 6.0
+FALLS_IDLE_S, WATCHED_S = 1.5, 3.0
 
 
 def prompt(seed: int) -> list[int]:
@@ -18,7 +19,8 @@ def prompt(seed: int) -> list[int]:
 
 def main(options: dict[str, Any]) -> dict[str, Any]:
     """Serve a prompt and others; be idle, alone, then while orders come, then alone; serve the
-    first again. Options: model."""
+    first again. Options: model, and files: alone, made when it was watched alone, and back, which
+    ends the orders."""
     from vllm import SamplingParams, TokensPrompt
 
     llm = new_llm(options["model"], blocks=24)
@@ -33,7 +35,9 @@ def main(options: dict[str, Any]) -> dict[str, Any]:
         serve(seed)
     time.sleep(FALLS_IDLE_S)
     before = cpu_s(WATCHED_S)
-    time.sleep(ORDERED_S)
+    Path(options["alone"]).touch()
+    wait_for(options["back"])
+    time.sleep(FALLS_IDLE_S)
     after = cpu_s(WATCHED_S)
     again = serve(0)
     return {

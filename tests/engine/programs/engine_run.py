@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from one_engine import new_llm, run_program
+from one_engine import new_llm, run_program, wait_for
 
 HOT, ONCE = ("hot-a", "hot-b"), 4  # sessions that return each round, and prompts that never do
 
@@ -17,7 +17,8 @@ Turn = tuple[str, list[int], dict[str, Any]]
 
 
 def main(options: dict[str, Any]) -> dict[str, Any]:
-    """Serve the workload one request at a time; options: model, rounds, pause_s, and faults."""
+    """Serve the workload one request at a time; options: model, rounds, pause_s, and faults; and
+    heard, a file that is made when all of it was heard."""
 
     llm = new_llm(
         options["model"],
@@ -36,6 +37,8 @@ def main(options: dict[str, Any]) -> dict[str, Any]:
         time.sleep(options.get("pause_s", 0.0))
     if options.get("kill_sidecar"):
         _wait_for_sidecar()
+    if "heard" in options:
+        wait_for(options["heard"])
     return {"texts": texts, "cached": cached, **_state(llm)}
 
 

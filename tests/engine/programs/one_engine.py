@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 BLOCK = 32
@@ -21,6 +23,15 @@ def new_llm(model: str, blocks: int, max_model_len: int = 512, **others: Any) ->
     usual = {"enforce_eager": True, "max_num_seqs": 4}
     fields = {"num_gpu_blocks_override": blocks, "max_model_len": max_model_len}
     return LLM(model, **{**fixed, **usual, **fields, **others})
+
+
+def wait_for(file: str, most_s: float = 120.0) -> None:
+    """Wait until the test has made this file, however busy the machine is."""
+    until = time.monotonic() + most_s
+    while not Path(file).exists():
+        if time.monotonic() > until:
+            raise TimeoutError(file)
+        time.sleep(0.05)
 
 
 def run_program(main: Callable[[dict[str, Any]], Any]) -> None:

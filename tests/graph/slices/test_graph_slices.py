@@ -258,6 +258,22 @@ def test_one_block_that_comes_and_goes_is_applied_in_slices() -> None:
     assert graph.counters["blocks_removed"] == 1000
 
 
+@pytest.mark.parametrize(
+    "events",
+    [
+        [BlocksCleared()] * 2000,
+        [Pressure(1, 1, 1, 0, 0)] * 2000,
+        [RequestStarted(f"r{number}", b"", 5, 0, 16) for number in range(2000)],
+        [BlocksStored(pack(1), None, 16), RequestFinished("r", b"", 5, 5, "x")] * 1000,
+    ],
+    ids=["clears", "reports", "short prompts", "in turn"],
+)
+def test_events_without_keys_are_applied_in_slices_too(events: list[AnyEvent]) -> None:
+    graph = KVCacheGraph(clock=lambda: 1.0)
+    graph.apply("e", [EngineHello("e", "m", 16, 100, "v")])
+    assert sum(1 for _ in graph.slices("e", events)) >= 50, "some milliseconds each"
+
+
 def test_a_large_index_is_rebuilt_ahead_of_need() -> None:
     index, count = HashIndex(200_000), 77_000
     keys = random_keys(np.random.default_rng(10), 2 * count)

@@ -136,7 +136,8 @@ async def test_who_waits_and_is_not_held_is_never_refused(stream: bool) -> None:
             assert answer.text == "data: 0\n\ndata: 1\n\ndata: 2\n\n"
 
 
-async def test_who_is_held_for_less_gets_its_answer() -> None:
+async def test_who_is_held_for_less_gets_its_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(REFUSE_AFTER_VARIABLE, "30")
     engine = Engine()
     async with serving(engine) as client:
         waits = asyncio.ensure_future(post(client))
