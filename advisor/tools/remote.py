@@ -28,6 +28,12 @@ class RemoteError(KvGraphError):
     """A sidecar cannot be queried, or cannot answer."""
 
 
+class AddressError(RemoteError):
+    """What is to be asked has no such address."""
+
+    exit_code = 2
+
+
 class UnknownError(RemoteError):
     """The sidecar does not know what it was asked about."""
 
@@ -51,7 +57,7 @@ def sidecar_urls(url: str | None) -> list[str]:
     """``url``, or the URLs of all of this user's running sidecars."""
     if url is not None:
         if not url.startswith(("http://", "https://")):
-            raise RemoteError(f"{url!r} is not a URL; allowed: http://127.0.0.1:PORT")
+            raise AddressError(f"{url!r} is not a URL; allowed: http://127.0.0.1:PORT")
         return [url.rstrip("/")]
     found = [sidecar.http for sidecar in running_sidecars()]
     if not found:

@@ -30,9 +30,9 @@ from .events import (
 )
 from .frames import BAD_PAYLOAD, parse_seq
 
-# A byte of a batch can be an event that cannot be read, or a hash, and each of these takes a thousand
-# times as long as a byte. So a frame's length alone bounds nothing. Chosen: an engine with blocks
-# of one token evicts as many as a step computes.
+# A byte of a batch can be an event that cannot be read, or a hash, and each of these takes a
+# thousand times as long as a byte. So a frame's length alone bounds nothing. Chosen: an engine with
+# blocks of one token evicts as many as a step computes.
 MOST_EVENTS: Final = 1 << 18
 MOST_HASHES: Final = MAX_KEYS  # of all its events
 

@@ -198,6 +198,8 @@ MENDS: Final = (
     Mend("a commit is of the weights' place", "hooks/vllm/tiers/worker.py", "if getattr(model, \"hf_config_path\", None) in (None, path):", "if True:", "tests/tiers/test_tiers_worker.py -k configurations_place"),
     Mend("variables of libraries", "hooks/vllm/tiers/worker.py", "    names += _OF_LIBRARIES\n", "", "tests/tiers/test_tiers_worker.py -k choose"),
     Mend("a device's generation", "hooks/vllm/tiers/worker.py", "        _device(),\n", "", "tests/tiers/test_tiers_worker.py -k generation"),
+    Mend("a pipe is no configuration", "advisor/config/edits.py", "                check_regular(self._path)\n", "                pass\n", "tests/advisor/test_config.py -k pipe"),
+    Mend("a pipe is no secret", "hooks/requests/hints.py", "        if path.exists() and not path.is_file():  # the", "        if False:  # the", "tests/hooks/vllm/test_hooks_tagging.py -k pipe"),
     # What a token, a line or a byte may do
     Mend("no token follows a redirect", "graph/wire/opener.py", "handlers = _NoRedirects(), ", "handlers = urllib.request.HTTPRedirectHandler(), ", "tests/advisor/tools/test_redirects.py"),
     Mend("a child's lines are bounded", "hooks/sidecar.py", "for line in _lines(process.stdout):", "for line in process.stdout:", "tests/hooks/test_hooks_sidecar.py -k endless"),
