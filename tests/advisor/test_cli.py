@@ -19,6 +19,7 @@ import pytest
 import typer
 from command_line import kvgraph
 from kvgraph.advisor import cli
+from kvgraph.advisor.process.process import ParentWatch
 from kvgraph.advisor.tools.terminal import plain
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
@@ -122,6 +123,8 @@ def fails_in_one_line(done: subprocess.CompletedProcess[str], code: int, expecte
         (["memory", "x drain", "--budget", "99"], "engine 'x drain': allowed: http://HOST:PORT\n"),
         (["serve", "--set", "score.age=x"], "allowed: a valid number\n"),
         (["replay", "/does/not/exist", "--capacity", "9"], "there is no such file\n"),
+        (["replay", str(EMPTY), "--capacity", "9" * 20], "allowed: whole numbers of blocks"),
+        (["why", "x", "--url", "http://[::1"], "'http://[::1' is not a URL"),
         (["replay", str(EMPTY), "--capacity", "9"], "it holds no request\n"),
         (["replay", str(EMPTY), "--capacity", "9", "--policy", "lruu"], "allowed: all, lru,"),
     ],
@@ -131,6 +134,10 @@ def test_a_wrong_input_is_one_line_and_code_2(
 ) -> None:
     """As with options that do not exist: a supervisor need not try again."""
     fails_in_one_line(run(*arguments), 2, expected)
+
+
+def test_a_parent_of_an_impossible_number_is_gone() -> None:
+    assert ParentWatch(10**12).is_gone()
 
 
 def test_an_address_that_is_taken_may_be_free_later(run: Run, tmp_path: Path) -> None:
