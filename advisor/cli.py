@@ -82,13 +82,13 @@ _COMMANDS: Final = {
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line; expected failures end in one line and exit code 1."""
+    """Run the command line; expected failures end in one line, and with the error's exit code."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     try:
         build_app(arguments[0] if arguments else None)(arguments, prog_name="kvgraph")
     except KvGraphError as error:
         typer.echo(f"kvgraph: {error}", err=True)
-        sys.exit(1)
+        sys.exit(error.exit_code)
 
 
 def build_app(command: str | None) -> typer.Typer:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final
 
@@ -51,7 +51,7 @@ logger = logging.getLogger(__name__)
 Tap = Callable[[str, Sequence[AnyEvent]], None]
 
 MESSAGES_A_TURN: Final = 256  # chosen
-TURN_S: Final = 0.25  # of receiving before advice goes out again; chosen
+TURN_S: Final = 0.25  # of receiving, and of watching, before advice goes out again; chosen
 KEYS_AT_ONCE: Final = 1 << 16  # chosen
 _BREATH_S: Final = 1e-4  # a pause, so that others get the graph's lock; chosen
 _AUDIT_EVERY_S: Final = 1.0  # chosen
@@ -72,7 +72,7 @@ class Intake:
     ) -> None:
         self._graph = graph
         self._subscriber = subscriber
-        self._sources = sources
+        self._sources = deque(sources)
         self._planner = planner
         self._tap = tap
         self._clock = clock
@@ -87,9 +87,13 @@ class Intake:
             if not self._apply(run.engine, run.events, run.batches):
                 self._subscriber.withhold_advice(run.engine)
             time.sleep(_BREATH_S)
-        for source in self._sources:
+        until = self._clock() + TURN_S
+        for source in tuple(self._sources):
+            if self._clock() > until:
+                break
+            self._sources.rotate(-1)  # who is left out now is the first next time
             try:
-                self._watch(source)
+                self._watch(source, until)
             except Exception as error:  # this source has to resync; the others are not affected
                 self.counters["watch_failed"] += 1
                 self._log.warn(
@@ -102,8 +106,8 @@ class Intake:
         self.busy.worked(self._woke, self.last_turn)
         self._subscriber.is_patient = self.busy.overloaded
 
-    def _watch(self, source: KvEventSource) -> None:
-        for observed in source.receive(MESSAGES_A_TURN):
+    def _watch(self, source: KvEventSource, until: float) -> None:
+        for observed in source.receive(MESSAGES_A_TURN, until):
             if observed is None:
                 self._forget(source.engine)
             elif not self._apply(source.engine, observed):

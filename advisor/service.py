@@ -20,7 +20,7 @@ from threadpoolctl import threadpool_limits
 from ..dashboards.access import page_address
 from ..dashboards.app import create_app
 from ..dashboards.server import HttpServer
-from ..graph.errors import ConfigError
+from ..graph.errors import ConfigError, InUseError
 from ..graph.kvcache_graph import KVCacheGraph
 from ..graph.wire.endpoints import LOOPBACK_HOSTS, RunningSidecar, RuntimeNote, is_loopback
 from .assembly import assemble
@@ -193,7 +193,7 @@ def _http_server(status: Status, http: HttpConfig, token: str) -> HttpServer:
             http.port,
         )
     except OSError as error:
-        raise ConfigError(
+        raise InUseError(
             f"http.port = {http.port}: cannot listen on {http.host}: {error.strerror}"
         ) from None
 

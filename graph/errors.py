@@ -2,6 +2,7 @@
 
 KvGraphError
 ├── ConfigError      a configuration key or value is wrong
+│   └── InUseError     … is right, and cannot be had on this machine now
 ├── WireError        a frame or message that we refuse
 │   └── VersionError   a frame of a protocol version that we do not speak
 ├── GraphError       a graph operation that its arguments make impossible
@@ -14,13 +15,30 @@ Errors of one room are defined there: ``dashboards.source.BusyError``,
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 
 class KvGraphError(Exception):
-    """Base of every deliberate kvgraph error."""
+    """Base of every deliberate kvgraph error.
+
+    Attributes:
+        exit_code: Of a command that ends with it. 2: what it was given is wrong, so that there is
+            no use in trying again; 1: all else.
+    """
+
+    exit_code: ClassVar[int] = 1
 
 
 class ConfigError(KvGraphError, ValueError):
     """A configuration key or value is wrong; the message names it and what is allowed."""
+
+    exit_code = 2
+
+
+class InUseError(ConfigError):
+    """A value is right, but cannot be had on this machine now: another process has the port."""
+
+    exit_code = 1
 
 
 class WireError(KvGraphError):

@@ -200,6 +200,13 @@ def config_path() -> Path | None:
     return Path(named) if named else None
 
 
+def check_regular(path: Path) -> None:
+    """Refuse what somebody has put in a file's place meanwhile: a pipe would be waited for, and a
+    running loop must not wait. Raises ConfigError."""
+    if path.exists() and not path.is_file():
+        raise ConfigError(f"{str(path)!r} is no regular file, and only such a one is read again")
+
+
 def check_http(http: HttpConfig) -> None:
     """Refuse to listen beyond loopback unless ``allow_remote`` is set."""
     if not is_loopback(http.host) and not http.allow_remote:

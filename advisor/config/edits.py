@@ -25,7 +25,7 @@ from tomlkit.items import InlineTable
 from ...graph.errors import ConfigError
 from ...graph.types import LAYER_NAMES
 from ..policies.registry import POLICIES
-from .config import Config, load, unknown_key
+from .config import Config, check_regular, load, unknown_key
 from .sections import EdgeTypesConfig, ScoreConfig
 
 
@@ -290,6 +290,8 @@ class ConfigWatch:
 
     def _reread(self) -> Config | None:
         try:
+            if self._path is not None:
+                check_regular(self._path)
             fresh = load(self._path, self._overrides)
         except Exception as error:  # whatever a file holds, the old one stays
             self.counters["refused"] += 1

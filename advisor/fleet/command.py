@@ -12,6 +12,7 @@ import typer
 
 from ...graph.errors import ConfigError
 from ...graph.wire.endpoints import RunningSidecar, running_sidecars
+from ..config.config import check_regular
 from ..process.process import checked_hosts, log_for_people, refuse_remote, serve_at
 from ..tools.remote import TOKEN_VARIABLE, secret_of
 from .app import route_app
@@ -137,6 +138,7 @@ async def _reread(proxy: FleetProxy, file: Path) -> None:
             continue
         seen = stamp
         try:
+            check_regular(file)
             proxy.engines.list_again(engines_in(file))
         except ConfigError as error:
             _log.error("%s; the list stays as it was", error)

@@ -32,7 +32,8 @@ class ParentWatch:
         self._pid = pid
         self.fd: int | None = None  # becomes readable when the process ends; None without pidfds
         self._gone = not is_alive(pid)
-        with contextlib.suppress(AttributeError, OSError):  # no pidfds: ``is_gone`` asks each time
+        # No pidfds: ``is_gone`` asks each time. A number that is too large is no process's.
+        with contextlib.suppress(AttributeError, OSError, OverflowError):
             self.fd = os.pidfd_open(pid)
 
     def is_gone(self, readable: bool = False) -> bool:

@@ -102,10 +102,11 @@ def _settings(interval: float, service: bool, config: Path | None) -> Any:
 
 def parse_capacities(text: str) -> list[int]:
     """Parse capacities in blocks, as ``parse_numbers`` does."""
-    allowed = f"whole numbers of blocks from 1, e.g. {DEFAULT_CAPACITIES}"
-    return parse_numbers("--capacity", text, int, allowed)
+    allowed = f"whole numbers of blocks from 1 to {_MOST_BLOCKS:,}, e.g. {DEFAULT_CAPACITIES}"
+    return parse_numbers("--capacity", text, int, allowed, most=_MOST_BLOCKS)
 
 
+_MOST_BLOCKS: Final = 1 << 31  # chosen: a thousand times the largest pools
 Number = TypeVar("Number", int, float)
 
 

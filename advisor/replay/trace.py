@@ -172,9 +172,13 @@ def last_turns(session: Ints) -> npt.NDArray[np.bool_]:
 class TraceError(KvGraphError):
     """A trace cannot be read; the message names the file, the line and what is wrong."""
 
+    exit_code = 2
+
 
 class ReplayError(KvGraphError):
     """A replay was asked for something that cannot be; the message says what is allowed."""
+
+    exit_code = 2
 
 
 BYTES_PER_TOKEN: Final = 131_072

@@ -16,7 +16,7 @@ from typing import Final
 import zmq
 from zmq.utils import z85
 
-from ...graph.errors import ConfigError
+from ...graph.errors import ConfigError, InUseError
 from ...graph.wire.curve_keys import SidecarKeys
 from ...graph.wire.endpoints import is_ipv6
 from ...graph.wire.frames import MAX_FRAME_BYTES
@@ -94,9 +94,7 @@ def bind(socket: zmq.Socket[bytes], endpoint: str) -> str:
             return _bind_ipc(socket, endpoint)
         socket.bind(endpoint)
     except zmq.ZMQError as error:
-        raise ConfigError(
-            f"sidecar.endpoint = {endpoint!r}: cannot listen there: {error}"
-        ) from None
+        raise InUseError(f"sidecar.endpoint = {endpoint!r}: cannot listen there: {error}") from None
     return socket.getsockopt_string(zmq.LAST_ENDPOINT)
 
 
@@ -118,7 +116,7 @@ def _bind_ipc(socket: zmq.Socket[bytes], endpoint: str) -> str:
         # start at one moment would both find nobody there.
         with _locked_path(path):
             if _is_served(path):
-                raise ConfigError(f"sidecar.endpoint = {endpoint!r}: another sidecar serves it")
+                raise InUseError(f"sidecar.endpoint = {endpoint!r}: another sidecar serves it")
             umask = os.umask(0o177)
             try:
                 socket.bind(endpoint)
@@ -137,7 +135,7 @@ def _locked_path(path: Path) -> Iterator[None]:
     lock, until = path.with_name(f"{path.name}.lock"), time.monotonic() + _LOCKED_S
     while (held := _locked(lock)) is None:
         if time.monotonic() > until:
-            raise ConfigError(f"sidecar.endpoint: another process holds {str(lock)!r}")
+            raise InUseError(f"sidecar.endpoint: another process holds {str(lock)!r}")
         time.sleep(_AGAIN_S)
     try:
         yield

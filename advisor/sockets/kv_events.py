@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Final
@@ -138,9 +139,12 @@ class KvEventSource:
         """When ``receive`` should be called even if nothing arrives."""
         return self._replay.deadline
 
-    def receive(self, limit: int) -> Iterator[Observed]:
-        """Events to apply, from up to about ``limit`` batches that arrived."""
-        for batch in self._in_order(limit):
+    def receive(self, limit: int, until: float = math.inf) -> Iterator[Observed]:
+        """Events to apply, from up to about ``limit`` batches that arrived.
+
+        Once the clock has passed ``until``, no further batch is taken; the rest waits.
+        """
+        for batch in self._in_order(limit, until):
             decoder = self._order.life.decoder
             if batch is None:
                 decoder.forget()
@@ -151,12 +155,16 @@ class KvEventSource:
                 self._note_left_out()
                 yield events
 
-    def _in_order(self, limit: int) -> Iterator[Batch]:
+    def _in_order(self, limit: int, until: float) -> Iterator[Batch]:
         for frames in self._replay.read(limit):
             yield from self._take_replayed(frames)
+            if self._clock() > until:
+                return
         # What the publisher sent before it went away is read before its going is noticed.
         for frames in self._live.read(limit):
             yield from self._take_live(frames)
+            if self._clock() > until:
+                return
         if self._live.drained:
             yield from self._follow_connection()
         if self._replay.is_late:

@@ -9,6 +9,7 @@ import urllib.error
 import urllib.request
 from http.client import HTTPException
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 from ...dashboards.access import EDIT_HEADER, edit_token
 from ...dashboards.server import MOST_BODY_BYTES
@@ -26,6 +27,12 @@ _opener: Final = opener(through_proxies=False)  # the sidecar is on this machine
 
 class RemoteError(KvGraphError):
     """A sidecar cannot be queried, or cannot answer."""
+
+
+class AddressError(RemoteError):
+    """What is to be asked has no such address."""
+
+    exit_code = 2
 
 
 class UnknownError(RemoteError):
@@ -47,11 +54,19 @@ _REFUSALS: Final = {
 }  # fmt: skip
 
 
+def _is_address(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in ("http", "https") and bool(parts.hostname)
+    except ValueError:  # an address of IPv6 without its bracket
+        return False
+
+
 def sidecar_urls(url: str | None) -> list[str]:
     """``url``, or the URLs of all of this user's running sidecars."""
     if url is not None:
-        if not url.startswith(("http://", "https://")):
-            raise RemoteError(f"{url!r} is not a URL; allowed: http://127.0.0.1:PORT")
+        if not _is_address(url):
+            raise AddressError(f"{url!r} is not a URL; allowed: http://127.0.0.1:PORT")
         return [url.rstrip("/")]
     found = [sidecar.http for sidecar in running_sidecars()]
     if not found:

@@ -22,7 +22,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ...dashboards.access import page_address
-from ...graph.errors import ConfigError
+from ...graph.errors import InUseError
 from ...graph.wire.endpoints import runtime_dir
 from ...graph.wire.events import REMEDY, BlockHashing, disagreements
 from ..words.times import seconds
@@ -361,7 +361,7 @@ def leading_to(address: str) -> Iterator[Path]:
     try:
         number, name = tempfile.mkstemp(prefix="open-", suffix=".html", dir=folder)
     except OSError as error:
-        raise ConfigError(f"runtime directory {str(folder)!r}: {error.strerror}") from None
+        raise InUseError(f"runtime directory {str(folder)!r}: {error.strerror}") from None
     path = Path(name)
     try:
         with open(number, "w", encoding="utf-8") as file:

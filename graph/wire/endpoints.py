@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from ..errors import ConfigError
+from ..errors import ConfigError, InUseError
 from .frames import BAD_PAYLOAD
 
 LOOPBACK_HOSTS: Final = frozenset({"127.0.0.1", "localhost", "::1"})
@@ -85,10 +85,10 @@ def runtime_dir() -> Path:
         path.mkdir(mode=0o700, exist_ok=True)
         found = path.lstat()
     except OSError as error:
-        raise ConfigError(f"runtime directory {str(path)!r}: {error.strerror}") from None
+        raise InUseError(f"runtime directory {str(path)!r}: {error.strerror}") from None
     # In a shared temporary directory somebody else may have made it first.
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
-        raise ConfigError(
+        raise InUseError(
             f"runtime directory {str(path)!r} must be a directory of this user with mode 0700; "
             "remove it, or set XDG_RUNTIME_DIR"
         )

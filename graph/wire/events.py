@@ -44,6 +44,8 @@ class GroupKind(IntEnum):
 
 
 MAX_GROUPS = 255  # of one engine; chosen
+MAX_SEGMENTS = 4096  # of one request; chosen: twice what an engine states and infers
+MAX_HOLD_ENDS = 64  # kinds; chosen: room for those of later builds
 GroupPlace = Annotated[int, msgspec.Meta(ge=0, lt=MAX_GROUPS)]
 
 
@@ -120,7 +122,7 @@ class RequestStarted(Event, tag=6, frozen=True):
     block_size: BlockSize
     session: Name | None = None
     tenant: Name | None = None
-    segments: tuple[Segment, ...] = ()
+    segments: Annotated[tuple[Segment, ...], msgspec.Meta(max_length=MAX_SEGMENTS)] = ()
     loading_tokens: Count = (
         0  # that a load from a colder tier is to bring, beyond ``cached_tokens``
     )
@@ -301,7 +303,8 @@ class AdmissionReport(Event, tag=20, frozen=True):
     waiting_blocks: Total  # that they want
     oldest_s: Seconds  # how long the first of them waits by now
     held: Total
-    released: tuple[Total, ...]  # one for each of ``HOLD_ENDS``
+    # One for each of ``HOLD_ENDS``.
+    released: Annotated[tuple[Total, ...], msgspec.Meta(max_length=MAX_HOLD_ENDS)]
     waited_s: Seconds  # in all
     longest_s: Seconds
     not_held: Total  # requests that started without being held

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 import numpy as np
@@ -19,6 +19,7 @@ import numpy as np
 from ..errors import WireError
 from ..types import Tier
 from .events import (
+    MAX_KEYS,
     MAX_NAME,
     AnyEvent,
     BlocksCleared,
@@ -29,8 +30,15 @@ from .events import (
 )
 from .frames import BAD_PAYLOAD, parse_seq
 
+# A byte of a batch can be an event that cannot be read, or a hash, and each of these takes a
+# thousand times as long as a byte. So a frame's length alone bounds nothing. Chosen: an engine with
+# blocks of one token evicts as many as a step computes.
+MOST_EVENTS: Final = 1 << 18
+MOST_HASHES: Final = MAX_KEYS  # of all its events
+
 AnyHash = int | bytes
-Hashes = list[AnyHash]
+Hashes = Annotated[list[AnyHash], msgspec.Meta(max_length=MOST_HASHES)]
+_Many = msgspec.Meta(max_length=MOST_EVENTS)
 
 _MEDIA: Final = {
     "GPU": Tier.HOT,
@@ -99,27 +107,27 @@ KvEvent = _MapEvent | _ArrayEvent
 
 class _ArrayOfArrays(msgspec.Struct, array_like=True):
     ts: msgspec.Raw
-    events: list[_ArrayEvent]
+    events: Annotated[list[_ArrayEvent], _Many]
 
 
 class _ArrayOfMaps(msgspec.Struct, array_like=True):
     ts: msgspec.Raw
-    events: list[_MapEvent]
+    events: Annotated[list[_MapEvent], _Many]
 
 
 class _MapOfMaps(msgspec.Struct):
     ts: msgspec.Raw
-    events: list[_MapEvent]
+    events: Annotated[list[_MapEvent], _Many]
 
 
 class _ArrayOfRaw(msgspec.Struct, array_like=True):
     ts: msgspec.Raw
-    events: list[msgspec.Raw]
+    events: Annotated[list[msgspec.Raw], _Many]
 
 
 class _MapOfRaw(msgspec.Struct):
     ts: msgspec.Raw
-    events: list[msgspec.Raw]
+    events: Annotated[list[msgspec.Raw], _Many]
 
 
 _SHAPES: Final = (
@@ -193,7 +201,12 @@ class KvEventDecoder:
     def translate(self, events: Sequence[KvEvent]) -> list[AnyEvent]:
         """Translate events to our own; call it in the publisher's order."""
         translated: list[AnyEvent] = []
+        room = MOST_HASHES
         for event in events:
+            room -= len(getattr(event, "block_hashes", ()))
+            if room < 0:
+                self._leave_out(f"its batch has more than {MOST_HASHES} block hashes", True)
+                break
             try:
                 translated.extend(self._translate(event))
             except WireError as error:

@@ -53,7 +53,8 @@ class PromptDigests:
     def salt(self) -> int:
         if self._salt is None:
             return 0
-        digest = blake2b(self._salt.encode(), digest_size=_BYTES, key=self._key).digest()
+        said = self._salt.encode("utf-8", "surrogatepass")
+        digest = blake2b(said, digest_size=_BYTES, key=self._key).digest()
         return int.from_bytes(digest, "little") or 1
 
 

@@ -15,6 +15,7 @@ allow them) are left out, with one warning for each field name: a request never 
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import hmac
 import logging
@@ -323,6 +324,8 @@ def tenant_of_salt(salt: str | None) -> str | None:
 
 def _secret_in(path: Path) -> str:
     try:
+        if path.exists() and not path.is_file():  # the engine would wait for a pipe's other end
+            raise OSError(errno.EINVAL, "it is no regular file")
         secret = path.read_text("utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not text"

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -18,9 +19,11 @@ import pytest
 import typer
 from command_line import kvgraph
 from kvgraph.advisor import cli
+from kvgraph.advisor.process.process import ParentWatch
 from kvgraph.advisor.tools.terminal import plain
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
+EMPTY = Path(os.devnull)  # holds nothing, and is no directory
 
 
 @pytest.fixture
@@ -86,31 +89,63 @@ def test_version(run: Run) -> None:
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["serve", "--set", "score.agee=1"], "did you mean score.age?"),
-        (["serve", "--set", "score.age"], "section.key=value"),
-        (["serve", "--set", "score.age=high"], "score.age = 'high' (command line)"),
-        (["serve", "--endpoint", "tcp://0.0.0.0:1"], "CURVE"),
-        (["serve", "--config", "/does/not/exist.toml"], "No such file"),
         (["status"], "no sidecar of this user is running"),
         (["status", "--url", "http://127.0.0.1:1"], "no sidecar answers"),
         (["status", "--url", "http://127.0.0.1:99999"], "no sidecar answers"),
-        (["status", "--url", "ftp://x"], "is not a URL"),
         (["explain", "12", "--url", "http://127.0.0.1:1"], "no sidecar answers"),
         (["open", "--url", "http://127.0.0.1:1"], "no sidecar of this user runs at"),
-        (["route", "--engines", "/does/not/exist"], "cannot be read: No such file"),
-        (["memory", "x drain", "--budget", "99"], "engine 'x drain': allowed: http://HOST:PORT\n"),
-        (["serve", "--set", "score.age=x"], "allowed: a valid number\n"),
     ],
 )
 def test_an_expected_failure_is_one_line_and_a_code(
     run: Run, arguments: list[str], expected: str
 ) -> None:
-    done = run(*arguments)
-    assert done.returncode == 1
+    fails_in_one_line(run(*arguments), 1, expected)
+
+
+def fails_in_one_line(done: subprocess.CompletedProcess[str], code: int, expected: str) -> None:
+    assert done.returncode == code
     assert done.stdout == ""
     assert expected in done.stderr
     assert done.stderr.startswith("kvgraph: ")
     assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["serve", "--set", "score.agee=1"], "did you mean score.age?"),
+        (["serve", "--set", "score.age"], "section.key=value"),
+        (["serve", "--set", "score.age=high"], "score.age = 'high' (command line)"),
+        (["serve", "--endpoint", "tcp://0.0.0.0:1"], "CURVE"),
+        (["serve", "--config", "/does/not/exist.toml"], "No such file"),
+        (["status", "--url", "ftp://x"], "is not a URL"),
+        (["route", "--engines", "/does/not/exist"], "cannot be read: No such file"),
+        (["memory", "x drain", "--budget", "99"], "engine 'x drain': allowed: http://HOST:PORT\n"),
+        (["serve", "--set", "score.age=x"], "allowed: a valid number\n"),
+        (["replay", "/does/not/exist", "--capacity", "9"], "there is no such file\n"),
+        (["replay", str(EMPTY), "--capacity", "9" * 20], "allowed: whole numbers of blocks"),
+        (["why", "x", "--url", "http://[::1"], "'http://[::1' is not a URL"),
+        (["replay", str(EMPTY), "--capacity", "9"], "it holds no request\n"),
+        (["replay", str(EMPTY), "--capacity", "9", "--policy", "lruu"], "allowed: all, lru,"),
+    ],
+)
+def test_a_wrong_input_is_one_line_and_code_2(
+    run: Run, arguments: list[str], expected: str
+) -> None:
+    """As with options that do not exist: a supervisor need not try again."""
+    fails_in_one_line(run(*arguments), 2, expected)
+
+
+def test_a_parent_of_an_impossible_number_is_gone() -> None:
+    assert ParentWatch(10**12).is_gone()
+
+
+def test_an_address_that_is_taken_may_be_free_later(run: Run, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        endpoint = f"ipc://{tmp_path}/s.sock"
+        done = run("serve", "--endpoint", endpoint, "--http-port", port)
+    fails_in_one_line(done, 1, f"http.port = {port}: cannot listen on 127.0.0.1")
 
 
 def test_a_child_says_one_json_line_and_goes_with_its_parent(

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
+import threading
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -195,6 +198,21 @@ def test_a_vanished_file_keeps_the_old_values(file: Path) -> None:
     clock.now += 2
     assert watch.poll() is None
     assert watch.config is config
+
+
+def test_a_pipe_in_the_files_place_is_not_waited_for(file: Path) -> None:
+    watch, _, config = watching(file, "[score]\nage = 1.0\n")
+    file.unlink()
+    os.mkfifo(file)
+    opened = partial(os.open, file, os.O_RDWR | os.O_NONBLOCK)
+    late = threading.Timer(3.0, lambda: os.close(opened()))  # or a reader would wait for ever
+    late.start()
+    watch.ask()
+    assert watch.poll() is None
+    assert late.is_alive(), "nobody waited for it"
+    late.cancel()
+    assert watch.config is config
+    assert "is no regular file" in str(watch.last_error)
 
 
 def test_a_reload_can_be_asked_for_at_once(file: Path) -> None:

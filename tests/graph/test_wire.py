@@ -27,7 +27,7 @@ from kvgraph.graph.wire.events import (
     RequestStarted,
     Segment,
 )
-from kvgraph.graph.wire.kv_events import KvEventDecoder
+from kvgraph.graph.wire.kv_events import MOST_EVENTS, MOST_HASHES, KvEventDecoder
 from wire_keys import pack
 
 EVENTS = [
@@ -143,6 +143,12 @@ def test_another_version_is_told_from_garbage() -> None:
             "RequestFinished.expected_return_s",
             False,
         ),
+        (
+            [6, "r", pack(1), 16, 0, 16, None, None, [[2, 0, 16]] * 4097],
+            "RequestStarted.segments",
+            False,
+        ),
+        ([20, 0, 0, 0, 0, [0] * 65, 0, 0, 0], "AdmissionReport.released", False),
         ([16, 0, 2**63, 0, 0, 0, 0], "AdviceApplied.moved", False),
         ([10, pack(1), float("nan")], "ConfidenceSampled.confidence", False),
         (["BlocksStored", pack(1)], "Unreadable", True),
@@ -284,6 +290,34 @@ def test_odd_events_cost_each_as_much_as_one() -> None:
         return min(took)
 
     assert cost(8000) < 24 * cost(1000), "eight times as many"
+
+
+@pytest.mark.parametrize("event", [b"\xc0", b"\x80", b"\x90"])
+def test_a_batch_of_bytes_that_are_no_events_is_refused_at_once(event: bytes) -> None:
+    """Each took two microseconds, so that a frame held everybody's advice up for minutes."""
+    for count, taken in ((MOST_EVENTS, True), (MOST_EVENTS + 1, False)):
+        payload = b"\x92\x00\xdd" + count.to_bytes(4, "big") + event * count
+        decoder = KvEventDecoder()
+        if taken:
+            assert decoder.decode_payload(payload) == []
+            assert decoder.left_out == count
+        else:
+            with pytest.raises(WireError, match="length"):
+                decoder.decode_payload(payload)
+
+
+def test_a_batch_has_no_more_hashes_than_are_read_in_a_second() -> None:
+    """Hashes of one byte: sixty times as many as a frame has of those that engines send."""
+    half = {**REMOVED, "block_hashes": [1] * (MOST_HASHES // 2)}
+    decoder = KvEventDecoder()
+    assert len(decoder.decode_payload(encode([1.5, [half, half, CLEARED]]))) == 3
+    assert (decoder.left_out, decoder.torn) == (0, False)
+    translated = decoder.decode_payload(encode([1.5, [half, half, REMOVED, CLEARED]]))
+    assert len(translated) == 2
+    assert (decoder.left_out, decoder.torn) == (1, True)
+    whole = {**REMOVED, "block_hashes": [1] * (MOST_HASHES + 1)}
+    assert decoder.decode_payload(encode([1.5, [whole, REMOVED]])) == [OURS[1]]
+    assert decoder.left_out == 2
 
 
 @pytest.mark.parametrize(

@@ -106,6 +106,21 @@ def test_a_name_on_a_hub_is_told_by_its_commit() -> None:
     assert weights_of(model_at("a/b", "aaa")) != weights_of(model_at("a/b", "bbb"))
 
 
+def test_a_commit_of_the_configurations_place_says_nothing_of_the_weights() -> None:
+    """``--hf-config-path`` may name another place of a hub, whose commits are its own."""
+    from huggingface_hub._revision import ResolvedRevision
+    from kvgraph.hooks.vllm.tiers.worker import weights_of
+
+    model = model_at("a/b", "of another place")
+    model.hf_config_path, model.revision = "c/d", None
+    with pytest.raises(StorageError, match="no commit"):
+        weights_of(model)
+    model.revision = ResolvedRevision("the weights' own", None, repo_id="a/b", repo_type="model")
+    assert weights_of(model)[0] == "the weights' own"
+    model.hf_config_path = "a/b"
+    assert weights_of(model)[0] == "of another place"
+
+
 def test_weights_that_cannot_be_told_from_others_get_no_disk(
     tmp_path: Path, opened: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -460,6 +475,8 @@ def test_weights_of_another_place_than_the_configurations_are_told_by_that_place
         "VLLM_MARLIN_INPUT_DTYPE", "VLLM_BATCH_INVARIANT", "VLLM_ROCM_SHUFFLE_KV_CACHE_LAYOUT",
         "VLLM_FLOAT32_MATMUL_PRECISION", "VLLM_USE_DEEP_GEMM_E8M0",
         "VLLM_ROCM_QUICK_REDUCE_QUANTIZATION", "VLLM_B12X_MOE_FP4_FORCE_A16",
+        "VLLM_DISABLED_KERNELS", "VLLM_USE_HW_AGNOSTIC", "VLLM_VIDEO_LOADER_BACKEND",
+        "VLLM_MEDIA_CONNECTOR", "NVIDIA_TF32_OVERRIDE", "ONEDNN_DEFAULT_FPMATH_MODE",
     ],
 )  # fmt: skip
 def test_variables_that_choose_the_numbers_count(
@@ -475,6 +492,24 @@ def test_variables_of_a_machine_do_not(paper_config: Any, monkeypatch: pytest.Mo
     for variable in ("VLLM_DP_RANK", "VLLM_HOST_IP", "VLLM_PORT", "VLLM_CACHE_ROOT", "HOME"):
         monkeypatch.setenv(variable, "1")
     assert identity(paper_config) == before
+
+
+def test_another_generation_of_devices_is_another(
+    paper_config: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Layers of 8 bits multiply in 8 bits on one, and in 16 on an older one."""
+    from vllm.platforms import current_platform
+    from vllm.platforms.interface import DeviceCapability
+
+    names = set()
+    for capability in (None, DeviceCapability(8, 0), DeviceCapability(9, 0)):
+        monkeypatch.setattr(
+            type(current_platform),
+            "get_device_capability",
+            classmethod(lambda cls, device_id=0, told=capability: told),
+        )
+        names.add(identity(paper_config))
+    assert len(names) == 3
 
 
 def test_a_plugins_model_in_the_place_of_vllms_is_another(

@@ -300,9 +300,16 @@ CHANGES_NOTHING: Final[Mapping[str, frozenset[str]]] = MappingProxyType(
 _OF_ARITHMETIC: Final = re.compile(
     "PRECISION|INVARIANT|QUANT|E8M0|DTYPE|ACCUM|AITER|AWQ|DEEP_?GEMM|EMULATION|SIMULATION|LAYOUT"
     "|PARTITION|MLA_DISABLE|ALLOW_LONG|W4A8|(INT|FP|BF|NVFP|MXFP|A)(4|8|16)"
+    "|DISABLED_KERNELS|HW_AGNOSTIC"  # of kernels for quantised layers, some quantise what they read
+    "|VIDEO_LOADER|MEDIA_CONNECTOR"  # of a picture that its client names, the name alone is hashed
 )
 """vLLM's environment variables that say in which numbers, or in which order of a block, it
 computes; a new one is known by such a word in its name."""
+_OF_LIBRARIES: Final = (
+    "DNNL_DEFAULT_FPMATH_MODE", "HIPBLASLT_ALLOW_TF32", "NVIDIA_TF32_OVERRIDE",
+    "ONEDNN_DEFAULT_FPMATH_MODE", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
+)  # fmt: skip
+"""Variables by which what vLLM calls multiplies floats in fewer bits."""
 
 
 def disk_identity(config: VllmConfig) -> str:
@@ -327,6 +334,7 @@ def disk_identity(config: VllmConfig) -> str:
         vllm.__version__,
         _described(config),
         _environment(),
+        _device(),
         _implementation(config.model_config),
         _loaded(config.model_config, config.load_config),
     ]
@@ -386,7 +394,17 @@ def _environment() -> object:
     from vllm import envs
 
     names = [name for name in envs.environment_variables if _OF_ARITHMETIC.search(name)]
+    names += _OF_LIBRARIES
     return [(name, os.environ[name]) for name in sorted(names) if name in os.environ]
+
+
+def _device() -> object:
+    """Tell the generation of the device: by it vLLM chooses whether layers of 8 bits multiply in 8
+    bits, which an older one cannot."""
+    from vllm.platforms import current_platform
+
+    found = current_platform.get_device_capability()
+    return tuple(found) if found is not None else None
 
 
 def weights_of(model: ModelConfig) -> object:
@@ -397,14 +415,22 @@ def weights_of(model: ModelConfig) -> object:
         StorageError: Nothing does: there is no file of weights, and no commit of a hub.
     """
     path = Path(getattr(model, "model_weights", "") or model.model)
-    files = sorted(_files(path))
-    # The commit is the configuration's, which may be of another place than the weights.
-    commit = getattr(model.hf_config, "_commit_hash", None) if str(path) == model.model else None
+    files, commit = sorted(_files(path)), _commit(model, str(path))
     if path.exists() and not any(name.endswith(_WEIGHTS) for name, *_ in files):
         raise StorageError(f"{path} holds no weights, so new ones would not be noticed")
     if not path.exists() and commit is None:
         raise StorageError(f"{path} has no commit, so new weights would not be noticed")
     return commit, files
+
+
+def _commit(model: ModelConfig, path: str) -> str | None:
+    """Return the commit of a hub that the weights are of; None if nobody knows."""
+    if path != model.model:
+        return None
+    if getattr(model, "hf_config_path", None) in (None, path):
+        return getattr(model.hf_config, "_commit_hash", None)
+    # That of the configuration is another place's. A revision may remember what it was resolved to.
+    return getattr(model.revision, "resolved", None)
 
 
 def _files(path: Path) -> Iterator[tuple[str, str, int, int]]:

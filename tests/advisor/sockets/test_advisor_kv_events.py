@@ -5,11 +5,14 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NoReturn
 
 import msgspec
 import pytest
+from kvgraph.advisor.intake import Intake
 from kvgraph.advisor.sockets.kv_order import MAX_ATTEMPTS, KvOrder, SourceState
 from kvgraph_bench.sidecars.kv_publisher import Publisher, Watcher, removed, stored
 
@@ -290,6 +293,68 @@ def test_vllms_own_publisher(tmp_path: Path) -> None:
     finally:
         watcher.close()
         publisher.shutdown()
+
+
+class _Ticks:
+    """A clock that goes on by a tenth of a second whenever somebody looks."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        self.now += 0.1
+        return self.now
+
+
+def test_what_is_watched_takes_no_more_of_a_turn_than_its_time(publisher: Publisher) -> None:
+    """A turn took up to 256 batches of each publisher, however long they took."""
+    watcher = Watcher.of(publisher, QUICK_S)
+    try:
+        watcher.until(lambda: watcher.source.state == "synced")
+        publisher.wait_for_subscriber()
+        for key in range(30):
+            publisher.publish(stored(key))
+        time.sleep(0.2)
+        clock = watcher.source._clock = _Ticks()
+        taken = []
+        while sum(taken) < 30:
+            taken.append(sum(1 for _ in watcher.source.receive(256, clock.now + 1.0)))
+            assert 1 <= taken[-1] <= 10
+        assert sum(taken) == 30
+    finally:
+        watcher.close()
+
+
+class _Source:
+    """Takes a second for what it has, each time."""
+
+    deadline = None
+
+    def __init__(self, name: str, clock: _Ticks, order: list[str]) -> None:
+        self.engine, self._clock, self._order = name, clock, order
+
+    def receive(self, limit: int, until: float) -> Iterator[list[Any]]:
+        self._order.append(self.engine)
+        self._clock.now += 1.0
+        yield []
+
+    def lost_step(self) -> None:
+        raise AssertionError("nothing was lost")
+
+
+def test_a_publisher_that_takes_long_keeps_no_other_from_its_turn() -> None:
+    clock, order = _Ticks(), list[str]()
+    sources: Any = [_Source(name, clock, order) for name in "abc"]
+    ears = SimpleNamespace(receive=lambda limit, seconds: (), peer=lambda engine: None)
+    graph = SimpleNamespace(slices=lambda engine, events: iter(()), lock=nullcontext())
+    planner = SimpleNamespace(applied=lambda: None)
+    made: tuple[Any, ...] = (graph, ears, sources, planner, None, clock)
+    intake = Intake(*made)
+    for turn in range(1, 7):
+        before = clock.now
+        intake.receive_and_apply()
+        assert len(order) == turn, "one has used the time up"
+        assert clock.now - before < 3.0
+    assert order == list("abcabc")
 
 
 class Asked:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import random
+import threading
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -202,6 +205,22 @@ def test_who_has_the_secret_speaks_for_the_operator(
     reader = HintReader(policy_of(tmp_path, value))
     (segment,) = reader.read({"kvgraph": {**FULL, "secret": presented}}, 1000).segments
     assert segment.authority == authority
+
+
+def test_a_pipe_named_as_the_secret_holds_no_engine_up(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    pipe = tmp_path / "secret.pipe"
+    os.mkfifo(pipe)
+    opened = partial(os.open, pipe, os.O_RDWR | os.O_NONBLOCK)
+    late = threading.Timer(3.0, lambda: os.close(opened()))  # or a reader would wait for ever
+    late.start()
+    policy = hint_policy(stated(f"secret:{pipe}"))
+    assert late.is_alive(), "nobody waited for it"
+    late.cancel()
+    assert "is no regular file" in caplog.text
+    tag = {"kvgraph": {**FULL, "secret": ""}}
+    assert HintReader(policy).read(tag, 1000).session is None
 
 
 def test_what_is_not_allowed_is_said_once_without_the_secret(

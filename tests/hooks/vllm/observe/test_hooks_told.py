@@ -301,6 +301,10 @@ def test_digests_are_of_whole_prefixes_and_say_nothing_without_the_key() -> None
     )
 
 
+def test_a_salt_that_is_no_text_has_a_digest() -> None:
+    assert PromptDigests(KEY, [], BLOCK_SIZE, "\ud800").salt() not in (0, 1)
+
+
 def digests(packed: bytes) -> list[bytes]:
     return [packed[at : at + 8] for at in range(0, len(packed), 8)]
 
