@@ -16,6 +16,7 @@ _Places = npt.NDArray[np.int64]
 _Marks = npt.NDArray[np.uint8] | npt.NDArray[np.bool_]
 _Doubles = npt.NDArray[np.float64]
 _Counts = npt.NDArray[np.uint32]
+_Singles = npt.NDArray[np.float32]
 
 _Unlinked = tuple[int, bytes, bytes]
 
@@ -219,6 +220,42 @@ def credit(
     now: float,
     memory_s: float,
     out: _Doubles,
+    /,
+) -> None: ...
+def inputs(features: _Singles, scales: _Singles, farthest: float, out: _Singles, /) -> None: ...
+def gate(lines: _Singles, bases: _Singles, units: int, bound: float, out: _Singles, /) -> None: ...
+def swish(lines: _Singles, exponentials: _Singles, /) -> None: ...
+def bound(lines: _Singles, bases: _Singles, units: int, least: float, most: float, /) -> None: ...
+def exposure(
+    ages: _Doubles,
+    returned: _Marks,
+    borders: _Doubles,
+    shares: _Singles,
+    spent: _Singles,
+    events: _Singles,
+    /,
+) -> None: ...
+def blame(
+    logarithms: _Singles,
+    rates: _Singles,
+    spent: _Singles,
+    events: _Singles,
+    bins: int,
+    smooth: float,
+    /,
+) -> None: ...
+def back(slopes: _Singles, factors: _Singles | None, units: int, sums: _Singles, /) -> None: ...
+def moments(
+    slopes: _Singles, means: _Singles, squares: _Singles, warm: float, out: _Singles, /
+) -> None: ...
+def descend(
+    weights: _Singles,
+    means: _Singles,
+    roots: _Singles,
+    prior: _Singles,
+    warm: float,
+    step: float,
+    pull: float,
     /,
 ) -> None: ...
 def features(*columns_rows_and_out: npt.NDArray[Any]) -> None: ...

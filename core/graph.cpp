@@ -6,6 +6,7 @@
 #include "index.hpp"
 #include "ingest.hpp"
 #include "lab.hpp"
+#include "networks.hpp"
 #include "pools.hpp"
 #include "returns.hpp"
 #include "scores.hpp"
@@ -321,6 +322,15 @@ PyMethodDef functions[] = {
     FUNCTION("gittins", returns::gittins),
     FUNCTION("credit", returns::credit),
     FUNCTION("features", returns::features),
+    FUNCTION("inputs", networks::inputs),
+    FUNCTION("gate", networks::gate),
+    FUNCTION("swish", networks::swish),
+    FUNCTION("bound", networks::bound),
+    FUNCTION("exposure", networks::exposure),
+    FUNCTION("blame", networks::blame),
+    FUNCTION("back", networks::back),
+    FUNCTION("moments", networks::moments),
+    FUNCTION("descend", networks::descend),
     FUNCTION("lru", lab::lru),
     FUNCTION("belady", lab::belady),
     {nullptr, nullptr, 0, nullptr},
