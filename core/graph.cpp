@@ -193,13 +193,20 @@ PyObject* ranked_rows(PyObject* self, Arguments with, Py_ssize_t count) {
     return PyBytes_FromStringAndSize((const char*)found.data(), (Py_ssize_t)(4 * found.size()));
 }
 
+// adopt(pool, first rows, scores, lengths or None)
 PyObject* ranked_adopt(PyObject* self, Arguments with, Py_ssize_t count) {
-    expect(count, 3);
+    expect(count, 4);
     int number = pool_of(self, with[0]);
-    Array<const int32_t> rows(with[1]);
+    Array<const int32_t> firsts(with[1]);
     Array<const double> scores(with[2]);
-    if (rows.size() != scores.size()) raise_type_error("expected a score for each row");
-    ranked(self).adopt(number, rows, scores);
+    if (firsts.size() != scores.size()) raise_type_error("expected a score for each row");
+    if (with[3] == Py_None) {
+        ranked(self).adopt(number, firsts, scores, nullptr);
+        return nothing();
+    }
+    Array<const int64_t> lengths(with[3]);
+    if (lengths.size() != scores.size()) raise_type_error("expected a length for each row");
+    ranked(self).adopt(number, firsts, scores, lengths.data());
     return nothing();
 }
 
