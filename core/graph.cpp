@@ -183,7 +183,7 @@ PyObject* ranked_seed(PyObject* self, Arguments with, Py_ssize_t count) {
     return nothing();
 }
 
-// rows(pool, keys by row now) -> bytes of int32, in no order
+// rows(pool, keys by row now) -> bytes of int32, ascending
 PyObject* ranked_rows(PyObject* self, Arguments with, Py_ssize_t count) {
     expect(count, 2);
     int number = pool_of(self, with[0]);

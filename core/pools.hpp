@@ -287,13 +287,18 @@ public:
         if (pools_[number].held > pools_[number].capacity) evict_surplus(number);
     }
 
-    // Rows of the blocks that a pool holds and the table still has, in no order.
+    // Rows of the blocks that a pool holds and the table still has, ascending.
     void rows(int number, const Array<const uint64_t>& now, std::vector<int32_t>& found) const {
+        std::vector<uint64_t> marks(now.size() / 64 + 1, 0);  // a bit for each row
         for (size_t place = 0; place < places_.size(); place++) {
             int32_t row = places_.row(place);
             if (row >= 0 && (held_by_[place] >> number & 1) && (size_t)row < now.size() && now[(size_t)row] == key_[place])
-                found.push_back(row);
+                marks[(size_t)row / 64] |= 1ull << ((size_t)row % 64);
         }
+        found.reserve((size_t)std::max<int64_t>(0, pools_[number].held));
+        for (size_t word = 0; word < marks.size(); word++)
+            for (uint64_t left = marks[word]; left; left &= left - 1)
+                found.push_back((int32_t)(64 * word) + (int32_t)__builtin_ctzll(left));
     }
 
     // Runs of so many consecutive rows; without lengths, single ones.

@@ -164,7 +164,7 @@ class RankedShadow:
         """int32, ascending: the rows of the blocks that are held."""
         if not self._follows:
             return np.empty(0, dtype=np.int32)
-        return np.sort(np.frombuffer(self._uses.pools.rows(self.number, keys), dtype=np.int32))
+        return np.frombuffer(self._uses.pools.rows(self.number, keys), dtype=np.int32)
 
     def adopt(self, rows: Rows, scores: Scores, lengths: Places | None = None) -> None:
         """Evict these from now on, the highest score first; of equals the first of them.
