@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import math
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -192,6 +192,17 @@ class Valve:
 logger = logging.getLogger(__name__)
 
 _UNUSED_BLOCKS: Final = 1  # of every pool: vLLM keeps one for itself
+# Seconds for which an unchanged graph is not asked again while there is room for all: time alone
+# makes returns less likely, and nobody waits for that. Chosen.
+_LASTS_S: Final = 5.0
+
+
+class _Known(NamedTuple):
+    """What an engine's pool was needed for, as of a version of the graph."""
+
+    version: int
+    at: float
+    demand: Demand
 
 
 class Admission:
@@ -199,13 +210,24 @@ class Admission:
 
     def __init__(self) -> None:
         self._valves: dict[int, Valve] = {}
+        self._known: dict[int, _Known] = {}
         self._epoch = 0
 
-    def advise(self, tables: Tables, engine: int, now: float) -> AdmissionAdvice:
-        """Advise one engine, by its residency column; called under the graph's lock."""
+    def advise(
+        self, tables: Tables, engine: int, now: float, version: int | None = None
+    ) -> AdmissionAdvice:
+        """Advise one engine, by its residency column; called under the graph's lock.
+
+        Args:
+            version: Rises with each change of the graph; None: nobody counts.
+        """
         valve = self._valve(engine, tables.pool_blocks.get(engine, 0) - _UNUSED_BLOCKS)
-        prompts, wanted = tables.regret.of(engine), demand(tables, engine, now)
         was_open = valve.limit is None
+        prompts, wanted = tables.regret.of(engine), self._known_demand(engine, now, version)
+        if wanted is None or not was_open:
+            wanted = demand(tables, engine, now)
+            if version is not None:
+                self._known[engine] = _Known(version, now, wanted)
         report = tables.reports[engine].admission
         if report is None:
             valve.update(prompts, wanted)
@@ -220,6 +242,14 @@ class Admission:
 
     def forget_all_but(self, engines: set[int]) -> None:
         self._valves = {engine: self._valves[engine] for engine in self._valves.keys() & engines}
+        self._known = {engine: self._known[engine] for engine in self._known.keys() & engines}
+
+    def _known_demand(self, engine: int, now: float, version: int | None) -> Demand | None:
+        """What the engine's pool is needed for, if nothing changed since somebody looked lately."""
+        known = self._known.get(engine)
+        if known is None or known.version != version or now - known.at >= _LASTS_S:
+            return None
+        return known.demand
 
     def _valve(self, engine: int, pool: int) -> Valve:
         valve = self._valves.get(engine)

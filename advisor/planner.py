@@ -248,7 +248,8 @@ class GraphEvictionAdvisor:
         column = tables.engines.get(engine)
         if column is None:
             return None
-        advice = self._admission.advise(tables, column, self._clock())
+        version = self._graph.changes.total
+        advice = self._admission.advise(tables, column, self._clock(), version)
         return replace(advice, heard=self._heard[engine])
 
     def _opinion(self, engine: str) -> EvictionRanking | None:

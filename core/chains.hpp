@@ -150,6 +150,160 @@ inline PyObject* highest(Arguments with, Py_ssize_t count) {
     return PyLong_FromSize_t(number);
 }
 
+// Runs of blocks, each of which scores a tie of depth more than the one before it in its run: the blocks
+// by their scores, the highest first, of equals the first; only as far as somebody asks.
+class InOrder {
+public:
+    struct Block {
+        uint32_t run;
+        int64_t offset;
+    };
+
+    // Of equals, blocks of the first run that is added go first; with ties, of that with the least.
+    void begin(size_t runs, const std::vector<int32_t>* ties = nullptr) {
+        clear();
+        runs_.reserve(runs);
+        ties_ = ties;
+    }
+    void add(double score, int64_t length) { runs_.push_back({score, length}); }
+    void clear() {
+        runs_.clear();
+        order_.clear();
+        found_.clear();
+        from_ = sorted_ = at_ = 0;
+        left_ = 0;
+    }
+    bool empty() const { return runs_.empty(); }
+    size_t bytes() const {
+        return runs_.capacity() * sizeof(Run) + order_.capacity() * sizeof(Placed) + found_.capacity() * sizeof(Block);
+    }
+
+    // The next one; false at the end.
+    bool next(Block& block) {
+        while (at_ == found_.size() && !left_)
+            if (!open()) return false;
+        block = left_ ? Block{run_, --left_} : found_[at_++];
+        return true;
+    }
+
+private:
+    struct Run {
+        double score;  // of its first block
+        int64_t length;
+    };
+    static constexpr size_t FEW = 8;          // runs, of which the next block is found one by one; chosen
+    static constexpr size_t SOME = 1 << 15;  // runs: so many are put in order at once; chosen
+
+    uint32_t tie(const Placed& each) const { return ties_ ? (uint32_t)(*ties_)[each.place] : each.place; }
+    double score(size_t run, int64_t offset) const { return runs_[run].score + (double)offset * DEPTH_TIE; }
+
+    // Takes the next run, and those that lie among it; false without one.
+    bool open() {
+        found_.clear();
+        at_ = 0;
+        if (order_.empty())  // runs by their last blocks, which go first
+            for (size_t run = 0; run < runs_.size(); run++)
+                if (runs_[run].length > 0) order_.push_back({falling(score(run, runs_[run].length - 1)), (uint32_t)run});
+        if (from_ == order_.size()) return false;
+        if (!sorted_ && !ties_ && order_.size() < SOME) {
+            sort_falling(order_);
+            sorted_ = order_.size();
+        }
+        // Few do: a session's score is far from another's beside what blocks of one chain differ by.
+        size_t to = from_ + 1;
+        double least = runs_[placed(from_).place].score;
+        for (; to < order_.size() && placed(to).falling <= falling(least); to++)
+            least = std::min(least, runs_[order_[to].place].score);
+        // Where a tie of depth is lost in a score, blocks of a run are equals too.
+        double most = runs_[order_[from_].place].score;
+        bool told_apart = std::fabs(least) < MOST_TOLD_APART && std::fabs(most) < MOST_TOLD_APART;
+        if (told_apart && to == from_ + 1) {
+            run_ = order_[from_].place;
+            left_ = runs_[run_].length;
+        } else if (told_apart && to - from_ <= FEW) {
+            merge(to);
+        } else {
+            together(to);
+        }
+        from_ = to;
+        return true;
+    }
+
+    void by_tie(size_t to) {
+        auto before = [this](const Placed& a, const Placed& b) { return tie(a) < tie(b); };
+        std::sort(order_.begin() + (long)from_, order_.begin() + (long)to, before);
+    }
+
+    // Puts the blocks of a few runs in order, each of which is in order from its last block on.
+    void merge(size_t to) {
+        by_tie(to);
+        Placed* heads = order_.data() + from_;  // by the highest of what is left of each
+        size_t count = to - from_;
+        int64_t left[FEW];
+        auto look = [&](size_t each) { heads[each].falling = falling(score(heads[each].place, left[each] - 1)); };
+        for (size_t each = 0; each < count; each++) {
+            left[each] = runs_[heads[each].place].length;
+            look(each);
+        }
+        while (count) {
+            size_t best = 0;
+            for (size_t each = 1; each < count; each++)
+                if (heads[each].falling < heads[best].falling) best = each;
+            found_.push_back({heads[best].place, --left[best]});
+            if (left[best]) {
+                look(best);
+                continue;
+            }
+            count--;
+            std::copy(heads + best + 1, heads + count + 1, heads + best);
+            std::copy(left + best + 1, left + count + 1, left + best);
+        }
+    }
+
+    // Puts the blocks of several runs in order.
+    void together(size_t to) {
+        by_tie(to);
+        std::vector<Placed> placed;
+        std::vector<Block> blocks;
+        for (size_t each = from_; each < to; each++) {
+            uint32_t run = order_[each].place;
+            for (int64_t offset = 0; offset < runs_[run].length; offset++) {
+                placed.push_back({falling(score(run, offset)), (uint32_t)blocks.size()});
+                blocks.push_back({run, offset});
+            }
+        }
+        sort_falling(placed);
+        for (const Placed& each : placed) found_.push_back(blocks[each.place]);
+    }
+
+    // One of `order_`, of which as much is in order as was asked for.
+    const Placed& placed(size_t at) {
+        while (at >= sorted_) {
+            auto before = [this](const Placed& a, const Placed& b) {
+                return a.falling != b.falling ? a.falling < b.falling : tie(a) < tie(b);
+            };
+            size_t left = order_.size() - sorted_, part = std::max<size_t>(1024, order_.size() / 16);
+            auto start = order_.begin() + (long)sorted_;
+            if (left > 2 * part) {
+                std::nth_element(start, start + (long)part, order_.end(), before);
+                left = part;
+            }
+            std::sort(start, start + (long)left, before);
+            sorted_ += left;
+        }
+        return order_[at];
+    }
+
+    std::vector<Run> runs_;
+    const std::vector<int32_t>* ties_ = nullptr;
+    std::vector<Placed> order_;
+    size_t from_ = 0, sorted_ = 0;  // how many of them were taken, and are in order
+    std::vector<Block> found_;      // blocks of runs that lie among each other
+    size_t at_ = 0;                 // how many of these were taken
+    uint32_t run_ = 0;              // else the run that lies alone, …
+    int64_t left_ = 0;              // … and how many of its blocks are left
+};
+
 // highest_of_runs(scores of first blocks, lengths, among, runs out, offsets out) -> how many blocks:
 // as `highest`, where each run's next block scores a tie of depth more.
 inline PyObject* highest_of_runs(Arguments with, Py_ssize_t count) {
@@ -163,42 +317,13 @@ inline PyObject* highest_of_runs(Arguments with, Py_ssize_t count) {
         raise_type_error("a length and a mark are needed for each score");
     {
         Unlocked unlocked(n);
-        auto at_offset = [&](size_t run, int64_t offset) { return scores[run] + (double)offset * DEPTH_TIE; };
-        std::vector<Placed> order;  // runs by their last blocks, which go first
-        for (size_t run = 0; run < n; run++)
-            if (among[run] && lengths[run] > 0)
-                order.push_back({falling(at_offset(run, lengths[run] - 1)), (uint32_t)run});
-        sort_falling(order);
-        std::vector<Placed> found;
-        std::vector<std::pair<uint32_t, int64_t>> of;
-        for (size_t from = 0, to; from < order.size() && number < limit; from = to) {
-            // Runs that lie among each other are put in order together; few do, as a session's score
-            // is far from another's beside what blocks of one chain differ by.
-            double least = scores[order[from].place];
-            for (to = from + 1; to < order.size() && order[to].falling <= falling(least); to++)
-                least = std::min(least, scores[order[to].place]);
-            if (to == from + 1 && std::fabs(least) < MOST_TOLD_APART) {
-                size_t run = order[from].place;
-                for (int64_t offset = lengths[run]; offset-- > 0 && number < limit; number++) {
-                    runs[number] = (int64_t)run;
-                    offsets[number] = offset;
-                }
-                continue;
-            }
-            std::sort(order.begin() + (long)from, order.begin() + (long)to,
-                      [](const Placed& a, const Placed& b) { return a.place < b.place; });
-            found.clear();
-            of.clear();
-            for (size_t each = from; each < to; each++)
-                for (int64_t offset = 0; offset < lengths[order[each].place]; offset++) {
-                    found.push_back({falling(at_offset(order[each].place, offset)), (uint32_t)of.size()});
-                    of.push_back({order[each].place, offset});
-                }
-            sort_falling(found);
-            for (size_t at = 0; at < found.size() && number < limit; at++, number++) {
-                runs[number] = of[found[at].place].first;
-                offsets[number] = of[found[at].place].second;
-            }
+        InOrder order;
+        order.begin(n);
+        for (size_t run = 0; run < n; run++) order.add(scores[run], among[run] ? lengths[run] : 0);
+        InOrder::Block block;
+        for (; number < limit && order.next(block); number++) {
+            runs[number] = block.run;
+            offsets[number] = block.offset;
         }
     }
     return PyLong_FromSize_t(number);

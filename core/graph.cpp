@@ -6,6 +6,7 @@
 #include "index.hpp"
 #include "ingest.hpp"
 #include "lab.hpp"
+#include "networks.hpp"
 #include "pools.hpp"
 #include "returns.hpp"
 #include "scores.hpp"
@@ -182,7 +183,7 @@ PyObject* ranked_seed(PyObject* self, Arguments with, Py_ssize_t count) {
     return nothing();
 }
 
-// rows(pool, keys by row now) -> bytes of int32, in no order
+// rows(pool, keys by row now) -> bytes of int32, ascending
 PyObject* ranked_rows(PyObject* self, Arguments with, Py_ssize_t count) {
     expect(count, 2);
     int number = pool_of(self, with[0]);
@@ -192,13 +193,20 @@ PyObject* ranked_rows(PyObject* self, Arguments with, Py_ssize_t count) {
     return PyBytes_FromStringAndSize((const char*)found.data(), (Py_ssize_t)(4 * found.size()));
 }
 
+// adopt(pool, first rows, scores, lengths or None)
 PyObject* ranked_adopt(PyObject* self, Arguments with, Py_ssize_t count) {
-    expect(count, 3);
+    expect(count, 4);
     int number = pool_of(self, with[0]);
-    Array<const int32_t> rows(with[1]);
+    Array<const int32_t> firsts(with[1]);
     Array<const double> scores(with[2]);
-    if (rows.size() != scores.size()) raise_type_error("expected a score for each row");
-    ranked(self).adopt(number, rows, scores);
+    if (firsts.size() != scores.size()) raise_type_error("expected a score for each row");
+    if (with[3] == Py_None) {
+        ranked(self).adopt(number, firsts, scores, nullptr);
+        return nothing();
+    }
+    Array<const int64_t> lengths(with[3]);
+    if (lengths.size() != scores.size()) raise_type_error("expected a length for each row");
+    ranked(self).adopt(number, firsts, scores, lengths.data());
     return nothing();
 }
 
@@ -321,6 +329,15 @@ PyMethodDef functions[] = {
     FUNCTION("gittins", returns::gittins),
     FUNCTION("credit", returns::credit),
     FUNCTION("features", returns::features),
+    FUNCTION("inputs", networks::inputs),
+    FUNCTION("gate", networks::gate),
+    FUNCTION("swish", networks::swish),
+    FUNCTION("bound", networks::bound),
+    FUNCTION("exposure", networks::exposure),
+    FUNCTION("blame", networks::blame),
+    FUNCTION("back", networks::back),
+    FUNCTION("moments", networks::moments),
+    FUNCTION("descend", networks::descend),
     FUNCTION("lru", lab::lru),
     FUNCTION("belady", lab::belady),
     {nullptr, nullptr, 0, nullptr},

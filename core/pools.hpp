@@ -3,6 +3,7 @@
 // that room is taken for what one engine uses, whatever the graph holds.
 #pragma once
 #include "arrays.hpp"
+#include "chains.hpp"
 #include "index.hpp"
 
 #include <algorithm>
@@ -286,27 +287,32 @@ public:
         if (pools_[number].held > pools_[number].capacity) evict_surplus(number);
     }
 
-    // Rows of the blocks that a pool holds and the table still has, in no order.
+    // Rows of the blocks that a pool holds and the table still has, ascending.
     void rows(int number, const Array<const uint64_t>& now, std::vector<int32_t>& found) const {
+        std::vector<uint64_t> marks(now.size() / 64 + 1, 0);  // a bit for each row
         for (size_t place = 0; place < places_.size(); place++) {
             int32_t row = places_.row(place);
             if (row >= 0 && (held_by_[place] >> number & 1) && (size_t)row < now.size() && now[(size_t)row] == key_[place])
-                found.push_back(row);
+                marks[(size_t)row / 64] |= 1ull << ((size_t)row % 64);
         }
+        found.reserve((size_t)std::max<int64_t>(0, pools_[number].held));
+        for (size_t word = 0; word < marks.size(); word++)
+            for (uint64_t left = marks[word]; left; left &= left - 1)
+                found.push_back((int32_t)(64 * word) + (int32_t)__builtin_ctzll(left));
     }
 
-    void adopt(int number, const Array<const int32_t>& rows, const Array<const double>& scores) {
+    // Runs of so many consecutive rows; without lengths, single ones.
+    void adopt(int number, const Array<const int32_t>& firsts, const Array<const double>& scores, const int64_t* lengths) {
         Pool& pool = pools_[number];
-        pool.ranking.clear();
-        pool.ranking.reserve(rows.size());
-        for (size_t at = 0; at < rows.size(); at++) pool.ranking.push_back({scores[at], (uint32_t)at, rows[at]});
-        pool.at = pool.sorted = 0;
+        pool.firsts.assign(firsts.begin(), firsts.end());
+        pool.order.begin(firsts.size());
+        for (size_t at = 0; at < firsts.size(); at++) pool.order.add(scores[at], lengths ? lengths[at] : 1);
         pool.as_of = count_;
     }
 
     void use_up(int number) {
-        pools_[number].ranking.clear();
-        pools_[number].at = pools_[number].sorted = 0;
+        pools_[number].order.clear();
+        pools_[number].firsts.clear();
     }
 
     int64_t held(int number) const { return pools_[number].held; }
@@ -316,7 +322,7 @@ public:
     }
     size_t bytes() const {
         size_t rankings = 0;
-        for (const Pool& pool : pools_) rankings += pool.ranking.capacity() * sizeof(Ranking);
+        for (const Pool& pool : pools_) rankings += pool.order.bytes() + 4 * pool.firsts.capacity();
         return places_.bytes() + 8 * (key_.capacity() + used_.capacity()) + 2 * held_by_.capacity() + rankings;
     }
 
@@ -324,19 +330,11 @@ private:
     static constexpr size_t LEAST_KNOWN = 1 << 14;  // blocks that are known at least; chosen
     static constexpr int64_t PARTS = 512;  // of a full pool, one is emptied ahead; see shadow.py
 
-    struct Ranking {
-        double score;
-        uint32_t place;  // of equals the first one goes first
-        int32_t row;
-        bool operator<(const Ranking& other) const {
-            return score != other.score ? score > other.score : place < other.place;
-        }
-    };
     struct Pool {
         int64_t capacity = 0, held = 0;
-        int64_t as_of = 0;  // the uses that the ranking knew
-        std::vector<Ranking> ranking;
-        size_t at = 0, sorted = 0;  // how far it was followed, and is in order
+        int64_t as_of = 0;            // the uses that the ranking knew
+        std::vector<int32_t> firsts;  // of runs that are ranked: each one's first row
+        chains::InOrder order;
     };
 
     // The place of a row, and whether it is new.
@@ -358,35 +356,18 @@ private:
         return {(size_t)place, fresh};
     }
 
-    // The next of a ranking, sorted only as far as somebody asks; null at its end.
-    const Ranking* next(Pool& pool) {
-        if (pool.at == pool.ranking.size()) return nullptr;
-        if (pool.at == pool.sorted) {
-            size_t left = pool.ranking.size() - pool.sorted;
-            size_t part = std::max<size_t>(1024, pool.ranking.size() / 16);
-            auto start = pool.ranking.begin() + (long)pool.sorted;
-            if (left > 2 * part) {
-                std::nth_element(start, start + (long)part, pool.ranking.end());
-                left = part;
-            }
-            std::sort(start, start + (long)left);
-            pool.sorted += left;
-        }
-        return &pool.ranking[pool.at++];
-    }
-
     void evict_surplus(int number) {
         Pool& pool = pools_[number];
         int64_t kept = pool.capacity - pool.capacity / PARTS, excess = pool.held - kept;
         pool.held = kept;
+        chains::InOrder::Block victim;
         while (excess > 0) {
-            const Ranking* victim = next(pool);
-            if (!victim) {  // the longest unused goes
+            if (!pool.order.next(victim)) {  // the longest unused goes
                 rank_by_age(number);
-                if (pool.ranking.empty()) return;
+                if (pool.order.empty()) return;
                 continue;
             }
-            int32_t place = places_.find(victim->row);
+            int32_t place = places_.find(pool.firsts[victim.run] + (int32_t)victim.offset);
             if (place == NO_PLACE || !(held_by_[(size_t)place] >> number & 1) || used_[(size_t)place] > pool.as_of) continue;
             held_by_[(size_t)place] &= (uint16_t)~(1u << number);
             excess--;
@@ -395,11 +376,13 @@ private:
 
     void rank_by_age(int number) {
         Pool& pool = pools_[number];
-        pool.ranking.clear();
-        for (size_t place = 0; place < places_.size(); place++)
-            if (places_.row(place) >= 0 && (held_by_[place] >> number & 1))
-                pool.ranking.push_back({-(double)used_[place], (uint32_t)places_.row(place), places_.row(place)});
-        pool.at = pool.sorted = 0;
+        pool.firsts.clear();
+        pool.order.begin(0, &pool.firsts);
+        for (size_t place = 0; place < places_.size(); place++) {
+            if (places_.row(place) < 0 || !(held_by_[place] >> number & 1)) continue;
+            pool.firsts.push_back(places_.row(place));
+            pool.order.add(-(double)used_[place], 1);
+        }
         pool.as_of = count_;
     }
 

@@ -139,7 +139,7 @@ inline PyObject* runs(Arguments with, Py_ssize_t count) {
     return PyLong_FromSize_t(found);
 }
 
-// is_any(marks by value, values, rows) -> whether the value of any of the rows is marked
+// is_any(marks by value, values, rows ascending) -> whether the value of any of the rows is marked
 inline PyObject* is_any(Arguments with, Py_ssize_t count) {
     expect(count, 3);
     Array<const uint8_t> marks(with[0]), values(with[1]);
@@ -147,11 +147,24 @@ inline PyObject* is_any(Arguments with, Py_ssize_t count) {
     if (marks.size() != 256) raise_type_error("a mark is needed for each value of a byte");
     size_t n = rows.size(), at = 0;
     bool found = false;
-    for (; at < n && !found; at += 1024)
-        for (size_t each = at; each < std::min(at + 1024, n); each++) {
-            if ((uint32_t)rows[each] >= values.size()) raise_type_error("a row is none of the table's");
-            found |= marks[values[(size_t)rows[each]]] != 0;
+    uint64_t before = 0;  // eight values of which none is marked, once some were looked at
+    bool known = false;
+    while (at < n && !found) {
+        int32_t row = rows[at];
+        if ((uint32_t)row >= values.size()) raise_type_error("a row is none of the table's");
+        // Most rows are consecutive, and most blocks are of few layers.
+        if (at + 8 <= n && rows[at + 7] - row == 7 && (size_t)row + 8 <= values.size()) {
+            uint64_t eight;
+            std::memcpy(&eight, values.data() + row, 8);
+            for (size_t each = 0; (!known || eight != before) && each < 8; each++) found |= marks[values[(size_t)row + each]] != 0;
+            before = eight;
+            known = true;
+            at += 8;
+        } else {
+            found = marks[values[(size_t)row]] != 0;
+            at++;
         }
+    }
     return PyBool_FromLong(found);
 }
 

@@ -216,7 +216,7 @@ class KVCacheGraph:
             active: Keys in use, in addition to those the graph knows.
         """
         column, blocks = self.tables.engines.get(engine), self.tables.blocks
-        if column is None:
+        if column is None or not blocks.had_copies:
             return as_keys([])
         rows = blocks.find(as_keys([]) if active is None else active, self.tables.salt(column))
         found = prefetch_candidates(self._view(column), limit, rows[rows != NO_ROW])

@@ -18,8 +18,8 @@ from typing import Final
 import numpy as np
 
 from ...graph.ranking.formulas import LruPolicy
-from ...graph.ranking.order import whole_scores
-from ...graph.ranking.policy import PolicyChoice, Scores, View
+from ...graph.ranking.order import whole_runs
+from ...graph.ranking.policy import PolicyChoice, ScoredRuns, View
 from ...graph.ranking.rules import names_anything
 from ...graph.tables.blocks import Selection
 from ...graph.tables.tables import Tables
@@ -80,7 +80,7 @@ class Guard:
         if not case.selector.trusted:
             with view.lock:
                 rows = case.ranked.rows(tables.blocks.keys)
-            case.ranked.adopt(rows, scores(view, Selection(tables.blocks, rows)))
+            case.ranked.adopt(*scores(view, Selection(tables.blocks, rows)))
         self._price(case, view, scores if case.selector.trusted else _by_lru)
 
     def _followed(self, view: View) -> _Case | None:
@@ -210,5 +210,5 @@ def _newest_first(tables: Tables, engine: int) -> Rows:
 
 # Under LRU the engine gets no order, and so does not put first what is superseded or over; pools
 # with and without protection do so alike, and only their difference counts.
-def _by_lru(view: View, picked: Selection) -> Scores:
-    return whole_scores(view, LruPolicy(), picked)
+def _by_lru(view: View, picked: Selection) -> ScoredRuns:
+    return whole_runs(view, LruPolicy(), picked)

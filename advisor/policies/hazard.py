@@ -17,7 +17,7 @@ All times here are in the model's own seconds: the caller scales them to the pac
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Final, NamedTuple
 
@@ -53,12 +53,18 @@ _RETURNS, _MEDIAN_S, _SHAPE = 0.4, 120.0, 1.4
 
 
 class Batch(NamedTuple):
-    """Waits that one step learns from; see ``ReturnModel.learn``."""
+    """Waits that steps learn from, one step after the other; see ``ReturnModel.learn``."""
 
     features: Features
     age: Floats
     returned: npt.NDArray[np.bool_]
     weight: Floats
+
+    def part(self, which: slice) -> Batch:
+        """Some of them."""
+        return Batch(
+            self.features[which], self.age[which], self.returned[which], self.weight[which]
+        )
 
 
 class Cohort(NamedTuple):
@@ -95,9 +101,10 @@ class ReturnModel:
         self.weights = _copied(self._learning)
         self._slope, self._slopes = _joined(start)
         self._prior = self._flat.copy()
-        self._mean, self._square = np.zeros((2, *self._flat.shape), dtype=np.float32)
+        self._mean, self._square, self._root = np.zeros((3, *self._flat.shape), dtype=np.float32)
         self.step, self.pull = step, pull
         self._taken = 0
+        self._room: _Room | None = None  # for a step of learning
 
     def index(self, features: Features, age: Floats) -> Floats:
         """float64 ``[n]``, 1/s: the best rate of returns per second of waiting; see ``gittins``.
@@ -114,23 +121,21 @@ class ReturnModel:
         return np.asarray(self._forward(self._inputs(features)).mean(axis=0))
 
     def learn(self, cohort: Cohort, steps: int) -> None:
-        """Take ``steps`` gradient steps, each on a random batch."""
-        self.take(self.drawn(cohort, steps), float(cohort.weight.sum()))
-
-    def drawn(self, cohort: Cohort, steps: int) -> Iterator[Batch]:
-        """Draw the batches of ``learn``."""
-        features, age, returned, weight = cohort
+        """Take ``steps`` gradient steps, each on waits drawn at random."""
+        waits = float(cohort.weight.sum())
         for _ in range(steps):
-            batch = self._rng.integers(0, len(age), _BATCH)
-            yield Batch(features(batch), age[batch], returned[batch], weight[batch])
+            self.take(self.drawn(cohort, 1), waits)
 
-    def take(self, batches: Iterable[Batch], waits: float) -> None:
-        """Take a gradient step on each batch, drawn from so many ``waits``; by one thread at a
-        time."""
-        for batch in batches:
-            spent, events = exposure(batch.age, batch.returned)
-            share = (batch.weight[:, None] / batch.weight.sum()).astype(np.float32)
-            self._differentiate(self._inputs(batch.features), spent * share, events * share)
+    def drawn(self, cohort: Cohort, steps: int) -> Batch:
+        """Draw what so many steps of ``learn`` learn from."""
+        places = self._rng.integers(0, len(cohort.age), steps * _BATCH)
+        features, age, returned, weight = cohort
+        return Batch(features(places), age[places], returned[places], weight[places])
+
+    def take(self, drawn: Batch, waits: float) -> None:
+        """Take gradient steps on what was drawn from so many ``waits``; by one thread at a time."""
+        for start in range(0, len(drawn.age), _BATCH):
+            self._differentiate(drawn.part(slice(start, start + _BATCH)))
             self._descend(waits)
         self.weights = _copied(self._learning)
 
@@ -147,48 +152,78 @@ class ReturnModel:
 
     def _inputs(self, features: Features) -> Singles:
         """float32 ``[n, 2 · features]``: standardised features, and whether each is known."""
-        known = ~np.isnan(features)
-        mean, spread = self.scales
-        scaled = np.where(known, (features - mean) / spread, np.float32(0.0))
-        scaled = np.clip(scaled, -FAR, FAR)  # what nobody saw is taken for the farthest seen
-        return np.concatenate([scaled, known], axis=1, dtype=np.float32)
+        inputs = np.empty((len(features), 2 * features.shape[1]), dtype=np.float32)
+        # What nobody saw is taken for the farthest seen.
+        core.inputs(_told(features), _told(self.scales), FAR, _told(inputs))
+        return inputs
 
     def _forward(self, inputs: Singles) -> Singles:
         """float32 ``[networks, n, bins]``: the logarithms of rates."""
         into, bias, across, offset, out, base = self.weights
-        twice = _swish(_line(_swish(_line(inputs, into, bias)), across, offset))
-        return _bounded(_line(twice, out, base), _LEAST_LOG_RATE, _MOST_LOG_RATE)
+        lines = np.empty((len(into), len(inputs), into.shape[2]), dtype=np.float32)
+        bent, twice = np.empty((2, *lines.shape), dtype=np.float32)
+        _bend(inputs, into, bias, lines, bent)
+        _bend(bent, across, offset, lines, twice)
+        log_rates = twice @ out
+        core.bound(_told(log_rates), _told(base), base.shape[2], _LEAST_LOG_RATE, _MOST_LOG_RATE)
+        return log_rates
 
-    def _differentiate(self, inputs: Singles, spent: Singles, events: Singles) -> None:
+    def _differentiate(self, batch: Batch) -> None:
         into, bias, across, offset, out, base = self._learning
-        bent, first_slope = _swish_and_slope(_line(inputs, into, bias))
-        twice, second_slope = _swish_and_slope(_line(bent, across, offset))
-        log_rates = _bounded(_line(twice, out, base), _LEAST_LOG_RATE, _MOST_LOG_RATE)
-        rough = log_rates[..., 1:] - log_rates[..., :-1]
-        rough *= np.float32(2 * _SMOOTH / len(inputs))
-        slope = np.exp(log_rates, out=log_rates)
-        slope *= spent
-        slope -= events
-        slope[..., 1:] += rough
-        slope[..., :-1] -= rough
-        second_slope *= slope @ out.swapaxes(1, 2)
-        first_slope *= second_slope @ across.swapaxes(1, 2)
-        layers = ((inputs[None], first_slope), (bent, second_slope), (twice, slope))
-        for (before, after), into_it, of_base in zip(
-            layers, self._slopes[::2], self._slopes[1::2], strict=True
+        waits, hidden, bins = len(batch.age), into.shape[2], base.shape[2]
+        if self._room is None or self._room.waits != waits:
+            self._room = _Room(len(into), waits, hidden, bins)
+        room, inputs = self._room, self._inputs(batch.features)
+        _bend(inputs, into, bias, room.first, room.bent)
+        _bend(room.bent, across, offset, room.second, room.twice)
+        slope = np.matmul(room.twice, out, out=room.log_rates)  # which it will be
+        core.bound(_told(slope), _told(base), bins, _LEAST_LOG_RATE, _MOST_LOG_RATE)
+        rates = np.exp(slope, out=room.rates)
+        share = (batch.weight / batch.weight.sum()).astype(np.float32)
+        core.exposure(batch.age, batch.returned, AGES, share, room.spent, room.events)
+        core.blame(
+            _told(slope), _told(rates), room.spent, room.events, bins, 2 * _SMOOTH / waits
+        )  # fmt: skip
+        of_into, of_bias, of_across, of_offset, of_out, of_base = self._slopes
+        core.back(_told(slope), None, bins, _told(of_base))
+        factors = np.matmul(slope, out.swapaxes(1, 2), out=room.factors)
+        core.back(_told(room.second), _told(factors), hidden, _told(of_offset))
+        factors = np.matmul(room.second, across.swapaxes(1, 2), out=room.factors)
+        core.back(_told(room.first), _told(factors), hidden, _told(of_bias))
+        for before, after, of_slope in (
+            (inputs[None], room.first, of_into),
+            (room.bent, room.second, of_across),
+            (room.twice, slope, of_out),
         ):
-            np.matmul(before.swapaxes(1, 2), after, out=into_it)
-            np.add.reduce(after, axis=1, keepdims=True, out=of_base)
+            np.matmul(before.swapaxes(1, 2), after, out=of_slope)
 
     def _descend(self, waits: float) -> None:
         """Take one step of Adam (Kingma & Ba, ICLR 2015), and of the pull, apart from it."""
         self._taken += 1
         warm = (1.0 - 0.9**self._taken, 1.0 - 0.999**self._taken)
-        slope, mean, square = self._slope, self._mean, self._square
-        mean += 0.1 * (slope - mean)
-        square += 0.001 * (slope * slope - square)
-        self._flat -= self.step * (mean / warm[0]) / (np.sqrt(square / warm[1]) + 1e-8)
-        self._flat -= np.float32(self.step * self.pull / waits) * (self._flat - self._prior)
+        core.moments(self._slope, self._mean, self._square, warm[1], self._root)
+        np.sqrt(self._root, out=self._root)
+        pull = self.step * self.pull / waits
+        core.descend(
+            self._flat, self._mean, self._root, self._prior, warm[0], self.step, pull
+        )  # fmt: skip
+
+
+class _Room:
+    """Where a step of learning computes: to take so much room costs more than to fill it.
+
+    Args:
+        waits, hidden, bins: Of a batch, units of a layer, and age bins.
+    """
+
+    def __init__(self, networks: int, waits: int, hidden: int, bins: int) -> None:
+        self.waits = waits
+        # Lines become the slopes of what they are bent to.
+        self.first, self.bent, self.second, self.twice, self.factors = np.empty(
+            (5, networks, waits, hidden), dtype=np.float32
+        )
+        self.log_rates, self.rates = np.empty((2, networks, waits, bins), dtype=np.float32)
+        self.spent, self.events = np.empty((2, waits * bins), dtype=np.float32)
 
 
 def _joined(weights: Weights) -> tuple[Singles, Weights]:
@@ -202,49 +237,17 @@ def _copied(weights: Weights) -> Weights:
     return [weight.copy() for weight in weights]
 
 
-def _line(values: Singles, slope: Singles, base: Singles) -> Singles:
-    found: Singles = values @ slope
-    found += base
-    return found
+def _told(values: Singles) -> Singles:
+    """The same values, as compiled loops take them."""
+    return values.reshape(-1)
 
 
-def _bounded(values: Singles, least: float, most: float) -> Singles:
-    """Clip values in place; ``np.clip`` takes longer to begin than to do it."""
-    np.maximum(values, least, out=values)
-    return np.minimum(values, most, out=values)
-
-
-def _gate(values: Singles) -> Singles:
-    """``1 + exp(-values)``, of values that are bounded."""
-    gate = _bounded(np.array(values), -_BENT, _BENT)
-    np.negative(gate, out=gate)
-    np.exp(gate, out=gate)
-    gate += np.float32(1.0)
-    return gate
-
-
-def _swish(values: Singles) -> Singles:
-    return np.asarray(values / _gate(values))
-
-
-def _swish_and_slope(values: Singles) -> tuple[Singles, Singles]:
-    gate = _gate(values)
-    bent = values / gate
-    np.divide(np.float32(1.0), gate, out=gate)
-    slope = np.subtract(np.float32(1.0), gate)
-    slope *= values
-    slope += np.float32(1.0)
-    slope *= gate
-    return bent, slope
-
-
-def exposure(age: Floats, returned: npt.NDArray[np.bool_]) -> tuple[Singles, Singles]:
-    """float32 ``[n, bins]`` twice: seconds that each wait spent in each bin, and its return."""
-    spent = np.minimum(np.maximum(age[:, None] - AGES[:-1], 0.0), _WIDTHS)
-    ended = np.flatnonzero(returned & (age < OLDEST))
-    events = np.zeros_like(spent)
-    events[ended, np.searchsorted(AGES, age[ended], side="right") - 1] = 1.0
-    return spent.astype(np.float32), events.astype(np.float32)
+def _bend(values: Singles, slope: Singles, base: Singles, lines: Singles, bent: Singles) -> None:
+    """A layer: ``bent`` becomes the swish of lines through ``values``, and ``lines`` its slope."""
+    np.matmul(values, slope, out=lines)
+    core.gate(_told(lines), _told(base), base.shape[2], _BENT, _told(bent))
+    np.exp(bent, out=bent)
+    core.swish(_told(lines), _told(bent))
 
 
 def gittins(rate: Floats, age: Floats) -> Floats:

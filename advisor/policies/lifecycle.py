@@ -18,6 +18,7 @@ from ...graph.ranking.formulas import graph_worth
 from ...graph.ranking.policy import Policy, Scores, Terms, View
 from ...graph.ranking.policy import Weights as ScoreWeights
 from ...graph.tables.blocks import DEPTH_TIE, Selection
+from ...graph.tables.columns import distinct
 from ...graph.tables.sessions import SessionTable
 from ...graph.types import DEFAULT_IMPORTANCE, BlockFlag, Rows, SessionState, SourceLayer
 from .hazard import AGES, FAR, OLDEST, Batch, Floats, ReturnModel, Singles, Weights, gittins
@@ -162,15 +163,15 @@ class Returns:
             return _nothing
         steps = min(steps, _MOST_STEPS)
         pace, size = self._pace.shift, self._size.shift
-        drawn = list(self._model.drawn(cohort._replace(age=cohort.age * self.speed), steps))
-        return partial(self._learn, drawn, float(cohort.weight.sum()), pace, size)
+        drawn = self._model.drawn(cohort._replace(age=cohort.age * self.speed), steps)
+        return partial(self._learn, drawn, steps, float(cohort.weight.sum()), pace, size)
 
-    def _learn(self, drawn: list[Batch], waits: float, pace: float, size: float) -> None:
-        fit = (each._replace(features=fitted(each.features, pace, size)) for each in drawn)
+    def _learn(self, drawn: Batch, steps: int, waits: float, pace: float, size: float) -> None:
+        fit = drawn._replace(features=fitted(drawn.features, pace, size))
         with self._learning:
             self._trust_the_prior(pace)
             self._model.take(fit, waits)
-            self._steps += len(drawn)
+            self._steps += steps
 
     def rates(self, sessions: SessionTable, rows: Sessions, now: float) -> Floats:
         """float64 ``[n]``, 1/model second: each idle session's rate of return from now on."""
@@ -203,7 +204,7 @@ class Returns:
             self._as_of = np.append(self._as_of, np.zeros(more, dtype=np.int64))
         fresh = rows[self._since[rows] != sessions.last_seen[rows]]
         stale = rows[self._as_of[rows] + _STALE < self._steps][:_RENEWED]
-        due = np.union1d(fresh, stale) if len(stale) else fresh
+        due = distinct(np.concatenate([fresh, stale])) if len(stale) else fresh
         if len(due):
             self._log_rates[due] = self._model.log_rates(self._fitted(features(sessions, due)))
             self._since[due], self._as_of[due] = sessions.last_seen[due], self._steps

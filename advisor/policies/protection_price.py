@@ -15,7 +15,7 @@ from typing import Final
 
 import numpy as np
 
-from ...graph.ranking.policy import Scores, View
+from ...graph.ranking.policy import ScoredRuns, View
 from ...graph.ranking.rules import Limit, limits_of_kept
 from ...graph.tables.blocks import Selection
 from ...graph.tables.protection import ProtectionBudget, first_share
@@ -24,7 +24,7 @@ from ...graph.types import MOST_SHARE, NO_ROW, Keys, Rows, layer_mask
 from .evidence import Evidence, fading
 from .shadow import HeldByPool, RankedShadow, SimulatedPools
 
-Scoring = Callable[[View, Selection], Scores]
+Scoring = Callable[[View, Selection], ScoredRuns]
 _Group = tuple[int, int]  # a tenant's row, and how much of a prompt is named: 0 nothing, 2 most
 
 # All chosen, with recorded agents in sight.
@@ -161,7 +161,7 @@ class ProtectionPrice:
         for pool, share in arms:
             with view.lock:
                 rows = pool.rows(view.blocks.keys)
-            pool.adopt(rows, scores(_keeping(view, share), Selection(view.blocks, rows)))
+            pool.adopt(*scores(_keeping(view, share), Selection(view.blocks, rows)))
         return True
 
     def settle(self, view: View, allowed: float, by_policy: bool) -> bool:

@@ -13,6 +13,7 @@ import numpy as np
 
 from ...graph.compiled import core
 from ...graph.ranking.policy import Scores
+from ...graph.tables.blocks import Places
 from ...graph.types import Keys, Rows
 
 # Pools of several sizes under LRU, exactly: one stack, cut at each size.
@@ -163,12 +164,15 @@ class RankedShadow:
         """int32, ascending: the rows of the blocks that are held."""
         if not self._follows:
             return np.empty(0, dtype=np.int32)
-        return np.sort(np.frombuffer(self._uses.pools.rows(self.number, keys), dtype=np.int32))
+        return np.frombuffer(self._uses.pools.rows(self.number, keys), dtype=np.int32)
 
-    def adopt(self, rows: Rows, scores: Scores) -> None:
-        """Evict these from now on, the highest score first; of equals the first of them."""
+    def adopt(self, rows: Rows, scores: Scores, lengths: Places | None = None) -> None:
+        """Evict these from now on, the highest score first; of equals the first of them.
+
+        With ``lengths``, ``rows`` and ``scores`` are those of runs; see ``ScoredRuns``.
+        """
         if self._follows:
-            self._uses.pools.adopt(self.number, rows, scores)
+            self._uses.pools.adopt(self.number, rows, scores, lengths)
 
     def use_up(self) -> None:
         """Evict by no ranking any more, until there is another one."""

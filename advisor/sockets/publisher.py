@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from operator import is_
 from types import MappingProxyType
 from typing import Final
 
@@ -47,6 +48,8 @@ class AdvicePublisher:
         self._ts: dict[bytes, float] = {}
         self._wanted: dict[bytes, PrefetchOrder] = {}  # the last that an engine was sent
         self._admitted: dict[bytes, float] = {}  # ``ts`` of the last admission advice sent
+        # What was looked at last, and for whom; None: some of it was not sent.
+        self._published: tuple[object, ...] | None = None
         self._tips_asked = float("-inf")
         self._content_key = ContentKey(secrets.token_bytes(32))
         self._keyed: dict[bytes, bool] = {}  # engines, and whether they took the key
@@ -59,8 +62,17 @@ class AdvicePublisher:
         wanted: Mapping[str, PrefetchOrder],
         admissions: Mapping[str, AdmissionAdvice] = _NO_ADVICE,
     ) -> None:
+        """Send what is new. Mappings are replaced by whoever changes them, and not changed: they
+        are not looked through again, which is far more often asked for than there is news."""
         peers = list(peers)
+        standing = [(peer.identity, peer.synced) for peer in peers]
+        asked = (rankings, wanted, admissions)
+        if self._published is not None:
+            *before, stood = self._published
+            if stood == standing and all(map(is_, before, asked)):
+                return
         self._forget_all_but({peer.identity for peer in peers})
+        self._published = *asked, standing
         for peer in peers:
             if not peer.synced:
                 self._epoch.pop(peer.identity, None)  # whole again after the resync
@@ -137,8 +149,10 @@ class AdvicePublisher:
             self._socket.send_multipart([identity, *message], zmq.NOBLOCK)
         except zmq.Again:
             self.counters["dropped_full"] += 1
+            self._published = None
             return False
         except zmq.ZMQError as error:
+            self._published = None
             if error.errno != zmq.EHOSTUNREACH:
                 raise
             self.counters["dropped_unreachable"] += 1

@@ -267,24 +267,19 @@ class ChurnRecorder:
             self._remove(engine, gone, now)
 
     def _store(self, engine: int, stored: Stores, now: float) -> None:
-        counts = np.frombuffer(stored.counts, dtype=np.int64)
+        counts, keys = np.frombuffer(stored.counts, dtype=np.int64), as_keys(stored.hashes)
+        parented = np.frombuffer(stored.has_parent, dtype=np.bool_)
+        parents = np.frombuffer(stored.parents, dtype=np.uint64)[parented]
         blocks, salt = self._tables.blocks, self._tables.salt(engine)
-        rows, new = blocks.ensure(as_keys(stored.hashes), now, salt)
-        self._chains.extend(rows, new, self._rows_before(stored, now, salt), counts)
+        found, new = blocks.ensure(np.concatenate([keys, parents]), now, salt)
+        rows, before = found[: len(keys)], np.full(len(parented), NO_ROW, dtype=np.int32)
+        before[parented] = found[len(keys) :]  # an unknown one gets a row, too
+        self._chains.extend(rows, new[: len(keys)], before, counts)
         sizes, claims = np.frombuffer(stored.sizes, np.uint16), self._claims(stored, now)
         kept = blocks.hold(engine, rows, counts, sizes, claims)
         self._tables.changed[engine] += len(rows)
         self._counters["blocks_stored"] += len(rows)
         self._counters["blocks_protected"] += kept
-
-    def _rows_before(self, stored: Stores, now: float, salt: np.uint64) -> Rows:
-        """The row before each run's first block; an unknown block gets a row."""
-        known = np.frombuffer(stored.has_parent, dtype=np.bool_)
-        before = np.full(len(known), NO_ROW, dtype=np.int32)
-        keys = np.frombuffer(stored.parents, dtype=np.uint64)[known]
-        if len(keys):
-            before[known] = self._tables.blocks.ensure(keys, now, salt)[0]
-        return before
 
     def _claims(self, stored: Stores, now: float) -> Rows:
         """The session that stored each run, which owns what nobody did; ``NO_ROW``: none."""

@@ -135,7 +135,7 @@ class Ingest:
             yield
             self._tables.history.emptied(engine, part, RowMark.UNHEARD)
             self._copies.forget(engine, now, part)
-            self._tables.blocks.tiers[engine, part] = 0
+            self._tables.blocks.unmark_all(engine, part)
 
     def _apply_one(self, engine: int, event: AnyEvent, now: float) -> None:
         match event:

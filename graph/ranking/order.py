@@ -20,7 +20,7 @@ from ..wire.advice import EvictionRanking
 from .copies import worth_spilling
 from .formulas import LruPolicy
 from .fronts import CopiedColumns, copied
-from .policy import Policy, Referee, Scores, Terms, View, terms_of
+from .policy import Policy, Referee, ScoredRuns, Scores, Terms, View, terms_of
 from .rules import (
     PROTECTED_BELOW,
     Limit,
@@ -100,6 +100,13 @@ def whole_scores(view: View, policy: Policy, picked: Selection) -> Scores:
     return front.by_block(front.whole(_ruled_scores(front, policy)))
 
 
+def whole_runs(view: View, policy: Policy, picked: Selection) -> ScoredRuns:
+    """The same, of runs of blocks where these can be told for each other."""
+    front = copied(view, policy, picked.rows)
+    scores, lengths = front.whole(_ruled_scores(front, policy)), front.front.lengths
+    return ScoredRuns(picked.rows if lengths is None else front.front.firsts, scores, lengths)
+
+
 def _ruled_scores(front: CopiedColumns, policy: Policy, there: Mask | None = None) -> Scores:
     scores = front.scores(policy)
     if len(scores) != len(front.every):
@@ -156,7 +163,7 @@ def rank_by_ruler(
     """
     _observe(view, policy)
     if referee is not None:
-        referee.watch(view, lambda seen, picked: whole_scores(seen, policy, picked))
+        referee.watch(view, lambda seen, picked: whole_runs(seen, policy, picked))
     if limit <= 0:
         return EvictionRanking.empty(view.now)
     if not is_under_lru(view.engine, policy, referee):

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, Protocol, runtime_checkable
+from typing import Any, Final, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -141,6 +141,23 @@ class View:
 
 
 Scores = npt.NDArray[np.float64]
+
+
+class ScoredRuns(NamedTuple):
+    """Runs of blocks in consecutive rows, each of which scores ``DEPTH_TIE`` more than the one
+    before it in its run.
+
+    Attributes:
+        rows: int32 ``[n]``: the first of each.
+        scores: float64 ``[n]``: of these.
+        lengths: int64 ``[n]``: blocks of each; None: one.
+    """
+
+    rows: Rows
+    scores: Scores
+    lengths: npt.NDArray[np.int64] | None
+
+
 Terms = dict[str, Scores]
 """The parts of scores by their names, each ``[n]``; a score is their sum, apart from the tie by
 depth."""
@@ -256,7 +273,7 @@ class Referee(Protocol):
     def yields(self) -> bool:
         """Whether LRU ranks where the policy finds less; otherwise the policy ranks everywhere."""
 
-    def watch(self, view: View, scores: Callable[[View, Selection], Scores]) -> None:
+    def watch(self, view: View, scores: Callable[[View, Selection], ScoredRuns]) -> None:
         """Compare what was found since the last ranking of an engine, and say in
         ``Tables.budgets`` how much of its pool may be kept whatever scores say.
 

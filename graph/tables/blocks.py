@@ -275,6 +275,8 @@ class BlockTable(BlockColumns):
     def holding(self, engine: int, tiers: int = int(Tier.HOT)) -> Selection:
         """What this engine holds in any of some tiers, its pool for one. Its cost grows with
         these blocks, and those that came at the same time, and not with the table."""
+        if not self.had_copies:
+            tiers &= ~_COPIES  # whoever asks for these, too, finds as much
         return Selection(self, self._held[engine].marked(self.tiers[engine], tiers))
 
     def resident(self, engine: int) -> Mask:
@@ -290,6 +292,7 @@ class BlockTable(BlockColumns):
         bits = self.tiers[engine]
         new = np.flatnonzero(bits[rows] == 0)  # the others are noted already
         bits[rows] |= np.uint8(int(tier))
+        self._held[engine].changed()
         if len(new):
             noted = new + rows.start if isinstance(rows, slice) else rows[new]
             self._held[engine].add(noted, bits)
@@ -298,6 +301,12 @@ class BlockTable(BlockColumns):
     def unmark(self, engine: int, rows: Rows | slice, tier: Tier) -> None:
         """Note that this engine no longer holds these blocks in this tier."""
         self.tiers[engine, rows] &= ~np.uint8(int(tier))
+        self._held[engine].changed()
+
+    def unmark_all(self, engine: int, rows: slice) -> None:
+        """Note that this engine holds none of these blocks, in no tier."""
+        self.tiers[engine, rows] = 0
+        self._held[engine].changed()
 
     def hold(
         self, engine: int, rows: Rows, counts: Counts64, sizes: npt.NDArray[np.uint16], claims: Rows
@@ -318,6 +327,7 @@ class BlockTable(BlockColumns):
     def unhold(self, engine: int, keys: Keys, salt: np.uint64) -> Rows:
         """Note that blocks left an engine's pool; returns the rows of those that were there, int32,
         ascending."""
+        self._held[engine].changed()
         return self._index.unhold(self.tiers[engine], _salted(keys, salt))
 
     def has(self, engine: int, rows: Rows | slice, tier: Tier) -> Mask:

@@ -12,7 +12,7 @@ from ..types import Keys, Rows, Tier
 from .blocks import BlockTable, EdgeSums, Mask, Places, Selection, Tiers, places_of
 from .columns import RowPool
 
-PART: Final = 1 << 14
+PART: Final = 1 << 16
 """Rows that are copied in one hold of the graph's lock: a millisecond, or less; chosen."""
 # No ranking asks for the others. A policy of somebody's own, which may, is asked of the table.
 _ALIKE: Final = (
@@ -148,6 +148,12 @@ class Front(BlockTable):
     def keys(self) -> Keys:
         keys: Keys = self._found["keys"]
         return keys
+
+    @property
+    def firsts(self) -> Rows:
+        """int32 ``[size]``: each one's row in the other table."""
+        firsts: Rows = self._found["there"]
+        return firsts
 
     def keys_of_runs(
         self, runs: Places, offsets: Places, salt: np.uint64, marks: Mask

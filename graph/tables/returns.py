@@ -276,6 +276,8 @@ class SessionOutlook(SessionColumns):
         (clamped to ``horizon_s`` … 30 s) after it.
         """
         waiting = self._waiting()
+        if not len(waiting):
+            return waiting
         due = self._due(waiting)
         pause = np.clip(due - self.last_seen[waiting], horizon_s, _LONGEST_SLACK_S)
         near = (due - horizon_s <= now) & (now <= due + pause)

@@ -351,6 +351,38 @@ def test_engines_thrash_each_for_itself() -> None:
     assert busy.admission.advise(calm.graph.tables, calm.column, busy.now).room_blocks is None
 
 
+def test_an_unchanged_graph_is_asked_again_where_nobody_has_room_or_after_a_while(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looks = 0
+
+    def counted(*told: Any) -> Demand:
+        nonlocal looks
+        looks += 1
+        return demand(*told)
+
+    monkeypatch.setattr("kvgraph.advisor.admission.demand", counted)
+
+    def looked(engine: Engine, *versions: int | None, seconds: float = 0.5) -> int:
+        nonlocal looks
+        looks = 0
+        for version in versions:
+            engine.now += seconds
+            tables = engine.graph.tables
+            word = engine.admission.advise(tables, engine.column, engine.now, version)
+            assert word.ts == engine.now
+        return looks
+
+    roomy, full = Engine(), Engine()
+    roomy.rounds(9, 4)
+    full.rounds(20, 20)
+    assert looked(roomy, 1, 1, 1, 2, 2) == 2
+    assert looked(roomy, 2, 2, 2, seconds=6.0) == 3
+    assert looked(roomy, None, None) == 2, "nobody counts"
+    assert full.word().room_blocks is not None
+    assert looked(full, 1, 1, 1) == 3
+
+
 def test_an_engine_in_the_place_of_one_that_is_gone_begins_open() -> None:
     engine = Engine()
     engine.rounds(14, 3)

@@ -129,6 +129,11 @@ def test_a_mark_is_looked_for_among_rows() -> None:
     marks[150] = True
     assert core.is_any(marks, values, np.array([3, 150], dtype=np.int32))
     assert not core.is_any(marks, values, np.array([3, 149], dtype=np.int32))
+    rows = np.delete(np.arange(len(values), dtype=np.int32), [20, 21, 60])  # most are consecutive
+    for row in range(len(values)):
+        values[:] = 0
+        values[row] = 150
+        assert core.is_any(marks, values, rows) == (row in rows), row
 
 
 def test_parents_are_found_among_rows_and_others_are_not() -> None:

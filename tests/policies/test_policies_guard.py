@@ -27,7 +27,7 @@ from kvgraph.advisor.replay.simulator import (
 from kvgraph.advisor.replay.trace import Trace
 from kvgraph.graph.kvcache_graph import KVCacheGraph
 from kvgraph.graph.ranking.policy import Policy, Scores, Terms, View
-from kvgraph.graph.tables.blocks import Selection
+from kvgraph.graph.tables.blocks import DEPTH_TIE, Selection
 from kvgraph.graph.tables.protection import ProtectionBudget
 from kvgraph.graph.wire.events import (
     BlocksCleared,
@@ -225,6 +225,28 @@ def test_a_large_pool_makes_room_ahead_and_never_holds_more_than_it_may() -> Non
             held.add(pool.held)
     assert min(held) >= 5_000 - 5_000 // 512 - 13
     assert max(held) <= 5_000
+
+
+@pytest.mark.parametrize("spread", [1e-5, 1.0, 1e12])
+def test_runs_are_evicted_as_their_blocks_are(spread: float) -> None:
+    """Each block of a run scores a tie of depth more than the one before it; runs of near scores
+    lie among each other."""
+    rng, keys = np.random.default_rng(7), np.arange(9_000, dtype=np.uint64)
+    lengths = rng.integers(1, 30, 250)
+    firsts = np.cumsum(lengths + rng.integers(0, 3, 250)) - lengths
+    scores = spread * rng.integers(-20, 20, 250).astype(float)
+    within = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+    rows = (np.repeat(firsts, lengths) + within).astype(np.int32)
+    by_run, by_block = RankedShadow(len(rows)), RankedShadow(len(rows))
+    for pool in (by_run, by_block):
+        pool.use(rows, keys[rows])
+    by_run.adopt(firsts.astype(np.int32), scores, lengths)
+    by_block.adopt(rows, np.repeat(scores, lengths) + within * DEPTH_TIE)
+    for start in range(int(rows[-1]) + 1, 9_000, 7):
+        more = np.arange(start, min(start + 7, 9_000), dtype=np.int32)
+        for pool in (by_run, by_block):
+            pool.use(more, keys[more])
+        assert by_run.rows(keys).tolist() == by_block.rows(keys).tolist()
 
 
 @pytest.mark.parametrize("distinct", [3, 10**6])

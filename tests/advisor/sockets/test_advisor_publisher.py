@@ -200,6 +200,37 @@ def test_an_engine_that_does_not_read_is_dropped_and_the_other_is_not(bench: Ben
     assert latest.epoch == 50, "once it reads again it gets the newest, whole"
 
 
+def test_what_an_engine_could_not_take_is_sent_again_though_nothing_is_new(bench: Bench) -> None:
+    deaf, socket = bench.engine()
+    flood(bench, [deaf], lambda: None)
+    assert bench.publisher.counters["dropped_full"] > 0
+    bench.clock.now += 0.5
+    rankings, wanted, admissions = {deaf.engine: bench.ranking(50, 1)}, {}, {}
+    bench.publisher.publish([deaf], rankings, wanted, admissions)
+    sent = bench.publisher.counters["rankings"]
+    while socket.poll(20):
+        socket.recv_multipart()
+    for _ in range(2):
+        bench.publisher.publish([deaf], rankings, wanted, admissions)
+        assert bench.publisher.counters["rankings"] == sent + 1, "and once it is there, no more"
+    latest = read(socket)
+    assert isinstance(latest, EvictionRanking)
+    assert latest.epoch == 50
+
+
+def test_an_engine_that_is_in_step_again_is_told_at_once(bench: Bench) -> None:
+    peer, socket = bench.engine()
+    rankings, wanted, admissions = {peer.engine: bench.ranking(1, 1)}, {}, {}
+    for peer.synced in (True, True, False, True):
+        bench.publisher.publish([peer], rankings, wanted, admissions)
+    bench.clock.now += 0.5
+    assert bench.publisher.counters["rankings"] == 1, "the ranking is not newer"
+    rankings = {peer.engine: bench.ranking(1, 1)}
+    bench.publisher.publish([peer], rankings, wanted, admissions)
+    assert bench.publisher.counters["rankings"] == 2, "whole again after the resync"
+    assert isinstance(read(socket), EvictionRanking)
+
+
 def test_an_engine_that_is_gone_is_counted(bench: Bench) -> None:
     gone, socket = bench.engine()
     socket.close(linger=0)
