@@ -15,7 +15,7 @@ from ....graph.types import Keys
 from ....graph.wire.advice import EvictionRanking
 from ...keys import GROUP_BYTES, key_in_pool, keys_in_pool
 from ...link.mailbox import NOBODY, Finds
-from ...tiers.directory import Copy, all_leave
+from ...tiers.directory import Copy
 from ...tiers.jobs import Finish, JobDone, Spill
 from ...tiers.ledger import TierLedger
 from ..free_queue.window import Victims
@@ -325,10 +325,12 @@ class LoadVictims:
 
     Attributes:
         advice: The latest, which says what copies make room; None without any.
+        core: Reads the queue, where the engine has a compiled core.
     """
 
     def __init__(self, pool: BlockPool, ledger: TierLedger, marks: CopyMarks) -> None:
         self._pool, self._ledger, self._marks = pool, ledger, marks
+        self.core: Core | None = None
         self._count = 0  # blocks that a load would be given
         self._freed = True  # whether blocks were given back since a load was foreseen
         self._head: list[KVCacheBlock] = []  # those blocks, and
@@ -358,9 +360,14 @@ class LoadVictims:
 
     def look(self) -> None:
         """Note what those blocks hold: what stands at the queue's head may have changed."""
-        head = self._pool.free_block_queue.iter_blocks_after(None) if self._count else ()
-        self._head = list(islice(head, self._count))
-        self._hashes = list(map(hash_of, self._head))
+        if not self._count:
+            self._head, self._hashes = [], []
+        elif self.core is not None:
+            self._head, self._hashes = self.core.head(self._count)
+        else:
+            head = self._pool.free_block_queue.iter_blocks_after(None)
+            self._head = list(islice(head, self._count))
+            self._hashes = list(map(hash_of, self._head))
 
     def save(self, block_ids: Iterable[int], load_ended: Finish) -> Finish:
         """Begin to copy what a load's blocks held, as far as it is worth it and there is room.
@@ -379,7 +386,7 @@ class LoadVictims:
             blocks, hashes = list(compress(blocks, is_taken)), list(compress(hashes, is_taken))
         held = cast("list[bytes]", hashes)
         ledger, directory = self._ledger, self._ledger.directory
-        all_leave(directory, held)  # copies of these are the only ones now
+        directory.all_leave_pool(held)  # copies of these are the only ones now
         found = FoundBlocks.told(blocks, held)
         worthy, keys = self._marks.worthy(found)
         copies = directory.hashes_of(keys)
@@ -545,7 +552,7 @@ class Spiller:
 
     def scans_with(self, core: Core) -> None:
         """Look through the queue with a compiled core."""
-        self._scan.core = core
+        self._scan.core = self.load_victims.core = core
 
     def copy(self, hashes: Sequence[bytes], group: bytes) -> None:
         """Begin to copy blocks of the pool now, as far as there is room; ``group`` ends their keys
@@ -636,7 +643,7 @@ class Spiller:
     def _without_copies(self, found: FoundBlocks, first: int) -> list[int]:
         """Which of ``found`` are worth a copy and have none, nor one under way."""
         directory, under_way = self._ledger.directory, self._under_way
-        all_leave(directory, found.hashes)
+        directory.all_leave_pool(found.hashes)
         worthy, keys = self.marks.worthy(found)
         if under_way:
             places = zip(keys, worthy, strict=True)
