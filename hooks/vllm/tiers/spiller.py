@@ -6,7 +6,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Container, Iterable, Sequence
 from itertools import compress, islice, repeat, takewhile
-from operator import attrgetter, is_, not_
+from operator import attrgetter, is_, itemgetter, not_
 from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
 import numpy as np
@@ -294,16 +294,20 @@ class CopyMarks:
 
         By their numbers first, as advice found them; of those, by what they hold now.
         """
-        worth, wanted = self.worth, self._wanted
+        worth, wanted, keys = self.worth, self._wanted, keys_in_pool(found.hashes)
         if worth is None:
-            return range(len(found.blocks)), keys_in_pool(found.hashes)
-        marks = self._marked[found.ids]
-        for more in filter(None, (wanted, self._elsewhere)):
-            asked = map(more.__contains__, keys_in_pool(found.hashes))
-            marks |= np.fromiter(asked, np.bool_, len(marks))
-        self._passed[found.ids] = ~marks
-        places = np.flatnonzero(marks).tolist()
-        keys = keys_in_pool([found.hashes[at] for at in places])
+            return range(len(keys)), keys
+        marks, places = self._marked[found.ids], cast(Sequence[int], range(len(keys)))
+        if marks.all():  # as mostly
+            self._passed[found.ids] = False
+        else:
+            for more in filter(None, (wanted, self._elsewhere)):
+                marks |= np.fromiter(map(more.__contains__, keys), np.bool_, len(marks))
+            self._passed[found.ids] = ~marks
+            places = np.flatnonzero(marks).tolist()
+            keys = [keys[at] for at in places]
+        if worth.issuperset(keys):
+            return places, keys
         held = [key in worth or key in wanted for key in keys]
         return list(compress(places, held)), list(compress(keys, held))
 
@@ -439,6 +443,7 @@ _REST_S: Final = (
 )
 
 Placed = tuple[int | None, "KVCacheBlock"]  # with its place among all that ever left, if known
+_block_of: Final = itemgetter(1)
 
 
 class StartedCopies(NamedTuple):
@@ -651,6 +656,8 @@ class Spiller:
         has = directory.hashes_of(keys)
         if None not in has:
             return []
+        if not under_way and has.count(None) == len(has):
+            return list(worthy)
         return [
             at
             for at, key, copied in zip(worthy, keys, has, strict=True)
@@ -675,7 +682,7 @@ class Spiller:
 
     def _begin(self, placed: Sequence[Placed], advice: EvictionRanking | None) -> int:
         """Begin to copy as many blocks as there is room for; returns how many."""
-        ledger, hashes = self._ledger, [hash_of(block) for _, block in placed]
+        ledger, hashes = self._ledger, list(map(hash_of, map(_block_of, placed)))
         if not all(hashes):  # a victim may have lost its hash
             placed, hashes = list(compress(placed, hashes)), list(filter(None, hashes))
         room = ledger.make_room(len(placed), demote_first(ledger, advice, len(placed)))
@@ -707,9 +714,11 @@ class Spiller:
         for at in done.failed.intersection(range(len(stands))):
             ledger.counts.spill_failed += 1
             stands[at] = False
-        if not all(stands):
-            for copy in compress(begun.copies, map(not_, stands)):
-                ledger.directory.abandon(copy)
+        if all(stands):
+            ledger.complete_copies(begun.copies)
+            return
+        for copy in compress(begun.copies, map(not_, stands)):
+            ledger.directory.abandon(copy)
         ledger.complete_copies(list(compress(begun.copies, stands)))
 
 
