@@ -4,7 +4,7 @@ Everything is called with the GIL, from the scheduler's thread, but ``work``, ``
 ``Batch.events``, which the client's thread may call as well.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -191,6 +191,9 @@ class Core:
             blanks: Empty blocks passed over at most.
         """
 
+    def head(self, count: int, /) -> tuple[list[Any], list[bytes | None]]:
+        """What stands at the queue's head, and the hash that each block has, or None."""
+
     def freed(self, ids: Sequence[int], count: int, now: float, /) -> None:
         """Note that a request gives the first ``count`` of these blocks back."""
 
@@ -282,6 +285,82 @@ class Core:
 
     def finished(self, request_id: str, /) -> None:
         """Forget it: it takes no more."""
+
+class Copy:
+    """One block's copy; as in ``hooks.tiers.directory``."""
+
+    id: int
+    block_hash: bytes
+    era: int
+    may_demote: bool
+    pins: int
+
+class Copies:
+    """Copies in memory that are found; as the reference in ``hooks.tiers.directory``, but that of
+    two hashes with one key only the first has a copy.
+
+    The client's thread may call what changes nothing.
+
+    Args:
+        plain: Order by least recent use alone.
+    """
+
+    def __init__(self, plain: bool, /) -> None: ...
+    def __len__(self) -> int: ...
+    def __contains__(self, block_hash: bytes, /) -> bool: ...
+    def find(self, block_hash: bytes, /) -> Copy | None:
+        """A block's copy."""
+
+    def find_all(self, hashes: Iterable[bytes], /) -> list[Copy | None]:
+        """``find`` of each."""
+
+    def pinned(self, hashes: Sequence[bytes], /) -> list[Copy | None]:
+        """The same, pinned."""
+
+    def run(self, hashes: Sequence[bytes], /) -> int:
+        """How many, from the first on without a gap, have copies."""
+
+    def hashes_of(self, keys: Sequence[int], /) -> list[bytes | None]:
+        """Hashes of those that have copies."""
+
+    def order(self) -> list[bytes]:
+        """All hashes, the first to go first."""
+
+    def holds_twice(self) -> bool:
+        """Whether any block is in use."""
+
+    def stands_twice(self, block_hash: bytes, /) -> bool:
+        """Whether this one is."""
+
+    def used(self, hashes: Sequence[bytes], /) -> None:
+        """Note that a chain is in use."""
+
+    def all_leave(self, hashes: Iterable[bytes], /) -> None:
+        """Note that blocks are not."""
+
+    def all_leave_pool(self, full_hashes: Sequence[bytes], /) -> None:
+        """The same, by hashes with a group's id."""
+
+    def make(
+        self, hashes: Sequence[bytes], first: int, era: int, may_demote: Sequence[bool], /
+    ) -> list[Copy]:
+        """Begin copies."""
+
+    def complete(self, copies: Sequence[Copy], era: int, /) -> tuple[list[bytes], list[Copy]]:
+        """Have them found; returns hashes of those that are, and those that are not."""
+
+    def victims(self, count: int, advised: Iterable[bytes], /) -> list[Copy]:
+        """Those that go next."""
+
+    def drop(self, copies: Sequence[Copy], /) -> tuple[list[bytes], list[int]]:
+        """Have them found no more; returns their hashes, and numbers of those that are not pinned.
+
+        Raises:
+            KeyError: One is not found; then none is dropped.
+        """
+
+    def unpin(self, copies: Iterable[Copy], /) -> list[int]:
+        """Unpin them; returns numbers of those that are neither pinned nor found any more."""
 
 def pack(hashes: list[bytes], first: int, end: int, /) -> bytes:
     """Keys of a request's hashes ``[first, end)``, packed little-endian."""

@@ -30,14 +30,13 @@
 #include <utility>
 #include <vector>
 
+#include "copies.hpp"
+#include "keys.hpp"
 #include "pace.hpp"
 
 namespace {
 
 constexpr int32_t kNobody = 0;       // number of vLLM's null block, which holds no key
-constexpr int kKeyBytes = 8;         // of a hash: the last ones
-constexpr int kGroupBytes = 4;       // that the prefix cache appends to a hash
-constexpr int kHashEnd = 48;         // bytes from an object's start to the end of a usual hash
 constexpr size_t kFoundAtOnce = 1024;  // keys, between two chances for others to use the index
 constexpr size_t kSpares = 256;      // changes kept for reuse
 
@@ -52,22 +51,6 @@ inline PyObject*& slot(PyObject* object, Py_ssize_t offset) {
 }
 
 inline void prefetch(const void* place) { __builtin_prefetch(place); }
-
-// The key of a hash whose last bytes but ``behind`` are the key's, big endian.
-inline uint64_t key_of(PyObject* hash, int behind) {
-  uint64_t key;
-  const char* end = PyBytes_AS_STRING(hash) + PyBytes_GET_SIZE(hash) - behind;
-  std::memcpy(&key, end - kKeyBytes, kKeyBytes);
-#if __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
-  key = __builtin_bswap64(key);
-#endif
-  return key;
-}
-
-inline bool is_hash(PyObject* object, int behind) {
-  return object != nullptr && PyBytes_Check(object) &&
-         PyBytes_GET_SIZE(object) >= kKeyBytes + behind;
-}
 
 // Offset of the slot ``name`` in objects of ``type``; -1 with a TypeError if there is none.
 Py_ssize_t slot_offset(PyTypeObject* type, const char* name) {
@@ -84,91 +67,6 @@ Py_ssize_t slot_offset(PyTypeObject* type, const char* name) {
 }
 
 // The index --------------------------------------------------------------------------------------
-
-// From keys to numbers of blocks, with linear probing; at most half full.
-class KeyMap {
- public:
-  explicit KeyMap(size_t keys) { make(keys); }
-
-  size_t size() const { return size_; }
-
-  void prefetch_slot(uint64_t key) const { prefetch(&slots_[home(key)]); }
-
-  // The number under ``key``; null if there is none.
-  int32_t* find(uint64_t key) {
-    for (size_t at = home(key); slots_[at].id >= 0; at = next(at)) {
-      if (slots_[at].key == key) return &slots_[at].id;
-    }
-    return nullptr;
-  }
-
-  void add(uint64_t key, int32_t id) {  // not there yet
-    if (2 * (size_ + 1) > slots_.size()) grow();
-    size_t at = home(key);
-    while (slots_[at].id >= 0) at = next(at);
-    slots_[at] = {key, id};
-    ++size_;
-  }
-
-  void erase(uint64_t key) {
-    size_t hole = home(key);
-    while (slots_[hole].id >= 0 && slots_[hole].key != key) hole = next(hole);
-    if (slots_[hole].id < 0) return;
-    --size_;
-    for (size_t at = next(hole); slots_[at].id >= 0; at = next(at)) {
-      const size_t from_home = (at - home(slots_[at].key)) & mask_;
-      if (from_home >= ((at - hole) & mask_)) {  // it may stand in the hole
-        slots_[hole] = slots_[at];
-        hole = at;
-      }
-    }
-    slots_[hole].id = -1;
-  }
-
-  void clear() {
-    std::fill(slots_.begin(), slots_.end(), Slot{0, -1});
-    size_ = 0;
-  }
-
-  template <typename Keeps>
-  void keep(Keeps keeps) {
-    std::vector<Slot> before;
-    before.swap(slots_);
-    make(size_);
-    for (const Slot& each : before) {
-      if (each.id >= 0 && keeps(each.key, each.id)) add(each.key, each.id);
-    }
-  }
-
- private:
-  struct Slot {
-    uint64_t key;
-    int32_t id;
-  };
-
-  size_t home(uint64_t key) const { return (key * 0x9E3779B97F4A7C15ull >> 20) & mask_; }
-  size_t next(size_t at) const { return (at + 1) & mask_; }
-
-  void make(size_t keys) {
-    size_t capacity = 1024;
-    while (capacity < 2 * keys) capacity *= 2;
-    slots_.assign(capacity, Slot{0, -1});
-    mask_ = capacity - 1;
-    size_ = 0;
-  }
-
-  void grow() {
-    std::vector<Slot> before;
-    before.swap(slots_);
-    make(before.size());
-    for (const Slot& each : before) {
-      if (each.id >= 0) add(each.key, each.id);
-    }
-  }
-
-  std::vector<Slot> slots_;
-  size_t mask_ = 0, size_ = 0;
-};
 
 using Ids = std::vector<int32_t>;
 
@@ -351,7 +249,7 @@ struct State {
   std::deque<Changes*> inbox;  // an owner of each; not in the index yet
   std::mutex work_lock;      // who notes; in order
   std::mutex index_lock;     // guards what follows
-  KeyMap index;
+  KeyMap<int32_t, -1> index;  // numbers of blocks
   std::unordered_map<uint64_t, Further> further;
   std::vector<uint32_t> places, stamps;  // of a ranking's keys, by block
   uint32_t stamp = 0;
@@ -1150,6 +1048,32 @@ PyObject* core_scan(Core* self, PyObject* const* args, Py_ssize_t given) {
   return Py_BuildValue("(NO)", found, last);
 }
 
+// head(count) -> (blocks, hashes): what stands at the queue's head, and what each holds, or None.
+PyObject* core_head(Core* self, PyObject* most) {
+  State& s = *self->state;
+  const Py_ssize_t count = PyLong_AsSsize_t(most);
+  if (count == -1 && PyErr_Occurred()) return nullptr;
+  PyObject *found = PyList_New(0), *hashes = PyList_New(0), *at = s.head;
+  bool done = found != nullptr && hashes != nullptr;
+  while (done && PyList_GET_SIZE(found) < count) {
+    at = slot(at, s.at.next);
+    if (at == nullptr || Py_TYPE(at) != s.type) break;
+    PyObject* next = slot(at, s.at.next);
+    if (next == nullptr || Py_TYPE(next) != s.type) break;  // the queue's fake tail
+    prefetch(next);
+    prefetch(reinterpret_cast<char*>(next) + 64);
+    PyObject* hash = slot(at, s.at.hash);
+    done = PyList_Append(found, at) == 0 &&
+           PyList_Append(hashes, hash == nullptr ? Py_None : hash) == 0;
+  }
+  if (!done) {
+    Py_XDECREF(found);
+    Py_XDECREF(hashes);
+    return nullptr;
+  }
+  return Py_BuildValue("(NN)", found, hashes);
+}
+
 // freed(ids, count, now): a request gives these blocks back now.
 PyObject* core_freed(Core* self, PyObject* const* args, Py_ssize_t given) {
   State& s = *self->state;
@@ -1841,6 +1765,7 @@ PyMethodDef core_methods[] = {
     {"anchor", c_function(core_anchor), METH_O, nullptr},
     {"look", c_function(core_look), METH_O, nullptr},
     {"scan", c_function(core_scan), METH_FASTCALL, nullptr},
+    {"head", c_function(core_head), METH_O, nullptr},
     {"freed", c_function(core_freed), METH_FASTCALL, nullptr},
     {"pace", c_function(core_pace), METH_VARARGS, nullptr},
     {"step", c_function(core_step), METH_FASTCALL, nullptr},
@@ -1929,7 +1854,8 @@ PyMODINIT_FUNC PyInit__engine(void) {
   PyObject* module = PyModule_Create(&module_definition);
   if (module == nullptr) return nullptr;
   if (PyModule_AddObjectRef(module, "Core", reinterpret_cast<PyObject*>(&core_type)) < 0 ||
-      PyModule_AddObjectRef(module, "Batch", reinterpret_cast<PyObject*>(&batch_type)) < 0) {
+      PyModule_AddObjectRef(module, "Batch", reinterpret_cast<PyObject*>(&batch_type)) < 0 ||
+      !copies::add_types(module)) {
     Py_DECREF(module);
     return nullptr;
   }

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
 from itertools import repeat
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import msgspec
 
@@ -59,6 +59,143 @@ def _nobody_listens(hashes: list[bytes]) -> None:
     pass
 
 
+class Copies:
+    """Copies in memory that are found, by hash and by key, in the order in which they go.
+
+    The reference of ``_engine.Copies``, which does the same of many hashes in one call.
+
+    Args:
+        plain: Order by least recent use, whatever is in use and whatever is advised.
+    """
+
+    def __init__(self, plain: bool) -> None:
+        self._found: dict[bytes, Copy] = {}
+        self._order: CopyOrder[bytes] = CopyOrder(plain)
+        self._hashes: dict[int, bytes] = {}  # by the key that advice uses
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+    def __contains__(self, block_hash: bytes) -> bool:
+        return block_hash in self._found
+
+    def find(self, block_hash: bytes) -> Copy | None:
+        """A block's copy; None if there is none."""
+        return self._found.get(block_hash)
+
+    def find_all(self, hashes: Iterable[bytes]) -> list[Copy | None]:
+        """``find`` of each of these blocks."""
+        return list(map(self._found.get, hashes))
+
+    def pinned(self, hashes: Sequence[bytes]) -> list[Copy | None]:
+        """The same, for a job that uses them from now on."""
+        found = self.find_all(hashes)
+        for copy in found:
+            if copy is not None:
+                copy.pins += 1
+        return found
+
+    def run(self, hashes: Sequence[bytes]) -> int:
+        """How many of ``hashes``, from the first on without a gap, have copies."""
+        found = self._found
+        return next((at for at, each in enumerate(hashes) if each not in found), len(hashes))
+
+    def hashes_of(self, keys: Iterable[int]) -> list[bytes | None]:
+        """Hashes of the blocks with copies among ``keys``."""
+        return list(map(self._hashes.get, keys))
+
+    def order(self) -> list[bytes]:
+        """All hashes, the first to go first."""
+        return list(self._order)
+
+    def holds_twice(self) -> bool:
+        """Whether any copy is of a block that is in use in the pool."""
+        return self._order.holds_twice()
+
+    def stands_twice(self, block_hash: bytes) -> bool:
+        """Whether the block is in use in the pool too, as far as is known."""
+        return self._order.stands_twice(block_hash)
+
+    def used(self, hashes: Sequence[bytes]) -> None:
+        """Note that the pool uses this chain."""
+        self._order.used(hashes)
+
+    def all_leave(self, hashes: Iterable[bytes]) -> None:
+        """Note that the pool lost these blocks, or is about to: their copies are needed now."""
+        self._order.all_leave(hashes)
+
+    def all_leave_pool(self, full_hashes: Sequence[bytes]) -> None:
+        """The same of blocks by their hashes with the prefix cache's group id."""
+        if self._order.holds_twice():
+            self.all_leave(filter(None, self.hashes_of(keys_in_pool(full_hashes))))
+
+    def make(
+        self, hashes: Sequence[bytes], first: int, era: int, may_demote: Sequence[bool]
+    ) -> list[Copy]:
+        """Begin copies: pinned, numbered from ``first`` on, and not found before ``complete``.
+
+        Args:
+            may_demote: One for all, or one for each.
+        """
+        numbers = range(first, first + len(hashes))
+        flags = may_demote if len(may_demote) == len(hashes) else repeat(may_demote[0])
+        return list(map(Copy, numbers, hashes, repeat(era), flags, repeat(1)))
+
+    def complete(self, copies: Sequence[Copy], era: int) -> tuple[list[bytes], list[Copy]]:
+        """Have copies found that were begun in this ``era``; returns their hashes, and those that
+        are not found: of another era, or second ones."""
+        found, completed, refused = self._found, list[bytes](), list[Copy]()
+        for copy in copies:
+            copy.pins -= 1
+            if copy.era != era or copy.block_hash in found:
+                refused.append(copy)
+            else:
+                found[copy.block_hash] = copy
+                completed.append(copy.block_hash)
+        self._order.add_all(completed)
+        self._hashes.update(zip(keys_of(completed), completed, strict=True))
+        return completed, refused
+
+    def victims(self, count: int, advised: Iterable[bytes]) -> list[Copy]:
+        """The copies that go next and that no job uses; see ``CopyOrder``."""
+        chosen: dict[bytes, Copy] = {}
+        found = self._found
+        for block_hash in self._order.first(advised) if count > 0 else ():
+            copy = found.get(block_hash)
+            if copy is not None and not copy.pins:
+                chosen[block_hash] = copy
+                if len(chosen) == count:
+                    break
+        return list(chosen.values())
+
+    def drop(self, copies: Sequence[Copy]) -> tuple[list[bytes], list[int]]:
+        """Have copies found no more, all of which are; returns their hashes, and the numbers of
+        those that no job uses."""
+        hashes = [copy.block_hash for copy in copies]
+        deque(map(self._found.pop, hashes), maxlen=0)
+        self._order.discard_all(hashes)
+        deque(map(self._hashes.pop, keys_of(hashes), repeat(None)), maxlen=0)
+        return hashes, [copy.id for copy in copies if not copy.pins]
+
+    def unpin(self, copies: Iterable[Copy]) -> list[int]:
+        """Note that a job that used these copies is done; returns the numbers of those that nobody
+        uses or finds any more."""
+        found, unused = self._found.get, list[int]()
+        for copy in copies:
+            copy.pins = pins = copy.pins - 1
+            if not pins and found(copy.block_hash) is not copy:
+                unused.append(copy.id)
+        return unused
+
+
+def _new_copies(plain: bool, compiled: bool) -> Copies:
+    if not compiled:
+        return Copies(plain)
+    from ..._engine import Copies as Compiled
+
+    return cast(Copies, Compiled(plain))
+
+
 class CopyDirectory:
     """Finds copies by block hash; only complete copies are found.
 
@@ -66,18 +203,36 @@ class CopyDirectory:
         warm_capacity: Copies that fit into every worker's memory; 0 before the workers reported.
         cold_capacity: Records that fit on every worker's disk.
         lost: Copies and records that were given up since the start.
+        warm: Returns a block's copy in memory; None if there is none.
+        all_warm: Returns ``warm`` of each of these blocks.
+        pinned: The same, for a job that uses them from now on.
+        warm_hashes: Returns the blocks in memory, the first to go first; safe to call from another
+            thread.
+        all_leave: Notes that the pool lost these blocks, or is about to: their copies are needed.
+        all_leave_pool: The same, by the hashes that the prefix cache has.
+        holds_twice: Tells whether any copy is of a block that is in use in the pool.
+        stands_twice: Tells whether a block is in use in the pool too, as far as is known.
+        victims: Chooses so many copies in memory to give up or demote; the second argument is
+            advice, see ``CopyOrder``.
     """
 
-    def __init__(self, warm_capacity: int = 0, cold_capacity: int = 0, plain: bool = False) -> None:
+    def __init__(
+        self,
+        warm_capacity: int = 0,
+        cold_capacity: int = 0,
+        plain: bool = False,
+        compiled: bool = False,  # whether the compiled core keeps the copies in memory
+    ) -> None:
         self.warm_capacity, self.cold_capacity = warm_capacity, cold_capacity
-        self._warm: dict[bytes, Copy] = {}
-        self._order: CopyOrder[bytes] = CopyOrder(plain)  # of those in memory
+        self._warm = warm = _new_copies(plain, compiled)
+        self.warm, self.all_warm, self.pinned = warm.find, warm.find_all, warm.pinned
+        self.warm_hashes, self.victims = warm.order, warm.victims
+        self.all_leave, self.all_leave_pool = warm.all_leave, warm.all_leave_pool
+        self.holds_twice, self.stands_twice = warm.holds_twice, warm.stands_twice
         self._cold: OrderedDict[bytes, None] = OrderedDict()
-        self._hashes: dict[int, bytes] = {}  # by the key that advice uses
+        self._cold_hashes: dict[int, bytes] = {}  # by the key that advice uses
         self._held = self._next = self._era = self.lost = 0  # held: in memory, complete or not
         self.voided = ReleasedCopies()  # what was given up or completed, until the workers are told
-        # tells whether any copy is of a block that is in use in the pool
-        self.holds_twice = self._order.holds_twice
         # blocks that the shared store held when it was asked for a waiting request
         self.in_store: set[bytes] = set()
         # called with the hashes of blocks that have copies from now on
@@ -106,30 +261,21 @@ class CopyDirectory:
     def __contains__(self, block_hash: bytes) -> bool:
         return block_hash in self._warm or block_hash in self._cold
 
-    def warm(self, block_hash: bytes) -> Copy | None:
-        """Return a block's copy in memory; None if there is none."""
-        return self._warm.get(block_hash)
-
-    def all_warm(self, hashes: Iterable[bytes]) -> list[Copy | None]:
-        """Return ``warm`` of each of these blocks."""
-        return list(map(self._warm.get, hashes))
-
     def still_found(self, copies: Iterable[Copy]) -> list[Copy]:
         """Return those of ``copies`` that are found, and were not replaced."""
-        warm = self._warm.get
-        return [copy for copy in copies if warm(copy.block_hash) is copy]
+        return [copy for copy in copies if self.warm(copy.block_hash) is copy]
 
     def is_cold(self, block_hash: bytes) -> bool:
         """Tell whether a block has a record on disk."""
         return block_hash in self._cold
 
-    def hashes_of(self, keys: Iterable[int]) -> list[bytes | None]:
+    def hashes_of(self, keys: Sequence[int]) -> list[bytes | None]:
         """Return the full hashes of the blocks with copies among ``keys``, which advice uses."""
-        return list(map(self._hashes.get, keys))
-
-    def warm_hashes(self) -> list[bytes]:
-        """Return the blocks in memory, the first to go first; safe to call from another thread."""
-        return list(self._order)
+        found = self._warm.hashes_of(keys)
+        if not self._cold_hashes:
+            return found
+        cold = map(self._cold_hashes.get, keys)
+        return [one or other for one, other in zip(found, cold, strict=True)]
 
     def cold_hashes(self) -> list[bytes]:
         """Return the blocks on disk, least recently used first; safe from another thread."""
@@ -137,52 +283,44 @@ class CopyDirectory:
 
     def run(self, hashes: Sequence[bytes]) -> int:
         """Return how many of ``hashes``, from the first on without a gap, can be loaded now."""
-        warm, reads = self._warm, 0
-        if all(map(warm.__contains__, hashes)):
-            return len(hashes)
-        for count, block_hash in enumerate(hashes):
-            if block_hash in warm:
+        count = self._warm.run(hashes)
+        if count == len(hashes) or not (self._cold or self.in_store):
+            return count
+        reads = 0
+        for at in range(count, len(hashes)):
+            block_hash = hashes[at]
+            if block_hash in self._warm:
                 continue
             reads += 1
             if reads > self.room or not (block_hash in self._cold or block_hash in self.in_store):
-                return count
+                return at
         return len(hashes)
 
     def begin(self, block_hash: bytes, may_demote: bool = True) -> Copy:
         """Begin a copy: pinned, and not found before ``complete_all``; there must be ``room``."""
-        (copy,) = self.begin_all([block_hash], repeat(may_demote))
+        (copy,) = self.begin_all([block_hash], (may_demote,))
         return copy
 
-    def begin_all(self, hashes: Sequence[bytes], may_demote: Iterable[bool]) -> list[Copy]:
-        """Begin copies; there must be ``room`` for all."""
+    def begin_all(self, hashes: Sequence[bytes], may_demote: Sequence[bool]) -> list[Copy]:
+        """Begin copies; there must be ``room``. ``may_demote`` is one for all, or one for each."""
         assert len(hashes) <= self.room
-        first = self._next + 1
-        self._held += len(hashes)
-        self._next += len(hashes)
-        numbers = range(first, self._next + 1)
-        return list(map(Copy, numbers, hashes, repeat(self._era), may_demote, repeat(1)))
+        copies = self._warm.make(hashes, self._next + 1, self._era, may_demote)
+        self._held += len(copies)
+        self._next += len(copies)
+        return copies
 
     def complete_all(self, copies: Sequence[Copy]) -> list[bytes]:
         """Note that the bytes are there; returns the hashes that are found from now on."""
-        warm, era, new = self._warm, self._era, dict[bytes, Copy]()
-        for copy in copies:
-            copy.pins -= 1
-            block_hash = copy.block_hash
-            if copy.era != era or block_hash in warm or block_hash in new:
-                self.abandon(copy)
-            else:
-                new[block_hash] = copy
-        completed = list(new)
-        warm.update(new)
-        self._order.add_all(completed)
+        completed, refused = self._warm.complete(copies, self._era)
+        for copy in refused:
+            self.abandon(copy)
         if self.cold_capacity:
-            cold, named = self._cold, self.voided.named
-            named += [
-                (copy.id, each)
-                for each, copy in new.items()
-                if copy.may_demote and each not in cold
+            new = filter(None, self.all_warm(completed))
+            self.voided.named += [
+                (copy.id, copy.block_hash)
+                for copy in new
+                if copy.may_demote and copy.block_hash not in self._cold
             ]
-        self._hashes.update(zip(keys_of(completed), completed, strict=True))
         self.told(completed)
         return completed
 
@@ -197,7 +335,7 @@ class CopyDirectory:
 
     def used(self, hashes: Sequence[bytes]) -> None:
         """Note that the pool uses this chain; on disk, its tail is dropped before its head."""
-        self._order.used(hashes)
+        self._warm.used(hashes)
         self.reads(hashes)
 
     def reads(self, hashes: Sequence[bytes]) -> None:
@@ -207,47 +345,16 @@ class CopyDirectory:
             if block_hash in cold:
                 cold.move_to_end(block_hash)
 
-    def leaves(self, block_hash: bytes) -> None:
-        """Note that the pool lost this block, or is about to: its copy is needed now."""
-        self._order.leaves(block_hash)
-
-    def all_leave(self, hashes: Iterable[bytes]) -> None:
-        """Note the same of blocks, in this order."""
-        self._order.all_leave(hashes)
-
-    def stands_twice(self, block_hash: bytes) -> bool:
-        """Tell whether the block is in use in the pool too, as far as the directory knows."""
-        return self._order.stands_twice(block_hash)
-
-    def victims(self, count: int, first: Iterable[bytes]) -> list[Copy]:
-        """Choose copies in memory to give up or demote; ``first`` is advice, see ``CopyOrder``."""
-        found: dict[bytes, Copy] = {}
-        warm = self._warm
-        for block_hash in self._order.first(first) if count > 0 else ():
-            copy = warm.get(block_hash)
-            if copy is not None and not copy.pins:
-                found[block_hash] = copy
-                if len(found) == count:
-                    break
-        return list(found.values())
-
     def drop(self, copy: Copy) -> None:
         """Give up a complete copy; its memory is free once the jobs that use it are done."""
-        if self._warm.get(copy.block_hash) is copy:
+        if self.warm(copy.block_hash) is copy:
             self.drop_all([copy])
 
     def drop_all(self, copies: Sequence[Copy]) -> list[bytes]:
         """Give up complete copies, all of which are found; see ``drop``. Returns their hashes."""
-        hashes = [copy.block_hash for copy in copies]
+        hashes, unused = self._warm.drop(copies)
         self.lost += len(hashes)
-        deque(map(self._warm.pop, hashes), maxlen=0)
-        self._order.discard_all(hashes)
-        cold = self._cold
-        gone = [each for each in hashes if each not in cold] if cold else hashes
-        deque(map(self._hashes.pop, keys_of(gone), repeat(None)), maxlen=0)
-        unused = [copy.id for copy in copies if not copy.pins]
-        self._held -= len(unused)
-        self.voided.released += unused
+        self._release(unused)
         return hashes
 
     def unpin(self, copy: Copy) -> None:
@@ -256,22 +363,18 @@ class CopyDirectory:
 
     def unpin_all(self, copies: Iterable[Copy]) -> None:
         """Note that a job that used these copies is done."""
-        warm = self._warm.get
-        for copy in copies:
-            copy.pins = pins = copy.pins - 1
-            if not pins and warm(copy.block_hash) is not copy:
-                self.abandon(copy)
+        self._release(self._warm.unpin(copies))
 
     def add_cold(self, block_hash: bytes) -> None:
         """Note that a record is complete on every worker's disk."""
         self._cold[block_hash] = None
-        self._hashes[key_of(block_hash)] = block_hash
+        self._cold_hashes[key_of(block_hash)] = block_hash
 
     def drop_cold(self, block_hash: bytes) -> None:
         if block_hash in self._cold:
             self.lost += 1
             del self._cold[block_hash]
-            self._forget_key(block_hash)
+            self._cold_hashes.pop(key_of(block_hash), None)
         self.voided.erased.append(block_hash)
 
     def oldest_cold(self, count: int) -> list[bytes]:
@@ -283,26 +386,22 @@ class CopyDirectory:
         self._era += 1
         self.voided.cleared = True
         self.in_store.clear()
-        self.drop_all(list(self._warm.values()))
+        self.drop_all(list(filter(None, self.all_warm(self.warm_hashes()))))
         for block_hash in list(self._cold):
             self.drop_cold(block_hash)
 
-    def _forget_key(self, block_hash: bytes) -> None:
-        if block_hash not in self:
-            self._hashes.pop(key_of(block_hash), None)
+    def _release(self, numbers: list[int]) -> None:
+        self._held -= len(numbers)
+        self.voided.released += numbers
 
     def check_integrity(self) -> None:
         """Assert the invariants; for tests."""
         assert 0 <= self._held <= self.warm_capacity
         assert len(self._warm) <= self._held
-        assert set(self._order) == self._warm.keys()
-        assert len(self._order) == len(self._warm)
+        hashes = self.warm_hashes()
+        assert len(self._warm) == len(hashes) == len(set(hashes))
         assert len(self._cold) <= self.cold_capacity
-        assert {key_of(h) for h in (*self._warm, *self._cold)} == self._hashes.keys()
-        assert all(copy.block_hash == h for h, copy in self._warm.items())
-
-
-def all_leave(directory: CopyDirectory, full_hashes: Sequence[bytes]) -> None:
-    """Call ``leaves`` with all these hashes, which have the prefix cache's group id."""
-    if directory.holds_twice():
-        directory.all_leave(filter(None, directory.hashes_of(keys_in_pool(full_hashes))))
+        assert {key_of(each) for each in self._cold} == self._cold_hashes.keys()
+        assert self._warm.hashes_of(keys_of(hashes)) == hashes
+        copies = self.all_warm(hashes)
+        assert [copy.block_hash for copy in copies if copy is not None] == hashes

@@ -1,7 +1,8 @@
 """Messages between scheduler and workers: the jobs of a step, and their answers.
 
 Every worker does every job on its own shard of the blocks. A copy's number is used once in an
-engine's life, so that a late message cannot be mistaken for a new one.
+engine's life, so that a late message cannot be mistaken for a new one. Structs: a step makes and
+pickles some of each, and no frame of Python is needed for one.
 """
 
 from __future__ import annotations
@@ -9,12 +10,13 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final, NamedTuple
 
+import msgspec
 
-@dataclass(frozen=True, slots=True)
-class Spill:
+
+class Spill(msgspec.Struct, frozen=True):
     """Copy the engine's ``blocks`` into new ``copies`` in memory."""
 
     id: int
@@ -34,8 +36,7 @@ class SpliceRun(NamedTuple):
     delta: int  # δ: the new position minus the old one
 
 
-@dataclass(frozen=True, slots=True)
-class Load:
+class Load(msgspec.Struct, frozen=True):
     """Copy ``copies`` back into the engine's ``blocks``, and splice ``runs`` into ``spliced``."""
 
     id: int
@@ -46,7 +47,7 @@ class Load:
     runs: tuple[SpliceRun, ...] = ()  # what is spliced
     spliced: tuple[int, ...] = ()  # the engine's blocks that the runs write to
     # As ``from_disk``, of copies that the shared store has.
-    from_store: dict[int, bytes] = field(default_factory=dict)
+    from_store: dict[int, bytes] = msgspec.field(default_factory=dict)
     within_s: float = math.inf  # seconds after which no more is read from the store
 
     @property
@@ -55,8 +56,7 @@ class Load:
         return self.blocks + self.spliced
 
 
-@dataclass(frozen=True, slots=True)
-class Demote:
+class Demote(msgspec.Struct, frozen=True):
     """Write ``copies`` to the disk under ``hashes``."""
 
     id: int
@@ -64,8 +64,7 @@ class Demote:
     hashes: tuple[bytes, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Share:
+class Share(msgspec.Struct, frozen=True):
     """Write ``copies`` to the shared store under ``hashes``; they stay in memory."""
 
     id: int
@@ -83,8 +82,7 @@ def positions(job: Job) -> int:
     return len(job.targets) if isinstance(job, Load) else len(job.copies)
 
 
-@dataclass(frozen=True, slots=True)
-class TierWork:
+class TierWork(msgspec.Struct, frozen=True):
     """Orders for one engine step: first what is void, then new jobs."""
 
     jobs: tuple[Job, ...] = ()
@@ -101,8 +99,7 @@ class TierWork:
         return bool(self.jobs or self.release or self.erase or self.disown or self.named)
 
 
-@dataclass(frozen=True, slots=True)
-class JobDone:
+class JobDone(msgspec.Struct, frozen=True):
     """One worker's answer; ``failed`` are positions in the job's lists (of a load, in its
     ``targets``)."""
 
@@ -112,8 +109,7 @@ class JobDone:
     bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerStart:
+class WorkerStart(msgspec.Struct, frozen=True):
     """One worker's capacities; workers differ in layers and in memory."""
 
     warm_capacity: int = 0  # copies that fit into its memory
@@ -122,8 +118,7 @@ class WorkerStart:
     store_name: str = ""  # name of its records in the shared store; empty without one
 
 
-@dataclass(frozen=True, slots=True)
-class TierAnswer:
+class TierAnswer(msgspec.Struct, frozen=True):
     """The workers' report after a step; each reports its ``starts`` once."""
 
     done: tuple[JobDone, ...] = ()
@@ -144,9 +139,7 @@ class _Open:
     job: Job
     finish: Finish
     missing: int
-    failed: set[int] = field(default_factory=set)
-    seconds: float = 0.0
-    bytes: int = 0
+    done: JobDone | None = None  # what was answered until now
 
 
 class JobBook:
@@ -202,15 +195,19 @@ class JobBook:
         entry = self._open.get(done.id)
         if entry is None:
             return  # answered already: a worker that repeats itself changes nothing
-        entry.failed |= done.failed
-        entry.seconds = max(entry.seconds, done.seconds)
-        entry.bytes = max(entry.bytes, done.bytes)
+        if (before := entry.done) is not None:
+            done = JobDone(
+                done.id,
+                before.failed | done.failed,
+                max(before.seconds, done.seconds),
+                max(before.bytes, done.bytes),
+            )
+        entry.done = done
         entry.missing -= 1
         if not entry.missing:
             del self._open[done.id]
             self.pressing -= not isinstance(entry.job, _NOBODY_WAITS)
-            finished = JobDone(done.id, frozenset(entry.failed), entry.seconds, entry.bytes)
-            entry.finish(finished)
+            entry.finish(done)
 
 
 class Answers:

@@ -146,9 +146,10 @@ class TierLedger:
         clock: Callable[[], float],  # monotonic seconds
         costs: TransferCosts,  # measured costs of moving and computing blocks
         plain: bool = False,  # keep the most recently used copies, whatever the graph knows of them
+        compiled: bool = False,  # whether the compiled core keeps the copies in memory
     ) -> None:
         self.block_bytes = block_bytes
-        self.directory = CopyDirectory(plain=plain)
+        self.directory = CopyDirectory(plain=plain, compiled=compiled)
         self.book = JobBook(workers)
         self.costs = costs
         self.counts = TierCounts()
@@ -195,7 +196,7 @@ class TierLedger:
     def begin_copies(self, full_hashes: Sequence[bytes]) -> list[Copy]:
         """Begin copies of blocks, by their hashes with the cache's group id; there must be room."""
         kept_off = self.kept_off_disk
-        may_demote: Iterable[bool] = repeat(True)
+        may_demote: Sequence[bool] = (True,)
         if kept_off:
             may_demote = [key not in kept_off for key in keys_in_pool(full_hashes)]
         hashes = [full_hash[:-GROUP_BYTES] for full_hash in full_hashes]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -310,9 +311,11 @@ def name(number: int) -> bytes:
 class DirectoryModel(RuleBasedStateMachine):
     """Two sets of hashes and a list of open jobs say what the directory must say."""
 
+    compiled = False
+
     def __init__(self) -> None:
         super().__init__()
-        self.directory = CopyDirectory(WARM, COLD)
+        self.directory = CopyDirectory(WARM, COLD, compiled=self.compiled)
         self.warm: dict[bytes, Copy] = {}
         self.cold: list[bytes] = []
         self.begun: list[tuple[Copy, int]] = []
@@ -458,6 +461,17 @@ class DirectoryModel(RuleBasedStateMachine):
 
 TestDirectoryModel = DirectoryModel.TestCase
 TestDirectoryModel.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
+
+
+class CompiledDirectoryModel(DirectoryModel):
+    """The same of the directory that has its copies in the compiled core."""
+
+    compiled = True
+
+
+if find_spec("kvgraph._engine") is not None:
+    TestCompiledDirectoryModel = CompiledDirectoryModel.TestCase
+    TestCompiledDirectoryModel.settings = TestDirectoryModel.settings
 
 
 def test_a_chain_is_demoted_tail_first() -> None:

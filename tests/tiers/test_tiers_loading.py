@@ -265,17 +265,17 @@ def test_while_a_request_waits_for_room_its_load_s_victims_are_not_looked_at_in_
     engine = Engine(warm=64)
     engine.serve(prompt(8, 1))
     engine.push_out()
-    turn, queue = engine.ask(prompt(8, 1)), engine.pool.free_block_queue
-    walk, walks = queue.iter_blocks_after, list[object]()
-    monkeypatch.setattr(queue, "iter_blocks_after", lambda at: walks.append(at) or walk(at))
+    turn, victims = engine.ask(prompt(8, 1)), engine.bridge.spiller.load_victims
+    look, looks = victims.look, list[int]()
+    monkeypatch.setattr(victims, "look", lambda: looks.append(1) or look())
     held = engine.pool.get_new_blocks(2)
     for _ in range(10):
         engine.look_up(turn.request, 0)
-    assert len(walks) == 1
+    assert len(looks) == 1
     engine.pool.free_blocks(held)
-    walks.clear()
+    looks.clear()
     engine.look_up(turn.request, 0)
-    assert walks, "there may be room now"
+    assert looks, "there may be room now"
 
 
 def test_each_block_near_the_head_is_looked_at_once() -> None:

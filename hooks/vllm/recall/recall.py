@@ -155,7 +155,7 @@ def splice_of(
     runs = tuple(run for piece in pieces for run in _runs(piece, ids, block_size, number))
     for copy in copies.values():
         copy.pins += 1
-        directory.leaves(copy.block_hash)  # wanted now
+        directory.all_leave((copy.block_hash,))  # wanted now
     last = pieces[-1].at + pieces[-1].tokens
     written = ids[pieces[0].at // block_size : -(-last // block_size)]
     return Splice(runs, tuple(written), tuple(copies.values()))

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
 from ....graph.logs.reasons import Cause
 from ....graph.types import Tier
@@ -37,8 +36,7 @@ class Splice(NamedTuple):
 NO_SPLICE: Final = Splice()
 
 
-@dataclass(frozen=True, slots=True)
-class _Match:
+class _Match(NamedTuple):
     """Blocks of a request that a load can fill: these hashes, from block ``first`` on.
 
     Attributes:
@@ -221,15 +219,15 @@ class PinnedCopies(NamedTuple):
 def take_copies(ledger: TierLedger, hashes: Sequence[bytes]) -> PinnedCopies:
     """Pin the copies for a load; those that are only on disk, or in the store, are new ones."""
     directory = ledger.directory
-    found = directory.all_warm(hashes)
     from_disk, from_store, copies = dict[int, bytes](), dict[int, bytes](), list[Copy]()
+    found = directory.pinned(hashes)
+    if None not in found:
+        return PinnedCopies(cast(list[Copy], found), from_disk, from_store)
     for at, copy in enumerate(found):
         if copy is None:
             block_hash = hashes[at]
             copy = directory.begin(block_hash)
             (from_disk if directory.is_cold(block_hash) else from_store)[at] = block_hash
-        else:
-            copy.pins += 1
         copies.append(copy)
     # Now, and not when the load ends: what it overwrites may need room on disk, and a step's
     # records are erased before any is read.

@@ -6,7 +6,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Container, Iterable, Sequence
 from itertools import compress, islice, repeat, takewhile
-from operator import attrgetter, is_, not_
+from operator import attrgetter, is_, itemgetter, not_
 from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
 import numpy as np
@@ -15,7 +15,7 @@ from ....graph.types import Keys
 from ....graph.wire.advice import EvictionRanking
 from ...keys import GROUP_BYTES, key_in_pool, keys_in_pool
 from ...link.mailbox import NOBODY, Finds
-from ...tiers.directory import Copy, all_leave
+from ...tiers.directory import Copy
 from ...tiers.jobs import Finish, JobDone, Spill
 from ...tiers.ledger import TierLedger
 from ..free_queue.window import Victims
@@ -294,16 +294,20 @@ class CopyMarks:
 
         By their numbers first, as advice found them; of those, by what they hold now.
         """
-        worth, wanted = self.worth, self._wanted
+        worth, wanted, keys = self.worth, self._wanted, keys_in_pool(found.hashes)
         if worth is None:
-            return range(len(found.blocks)), keys_in_pool(found.hashes)
-        marks = self._marked[found.ids]
-        for more in filter(None, (wanted, self._elsewhere)):
-            asked = map(more.__contains__, keys_in_pool(found.hashes))
-            marks |= np.fromiter(asked, np.bool_, len(marks))
-        self._passed[found.ids] = ~marks
-        places = np.flatnonzero(marks).tolist()
-        keys = keys_in_pool([found.hashes[at] for at in places])
+            return range(len(keys)), keys
+        marks, places = self._marked[found.ids], cast(Sequence[int], range(len(keys)))
+        if marks.all():  # as mostly
+            self._passed[found.ids] = False
+        else:
+            for more in filter(None, (wanted, self._elsewhere)):
+                marks |= np.fromiter(map(more.__contains__, keys), np.bool_, len(marks))
+            self._passed[found.ids] = ~marks
+            places = np.flatnonzero(marks).tolist()
+            keys = [keys[at] for at in places]
+        if worth.issuperset(keys):
+            return places, keys
         held = [key in worth or key in wanted for key in keys]
         return list(compress(places, held)), list(compress(keys, held))
 
@@ -325,10 +329,12 @@ class LoadVictims:
 
     Attributes:
         advice: The latest, which says what copies make room; None without any.
+        core: Reads the queue, where the engine has a compiled core.
     """
 
     def __init__(self, pool: BlockPool, ledger: TierLedger, marks: CopyMarks) -> None:
         self._pool, self._ledger, self._marks = pool, ledger, marks
+        self.core: Core | None = None
         self._count = 0  # blocks that a load would be given
         self._freed = True  # whether blocks were given back since a load was foreseen
         self._head: list[KVCacheBlock] = []  # those blocks, and
@@ -358,9 +364,14 @@ class LoadVictims:
 
     def look(self) -> None:
         """Note what those blocks hold: what stands at the queue's head may have changed."""
-        head = self._pool.free_block_queue.iter_blocks_after(None) if self._count else ()
-        self._head = list(islice(head, self._count))
-        self._hashes = list(map(hash_of, self._head))
+        if not self._count:
+            self._head, self._hashes = [], []
+        elif self.core is not None:
+            self._head, self._hashes = self.core.head(self._count)
+        else:
+            head = self._pool.free_block_queue.iter_blocks_after(None)
+            self._head = list(islice(head, self._count))
+            self._hashes = list(map(hash_of, self._head))
 
     def save(self, block_ids: Iterable[int], load_ended: Finish) -> Finish:
         """Begin to copy what a load's blocks held, as far as it is worth it and there is room.
@@ -379,7 +390,7 @@ class LoadVictims:
             blocks, hashes = list(compress(blocks, is_taken)), list(compress(hashes, is_taken))
         held = cast("list[bytes]", hashes)
         ledger, directory = self._ledger, self._ledger.directory
-        all_leave(directory, held)  # copies of these are the only ones now
+        directory.all_leave_pool(held)  # copies of these are the only ones now
         found = FoundBlocks.told(blocks, held)
         worthy, keys = self._marks.worthy(found)
         copies = directory.hashes_of(keys)
@@ -432,6 +443,7 @@ _REST_S: Final = (
 )
 
 Placed = tuple[int | None, "KVCacheBlock"]  # with its place among all that ever left, if known
+_block_of: Final = itemgetter(1)
 
 
 class StartedCopies(NamedTuple):
@@ -545,7 +557,7 @@ class Spiller:
 
     def scans_with(self, core: Core) -> None:
         """Look through the queue with a compiled core."""
-        self._scan.core = core
+        self._scan.core = self.load_victims.core = core
 
     def copy(self, hashes: Sequence[bytes], group: bytes) -> None:
         """Begin to copy blocks of the pool now, as far as there is room; ``group`` ends their keys
@@ -636,7 +648,7 @@ class Spiller:
     def _without_copies(self, found: FoundBlocks, first: int) -> list[int]:
         """Which of ``found`` are worth a copy and have none, nor one under way."""
         directory, under_way = self._ledger.directory, self._under_way
-        all_leave(directory, found.hashes)
+        directory.all_leave_pool(found.hashes)
         worthy, keys = self.marks.worthy(found)
         if under_way:
             places = zip(keys, worthy, strict=True)
@@ -644,6 +656,8 @@ class Spiller:
         has = directory.hashes_of(keys)
         if None not in has:
             return []
+        if not under_way and has.count(None) == len(has):
+            return list(worthy)
         return [
             at
             for at, key, copied in zip(worthy, keys, has, strict=True)
@@ -668,7 +682,7 @@ class Spiller:
 
     def _begin(self, placed: Sequence[Placed], advice: EvictionRanking | None) -> int:
         """Begin to copy as many blocks as there is room for; returns how many."""
-        ledger, hashes = self._ledger, [hash_of(block) for _, block in placed]
+        ledger, hashes = self._ledger, list(map(hash_of, map(_block_of, placed)))
         if not all(hashes):  # a victim may have lost its hash
             placed, hashes = list(compress(placed, hashes)), list(filter(None, hashes))
         room = ledger.make_room(len(placed), demote_first(ledger, advice, len(placed)))
@@ -700,9 +714,11 @@ class Spiller:
         for at in done.failed.intersection(range(len(stands))):
             ledger.counts.spill_failed += 1
             stands[at] = False
-        if not all(stands):
-            for copy in compress(begun.copies, map(not_, stands)):
-                ledger.directory.abandon(copy)
+        if all(stands):
+            ledger.complete_copies(begun.copies)
+            return
+        for copy in compress(begun.copies, map(not_, stands)):
+            ledger.directory.abandon(copy)
         ledger.complete_copies(list(compress(begun.copies, stands)))
 
 

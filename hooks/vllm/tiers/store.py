@@ -19,6 +19,7 @@ from ...tiers.costs import TransferCosts
 from ...tiers.directory import Copy, CopyDirectory
 from ...tiers.jobs import TierAnswer
 from ...tiers.ledger import TierLedger, copied_events
+from ..core_index import CoreIndex
 from .bridge import TierCacheBridge
 from .sharing import Sharer, StoreLookup
 from .worker import OpenRecords, disk_identity
@@ -262,7 +263,10 @@ def new_bridge(
     layers = kv_cache.kv_cache_groups[0]
     block_bytes = len(layers.layer_names) * layers.kv_cache_spec.page_size_bytes
     workers = config.parallel_config.world_size
-    ledger = TierLedger(block_bytes, workers, emit, clock, costs(clock), settings.spill_all)
+    compiled = isinstance(index, CoreIndex)
+    ledger = TierLedger(
+        block_bytes, workers, emit, clock, costs(clock), settings.spill_all, compiled
+    )
     by_priority = config.scheduler_config.policy == "priority"
     return TierCacheBridge(
         pool, group, index, settings, ledger, emit, workers, manager, by_priority

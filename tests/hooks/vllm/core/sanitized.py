@@ -82,13 +82,41 @@ def engine() -> Any:
     return module
 
 
+class Memory:
+    """Copies that are begun, used and given up at random."""
+
+    def __init__(self, module: Any, rng: random.Random, chains: list[list[bytes]]) -> None:
+        self.copies, self.rng, self.chains = module.Copies(False), rng, chains
+        self.begun: list[Any] = []
+        self.held: list[Any] = []
+        self.last = 0
+
+    def step(self) -> None:
+        """One job or two of an engine's."""
+        rng, copies, chain = self.rng, self.copies, self.rng.choice(self.chains)
+        self.begun += copies.make(chain, self.last + 1, 0, (True,))
+        self.last += len(chain)
+        rng.shuffle(self.begun)
+        copies.complete([self.begun.pop() for _ in range(rng.randrange(len(self.begun)))], 0)
+        self.held += filter(None, copies.pinned(rng.choice(self.chains)))
+        copies.used(rng.choice(self.chains))
+        copies.all_leave(rng.choice(self.chains))
+        copies.all_leave_pool([each + bytes(4) for each in chain])
+        copies.drop(copies.victims(rng.randrange(9), chain))
+        copies.unpin([self.held.pop() for _ in range(rng.randrange(1 + len(self.held)))])
+        order = copies.order()
+        assert copies.hashes_of([rng_key(each) for each in order]) == order
+        assert len(copies) == len(order) == copies.run(order)
+        assert None not in copies.find_all(order)
+
+
 def main(steps: int = 1500, blocks: int = 200) -> str:
     """Says whether index and queue are what they must be after random traffic."""
     rng, pool = random.Random(5), Pool(blocks)
     freed = np.full(blocks, -np.inf)
     event = lambda *fields: fields  # noqa: E731
-    core: Any = None
-    core = engine().Core(
+    module, core = engine(), None
+    core = module.Core(
         pool, 0, freed, (0, 1, 2, 3, 5), event, event, event, 16, lambda: core.work(True)
     )
     chains = [[rng.randbytes(32) for _ in range(rng.randrange(1, 9))] for _ in range(60)]
@@ -96,6 +124,7 @@ def main(steps: int = 1500, blocks: int = 200) -> str:
     done = threading.Event()
     now, running, sessions = [0.0], dict[str, Any](), dict[str, str]()
     mailbox = SimpleNamespace(_ranking=None, _admission=None)
+    memory = Memory(module, rng, chains)
     core.sized(16, 64, 16, 64.0, 0.98)
     core.pace(lambda: now[0], running, sessions, kept.append, mailbox, 2.0, 1, 64, 0.2, 10.0, 1)
     core.watch_holding(SimpleNamespace(rests=True))
@@ -156,6 +185,8 @@ def main(steps: int = 1500, blocks: int = 200) -> str:
         core.look(rng.randrange(9))
         core.forget([block.block_id for block in rng.sample(held, min(3, len(held)))])
         core.scan(None, 20, 20)
+        assert len(core.head(20)[0]) == min(20, blocks - 1)
+        memory.step()
         core.add([held[0].block_id], [held[0]._block_hash])
         core.drop_taken()
     assert 0 in dues
