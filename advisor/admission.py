@@ -120,13 +120,8 @@ class Valve:
         return math.ceil(max(0.0, self._barred) / self.pool)
 
     def update(self, asked: int, again: int, demand: Demand, *, holds: bool = True) -> None:
-        """Close, open or move the limit.
-
-        Args:
-            asked: Blocks of all prompts so far.
-            again: Of these, blocks computed again.
-            holds: Whether the engine holds requests: while it does not, a limit is not on trial.
-        """
+        """Close, open or move the limit, by the blocks of all prompts so far and those computed
+        again. While the engine holds no requests (``holds``), a limit is not on trial."""
         new = self._note(asked, again)
         if self.limit is None:
             self._barred -= new

@@ -43,9 +43,7 @@ class HeldContext(NamedTuple):
 
 def sessions_in(sidecar: str, content: bytes) -> dict[str, HeldContext]:
     """Parse a sidecar's ``/v1/sessions``; sessions that two tenants name alike are left out.
-
-    Raises BAD_PAYLOAD.
-    """
+    Raises BAD_PAYLOAD."""
     found: dict[str, HeldContext | None] = {}
     for each in _sessions.decode(content).sessions:
         found[each.session] = None if each.session in found else _held(sidecar, each)
@@ -54,9 +52,7 @@ def sessions_in(sidecar: str, content: bytes) -> dict[str, HeldContext]:
 
 def hashing_in(content: bytes) -> dict[str, str]:
     """Parse a sidecar's ``/status``: engine name → how it hashes blocks, in words.
-
-    Raises BAD_PAYLOAD.
-    """
+    Raises BAD_PAYLOAD."""
     return {each.id: each.hashing for each in _status.decode(content).engines}
 
 
@@ -185,12 +181,9 @@ class ResidencyView:
         return "; ".join(sorted(ways))
 
     def corrected(self, name: str, remembered: Holdings) -> Holdings:
-        """Correct the proxy's own estimate of what engines hold by what sidecars report.
-
-        Args:
-            remembered: The estimate by what each engine got. Sidecars alone know what their engines
-                lost: these may evict in another order, and have copies.
-        """
+        """Correct the estimate of what engines hold, by what each got, by what sidecars report:
+        these alone know what their engines lost, which may evict in another order, and have
+        copies."""
         pool, copied = remembered.pool.copy(), remembered.copied.copy()
         lost = remembered.lost.copy()
         advised = [self._likeliest(each) for each in self._votes]
@@ -260,7 +253,6 @@ class ResidencyView:
 
 
 async def _get(url: str, headers: dict[str, str]) -> tuple[int, bytes]:
-    """Return a sidecar's status and its whole answer."""
     async with (
         asyncio.timeout(TIMEOUT_S),
         aiohttp.ClientSession(auto_decompress=False) as session,

@@ -62,8 +62,6 @@ class Batch(NamedTuple):
 
 
 class Cohort(NamedTuple):
-    """Waits to learn from."""
-
     # Gives float32 ``[m, features]`` of ``m`` waits, by their places; NaN where one does not apply.
     # A batch is small beside a cohort.
     features: Callable[[npt.NDArray[np.int64]], Features]
@@ -100,12 +98,9 @@ class ReturnModel:
         self._taken = 0
 
     def index(self, features: Features, age: Floats) -> Floats:
-        """float64 ``[n]``, 1/s: the best rate of returns per second of waiting; see ``gittins``.
-
-        Args:
-            features: float32 ``[n, features]``; NaN where one does not apply.
-            age: float64 ``[n]``, seconds waited so far.
-        """
+        """float64 ``[n]``, 1/s: the best rate of returns per second of waiting, of ``features``,
+        float32 ``[n, features]``, NaN where one does not apply, and ``age``, seconds waited; see
+        ``gittins``."""
         rates = np.exp(self.log_rates(features), dtype=np.float64)
         return gittins(rates, np.minimum(age, OLDEST - 1e-3))
 
@@ -118,7 +113,6 @@ class ReturnModel:
         self.take(self.drawn(cohort, steps), float(cohort.weight.sum()))
 
     def drawn(self, cohort: Cohort, steps: int) -> Iterator[Batch]:
-        """Draw the batches of ``learn``."""
         for _ in range(steps):
             batch = self._rng.integers(0, len(cohort.age), _BATCH)
             features, age, returned, weight = cohort

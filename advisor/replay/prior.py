@@ -70,8 +70,6 @@ def _scales(known: Features) -> Features:
 
 
 class RecordedWaits(NamedTuple):
-    """Waits of recorded sessions; see ``ReturnModel.learn``."""
-
     features: Features
     age: Floats
     returned: npt.NDArray[np.bool_]

@@ -32,9 +32,7 @@ _MAX_RUNNING: Final = 65_536  # requests; chosen
 
 class Recorder:
     """Writes one line per finished request, of a sidecar's events; a full disk ends it.
-
-    Raises TraceError.
-    """
+    Raises TraceError."""
 
     def __init__(
         self,
@@ -107,7 +105,6 @@ class Recorder:
         return {name: value for name, value in said.items() if value is not None}
 
     def _fits(self, block_size: int) -> bool:
-        """Tell whether blocks of this size belong into the file; the first request decides."""
         if self._block_size is None:
             self._block_size = block_size
             self._write({"kvgraph_trace": HEADER_VERSION, "block_size": block_size})
@@ -132,6 +129,5 @@ class Recorder:
 
 
 def _part(segment: Segment, started: RequestStarted) -> tuple[str, int, int]:
-    """Return a source layer and its range of prompt tokens."""
     end = min(segment.end, started.prompt_tokens)
     return LAYER_NAMES[segment.layer], min(segment.start, end), end

@@ -33,8 +33,6 @@ class UnknownError(RemoteError):
 
 
 class BusySidecarError(RemoteError):
-    """The sidecar cannot answer now; the message says when to try again."""
-
     again_in_s = 1.0  # seconds until then
 
 
@@ -48,7 +46,6 @@ _REFUSALS: Final = {
 
 
 def sidecar_urls(url: str | None) -> list[str]:
-    """``url``, or the URLs of all of this user's running sidecars."""
     if url is not None:
         if not url.startswith(("http://", "https://")):
             raise RemoteError(f"{url!r} is not a URL; allowed: http://127.0.0.1:PORT")
@@ -63,7 +60,6 @@ def sidecar_urls(url: str | None) -> list[str]:
 
 
 def only_sidecar_url(url: str | None) -> str:
-    """``url``, or the URL of this user's only running sidecar."""
     urls = sidecar_urls(url)
     if len(urls) > 1:
         raise RemoteError(f"{len(urls)} sidecars are running; name one of {', '.join(urls)}")
@@ -105,9 +101,7 @@ def answer_to(
     request: urllib.request.Request, timeout_s: float = TIMEOUT_S, most_bytes: int = _MAX_ANSWER
 ) -> Any:
     """Send a request and decode the JSON answer; ``timeout_s`` is for each read of the socket.
-
-    Raises UnknownError, RefusedError, BusySidecarError or RemoteError.
-    """
+    Raises UnknownError, RefusedError, BusySidecarError or RemoteError."""
     url = f"{request.type}://{request.host}"
     try:
         with _opener.open(request, timeout=timeout_s) as answer:
