@@ -179,14 +179,8 @@ class Policy(Protocol):
 
 
 def terms_of(policy: Policy, view: View, picked: Selection) -> Terms:
-    """A policy's terms, which somebody else may have written.
-
-    Args:
-        view: Of an engine or of none.
-
-    Raises:
-        GraphError: They are not one number for each picked block.
-    """
+    """A policy's terms, which somebody else may have written, in a view of an engine or of none;
+    raises GraphError unless they are one number for each picked block."""
     terms = policy.terms(view.of(NO_ROW), picked)
     shapes = {name: np.shape(each) for name, each in terms.items()}
     if wrong := [f"{name} {shape}" for name, shape in shapes.items() if shape != (len(picked),)]:

@@ -49,7 +49,6 @@ class WalkLog:
             walks.append(walk)
 
     def take(self, engine: int) -> list[Walk]:
-        """Take this engine's walks since the last call."""
         walks = self._walks.get(engine)
         if not walks:
             return []
@@ -58,7 +57,6 @@ class WalkLog:
         return taken
 
     def forget(self, engine: int) -> None:
-        """Forget an engine that is gone, or emptied its cache."""
         self._walks.pop(engine, None)
 
 
@@ -67,8 +65,6 @@ class WalkLog:
 
 @dataclass(slots=True)
 class Prompts:
-    """One engine's prompts so far, in blocks."""
-
     asked: int = 0  # blocks of all prompts
     again: int = 0  # of these: computed, though they had been computed before
     # When the engine last came or emptied its cache: blocks lost by that are not counted.
@@ -82,12 +78,8 @@ class RegretBook:
         self._engines: dict[int, Prompts] = {}
 
     def note(self, engine: int, asked: int, again: int, last_seen: float) -> None:
-        """Note that a prompt of ``asked`` blocks started, ``again`` of which are computed once
-        more.
-
-        Args:
-            last_seen: When its session was last heard of before.
-        """
+        """Note that a prompt of ``asked`` blocks, ``again`` of which are computed once more,
+        started in a session heard of at ``last_seen`` before."""
         prompts = self._engines.get(engine)
         if prompts is None:
             prompts = self._engines[engine] = Prompts()
@@ -96,15 +88,12 @@ class RegretBook:
             prompts.again += again
 
     def clear(self, engine: int, now: float) -> None:
-        """Note that an engine came, or emptied its cache."""
         self._engines.setdefault(engine, Prompts()).cleared = now
 
     def of(self, engine: int) -> Prompts:
-        """The counts of one engine; zero if it never reported."""
         return self._engines.get(engine) or Prompts()
 
     def forget(self, engine: int) -> None:
-        """Forget an engine that is gone."""
         self._engines.pop(engine, None)
 
 
@@ -124,9 +113,7 @@ class EngineReports:
     @property
     def prefill_tokens_per_s(self) -> float:
         """The engine's speed in tokens per second while it computes prompts; 0: not measured yet.
-
-        An engine with tiers measures it by when steps end, another one by when they begin.
-        """
+        An engine with tiers measures it by when steps end, another one by when they begin."""
         for report in (self.tiers, self.pressure):
             if report is not None and report.prefill_tokens_per_s:
                 return report.prefill_tokens_per_s

@@ -292,10 +292,8 @@ class RequestReleased(Event, tag=19, frozen=True):
 
 
 class AdmissionReport(Event, tag=20, frozen=True):
-    """What the engine holds now and has held.
-
-    Counts run from its start, except the first three and the last.
-    """
+    """What the engine holds now and has held. Counts run from its start, except the first three and
+    the last."""
 
     waiting: Count  # requests that are held now
     waiting_blocks: Total  # that they want
@@ -384,10 +382,8 @@ def hashing_of(hello: EngineHello) -> str:
 
 
 def disagreements(engines: Iterable[BlockHashing]) -> list[str]:
-    """One sentence for each model whose engines hash blocks differently.
-
-    An engine that does not say how it hashes agrees with all.
-    """
+    """One sentence for each model whose engines hash blocks differently. An engine that does not
+    say how it hashes agrees with all."""
     kinds: dict[str, dict[str, list[str]]] = {}
     for each in engines:
         if each.told:
