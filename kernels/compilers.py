@@ -37,12 +37,9 @@ def cache_directory() -> Path:
 
 
 def compiled(name: str, ingredients: list[str], build: Callable[[Path], None]) -> Path:
-    """The file that ``build`` makes from ``ingredients``, made once per machine; raises BuildError.
-
-    Args:
-        name: File name, to which a digest of the ingredients is added.
-        ingredients: Everything that the result depends on: sources, options, compiler, processor.
-    """
+    """The file that ``build`` makes, made once per machine, named ``name`` and a digest of
+    ``ingredients``, everything it depends on: sources, options, compiler, processor. Raises
+    BuildError."""
     digest = hashlib.sha256("\0".join(ingredients).encode()).hexdigest()[:16]
     stem, dot, suffix = name.partition(".")
     path = cache_directory() / f"{stem}-{digest}{dot}{suffix}"

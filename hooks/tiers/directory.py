@@ -37,7 +37,6 @@ class ReleasedCopies:
         return bool(self.released or self.erased or self.cleared or self.named)
 
     def take(self) -> VoidedCopies:
-        """Return what was collected since the last call."""
         void = VoidedCopies(
             tuple(self.released), tuple(self.erased), self.cleared, tuple(self.named)
         )
@@ -60,13 +59,9 @@ def _nobody_listens(hashes: list[bytes]) -> None:
 
 
 class CopyDirectory:
-    """Finds copies by block hash; only complete copies are found.
-
-    Attributes:
-        warm_capacity: Copies that fit into every worker's memory; 0 before the workers reported.
-        cold_capacity: Records that fit on every worker's disk.
-        lost: Copies and records that were given up since the start.
-    """
+    """Finds copies by block hash; only complete copies are found. ``warm_capacity``: copies that
+    fit into every worker's memory, 0 before the workers reported; ``cold_capacity``: records that
+    fit on every worker's disk."""
 
     def __init__(self, warm_capacity: int = 0, cold_capacity: int = 0, plain: bool = False) -> None:
         self.warm_capacity, self.cold_capacity = warm_capacity, cold_capacity
@@ -85,42 +80,34 @@ class CopyDirectory:
 
     @property
     def warm_blocks(self) -> int:
-        """Return the number of complete copies in memory."""
         return len(self._warm)
 
     @property
     def cold_blocks(self) -> int:
-        """Return the number of complete records on disk."""
         return len(self._cold)
 
     @property
     def room(self) -> int:
-        """Return how many copies can be begun now."""
         return self.warm_capacity - self._held
 
     @property
     def has_any(self) -> bool:
-        """Tell whether there is any complete copy or record."""
         return bool(self._warm or self._cold)
 
     def __contains__(self, block_hash: bytes) -> bool:
         return block_hash in self._warm or block_hash in self._cold
 
     def warm(self, block_hash: bytes) -> Copy | None:
-        """Return a block's copy in memory; None if there is none."""
         return self._warm.get(block_hash)
 
     def all_warm(self, hashes: Iterable[bytes]) -> list[Copy | None]:
-        """Return ``warm`` of each of these blocks."""
         return list(map(self._warm.get, hashes))
 
     def still_found(self, copies: Iterable[Copy]) -> list[Copy]:
-        """Return those of ``copies`` that are found, and were not replaced."""
         warm = self._warm.get
         return [copy for copy in copies if warm(copy.block_hash) is copy]
 
     def is_cold(self, block_hash: bytes) -> bool:
-        """Tell whether a block has a record on disk."""
         return block_hash in self._cold
 
     def hashes_of(self, keys: Iterable[int]) -> list[bytes | None]:
@@ -246,11 +233,9 @@ class CopyDirectory:
         return hashes
 
     def unpin(self, copy: Copy) -> None:
-        """Note that a job that used this copy is done."""
         self.unpin_all((copy,))
 
     def unpin_all(self, copies: Iterable[Copy]) -> None:
-        """Note that a job that used these copies is done."""
         warm = self._warm.get
         for copy in copies:
             copy.pins = pins = copy.pins - 1
@@ -270,7 +255,6 @@ class CopyDirectory:
         self.voided.erased.append(block_hash)
 
     def oldest_cold(self, count: int) -> list[bytes]:
-        """Return the least recently used records."""
         return [block_hash for block_hash, _ in zip(self._cold, range(count), strict=False)]
 
     def clear(self) -> None:
@@ -298,6 +282,5 @@ class CopyDirectory:
 
 
 def all_leave(directory: CopyDirectory, full_hashes: Sequence[bytes]) -> None:
-    """Call ``leaves`` with all these hashes, which have the prefix cache's group id."""
     if directory.holds_twice():
         directory.all_leave(filter(None, directory.hashes_of(keys_in_pool(full_hashes))))

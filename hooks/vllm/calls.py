@@ -45,5 +45,4 @@ class Calls:
 
 
 def calls_of(name: str, *parts: object) -> list[Callable[..., Any]]:
-    """The methods called ``name`` of those parts that are there and have one."""
     return [getattr(part, name) for part in parts if hasattr(part, name)]

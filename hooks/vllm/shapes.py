@@ -105,7 +105,6 @@ def reason_for_no_samples(config: VllmConfig) -> str | None:
 
 
 def is_full_attention(spec: KVCacheSpec) -> bool:
-    """Whether a group of layers attends to all earlier tokens, whatever their sizes."""
     from vllm.v1.kv_cache_interface import FullAttentionSpec, UniformTypeKVCacheSpecs
 
     if isinstance(spec, UniformTypeKVCacheSpecs):
@@ -149,9 +148,7 @@ def _bytes_per_token(config: VllmConfig) -> int:
 
 def engine_config(arguments: Sequence[str]) -> VllmConfig:
     """vLLM's configuration of an engine that is started with ``arguments`` of ``vllm serve``.
-
-    Nothing of ours is attached to it. Raises SystemExit or Exception.
-    """
+    Nothing of ours is attached to it. Raises SystemExit or Exception."""
     from vllm.engine.arg_utils import EngineArgs
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 

@@ -70,7 +70,6 @@ class PackedHashes(Sequence[bytes]):
         return keys_in_table(self._table())
 
     def of_group(self, suffix: bytes) -> PackedHashes:
-        """Those that end with ``suffix``, a group's id."""
         table = self._table()
         ending = np.frombuffer(suffix, dtype=np.uint8)
         of_it = (table[:, self._width - len(suffix) :] == ending).all(axis=1)
@@ -90,8 +89,6 @@ _Reader = Callable[[tuple[Any, ...], dict[str, Any]], Any]
 
 @dataclass(slots=True)
 class Changes:
-    """What a pool cached and evicted, up to a reset or until now."""
-
     cached: list[Cached] = field(default_factory=list)  # in order
     evicted: PackedHashes = field(default_factory=PackedHashes)  # with their group's id, in order
     then_reset: bool = False  # whether the prefix cache was reset after that
@@ -301,10 +298,8 @@ def _is_called_by_place(kind: type, name: str) -> bool:
 
 
 def _reader(function: Callable[..., Any], names: Sequence[str]) -> _Reader:
-    """Finds the arguments called ``names`` of a call of ``function``, passed in whichever way.
-
-    A tuple, or the value itself where there is one name.
-    """
+    """Finds the arguments called ``names`` of a call of ``function``, passed in whichever way. A
+    tuple, or the value itself where there is one name."""
     places = {name: at for at, name in enumerate(inspect.signature(function).parameters)}
     if missing := [name for name in names if name not in places]:
         raise TypeError(f"{function.__qualname__} has no {', '.join(missing)}")
@@ -335,13 +330,8 @@ _READ = ("request", "blocks", "num_cached_blocks", "num_full_blocks", "kv_cache_
 def returned(
     cached: Sequence[CachedRun], evicted: Sequence[int], gone: Sequence[int], scale: int
 ) -> list[CachedRun]:
-    """Runs of evicted blocks that are not gone, as they were cached last.
-
-    Args:
-        cached: What the step cached, in order.
-        evicted, gone: Keys.
-        scale: Hashes of a request per block.
-    """
+    """Runs of evicted blocks that are not gone, as the step ``cached`` them last, in order;
+    ``evicted`` and ``gone`` are keys, ``scale`` hashes of a request make a block."""
     if len(gone) == len(evicted):
         return []
     back, runs = set(evicted).difference(gone), list[CachedRun]()

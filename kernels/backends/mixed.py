@@ -79,7 +79,6 @@ def observed_mass(queries: Tensor, keys: Tensor, visible: Tensor | None, scale: 
 def _tiles(
     parts: Sequence[KvPart], grouped: Tensor, tile: int
 ) -> Iterator[tuple[KvPart, Tensor, int, int]]:
-    """Yield ``(part, queries in its scale, from, to)`` for each tile."""
     for part in parts:
         scaled = grouped if part.key_scale is None else grouped * part.key_scale[:, :, None, :]
         for low in range(0, part.keys.shape[2], tile):
@@ -107,7 +106,6 @@ class _Running:
         self._most = most
 
     def weights(self, logits: Tensor) -> Tensor:
-        """Each token's share, from the logits of all tiles."""
         finite = self._most.masked_fill(self._most.isneginf(), 0.0)
         return (logits - finite).exp() / self._divisor()
 

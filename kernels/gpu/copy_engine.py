@@ -41,12 +41,9 @@ class CopyEngine:
         self.problem = None if batch else "the driver has no cuMemcpyBatchAsync"
 
     def copy(self, sources: Integers, targets: Integers, size: int, stream: int) -> None:
-        """Queue copies of ``size`` bytes each, in no order among themselves; raises TransferError.
-
-        Args:
-            sources, targets: int64 [R], addresses in page-locked host memory or a GPU's.
-            stream: Handle of a CUDA stream, not the default one.
-        """
+        """Queue copies of ``size`` bytes each, in no order among themselves, between addresses,
+        int64 [R], in page-locked host memory or a GPU's, on a CUDA stream that is not the default
+        one. Raises TransferError."""
         if self._batch and len(sources):
             error = self._batch(sources, targets, np.full(len(sources), size, np.uintp), stream)
             if not error:

@@ -28,8 +28,6 @@ _DENSE: Final = 0.75  # with a smaller share of wanted tokens, whole records are
 
 
 class Chunks(NamedTuple):
-    """Which records travel together, and where their tokens stand then."""
-
     records: Tensor  # int64 [n], each once, chunk after chunk
     starts: list[int]  # first record of each chunk; the last entry is the number of records
     order: Tensor  # int64 [T], token indices in the order of their chunks
