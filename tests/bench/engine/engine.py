@@ -166,7 +166,6 @@ def run(
     part: str = "all",
 ) -> Figures:
     """Measure ``part``; every round is kept in ``raw``, if that is given, as soon as it is over.
-
     Interrupted, it gives what it has until then; the figure ``complete`` says whether it is all."""
     scale, console = QUICK if quick else Scale(), Console(stderr=True, quiet=not progress)
     scale = replace(scale, pairs=pairs or scale.pairs)

@@ -40,10 +40,8 @@ class EngineThreads:
         self.core = cores[0]
 
     def cpu_s(self) -> float:
-        """CPU seconds so far of the core's main thread and of ours.
-
-        What a thread that ended has used is not in it; ours live as long as the engine.
-        """
+        """CPU seconds so far of the core's main thread and of ours. What a thread that ended has
+        used is not in it; ours live as long as the engine."""
         found = 0.0
         for task in self._tasks():
             if task.name == str(self.core) or _read(task / "comm").startswith(_OURS):

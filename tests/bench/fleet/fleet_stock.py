@@ -1,7 +1,5 @@
-"""The router before engines without kvgraph, beside cache-aware routing, in the lab.
-
-Engines evict what was unused longest, and the router goes by shadows of their pools.
-"""
+"""The router before engines without kvgraph, beside cache-aware routing, in the lab. Engines evict
+what was unused longest, and the router goes by shadows of their pools."""
 
 from __future__ import annotations
 

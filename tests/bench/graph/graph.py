@@ -66,10 +66,8 @@ def add_sessions(graph: KVCacheGraph, count: int) -> None:
 
 
 def lock_seconds() -> dict[str, float]:
-    """The longest time for which each of these holds the lock, in a graph of production size.
-
-    Work that is done in slices holds it for one slice at a time.
-    """
+    """The longest time for which each of these holds the lock, in a graph of production size. Work
+    that is done in slices holds it for one slice at a time."""
     rng = np.random.default_rng(4)
     graph = build_graph(_LOCKED_BLOCKS, 0)
     add_random_edges(graph, _LINKS, rng)
@@ -178,10 +176,8 @@ def loaded_sidecar(cores: list[int] | None = None) -> Iterator[LoadedSidecar]:
 
 
 def ingest_rates(rounds: int = 5, blocks: int = 600_000) -> list[float]:
-    """Blocks a second through ZeroMQ into a sidecar that has one core, once a round.
-
-    Events store 16 blocks each, 64 events a batch; planning and HTTP go on meanwhile.
-    """
+    """Blocks a second through ZeroMQ into a sidecar that has one core, once a round. Events store
+    16 blocks each, 64 events a batch; planning and HTTP go on meanwhile."""
     rng = np.random.default_rng(2)
     rates = []
     for _ in range(rounds):

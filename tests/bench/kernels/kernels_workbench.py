@@ -144,10 +144,8 @@ _EPSILON: Final = 1e-5
 
 
 class PrefillStack:
-    """Layers of their own weights in bf16: attention by torch's sdpa, gated MLP, no head.
-
-    Rotary angles are taken once, outside of what is timed, as engines do.
-    """
+    """Layers of their own weights in bf16: attention by torch's sdpa, gated MLP, no head. Rotary
+    angles are taken once, outside of what is timed, as engines do."""
 
     def __init__(self, shape: StackShape, tokens: int, device: str) -> None:
         self._shape = shape

@@ -1,7 +1,5 @@
-"""One real vLLM engine that plays recorded agents, as many of their requests as a file says.
-
-While it waits for the file to say more, the engine is idle and linked.
-"""
+"""One real vLLM engine that plays recorded agents, as many of their requests as a file says. While
+it waits for the file to say more, the engine is idle and linked."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
-"""Model runners without a model, around vLLM's own dispatchers of CUDA graphs.
-
-As on a GPU, attention is called from Python only where the step's graph leaves it outside.
-"""
+"""Model runners without a model, around vLLM's own dispatchers of CUDA graphs. As on a GPU,
+attention is called from Python only where the step's graph leaves it outside."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
-"""Three real engines, two proxies, a sidecar and Mooncake's store, each killed in turn.
-
-It runs in a network of its own (``apart.py``).
-"""
+"""Three real engines, two proxies, a sidecar and Mooncake's store, each killed in turn. It runs in
+a network of its own (``apart.py``)."""
 
 from __future__ import annotations
 
