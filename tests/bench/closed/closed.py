@@ -40,8 +40,6 @@ from .closed_pass import (
 
 @dataclass(frozen=True, slots=True)
 class ClosedResult:
-    """What was played, and what came of it."""
-
     out: Path
     best: int  # agents at which stock is at its best
     scale: ClosedScale
@@ -71,7 +69,6 @@ class ClosedResult:
         return figures
 
     def of(self, arm: str, agents: int) -> list[ClosedRun]:
-        """Runs of ``arm`` with so many agents."""
         return [run for run in self.runs if (run.arm, run.agents) == (arm, agents)]
 
     def _add_over(self, figures: Figures, arm: str, suffix: str) -> None:
@@ -152,8 +149,6 @@ CLOCK: Final = Clock(PACE, 20.0, 100.0)
 
 @dataclass(frozen=True, slots=True)
 class ClosedScale:
-    """How much of everything there is."""
-
     clock: Clock = CLOCK
     # agents at which stock is at its best; None: searched among ``searched``
     best: int | None = None
@@ -245,7 +240,6 @@ CLOSED_FILE: Final = "closed.json"
 
 
 def save_closed(result: ClosedResult) -> Path:
-    """Write figures and runs, with the date and the command."""
     clock = result.scale.clock
     content = {
         **result.figures().as_dict(),

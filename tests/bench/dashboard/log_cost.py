@@ -74,7 +74,6 @@ def _start(requests: int, hashes: bytes, loading: int = 0) -> None:
 
 
 def _timed(function: Callable[[], None], rounds: int) -> list[float]:
-    """Seconds of one call, the least of fifteen, so many times."""
     found = []
     for _ in range(rounds):
         took = []
@@ -147,7 +146,6 @@ def _churned(evictions: int) -> KVCacheGraph:
 
 
 def _rank(graph: KVCacheGraph) -> None:
-    """Note a ranking with the terms of its blocks, as the planner does."""
     ranking, view = graph.rank("e", POOL), View(graph.tables, graph.rules, 0, graph.clock())
     terms = TermsAtRanking.of(front_terms(view, graph.policy, graph.referee, ranking))
     graph.tables.history.ranked(0, ranking, graph.rules.protected_layers, terms)

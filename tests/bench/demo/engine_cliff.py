@@ -61,7 +61,6 @@ class EngineCliff:
         figures.add("engine_failed", stock.failed + ours.failed, "requests", "0")
 
     def details(self) -> dict[str, Any]:
-        """What was played, and both runs in numbers."""
         return {
             "agents": self.stock.agents,
             "pool_blocks": POOL,
@@ -89,7 +88,6 @@ def run_engine_cliff(
 
 
 def print_engine_cliff(result: EngineCliff, console: Console | None = None) -> None:
-    """The table for people."""
     console = console or Console()
     title = f"{result.stock.agents} agents on a real engine whose pool fits about twenty"
     table = Table(title=title, title_justify="left")

@@ -51,7 +51,6 @@ class OwnTimes:
         self._interruptions = 0
 
     def start(self) -> None:
-        """Begin; only the main thread may."""
         self._used = time.thread_time()
         signal.signal(signal.SIGPROF, self._interrupted)
         signal.setitimer(signal.ITIMER_PROF, _EVERY_S, _EVERY_S)

@@ -67,14 +67,8 @@ def add_arms(
     processes: int,
     progress: Callable[[int, int], None],
 ) -> dict[str, Any]:
-    """Play all arms on a trace.
-
-    Args:
-        name: Before the figures' names; empty: the seed's workload, for which targets are set.
-
-    Returns:
-        What each arm found, and what an endless cache finds.
-    """
+    """Play all arms on a trace called ``name`` in figures (empty: the seed's workload, for which
+    targets are set); returns what each arm found, and what an endless cache finds."""
     found = compare_arms(trace, size, processes=processes, progress=progress)
     most = endless(trace)
     _add(figures, found, most, name)

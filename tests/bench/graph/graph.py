@@ -103,7 +103,6 @@ def _pressure(rng: np.random.Generator, packed: bytes, count: int) -> Iterator[l
 
 
 def _longest(graph: KVCacheGraph, events: list[AnyEvent], engine: str = ENGINE) -> float:
-    """Seconds that the longest slice takes."""
     return _longest_slice(graph.slices(engine, events))
 
 
@@ -136,7 +135,6 @@ class LoadedSidecar:
         self.seq += 1
 
     def send_encoded(self, payload: bytes) -> None:
-        """Send a batch that was encoded beforehand."""
         self.socket.send_multipart([frames.HEADER, self.seq.to_bytes(8, "big"), payload])
         self.seq += 1
 
@@ -279,7 +277,6 @@ class Traffic:
         self._requests = 0
 
     def batches(self, blocks: int) -> Iterator[list[AnyEvent]]:
-        """As many batches as store ``blocks``."""
         for _ in range(blocks // (_NEW * _REQUESTS_A_STEP * _STEPS_A_BATCH)):
             batch: list[AnyEvent] = []
             for _ in range(_STEPS_A_BATCH):

@@ -51,7 +51,6 @@ def chain_events(keys: Keys) -> Iterator[RequestStarted | BlocksStored]:
 
 
 def build_graph(blocks: int, edges: int, seed: int = 1) -> KVCacheGraph:
-    """A graph of ``blocks`` resident blocks in chains and ``edges`` edges of three types."""
     rng = np.random.default_rng(seed)
     graph = KVCacheGraph()
     graph.apply(ENGINE, [EngineHello(ENGINE, "synthetic", BLOCK_SIZE, blocks, "bench")])

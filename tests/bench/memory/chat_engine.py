@@ -103,7 +103,6 @@ async def remembering(
     similarity: Similarity | None = None,
     attention: Attention | None = None,
 ) -> AsyncIterator[Remembering]:
-    """A memory before an engine, until the end of the block."""
     engine = engine or ChatEngine()
     async with contextlib.AsyncExitStack() as stack:
         upstream = await stack.enter_async_context(listening(engine, "off"))

@@ -118,7 +118,6 @@ class PaperWorker:
 
     @property
     def busy(self) -> bool:
-        """Whether jobs are under way."""
         return any(self._lanes)
 
     def submit(self, work: TierWork, forwards: int) -> None:
@@ -382,7 +381,6 @@ class PaperModel:
                 )
 
     def write(self, text: Text, start: int, notes: list[int]) -> None:
-        """Leave ``notes`` at the positions from ``start`` on."""
         places = np.arange(start, start + len(notes))
         for group, window in enumerate(self._windows):
             if window == 0:

@@ -82,7 +82,6 @@ class _Plan:
     conversations: str | None = None
 
     def add(self, trace: Trace, arm: str, capacities: list[int] | tuple[int, ...]) -> None:
-        """Play an arm on a trace."""
         self.traces[trace.name] = trace
         cells = {Cell(trace.name, arm, capacity) for capacity in capacities}
         self.cells |= cells

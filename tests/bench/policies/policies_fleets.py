@@ -35,7 +35,6 @@ def default_sessions() -> Path:
 
 
 def sessions_in(directory: Path, progress: Callable[[int], None]) -> list[Session]:
-    """Recorded sessions."""
     if not directory.exists():
         raise BenchError(f"{directory}: there are no sessions; name some with --sessions")
     return read_sessions(directory, progress=progress)

@@ -92,7 +92,6 @@ class Books:
         self.tally = Tally()
 
     def apply(self, payload: bytes) -> None:
-        """Book one batch."""
         for event in self._decoder.decode(payload).events:
             match event:
                 case _Stored():

@@ -64,7 +64,6 @@ def ensure_model(shape: ModelShape | None = None, directory: Path | None = None)
 
 
 def vocabulary_size(model: str) -> int:
-    """How many token ids ``model`` knows, from its configuration."""
     from transformers import AutoConfig
 
     config = AutoConfig.from_pretrained(model)

@@ -51,7 +51,6 @@ def agreement(ours: Kept, theirs: Kept) -> list[float]:
 
 
 def _kept(model: Any, prompt: Tensor, keep: int, ranker: Ranker) -> list[list[int]]:
-    """What our cache keeps of a prompt."""
     settings = ConfKVSettings(low=keep, high=keep, window=RECENT, slack=1)
     cache = ConfKVCache(model.config, settings, ranker=ranker)
     with torch.inference_mode():

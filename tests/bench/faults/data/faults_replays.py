@@ -36,7 +36,6 @@ class TrueLog:
         self._rng = rng
 
     def batch(self) -> list[dict[str, Any]]:
-        """The next events."""
         rng, events = self._rng, []
         for _ in range(rng.randrange(1, 4)):
             if self.cached and rng.random() < 0.4:
