@@ -126,18 +126,9 @@ class Turn:
 
 
 class Scheduler:
-    """vLLM's scheduler, as far as pool and connector see it.
-
-    Args:
-        blocks: Of the pool.
-        warm: Copies that memory holds.
-        cold: Records that the disk holds.
-        workers: How many answer, of which one is there.
-        started: Whether all of them have said what they have.
-
-    Attributes:
-        now: Seconds. Only steps move it on, so that a run depends on nothing but what is asked.
-    """
+    """vLLM's scheduler, as far as pool and connector see it, of ``workers`` of which one is there;
+    ``started``: all of them have said what they have. Only steps move ``now``, seconds, on, so that
+    a run depends on nothing but what is asked."""
 
     def __init__(
         self,
@@ -352,7 +343,6 @@ class Engine(Scheduler):
         raise AssertionError("the request hangs")
 
     def settle(self) -> None:
-        """Steps until nobody has anything to do."""
         for _ in range(50):
             self.step()
             if not self.busy and not self.worker.open:
@@ -366,7 +356,6 @@ class Engine(Scheduler):
             self.serve(prompt(4, 10_000 + next(self._numbers)))
 
     def reset(self) -> bool:
-        """New weights."""
         done = bool(self.pool.reset_prefix_cache())
         self.weights += done
         return done

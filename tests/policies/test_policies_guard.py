@@ -55,7 +55,6 @@ class Fixed:
         return np.asarray(self.sign * (view.now - picked.last_used()))
 
     def terms(self, view: View, picked: Selection) -> Terms:
-        """Nothing to explain."""
         return {}
 
 
@@ -68,7 +67,6 @@ class Nonsense(Fixed):
         self._rng = np.random.default_rng(5)
 
     def scores(self, view: View, picked: Selection) -> Scores:
-        """As the kind says."""
         match self._kind:
             case "constant":
                 return np.zeros(len(picked))
@@ -151,7 +149,6 @@ class Plain:
         self.order: list[int] = []
 
     def adopt(self, rows: list[int], scores: list[float]) -> None:
-        """Take a ranking."""
         ranked = sorted(zip(rows, scores, strict=True), key=lambda each: -each[1])
         self.order, self.as_of = [row for row, _ in ranked], self.uses
 
@@ -383,7 +380,6 @@ class Recent:
         return np.asarray(picked.last_used() - view.now)
 
     def terms(self, view: View, picked: Selection) -> Terms:
-        """Nothing to explain."""
         return {}
 
 
@@ -394,7 +390,6 @@ class Noise(Recent):
         self._rng = np.random.default_rng(5)
 
     def scores(self, view: View, picked: Selection) -> Scores:
-        """At random."""
         return self._rng.random(len(picked))
 
 

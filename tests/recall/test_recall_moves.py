@@ -36,7 +36,6 @@ def new_mover(
 
 
 def done(mover: TierMover, *jobs: Any) -> list[JobDone]:
-    """Do ``jobs``, and what became of them."""
     mover.submit(TierWork(jobs))
     answers: list[JobDone] = []
     deadline = time.monotonic() + 20

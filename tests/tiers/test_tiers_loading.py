@@ -395,11 +395,8 @@ COMPUTED = 16  # blocks that one step computes at most
 
 
 class Served:
-    """An engine with tiers but without a model; what it takes from its pool is looked at.
-
-    Attributes:
-        needless: Protected blocks that were taken while others were free.
-    """
+    """An engine with tiers but without a model, and the protected blocks that it took while others
+    were free."""
 
     def __init__(self) -> None:
         self.now, self.needless = 1000.0, 0

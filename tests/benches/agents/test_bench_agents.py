@@ -105,7 +105,6 @@ def run(arm: str, pool: int, cached: int, host: int = 0) -> AgentRun:
 
 
 def lab(policy: str, pool: int, blocks: int) -> LabRun:
-    """A policy of the lab that found ``blocks`` blocks of 100."""
     return LabRun(policy, pool, np.array([blocks], dtype=np.int32), 100 * BLOCK)
 
 

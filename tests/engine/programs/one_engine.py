@@ -22,6 +22,5 @@ def new_llm(model: str, blocks: int, max_model_len: int = 512, **others: Any) ->
 
 
 def run_program(main: Callable[[dict[str, Any]], Any]) -> None:
-    """Run a program's ``main`` with the options of its command line."""
     result = main(json.loads(sys.argv[1]))
     sys.stdout.write(f"\nRESULT {json.dumps(result)}\n")

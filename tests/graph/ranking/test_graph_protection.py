@@ -258,7 +258,6 @@ PROTECTED, SUPERSEDED, OVER, PINNED, DUE, PLAIN = range(1, 7)
 
 
 def one_block(graph: KVCacheGraph, key: int, layer: SourceLayer) -> None:
-    """A session of one block."""
     graph.apply("e", turn_events(str(key), key, segments=(Segment(int(layer), 0, SIZE),)))
 
 

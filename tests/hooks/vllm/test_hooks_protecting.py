@@ -457,10 +457,7 @@ SHAPES = {
 
 class LateSidecar:
     """Graph and planner of a sidecar; what it hears and what it says is as late as chance has it.
-
-    Args:
-        dies: Whether another one takes its place now and then, which knows nothing.
-    """
+    ``dies``: another one takes its place now and then, which knows nothing."""
 
     def __init__(
         self, engine: PaperEngine, clock: Callable[[], float], rng: random.Random, dies: bool

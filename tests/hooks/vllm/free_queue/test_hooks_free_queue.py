@@ -33,11 +33,8 @@ def ranking(order: Any = (), protected: Any = ()) -> EvictionRanking:
 
 
 class World:
-    """A real pool of cached blocks, followed and arranged as in an engine.
-
-    Args:
-        usual: Blocks that a step of late took.
-    """
+    """A real pool of cached blocks, followed and arranged as in an engine; a step of late took
+    ``usual`` blocks."""
 
     def __init__(self, usual: int) -> None:
         self.pool, _, self.index = cached_pool(BLOCKS)
@@ -331,7 +328,6 @@ class Queue:
         self.arranger.step(None, a_ranking(self.keys[:0], protected=protected))
 
     def hit(self, ids: list[int]) -> None:
-        """A request finds these blocks, and ends."""
         blocks = [self.pool.blocks[number] for number in ids]
         self.pool.touch(blocks)
         self.arranger.touched(blocks)
@@ -420,8 +416,6 @@ def test_what_was_laid_before_victims_is_looked_at_when_it_is_protected() -> Non
 
 
 class Copies:
-    """Copies nothing."""
-
     def freed(self) -> None: ...
     def touched(self, blocks: object) -> None: ...
     def gone(self, keys: object) -> None: ...
