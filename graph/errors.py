@@ -1,16 +1,5 @@
-"""Every error that kvgraph raises on purpose.
-
-KvGraphError
-├── ConfigError      a configuration key or value is wrong
-├── WireError        a frame or message that we refuse
-│   └── VersionError   a frame of a protocol version that we do not speak
-├── GraphError       a graph operation that its arguments make impossible
-├── SnapshotError    a snapshot that cannot be written, or must not be loaded
-└── CompiledPartMissingError   kvgraph was installed without its compiled part
-
-Errors of one room are defined there: ``dashboards.source.BusyError``,
-``advisor.remote.RemoteError``.
-"""
+"""Every error that kvgraph raises on purpose; those of one room are defined there:
+``dashboards.source.BusyError``, ``advisor.tools.remote.RemoteError``."""
 
 from __future__ import annotations
 

@@ -1,8 +1,5 @@
-"""Compiles C++ and CUDA sources at first use, and keeps the results in a cache directory.
-
-``AITHER_KVCACHE_KERNEL_CACHE`` names the directory; by default it is below the user's cache
-directory. It is filled under a lock.
-"""
+"""Compiles C++ and CUDA sources at first use, and keeps the results, under a lock, in a cache
+directory: ``AITHER_KVCACHE_KERNEL_CACHE``, or one below the user's."""
 
 from __future__ import annotations
 

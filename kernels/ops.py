@@ -1,9 +1,6 @@
-"""The operations for callers: each checks its arguments and takes the fastest back end.
-
-``AITHER_KVCACHE_KERNELS=auto``, the default, takes CUDA kernels for GPU memory, compiled C++ for
-host memory, and torch if that cannot be compiled; ``reference`` always takes torch. The variable is
-read once per process.
-"""
+"""The operations for callers: each checks its arguments and takes the fastest back end: CUDA
+kernels for GPU memory, compiled C++ for host memory, torch if that cannot be compiled, or always
+with ``AITHER_KVCACHE_KERNELS=reference`` (default ``auto``), read once per process."""
 
 from __future__ import annotations
 

@@ -1,9 +1,6 @@
-"""Configuration from a TOML file, the environment and the command line; validated, then frozen.
-
-Later ones win: defaults < file (``--config`` or ``KVGRAPH_CONFIG``) < environment
-(``KVGRAPH_<SECTION>__<KEY>``) < command line. An unknown key or a bad value is a ``ConfigError``
-that names the key, the value, where it came from and what is allowed.
-"""
+"""Configuration, validated, then frozen: defaults < file (``--config`` or ``KVGRAPH_CONFIG``) <
+environment (``KVGRAPH_<SECTION>__<KEY>``) < command line. A ``ConfigError`` names the key, the
+value, where it came from and what is allowed."""
 
 from __future__ import annotations
 

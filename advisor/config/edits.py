@@ -1,8 +1,5 @@
-"""Edits weights in the configuration file on behalf of the page, and reloads a changed file.
-
-The page changes the file, and ``ConfigWatch`` notices as it would notice an edit by hand. So every
-change is visible in the file and survives a restart.
-"""
+"""Edits weights in the configuration file on behalf of the page; ``ConfigWatch`` reloads it as
+after an edit by hand. So every change is visible in the file and survives a restart."""
 
 from __future__ import annotations
 

@@ -1,9 +1,6 @@
-"""``PolicySelector``: chooses whether a policy or LRU ranks a pool, by which of them finds more.
-
-Evidence is how many blocks the policy found more than LRU, request by request. Engines that one
-sidecar advises serve the same traffic: until an engine's own evidence is sure, that of all of them
-may let the policy begin there.
-"""
+"""``PolicySelector``: chooses whether a policy or LRU ranks a pool, by how many blocks more either
+finds, request by request. Until an engine's own evidence is sure, that of all engines, which serve
+the same traffic, may let the policy begin there."""
 
 from __future__ import annotations
 

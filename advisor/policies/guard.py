@@ -1,12 +1,6 @@
 """``Guard``: keeps every engine at least as good as LRU, by simulating the order that does not
-rank.
-
-While LRU ranks, the engine evicts as stock vLLM does, and the policy is tried in a shadow pool.
-While the policy ranks, LRU runs in a shadow, and takes over if it would have found more. Their hits
-are compared request by request, over a memory of some pools' worth of blocks. An engine with little
-evidence of its own may start by that of all engines of its model. Further shadows measure what
-protecting blocks costs.
-"""
+rank: its hits in a shadow pool are compared with the other's, request by request, over a memory of
+some pools' worth of blocks. Further shadows measure what protecting blocks costs."""
 
 from __future__ import annotations
 

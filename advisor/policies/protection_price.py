@@ -1,10 +1,6 @@
 """``ProtectionPrice``: measures in hits what protection and leases cost, and bounds their share of
-the pool.
-
-Once a block is protected, up to three simulated pools serve the engine's requests: one keeps
-nothing, one keeps the current share, and one tries a larger share. The share grows only after a
-trial, and shrinks as soon as it costs more than allowed.
-"""
+the pool. Once a block is protected, up to three simulated pools keep nothing, the current share,
+and a larger one. The share grows only after a trial, and shrinks as soon as it costs too much."""
 
 from __future__ import annotations
 

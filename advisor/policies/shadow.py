@@ -1,8 +1,5 @@
-"""What an engine's pool would hold under another order: counted, not stored.
-
-A shadow sees the walks of the engine's own requests. Both kinds follow vLLM's pool: the blocks of a
-request are in use from its start, and join the free queue tail first at its end.
-"""
+"""What an engine's pool would hold under another order: counted, not stored. As in vLLM's pool, the
+blocks of a request are in use from its start, and join the free queue tail first at its end."""
 
 from __future__ import annotations
 

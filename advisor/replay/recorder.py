@@ -1,8 +1,5 @@
-"""``Recorder`` writes what a live engine does as a trace.
-
-A trace holds no token and no name: a block is a keyed hash of the engine's own block hash, a
-session or a tenant a keyed hash of its name, and the key is forgotten with the recording.
-"""
+"""``Recorder`` writes what a live engine does as a trace, without tokens or names: blocks, sessions
+and tenants are keyed hashes, and the key is forgotten with the recording."""
 
 from __future__ import annotations
 

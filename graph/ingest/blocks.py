@@ -1,8 +1,5 @@
-"""Applies runs of stored and removed blocks together, as vector operations, and their copies.
-
-Under pressure a batch alternates between the two, one block at a time. A run that removes a block
-and stores it afterwards is applied in parts, in none of which that happens.
-"""
+"""Applies runs of stored and removed blocks together, as vector operations, and their copies. A run
+that removes a block and stores it afterwards is applied in parts, in none of which that happens."""
 
 from __future__ import annotations
 

@@ -1,8 +1,5 @@
-"""How a ranking is made: a policy's scores, under the rules that bind every policy.
-
-Higher scores go first. All of it is vector expressions over columns; nothing here walks edges
-or visits a block at a time.
-"""
+"""How a ranking is made: a policy's scores, higher ones first, under the rules that bind every
+policy; vector expressions over columns, which walk no edges."""
 
 from __future__ import annotations
 

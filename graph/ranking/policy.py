@@ -1,9 +1,6 @@
-"""``Policy``: scores the blocks that an engine may lose.
-
-One object serves the live sidecar and the replay lab. A policy only scores; the rules that bind
-every policy (superseded first, protected last, a chain tail first) are laid over its scores by
-``rules.lay_rules``.
-"""
+"""``Policy``: scores the blocks that an engine may lose, in the live sidecar and in the replay lab.
+The rules that bind every policy (superseded first, protected last, a chain tail first) are laid
+over its scores by ``rules.lay_rules``."""
 
 from __future__ import annotations
 

@@ -1,10 +1,7 @@
-"""The rules that bind every policy: what goes first, what is kept, and what is lost last.
-
-Each rule has a weight, a small integer, and each weight is more than all lighter ones together. So
-the weightiest rule in which two blocks differ decides between them, whatever the others say. A
-policy's score decides only between blocks of equal standing: it is clipped to a band that is
-narrower than one step of the ranks.
-"""
+"""The rules that bind every policy: what goes first, what is kept, and what is lost last. Each
+weight, a small integer, is more than all lighter ones together, so that the weightiest rule in
+which two blocks differ decides; scores decide between equals, clipped to less than one step of the
+ranks."""
 
 from __future__ import annotations
 

@@ -1,9 +1,6 @@
-"""The edge store: edges that no column implies, in columns, and running sums at each block.
-
-These are CO_ATTEND, SEMANTIC and MEMORY_REF edges; ``all_edges`` answers for edges of any type. A
-node id is as in ``edge_list``. The sums are kept beside the block table, so that a score never
-walks edges.
-"""
+"""The edge store: edges that no column implies (CO_ATTEND, SEMANTIC, MEMORY_REF), in columns, and
+running sums at each block, so that a score never walks edges; ``AllEdges`` answers for edges of any
+type."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
-"""A vectorised hash map from uint64 keys to row numbers.
-
-Open addressing with double hashing; the probes are compiled (``core/index.hpp``). The map stores
-rows only, 4 bytes per slot: the keys are in the owner's key column, which the index grows.
-"""
+"""A vectorised hash map from uint64 keys to row numbers: open addressing with double hashing, whose
+probes are compiled (``core/index.hpp``). It stores rows only, 4 bytes per slot: the keys are in the
+owner's key column, which the index grows."""
 
 from __future__ import annotations
 

@@ -1,8 +1,5 @@
-"""Sessions: which come back, and by what evidence.
-
-A session is what a caller names (``session_id``), or else a chain of requests each of which extends
-the one before. Rows are reused when ``limit`` is reached: those quiet for longest go first.
-"""
+"""Sessions: what a caller names (``session_id``), or else a chain of requests each of which extends
+the one before. Rows are reused when ``limit`` is reached: those quiet for longest go first."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
-"""Messages between scheduler and workers: the jobs of a step, and their answers.
-
-Every worker does every job on its own shard of the blocks. A copy's number is used once in an
-engine's life, so that a late message cannot be mistaken for a new one.
-"""
+"""Messages between scheduler and workers: the jobs of a step, which every worker does on its own
+shard, and their answers. A copy's number is used once in an engine's life, so that a late message
+cannot be mistaken for a new one."""
 
 from __future__ import annotations
 

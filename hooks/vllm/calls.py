@@ -1,8 +1,5 @@
-"""``Calls``: to which of our parts each of vLLM's calls goes, in order.
-
-A part has methods with vLLM's own names, of those calls that concern it. What an engine does not
-have is not among the parts.
-"""
+"""``Calls``: to which of our parts each of vLLM's calls goes, in order; a part has methods with
+vLLM's own names, of those calls that concern it."""
 
 from __future__ import annotations
 

@@ -1,9 +1,5 @@
-"""The KV connector that observes a vLLM scheduler, arranges its free queue, and keeps its tiers.
-
-vLLM offers connectors the calls that matter here: the live block pool, each request's lookup, its
-first scheduling and its end, and one call a step, after the step's allocations. KV is moved only
-where the engine was given memory for it; without, the workers have no connector at all.
-"""
+"""The KV connector that observes a vLLM scheduler, arranges its free queue, and keeps its tiers. KV
+is moved only where the engine was given memory for it; without, the workers have no connector."""
 
 from __future__ import annotations
 

@@ -1,9 +1,6 @@
-"""Notes what a block pool caches and evicts, as it happens, at the cost of one append each.
-
-vLLM's own KV events report the same, but each carries its tokens and extra keys: building them
-costs a decode step of 32 requests more than all the rest of our observing. So they stay as the user
-set them, and the pool's own methods are followed on the instance instead.
-"""
+"""Notes what a block pool caches and evicts, as it happens, at the cost of one append each. vLLM's
+own KV events carry tokens and extra keys too: building them costs a decode step of 32 requests more
+than all the rest of our observing, so the pool's methods are followed on the instance instead."""
 
 from __future__ import annotations
 

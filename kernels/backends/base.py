@@ -1,9 +1,6 @@
-"""The contract of back ends: modules whose functions have these signatures.
-
-``reference`` documents each operation in full and defines its result: every other back end leaves
-the same bits, in the bytes that were addressed and in all others. Block numbers, slots and Δ are
-int64 in host memory, unless a back end says otherwise; ``ops`` has checked them.
-"""
+"""The contract of back ends: modules whose functions have these signatures, and leave the same bits
+as ``reference``, which documents each. Block numbers, slots and Δ are int64 in host memory, unless
+a back end says otherwise; ``ops`` has checked them."""
 
 from __future__ import annotations
 

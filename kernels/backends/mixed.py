@@ -1,8 +1,5 @@
-"""Attention over tokens stored in parts, some of them in int8, tile by tile.
-
-An int8 part has one scale per head and channel, shared by its tokens, so that only the current tile
-is dequantised: K's scales multiply the queries, V's the sum.
-"""
+"""Attention over tokens stored in parts, some of them in int8, tile by tile. An int8 part has one
+scale per head and channel, so that K's scales multiply the queries, V's the sum."""
 
 from __future__ import annotations
 

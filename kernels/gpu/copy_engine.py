@@ -1,9 +1,7 @@
-"""Copies runs of bytes by the GPU's copy engines, all of them in one driver call.
-
-``cuMemcpyBatchAsync`` (CUDA 12.8 and later) takes addresses and sizes as C arrays. It is called
-through its pointer with numpy arrays, because the Python binding would make an object of every
-address. If the driver lacks it, or refuses it, each run is a ``cuMemcpyAsync``.
-"""
+"""Copies runs of bytes by the GPU's copy engines in one driver call, ``cuMemcpyBatchAsync`` (CUDA
+12.8 and later); it is called through its pointer with numpy arrays, because the Python binding
+would make an object of every address. Where the driver lacks or refuses it, each run is a
+``cuMemcpyAsync``."""
 
 from __future__ import annotations
 

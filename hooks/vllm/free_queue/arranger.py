@@ -1,11 +1,7 @@
-"""Applies a ranking to vLLM's free queue, between allocations.
-
-vLLM allocates from the head of ``pool.free_block_queue``. The arranger keeps a *window* of the
-ranking's first victims there, through the queue's own operations; the allocation path itself stays
-vLLM's. The work is bounded: the window is as large as what steps of late took, and is laid again
-only for a new ranking, or when little of it is left. Beyond the window, ``head_guard.py`` keeps
-protected blocks away from the head.
-"""
+"""Applies a ranking to vLLM's free queue, between allocations, which stay vLLM's: a *window* of its
+first victims stands at the head, as large as what steps of late took, and is laid again only for a
+new ranking, or when little of it is left. Beyond it, ``protection.py`` keeps protected blocks away
+from the head."""
 
 from __future__ import annotations
 

@@ -1,9 +1,7 @@
-"""Keeps protected blocks away from the head of vLLM's free queue.
-
-Looking at the head costs time, so it is looked at only when half of the blocks that were last seen
-there are gone. Where hardly any block is free but protected ones, the whole queue is looked through
-one time, and the protected blocks that it held then go in their order; those freed later follow.
-"""
+"""Keeps protected blocks away from the head of vLLM's free queue, at which is looked again only
+when half of the blocks last seen there are gone. Where hardly any block is free but protected ones,
+the whole queue is looked through once, and those that it held go in their order; those freed later
+follow."""
 
 from __future__ import annotations
 

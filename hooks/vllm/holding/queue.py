@@ -1,9 +1,5 @@
-"""``HoldingQueue``: the scheduler's waiting queue, with held requests beside it.
-
-vLLM can skip a request for a step if a connector asks, but then looks it up again in every step,
-which is slow for a thousand requests. Held requests are counted, listed and removed as waiting, but
-not looked up.
-"""
+"""``HoldingQueue``: the scheduler's waiting queue, with held requests beside it, counted, listed
+and removed as waiting, but not looked up in every step, which is slow for a thousand requests."""
 
 from __future__ import annotations
 
