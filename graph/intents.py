@@ -125,12 +125,7 @@ def _leased(tables: Tables, now: float) -> Mask:
 
 
 def _room(
-    tables: Tables,
-    bounds: LeaseBounds,
-    engine: int,
-    pool: int,
-    leased: Mask,
-    tenant: int,
+    tables: Tables, bounds: LeaseBounds, engine: int, pool: int, leased: Mask, tenant: int
 ) -> int:
     blocks = tables.blocks
     here = leased & ((blocks.tiers[engine, : blocks.size] & int(Tier.HOT)) != 0)

@@ -91,8 +91,7 @@ _Seconds = Annotated[
     Field(ge=0, le=_LONGEST_S, allow_inf_nan=False, description=f"seconds from 0 to {_LONGEST_S}"),
 ]
 _Gib = Annotated[
-    float,
-    Field(ge=0, le=_MOST_GIB, allow_inf_nan=False, description=f"GiB from 0 to {_MOST_GIB}"),
+    float, Field(ge=0, le=_MOST_GIB, allow_inf_nan=False, description=f"GiB from 0 to {_MOST_GIB}")
 ]
 _Digit = Annotated[Literal["0", "1"], Field(description="0, 1")]
 _Lower = BeforeValidator(str.lower)
@@ -129,9 +128,7 @@ class EngineSettings(BaseModel):
     protect_stale_s: _Seconds = PROTECT_STALE_S
     # Share of a worker's CPU time (on a GPU, of its decode steps) that attention sampling may take.
     sampling: Annotated[
-        float,
-        BeforeValidator(_share),
-        Field(ge=0, lt=1, description="1, 0, or a share between"),
+        float, BeforeValidator(_share), Field(ge=0, lt=1, description="1, 0, or a share between")
     ] = 0.0
     # Off by default, also with a typo: answers become approximate only for who asked for it.
     recall: bool | None = Field(

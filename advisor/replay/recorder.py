@@ -14,12 +14,7 @@ from typing import Any, Final
 import msgspec
 
 from ...graph.types import LAYER_NAMES
-from ...graph.wire.events import (
-    AnyEvent,
-    RequestFinished,
-    RequestStarted,
-    Segment,
-)
+from ...graph.wire.events import AnyEvent, RequestFinished, RequestStarted, Segment
 from .reader import HEADER_VERSION, new_file
 
 logger = logging.getLogger(__name__)

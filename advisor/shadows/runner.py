@@ -571,8 +571,7 @@ class ShadowRunner:
         if self._is_watched() and self.sets and self.rank_every_s < _RANK_AT_LEAST_EVERY_S:
             self.rank_every_s *= 2
             logger.info(
-                "shadows are ranked every %g s from now on: they took too long",
-                self.rank_every_s,
+                "shadows are ranked every %g s from now on: they took too long", self.rank_every_s
             )
             return
         with self.lock:

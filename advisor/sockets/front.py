@@ -36,10 +36,7 @@ class Authenticator:
     """Authenticates connections for ZeroMQ (ZAP): by token, or by key where there are keys."""
 
     def __init__(
-        self,
-        context: zmq.Context[zmq.Socket[bytes]],
-        token: str,
-        keys: SidecarKeys | None = None,
+        self, context: zmq.Context[zmq.Socket[bytes]], token: str, keys: SidecarKeys | None = None
     ) -> None:
         self._token, self._keys = token.encode(), keys
         self.refused = 0  # connections

@@ -242,12 +242,7 @@ class TierMover:
         )
 
     def _load(
-        self,
-        job: Load,
-        records: Sequence[int],
-        fence: Fence,
-        failed: Set[int],
-        before: float,
+        self, job: Load, records: Sequence[int], fence: Fence, failed: Set[int], before: float
     ) -> None:
         """Load all but the positions that ``failed`` in the ``before`` seconds on the disk."""
         good = [at for at in range(len(records)) if at not in failed]
@@ -261,9 +256,7 @@ class TierMover:
             splice()
 
         self._loads.put(
-            fence,
-            move,
-            lambda seconds, error: self._over(job, failed, before + seconds, error),
+            fence, move, lambda seconds, error: self._over(job, failed, before + seconds, error)
         )
 
     # Answers ------------------------------------------------------------------------------------

@@ -254,10 +254,7 @@ _TIERS: Final = (  # transfers
     *_called(f"{_CORE}.kv_cache_manager", {"KVCacheManager.free": "request"}, Part.TIERS),
     *_read(f"{_CORE}.kv_cache_manager", "KVCacheBlocks", "blocks", Part.TIERS),
     *_read(
-        f"{_CORE}.kv_cache_coordinator",
-        "KVCacheCoordinator",
-        "single_type_managers",
-        Part.TIERS,
+        f"{_CORE}.kv_cache_coordinator", "KVCacheCoordinator", "single_type_managers", Part.TIERS
     ),
     *_read(
         f"{_CORE}.single_type_kv_cache_manager",

@@ -182,9 +182,7 @@ class PoolTap:
         return self._followed(original, lambda args, kwargs: self.touched(read(args, kwargs)))
 
     def _followed(
-        self,
-        original: Callable[..., Any],
-        note: Callable[[tuple[Any, ...], dict[str, Any]], None],
+        self, original: Callable[..., Any], note: Callable[[tuple[Any, ...], dict[str, Any]], None]
     ) -> Callable[..., Any]:
         """``original``, and then a note of its arguments; an error of ours waits for ``take``."""
 

@@ -58,8 +58,7 @@ def _writable(path: Path | None) -> Path | None:
 Quick = Annotated[bool, typer.Option("--quick", help="A short version: no claims.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one line of JSON instead of a table.")]
 Raw = Annotated[
-    Path | None,
-    typer.Option(callback=_writable, help="Save all that is measured here, as JSON."),
+    Path | None, typer.Option(callback=_writable, help="Save all that is measured here, as JSON.")
 ]
 Model = Annotated[
     str | None,
@@ -133,10 +132,7 @@ def sidecar(
 
 
 @app.command()
-def dashboard(
-    as_json: Json = False,
-    quick: Quick = False,
-) -> None:
+def dashboard(as_json: Json = False, quick: Quick = False) -> None:
     """What the page, its logs and its shadows cost, and how right they are."""
     _measure(".dashboard.dashboard", as_json, quick=quick)
 
@@ -178,8 +174,7 @@ def engine(
 
 @app.command()
 def replay(
-    as_json: Json = False,
-    trace: Annotated[Path | None, typer.Option(help="A trace file.")] = None,
+    as_json: Json = False, trace: Annotated[Path | None, typer.Option(help="A trace file.")] = None
 ) -> None:
     """Measure the replay lab's speed, and what planning with the best policy costs."""
     _measure(".replay", as_json, trace=trace)

@@ -11,10 +11,7 @@ import pytest
 from kvgraph.advisor.replay.recordings import Session, read_sessions
 from kvgraph_bench.errors import BenchError
 from kvgraph_bench.policies import policies
-from kvgraph_bench.policies.policies_cells import (
-    NONSENSE,
-    NONSENSE_ARM,
-)
+from kvgraph_bench.policies.policies_cells import NONSENSE, NONSENSE_ARM
 from kvgraph_bench.policies.policies_journal import Course, Journal
 from rich.console import Console
 

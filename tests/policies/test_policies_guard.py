@@ -16,12 +16,7 @@ from kvgraph.advisor.policies.guard import Guard
 from kvgraph.advisor.policies.shadow import LruShadow, LruStack, RankedShadow, SimulatedPools
 from kvgraph.advisor.replay.arms import Settings, run_arm
 from kvgraph.advisor.replay.graph_order import GraphOrder, SimulatedSidecar
-from kvgraph.advisor.replay.simulator import (
-    EvictionOrder,
-    Instance,
-    LruOrder,
-    simulate,
-)
+from kvgraph.advisor.replay.simulator import EvictionOrder, Instance, LruOrder, simulate
 from kvgraph.advisor.replay.trace import Trace
 from kvgraph.graph.kvcache_graph import KVCacheGraph
 from kvgraph.graph.ranking.policy import Policy, Scores, Terms, View

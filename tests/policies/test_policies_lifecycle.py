@@ -23,12 +23,7 @@ from kvgraph.graph.ranking.formulas import ClassicPolicy
 from kvgraph.graph.ranking.policy import ScoreProfile, View, Weights
 from kvgraph.graph.tables.protection import ProtectionBudget
 from kvgraph.graph.types import SourceLayer
-from kvgraph.graph.wire.events import (
-    BlocksStored,
-    EngineHello,
-    Segment,
-    SessionSignal,
-)
+from kvgraph.graph.wire.events import BlocksStored, EngineHello, Segment, SessionSignal
 from kvgraph_bench.policies.policies_fleets import SHIPPED, fleet, of_tenants
 from turns import turn_events
 

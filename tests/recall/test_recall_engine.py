@@ -46,10 +46,7 @@ SALTED = {**ASKS, "cache_salt": "theirs"}
 
 @pytest.fixture
 def engine(
-    paper: Callable[..., Any],
-    paper_config: Any,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    paper: Callable[..., Any], paper_config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Any:
     calibrated(paper_config, tmp_path, monkeypatch)
     return recalling(paper(Shape(blocks=97)))

@@ -31,11 +31,7 @@ from kvgraph.advisor.replay.reader import load_trace
 from kvgraph.advisor.replay.recorder import Recorder
 from kvgraph.advisor.replay.trace import Trace, TraceError
 from kvgraph.graph.types import Authority, SourceLayer
-from kvgraph.graph.wire.events import (
-    RequestFinished,
-    RequestStarted,
-    Segment,
-)
+from kvgraph.graph.wire.events import RequestFinished, RequestStarted, Segment
 from wire_keys import pack
 
 MOONCAKE: list[dict[str, Any]] = [

@@ -95,10 +95,7 @@ def gets_advice(service: Service, within_s: float) -> bool:
 
 
 def test_an_engine_whose_key_is_allowed_gets_advice_until_it_is_taken_off(
-    keys: Path,
-    caplog: pytest.LogCaptureFixture,
-    sidecar: Service,
-    monkeypatch: pytest.MonkeyPatch,
+    keys: Path, caplog: pytest.LogCaptureFixture, sidecar: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(VARIABLE, str(keys.parent / "gpu-0"))
     assert gets_advice(sidecar, 20.0)

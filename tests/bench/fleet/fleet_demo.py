@@ -143,10 +143,7 @@ def rivals() -> list[tuple[str, Pick]]:
 
 def _settings(sidecar: SidecarProcess) -> tuple[tuple[str, str], ...]:
     """One thread an engine, and no cores of its own: vLLM would bind all three to the same."""
-    return (
-        *ONE_CORE.items(),
-        ("AITHER_KVCACHE_SIDECAR", sidecar.endpoint),
-    )
+    return (*ONE_CORE.items(), ("AITHER_KVCACHE_SIDECAR", sidecar.endpoint))
 
 
 def _store_settings(path: Path) -> tuple[tuple[str, str], ...]:

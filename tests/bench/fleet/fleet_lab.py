@@ -24,11 +24,7 @@ from ..lab.seed_workload import (
 SEED_SIZE: Final = FleetSize(8, 550)
 OTHER_SEEDS: Final = (2, 3, 4, 5)
 PAIRS: Final = ("AB", "AC", "BC")
-LEVERS: Final = {
-    "A": FleetArm(home=True),
-    "B": FleetArm(store=True),
-    "C": FleetArm(lifecycle=True),
-}
+LEVERS: Final = {"A": FleetArm(home=True), "B": FleetArm(store=True), "C": FleetArm(lifecycle=True)}
 TARGETS: Final = {"A": "≥ 3", "B": "≥ 6", "C": "≥ 5"}
 """For the seed's workload, in points."""
 

@@ -251,10 +251,7 @@ def engine_trace(
 
 
 def _lines(
-    requests: Sequence[AgentRequest],
-    sent_s: Sequence[float],
-    took_s: Sequence[float],
-    pace: float,
+    requests: Sequence[AgentRequest], sent_s: Sequence[float], took_s: Sequence[float], pace: float
 ) -> Iterator[dict[str, Any]]:
     yield {"kvgraph_trace": HEADER_VERSION, "block_size": BLOCK}
     blocks = _Blocks()

@@ -13,12 +13,7 @@ from kvgraph.graph.ranking.policy import Rules, Scores, Terms, View
 from kvgraph.graph.ranking.rules import RULES as LAID
 from kvgraph.graph.tables.blocks import Selection
 from kvgraph.graph.types import Authority, BlockFlag, SessionState, SourceLayer, Tier
-from kvgraph.graph.wire.events import (
-    EngineHello,
-    RequestFinished,
-    Segment,
-    SessionSignal,
-)
+from kvgraph.graph.wire.events import EngineHello, RequestFinished, Segment, SessionSignal
 from turns import SIZE, turn_events
 from wire_keys import pack
 

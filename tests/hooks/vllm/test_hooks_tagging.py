@@ -249,8 +249,7 @@ def test_a_stated_tenant_wins_over_the_salt_where_it_is_believed() -> None:
 
 
 @pytest.mark.parametrize(
-    "name",
-    ["a\0b", "x" * 10_000_000, "\u202egnirts", "🦆" * 300, "../../etc/passwd", "a\nb", '"}'],
+    "name", ["a\0b", "x" * 10_000_000, "\u202egnirts", "🦆" * 300, "../../etc/passwd", "a\nb", '"}']
 )
 def test_any_name_can_be_sent_and_is_what_it_was(name: str) -> None:
     for field in ("session", "tenant"):
@@ -306,10 +305,7 @@ DIRECTIVES = [
     {"start": 32, "end": None, "priority": 20, "duration": 60.0},
     {"covers_output": True, "priority": 90},
 ]
-RETAINED = (
-    Segment(CONTEXT, 0, 32, 0.8, pinned_s=60.0),
-    Segment(CONTEXT, 32, PROMPT, 0.2),
-)
+RETAINED = (Segment(CONTEXT, 0, 32, 0.8, pinned_s=60.0), Segment(CONTEXT, 32, PROMPT, 0.2))
 
 
 @pytest.mark.parametrize("place", ["kv_hint", "kv_hints", "the request", "json"])

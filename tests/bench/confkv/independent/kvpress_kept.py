@@ -13,11 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from kvpress import (  # type: ignore[import-not-found]
-    ObservedAttentionPress,
-    SnapKVPress,
-    StreamingLLMPress,
-)
+from kvpress import ObservedAttentionPress, SnapKVPress, StreamingLLMPress  # type: ignore[import-not-found]
 from transformers import AutoModelForCausalLM
 
 
