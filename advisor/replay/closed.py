@@ -18,7 +18,7 @@ from ...graph.release_order import Held
 from ...graph.wire.advice import HOLD_MAX_S, AdmissionAdvice
 from .fleet_traffic import LEAST_S, FleetRequest, Signals, trace_lines
 from .reader import recorded_trace
-from .recordings import Session
+from .recorded_sessions import Session
 from .simulator import Instance
 from .trace import AGENTS_SERVICE, HostLink, ReplayError, ServiceModel, Trace
 

@@ -25,7 +25,7 @@ from .cli import Processes, check_writable, parse_capacities, parse_numbers, pro
 from .closed import Loop, Played, Queue, play, runs_for
 from .fleet_traffic import Signals
 from .graph_order import GraphOrder
-from .recordings import Session, read_sessions
+from .recorded_sessions import Session, read_sessions
 from .simulator import HostTier, Instance, LruOrder
 from .tables import pyplot, save_picture, table_of
 from .trace import AGENTS_SERVICE, ReplayError, ServiceModel

@@ -18,7 +18,7 @@ import typer
 from rich.console import Console
 
 from .reader import HEADER_VERSION
-from .recordings import RecordedTurn, Session
+from .recorded_sessions import RecordedTurn, Session
 from .trace import ReplayError, TraceError
 
 MAX_GAP_S: Final = 1800.0
@@ -381,7 +381,7 @@ def traffic(
     ] = None,
 ) -> None:
     """Lay recorded agent sessions over users: a fleet, as a trace for `kvgraph replay`."""
-    from .recordings import read_sessions
+    from .recorded_sessions import read_sessions
 
     with Console(stderr=True).status("reading sessions") as status:
         found = read_sessions(

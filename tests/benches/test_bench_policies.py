@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kvgraph.advisor.replay.recordings import Session, read_sessions
+from kvgraph.advisor.replay.recorded_sessions import Session, read_sessions
 from kvgraph_bench.errors import BenchError
 from kvgraph_bench.policies import policies
 from kvgraph_bench.policies.policies_cells import NONSENSE, NONSENSE_ARM

@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Final, Protocol, TypeVar
 
-from kvgraph.advisor.replay.recordings import read_sessions
+from kvgraph.advisor.replay.recorded_sessions import read_sessions
 from kvgraph.graph.wire.advice import HOLD_MAX_S
 
 from ..agents.agents_arms import HOST_LRU, AgentArm, Room, longest

@@ -14,7 +14,7 @@ from typing import Final
 import httpx
 from kvgraph.advisor.replay.closed import MAX_PAUSE_S
 from kvgraph.advisor.replay.fleet_traffic import MAX_GAP_S, FleetRequest, lay_over_users
-from kvgraph.advisor.replay.recordings import Session
+from kvgraph.advisor.replay.recorded_sessions import Session
 
 from ..agents.agents_arms import HOST_LRU, AgentArm, Room, Telling, check_answer
 from ..errors import CompletionError, TrafficError

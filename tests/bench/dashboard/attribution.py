@@ -18,7 +18,7 @@ from kvgraph.advisor.assembly import new_graph
 from kvgraph.advisor.config.config import Config
 from kvgraph.advisor.page.misses import RequestView, request_view
 from kvgraph.advisor.planner import GraphEvictionAdvisor
-from kvgraph.advisor.replay.recordings import read_sessions
+from kvgraph.advisor.replay.recorded_sessions import read_sessions
 from kvgraph.graph.logs.history import History
 from kvgraph.graph.logs.reasons import Detail
 from kvgraph.graph.logs.requests import LIMIT

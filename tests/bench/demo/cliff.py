@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from kvgraph.advisor.replay.recordings import read_sessions
+from kvgraph.advisor.replay.recorded_sessions import read_sessions
 from kvgraph.advisor.replay.tables import pyplot
 from rich.console import Console
 from rich.table import Table

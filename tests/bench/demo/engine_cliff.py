@@ -12,7 +12,7 @@ from statistics import median
 from time import perf_counter
 from typing import Any, Final
 
-from kvgraph.advisor.replay.recordings import read_sessions
+from kvgraph.advisor.replay.recorded_sessions import read_sessions
 from rich.console import Console
 from rich.table import Table
 

@@ -11,7 +11,7 @@ from kvgraph.advisor.replay.arms import BY_DEFAULT
 from kvgraph.advisor.replay.fast import lru_hits
 from kvgraph.advisor.replay.fleet_traffic import Signals
 from kvgraph.advisor.replay.reader import load_trace
-from kvgraph.advisor.replay.recordings import Session
+from kvgraph.advisor.replay.recorded_sessions import Session
 from kvgraph.advisor.replay.trace import Trace
 from rich.console import Console
 

@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 from kvgraph.advisor.replay.fleet_traffic import Signals, lay_over_users, trace_lines, write_trace
 from kvgraph.advisor.replay.reader import load_trace
-from kvgraph.advisor.replay.recordings import Session, read_sessions
+from kvgraph.advisor.replay.recorded_sessions import Session, read_sessions
 from kvgraph.advisor.replay.trace import Trace
 from kvgraph.graph.types import SourceLayer
 

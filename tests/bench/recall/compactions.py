@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
-from kvgraph.advisor.replay.recordings import RecordedTurn, Session, read_sessions
+from kvgraph.advisor.replay.recorded_sessions import RecordedTurn, Session, read_sessions
 from kvgraph.hooks.recall.cover import SpliceLimits, cover
 from kvgraph.hooks.recall.spans import UNFINDABLE, Domain, Piece, SpanIndex, Tokens
 

@@ -19,7 +19,7 @@ from kvgraph.advisor.replay.fleet_traffic import (
     write_trace,
 )
 from kvgraph.advisor.replay.reader import HEADER_VERSION, load_trace
-from kvgraph.advisor.replay.recordings import read_sessions
+from kvgraph.advisor.replay.recorded_sessions import read_sessions
 from kvgraph.advisor.replay.trace import Trace
 
 from ..errors import TrafficError

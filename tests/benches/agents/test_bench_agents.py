@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from kvgraph.advisor.replay.fast import lru_hits
 from kvgraph.advisor.replay.fleet_traffic import BlockNumbers, FleetRequest, lay_over_users
-from kvgraph.advisor.replay.recordings import read_sessions
+from kvgraph.advisor.replay.recorded_sessions import read_sessions
 from kvgraph.advisor.replay.trace import Trace
 from kvgraph.hooks.requests.ends import AnswerReader, read_marks
 from kvgraph.hooks.settings import ENDS_VARIABLE
