@@ -266,13 +266,14 @@ def paper(paper_config: Any) -> Iterator[Callable[..., Any]]:
 def recalls(
     paper: Callable[..., Any], paper_config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., Any]:
-    """Makes a ``PaperEngine`` of a shape whose model is calibrated, with these limits."""
+    """Makes a ``PaperEngine`` of a shape whose model is calibrated, with these limits; ``shared``:
+    whether text is, that nobody says whose it is."""
     from kvgraph.hooks.recall.gate import DIRECTORY_VARIABLE
     from kvgraph_bench.recall.approximate import keep_calibration, recalling
 
-    def new(shape: Any, limits: Any) -> Any:
+    def new(shape: Any, limits: Any, shared: str = "1") -> Any:
         monkeypatch.setenv(DIRECTORY_VARIABLE, str(tmp_path))
-        monkeypatch.setenv("AITHER_KVCACHE_RECALL_SHARED", "1")
+        monkeypatch.setenv("AITHER_KVCACHE_RECALL_SHARED", shared)
         keep_calibration(paper_config.model_config, tmp_path, limits)
         return recalling(paper(shape))
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -424,6 +424,20 @@ def scheduler_side(
 def prompt(blocks: int, seed: int, extra: int = 1) -> list[int]:
     """Tokens of whole blocks that are this seed's own, and some more."""
     return [seed * 1000 + at for at in range(blocks * BLOCK_SIZE + extra)]
+
+
+def counted_walks(pool: Any) -> list[int]:
+    """Numbers of the blocks that anybody looks at in the queue from now on."""
+    looked: list[int] = []
+    walk = pool.free_block_queue.iter_blocks_after
+
+    def counting(cursor: object) -> Iterator[Any]:
+        for block in walk(cursor):
+            looked.append(block.block_id)
+            yield block
+
+    pool.free_block_queue.iter_blocks_after = counting
+    return looked
 
 
 def keys(turn: Turn) -> list[int]:
