@@ -29,9 +29,7 @@ _LONGEST_KEPT: Final = (
 _NOT_IN_NAMES: Final = frozenset("@/\\\0")  # vLLM's own rule
 _SERVED: Final = ("/tokenize", "/detokenize", "/version")  # beside what is below /v1/
 _DECODINGS: Final = 3  # of a path that servers in turn may do; chosen: one more than double
-_GENERATES: Final = (
-    "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages",
-)  # fmt: skip
+_GENERATES: Final = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages")
 # What changes nothing in an engine but its cache; of those that generate, the body decides, too.
 _REPEATABLE: Final = frozenset({*_GENERATES, *_SERVED, "/v1/embeddings"})
 _CLIENTS_TOOLS: Final = (None, "function", "custom")  # types of tools that the client runs itself

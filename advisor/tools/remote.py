@@ -40,9 +40,7 @@ class RefusedError(RemoteError):
     """The sidecar refuses a request body: it is malformed or too large."""
 
 
-_REFUSALS: Final = {
-    404: UnknownError, 413: RefusedError, 422: RefusedError, 503: BusySidecarError,
-}  # fmt: skip
+_REFUSALS: Final = {404: UnknownError, 413: RefusedError, 422: RefusedError, 503: BusySidecarError}
 
 
 def sidecar_urls(url: str | None) -> list[str]:

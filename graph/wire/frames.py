@@ -27,9 +27,7 @@ from .advice import (
 )
 from .events import KINDS, MAX_EVENTS, RESIDENCY, AnyEvent, Event, EventBatch, Unreadable
 
-BAD_PAYLOAD: Final = (
-    msgspec.MsgspecError, UnicodeDecodeError, RecursionError, OverflowError,
-)  # fmt: skip
+BAD_PAYLOAD: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, OverflowError)
 """What decoding may raise; malformed text and deep nesting raise errors other than msgspec's."""
 
 _PATH: Final = re.compile(r" - at `\$(?P<steps>[^`]*)`$")

@@ -58,9 +58,7 @@ class Cell:
 
     def cache(self, blocks: int) -> KvLayout:
         shape, (layers, heads, tokens) = self.shape, self.geometry()
-        return gpu_layout(
-            "BLHNC", layers, blocks, heads, tokens, shape.key_dims, shape.value_dims
-        )  # fmt: skip
+        return gpu_layout("BLHNC", layers, blocks, heads, tokens, shape.key_dims, shape.value_dims)
 
     def record(self) -> KvLayout:
         cache = self.cache(1)
@@ -191,7 +189,7 @@ def summary(
         Measured("splice_64_of_limit", [s / limit for s in seconds], "of 1.15×+10 µs", "≤ 1"),
         Measured("splice_vs_prefill_1280", [p / s for p, s in turns], "×", "≥ 10"),
         Measured("equals_reference", _worst(equal, min), "share of cells", "1"),
-    ]  # fmt: skip
+    ]
     return [figure for figure in made if figure.samples]
 
 

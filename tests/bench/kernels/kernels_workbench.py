@@ -356,10 +356,8 @@ class Workbench:
         made: dict[str, Action] = {
             "index_copy": IndexCopy(arena, at.records, cache, at.blocks),
             "copy_then_rotate": CopyThenRotate(copy, cache, at.new, at.delta, rope),
-            "three_passes": ThreePasses(
-                engine, arena, at.records, cache, at.blocks, DELTA, rope
-            ),
-        }  # fmt: skip
+            "three_passes": ThreePasses(engine, arena, at.records, cache, at.blocks, DELTA, rope),
+        }
         if not engine.problem:
             made["batched_copy"] = copy
         return made

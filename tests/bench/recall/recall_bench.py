@@ -103,9 +103,9 @@ class _Play:
         tokens = [*(token for part in parts for token in part), *_words(rng, 5)]
         self.seen.requests += 1
         request = self._engine.ask(tokens, rng.randrange(1, 30), cache_salt=salt, **fields)
-        self._sessions[request.request_id] = fields.get("kv_transfer_params", {}).get(
-            "kvgraph", {}
-        ).get("session")  # fmt: skip
+        self._sessions[request.request_id] = (
+            fields.get("kv_transfer_params", {}).get("kvgraph", {}).get("session")
+        )
         return request
 
     def _watch(self) -> None:

@@ -133,9 +133,9 @@ class RecallingModel:
             for layer, text, since in zip(self._model.layers, texts, own, strict=True):
                 query, key, value = self._projected(layer, hidden)
                 since.append((key, value))
-                read = self._step(query, text, since, by.choose(
-                    query[:, 0], text, step + 1, budget, self._rope
-                ))  # fmt: skip
+                read = self._step(
+                    query, text, since, by.choose(query[:, 0], text, step + 1, budget, self._rope)
+                )
                 hidden = self._behind(layer, hidden, read)
             said.append(int(self._head(self._model.norm(hidden))[0].argmax()))
         return said

@@ -39,9 +39,8 @@ def test_a_real_engine_with_a_sliding_window_tells_that_it_let_go(
     gemma: str, new_engine: Any, router: Any
 ) -> None:
     engine = new_engine(
-        SCRIPT, {"model": gemma},
-        AITHER_KVCACHE_GRAPH="1", AITHER_KVCACHE_SIDECAR=router.endpoint,
-    )  # fmt: skip
+        SCRIPT, {"model": gemma}, AITHER_KVCACHE_GRAPH="1", AITHER_KVCACHE_SIDECAR=router.endpoint
+    )
     try:
         deadline = time.monotonic() + 150
         while engine.running and time.monotonic() < deadline:

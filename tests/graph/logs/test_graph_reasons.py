@@ -40,9 +40,7 @@ from small_world import SIZE, World, pack
 
 Step = Callable[[World], object]
 POOL = int(Tier.POOL)
-WITH_STORE = TierReport(
-    4096, *[0] * 13, 0.0, *[0] * 5, 0.0, 0.0, 0.0, reads_store=True
-)  # fmt: skip
+WITH_STORE = TierReport(4096, *[0] * 13, 0.0, *[0] * 5, 0.0, 0.0, 0.0, reads_store=True)
 
 
 @pytest.fixture

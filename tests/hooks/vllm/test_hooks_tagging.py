@@ -294,9 +294,7 @@ def meant(request: Any, trust: HintTrust = HintTrust.ALL, tag: Any = None) -> Ch
 
 
 def envelope(kind: str, version: str = "1.0", **payload: Any) -> dict[str, Any]:
-    action = {
-        "action_id": "a1", "action_type": kind, "action_version": version, "payload": payload,
-    }  # fmt: skip
+    action = {"action_id": "a1", "action_type": kind, "action_version": version, "payload": payload}
     return {"protocol_version": "0.1", "message_id": "m1", "actions": [action]}
 
 

@@ -46,9 +46,9 @@ class Reply(NamedTuple):
     first_s: float  # seconds until something of it came
 
 
-def chat_plan(model: Path, graph: bool, directory: Path, name: str, *settings: tuple[str, str]) -> (
-    ServerPlan
-):  # fmt: skip
+def chat_plan(
+    model: Path, graph: bool, directory: Path, name: str, *settings: tuple[str, str]
+) -> ServerPlan:
     """What to start; its sidecar's notes lie in ``runtime_of(directory)``."""
     runtime_of(directory).mkdir(mode=0o700, exist_ok=True)
     return ServerPlan(
