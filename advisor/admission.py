@@ -1,9 +1,6 @@
-"""``Admission``: how much new context an engine has room for, while it thrashes.
-
-An engine whose live contexts do not fit computes again what it held a moment ago; that share of its
-prompts is its regret. While regret is low, everything may start. While it is high, new context may
-start only in the room that live, resident sessions leave.
-"""
+"""``Admission``: how much new context an engine has room for. While it computes again much of what
+it held a moment ago (that share of its prompts is its regret), new context starts only in the room
+that live, resident sessions leave."""
 
 from __future__ import annotations
 

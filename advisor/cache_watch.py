@@ -157,7 +157,6 @@ class CacheWatch:
             _log.warning("run %r is shown now", self._run)  # as loud as that it was not
 
     def _steps_after(self, last: TracedStep | None) -> list[TracedStep]:
-        """The steps behind ``last``, as far as the cache remembers them."""
         found: list[TracedStep] = []
         # The model's thread adds to the trace meanwhile; a copy is made without a pause.
         for step in reversed(self._cache.trace.copy()):

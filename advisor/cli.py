@@ -28,8 +28,6 @@ _BUILD: Final = "Build and measure kvgraph"
 
 
 class _Command(NamedTuple):
-    """How a command is listed before its module is imported."""
-
     panel: str
     place: str | None  # `module:name` below this package; None: an entry point has it
     help: str
@@ -93,9 +91,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def build_app(command: str | None) -> typer.Typer:
     """Make the command line; only ``command`` is imported, of the others the help is listed.
-
-    Raises KvGraphError.
-    """
+    Raises KvGraphError."""
     entries = {each.name: each for each in importlib.metadata.entry_points(group=COMMAND_GROUP)}
     absent = [name for name in _OF_A_CLONE if name not in entries]
     if command in absent:

@@ -127,7 +127,6 @@ class Intake:
         return min(max(soonest, 0.0), most)
 
     def forget_the_lost(self, unreachable: set[bytes]) -> None:
-        """Forget engines that are ``unreachable`` or silent, or whose reports cannot be right."""
         lost = self._subscriber.drop_disconnected(unreachable)
         for engine in (*lost, *self._subscriber.expire()):
             self._forget(engine)

@@ -32,8 +32,7 @@ class PrefetchOrder(NamedTuple):
 
 class PrefetchOrders:
     """Keeps one prefetch order per engine. Callers hold the graph's lock unless a method says
-    otherwise.
-    """
+    otherwise."""
 
     def __init__(
         self, graph: KVCacheGraph, bounds: PrefetchConfig, clock: Callable[[], float]
@@ -61,11 +60,8 @@ class PrefetchOrders:
         self.due = sessions.soon(self._graph.rules.horizon_s, self._clock()).tolist()
 
     def made(self, engine: str) -> PrefetchOrder:
-        """Return an engine's prefetch order.
-
-        The last one is returned again if it was empty, nothing changed on the engine since, and no
-        session is due.
-        """
+        """Return an engine's prefetch order. The last one is returned again if it was empty,
+        nothing changed on the engine since, and no session is due."""
         # With a session due it is computed even for an unchanged graph: its return comes closer.
         version, before = self._graph.changes.of(engine), self.latest.get(engine)
         idle = before is not None and not len(before.keys) and not self.due

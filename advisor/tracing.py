@@ -27,8 +27,6 @@ _LAST_WORDS_S: Final = 1.0  # that a sidecar's end waits for the last traces; ch
 
 
 class Sender(Protocol):
-    """Sends requests to a trace receiver."""
-
     def send(self, requests: Sequence[RequestView]) -> bool:
         """Send requests; returns whether the receiver took them. May block."""
 
@@ -63,7 +61,6 @@ class SpanFeed:
             self._thread.start()
 
     def stop(self) -> None:
-        """Send what is left, and wait for it a second at most."""
         self._stopping.set()
         if self._sender is not None:
             if self._thread.is_alive():
@@ -123,9 +120,7 @@ _INSTALL: Final = "pip install 'kvgraph[otel]'"
 
 def sender_for(config: TracingConfig) -> Sender | None:
     """A sender, by the configuration or by OpenTelemetry's variables; None without an endpoint.
-
-    Raises ConfigError.
-    """
+    Raises ConfigError."""
     if os.environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
         return None
     if (endpoint := config.endpoint) is not None:

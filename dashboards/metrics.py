@@ -108,7 +108,6 @@ def _count(
 
 
 def _fields(*names: str) -> Callable[[Any], _Samples]:
-    """A sample for each of these fields, labelled with its name."""
     return lambda part: [(name, getattr(part, name)) for name in names]
 
 

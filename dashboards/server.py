@@ -32,9 +32,7 @@ LOOPBACK: Final = frozenset({"127.0.0.1", "::1"})
 
 class TimeoutProtocol(H11Protocol):
     """uvicorn's HTTP/1.1 protocol with deadlines; its own waits for ever for a request to arrive.
-
-    With too many connections, the one silent for longest is cut.
-    """
+    With too many connections, the one silent for longest is cut."""
 
     deadline_s: float = DEADLINE_S
 
@@ -82,7 +80,6 @@ class TimeoutProtocol(H11Protocol):
 
     @property
     def _unheard(self) -> int:
-        """Bytes from the client that we have not read yet."""
         return held_by_kernel(self.transport.get_extra_info("socket"), termios.FIONREAD)
 
     def _watch(self) -> None:
@@ -135,9 +132,7 @@ def held_by_kernel(connection: socket.socket | None, queue: int = termios.TIOCOU
 
 class HttpServer:
     """Listens at once, serves after ``start``; see ``TimeoutProtocol`` for its deadlines.
-
-    Raises OSError.
-    """
+    Raises OSError."""
 
     def __init__(self, app: ASGIApp, host: str, port: int) -> None:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -231,8 +226,6 @@ class BodyLimit:
 
 
 class _Counted:
-    """Receives a body as long as it is short enough."""
-
     def __init__(self, receive: Receive) -> None:
         self._receive = receive
         self._bytes = 0
@@ -255,9 +248,7 @@ _log = logging.getLogger(__name__)
 
 class TrustedHosts:
     """ASGI middleware: answers only requests whose Host, and Origin if any, is among ``hosts``.
-
-    Each other name is logged once, with the setting ``option`` that would allow it.
-    """
+    Each other name is logged once, with the setting ``option`` that would allow it."""
 
     def __init__(
         self, app: ASGIApp, hosts: Collection[str], option: str = "http.allowed_hosts"

@@ -71,12 +71,10 @@ _ROW: Final = re.compile(rf"^\| `{ENGINE_PREFIX}.+\|$", re.MULTILINE)
 
 
 def configuration() -> str:
-    """A table of keys for each section of the sidecar's TOML file."""
     return "\n\n".join(_section(name, model) for name, model in _sections(Config, ""))
 
 
 def metrics() -> str:
-    """A table of all metric families of a sidecar."""
     source = MagicMock()  # every family is there, and none has a sample
     source.status().counters = {group: {} for group in _sidecar().counters}
     rows = [
@@ -87,7 +85,6 @@ def metrics() -> str:
 
 
 def http() -> str:
-    """A table of paths, and one of fields for each model that they answer with."""
     schema = _sidecar().app.openapi()
     rows = [
         _operation(method, path, operation, schema["components"]["schemas"])
@@ -265,7 +262,6 @@ def _number(value: float) -> str:
 
 
 def _inner_limits(annotation: Any) -> list[Any]:
-    """Limits inside of ``X | None``."""
     return [
         limit
         for part in typing.get_args(annotation)
@@ -423,5 +419,4 @@ def _code(names: Any) -> str:
 
 
 def _line(text: str) -> str:
-    """Prose of a docstring on one line of a table."""
     return " ".join(text.replace("``", "`").replace("|", r"\|").split())

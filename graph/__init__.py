@@ -1,5 +1,3 @@
-"""The graph: KV blocks, how they relate, and the messages about them.
-
-It imports none of the other packages, so that both processes can use it. An engine needs ``wire``,
-``types`` and ``errors`` alone; tables, ranking and queries belong to the sidecar.
-"""
+"""The graph: KV blocks, how they relate, and the messages about them. It imports none of the other
+packages; an engine needs ``wire``, ``types`` and ``errors`` alone, the rest belongs to the
+sidecar."""

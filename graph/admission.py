@@ -1,8 +1,5 @@
-"""Decides which requests with new context wait for room, and which may start.
-
-The engine's hook calls it in its steps, and the replay lab as its clock advances; it imports
-neither.
-"""
+"""Decides which requests with new context wait for room, and which may start. The engine's hook
+calls it in its steps, and the replay lab as its clock advances; it imports neither."""
 
 from __future__ import annotations
 
@@ -53,9 +50,7 @@ class Pacing:
 
     def takes(self, blocks: int) -> float:
         """Seconds that ``blocks`` recently took from start to end, turns in between included.
-
-        Infinite before the first measurement.
-        """
+        Infinite before the first measurement."""
         return math.inf if self._block_s is None else blocks * self._block_s
 
     def note_step(self, now: float, free: bool, wasted: float = 0.0) -> None:
@@ -86,11 +81,8 @@ _KEPT_S: Final = 10.0  # starts are remembered this long; advice is valid for 2 
 
 
 class RoomLedger:
-    """Tracks how much of the advised room is used by requests that the advice does not know.
-
-    These are requests released but not yet started, and those started since the advice was
-    computed.
-    """
+    """Tracks how much of the advised room is used by requests that the advice does not know. These
+    are requests released but not yet started, and those started since the advice was computed."""
 
     def __init__(self) -> None:
         self._promised: dict[str, int] = {}  # let go, and not scheduled yet
@@ -98,7 +90,6 @@ class RoomLedger:
         self._taken = 0  # blocks, of both
 
     def promise(self, request_id: str, blocks: int) -> None:
-        """Reserve room for a released request with ``blocks`` of new context."""
         if blocks:
             self._promised[request_id] = blocks
             self._taken += blocks
@@ -141,10 +132,8 @@ AT_EASE: Final = 0.15  # below this share a saturated engine no longer counts as
 
 
 class Saturation:
-    """Measures how many recent requests found others in the engine's queue.
-
-    It counts requests rather than seconds, so it means the same at any pace of users or engine.
-    """
+    """Measures how many recent requests found others in the engine's queue. It counts requests
+    rather than seconds, so it means the same at any pace of users or engine."""
 
     def __init__(self) -> None:
         self.share = 0.0  # share of these requests, recent ones weighted more
@@ -186,10 +175,6 @@ def new_context_blocks(prompt: int, found: int, pool: int, *, new: bool) -> int:
     """Blocks of new context that a request needs; 0 if its session is live and resident, or if its
     prompt is short.
 
-    Args:
-        prompt: Full blocks of the prompt.
-        found: Leading blocks that need not be computed.
-        pool: Blocks of the pool.
         new: Whether the session was never served here. Otherwise it counts as resident if at least
             half of the prompt is found.
     """
@@ -202,8 +187,6 @@ def new_context_blocks(prompt: int, found: int, pool: int, *, new: bool) -> int:
 
 @dataclass(frozen=True, slots=True)
 class HoldingBounds:
-    """Limits for holding requests."""
-
     # Blocks of the pool; a request that needs this many never fits and is not held.
     pool_blocks: int
     most_s: float  # the longest a request is held, in seconds
@@ -242,12 +225,8 @@ class HoldingRule:
     def arrives(
         self, asks: Held, advice: AdmissionAdvice | None, *, idle: bool, queued: bool
     ) -> bool:
-        """Decide whether to hold a request that arrived at ``asks.since``.
-
-        Args:
-            idle: The engine has no work but held requests.
-            queued: Whether other requests are in its queue.
-        """
+        """Decide whether to hold a request that arrived at ``asks.since``. ``idle``: the engine has
+        no work but held requests. ``queued``: other requests are in its queue."""
         if self._met is None:  # those that arrive together do not count as meeting one another
             # Who waits for room would stand in the queue otherwise: without these, holding would
             # end itself by shortening the queue, and the engine would thrash again.
@@ -259,10 +238,8 @@ class HoldingRule:
         return self.turn_comes(asks, advice)
 
     def turn_comes(self, asks: Held, advice: AdmissionAdvice | None) -> bool:
-        """Decide again whether to hold a request that is about to start.
-
-        Its context may have been evicted while it queued.
-        """
+        """Decide again whether to hold a request that is about to start. Its context may have been
+        evicted while it queued."""
         if self.is_let_in(asks.request_id):
             return False
         if not asks.blocks or advice is None or not self._must_wait(asks, advice):
@@ -278,20 +255,16 @@ class HoldingRule:
         self._room.begin(request_id, now)
 
     def removed(self, request_id: str) -> Held | None:
-        """Forget a request whose client disconnected; returns it if it was held."""
         return self._order.drop(request_id)
 
     def ended(self, request_id: str) -> None:
-        """Forget a request that ended without being held."""
         self._room.drop(request_id)
 
     # Steps --------------------------------------------------------------------------------------
 
     def passes(self, advice: AdmissionAdvice | None, now: float) -> bool:
-        """Note a step in which no request is held and there is room for all.
-
-        False: nothing was noted, and ``released`` must be called.
-        """
+        """Note a step in which no request is held and there is room for all. False: nothing was
+        noted, and ``released`` must be called."""
         if len(self._order) or self._pacing.measures:
             return False
         if advice is not None and advice.room_blocks is not None:
@@ -326,7 +299,6 @@ class HoldingRule:
         return found or self._without_room(now, idle)
 
     def oldest(self) -> Held | None:
-        """The request held longest; None if none is held."""
         return self._order.oldest()
 
     def _must_wait(self, asks: Held, advice: AdmissionAdvice) -> bool:
@@ -381,7 +353,6 @@ class HoldingRule:
             left -= held.blocks
 
     def _patience(self) -> float:
-        """Seconds a request waits before it may start without room."""
         # A turn on a thrashing engine waits at least as long: LRU lost its context because a pool's
         # worth of other prompts was computed before it.
         return min(HOLD_PATIENCE_S, self._pacing.takes(self._bounds.pool_blocks))

@@ -1,8 +1,5 @@
-"""Answers questions about blocks, sessions and memories; never changes the graph.
-
-Answers are plain dicts for JSON. A block is named by its key in hexadecimal, since JavaScript
-cannot hold 64 bits.
-"""
+"""Answers questions about blocks, sessions and memories; never changes the graph. Answers are plain
+dicts for JSON. A block is named by its key in hexadecimal, since JavaScript cannot hold 64 bits."""
 
 from __future__ import annotations
 
@@ -71,7 +68,6 @@ def why_linked(tables: Tables, edge: Edge) -> str:
 
 
 def beliefs(tables: Tables, row: int, now: float) -> list[str]:
-    """Sentences about a block: layer, importance, attention, confidence, use and leases."""
     blocks = tables.blocks
     sentences = [
         f"It is of the layer {LAYER_NAMES[blocks.layer[row]]}, {_who_stated(tables, row)}.",
@@ -104,7 +100,6 @@ def beliefs(tables: Tables, row: int, now: float) -> list[str]:
 
 
 def session_beliefs(tables: Tables, row: int, now: float) -> list[str]:
-    """Sentences about a session: its name, its state and since when, and when it is due."""
     sessions, state = tables.sessions, int(tables.sessions.state[row])
     idle = now - float(sessions.last_seen[row])
     sentences = [
@@ -136,7 +131,6 @@ def session_beliefs(tables: Tables, row: int, now: float) -> list[str]:
 
 
 def _who_stated(tables: Tables, row: int) -> str:
-    """Who stated the block's layer."""
     blocks = tables.blocks
     authority = Authority(int(blocks.stated[row]))
     if authority is not Authority.INFERRED:
@@ -160,12 +154,10 @@ _TIERS = {"hot": Tier.HOT, "warm": Tier.WARM, "cold": Tier.COLD, "store": Tier.P
 
 
 def block_name(key: BlockKey) -> str:
-    """A block's key as people see it, in hexadecimal."""
     return f"{key:#018x}"
 
 
 def neighbors(tables: Tables, row: int) -> list[dict[str, Any]]:
-    """The edges at a block row, as dicts."""
     found = []
     for edge in tables.all_edges.touching(np.array([row], dtype=np.int32)):
         outward = edge.source == row and not edge.is_from_root
@@ -309,9 +301,7 @@ def _parent(tables: Tables, row: int) -> str | None:
 
 def session_row(tables: Tables, name: str, tenant: str | None) -> int:
     """The row of a session; without a tenant, the one without tenant or the only one of that name.
-
-    Raises GraphError.
-    """
+    Raises GraphError."""
     if tenant is not None:
         row = tables.sessions.find(name, tables.tenants.find(tenant))
         if row == NO_ROW:
@@ -329,7 +319,6 @@ def session_row(tables: Tables, name: str, tenant: str | None) -> int:
 
 
 def _within(tables: Tables, row: int, hops: int, limit: int) -> Rows:
-    """Block rows within ``hops``, nearest first, at most ``limit``."""
     seen = np.zeros(tables.blocks.size, dtype=np.bool_)
     seen[row] = True
     found = [np.array([row], dtype=np.int32)]
@@ -396,7 +385,6 @@ def _copies(tables: Tables, row: int, now: float) -> str:
 
 
 def _model(tables: Tables, row: int) -> str | None:
-    """The model that computed a block, if an engine running it is connected."""
     salt = tables.blocks.salt[row]
     return next((name for name in tables.models.values() if name and salt_of(name) == salt), None)
 
@@ -408,10 +396,7 @@ def _identity(tables: Tables, row: int) -> str | None:
 
 def row_of(tables: Tables, key: BlockKey) -> int:
     """The row of the block with this key; among several models' blocks, a held one, the latest
-    used.
-
-    Raises GraphError.
-    """
+    used. Raises GraphError."""
     if not 0 <= key < 1 << 64:
         raise GraphError(f"a block key is a number from 0 to 2**64 - 1, not {key}")
     blocks = tables.blocks

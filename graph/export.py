@@ -75,7 +75,6 @@ def write_graphml(exported: nx.MultiDiGraph, path: Path) -> None:
 
 
 def _scalar(value: Any) -> str | int | float | bool:
-    """Convert a value to one that GraphML takes: no lists, dicts or nulls."""
     if isinstance(value, int | float):
         return value
     return "" if value is None else _in_xml(str(value))

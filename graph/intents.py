@@ -60,8 +60,6 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Intent:
-    """A request to pin, value, demote, prefetch or share blocks."""
-
     kind: IntentKind
     target: Target
     # How long a lease or a prefetch order lasts; None: as long as allowed.
@@ -71,8 +69,6 @@ class Intent:
 
 @dataclass(frozen=True, slots=True)
 class IntentAnswer:
-    """The outcome of an intent."""
-
     verdict: Verdict
     reason: str
     blocks: int = 0  # blocks that it was applied to
@@ -129,14 +125,8 @@ def _leased(tables: Tables, now: float) -> Mask:
 
 
 def _room(
-    tables: Tables,
-    bounds: LeaseBounds,
-    engine: int,
-    pool: int,
-    leased: Mask,
-    tenant: int,
+    tables: Tables, bounds: LeaseBounds, engine: int, pool: int, leased: Mask, tenant: int
 ) -> int:
-    """Blocks that a tenant may still lease in an engine's pool."""
     blocks = tables.blocks
     here = leased & ((blocks.tiers[engine, : blocks.size] & int(Tier.HOT)) != 0)
     own = here & (blocks.tenant[: blocks.size] == tenant)
@@ -148,10 +138,8 @@ def _room(
 
 
 def target_rows(tables: Tables, target: Target) -> Rows:
-    """int32 ``[n]``: the target's rows, nearest to the start of their chains first.
-
-    Rows of other tenants are left out. Raises GraphError.
-    """
+    """int32 ``[n]``: the target's rows, nearest to the start of their chains first. Rows of other
+    tenants are left out. Raises GraphError."""
     if target.named != 1:
         raise GraphError(
             "a target names one of block, session, identity and memory_id; "

@@ -104,12 +104,10 @@ class HoldingOrder:
         self._queue(place)
 
     def served(self, tenant: str | None) -> None:
-        """Note that a request of ``tenant`` starts without a wait: the tenant is known now."""
         if tenant is not None:
             self._end(tenant, self._ended(tenant))
 
     def oldest(self) -> Held | None:
-        """The request held longest; None if none is held."""
         return next(iter(self._held.values()), None)
 
     def peek(self) -> Held | None:

@@ -46,13 +46,8 @@ class _Names(msgspec.Struct):
 
 
 def save(graph: KVCacheGraph, path: Path) -> int:
-    """Write a snapshot; an earlier file stays in place until the new one is complete.
-
-    Raises SnapshotError.
-
-    Returns:
-        Bytes written.
-    """
+    """Write a snapshot, and return its bytes; an earlier file stays in place until the new one is
+    complete. Raises SnapshotError."""
     with graph.lock:
         arrays = columns_of(graph.tables, graph.clock())
         arrays |= _prefixed("embeddings", graph.embeddings())

@@ -1,7 +1,5 @@
-"""``EndpointAccess``: the keys or token with which an engine opens its sidecar's endpoint.
-
-Only its owner can connect to an ipc socket; a tcp endpoint wants keys or a token.
-"""
+"""``EndpointAccess``: the keys or token with which an engine opens its sidecar's endpoint. Only its
+owner can connect to an ipc socket; a tcp endpoint wants keys or a token."""
 
 from __future__ import annotations
 
@@ -25,9 +23,7 @@ _NAME: Final = b"engine"
 
 def engine_keys() -> EngineKeys | None:
     """Load the CURVE keys that the environment names; None: it names none.
-
-    Raises ConfigError.
-    """
+    Raises ConfigError."""
     named = os.environ.get(KEYS_VARIABLE, "").strip()
     try:
         return load_engine_keys(Path(named), zmq.curve_public) if named else None
@@ -36,10 +32,8 @@ def engine_keys() -> EngineKeys | None:
 
 
 class EndpointAccess:
-    """Authenticates at one endpoint: by keys if the environment names some, else by a token.
-
-    The token is that of the endpoint, or of the sidecar's runtime note. Raises ConfigError.
-    """
+    """Authenticates at one endpoint: by keys if the environment names some, else by a token. The
+    token is that of the endpoint, or of the sidecar's runtime note. Raises ConfigError."""
 
     def __init__(self, endpoint: str) -> None:
         self._endpoint = endpoint
@@ -81,12 +75,8 @@ _MOST_BYTES: Final = 16 << 20  # of an answer; chosen
 
 
 def answer_of(sidecar: RunningSidecar, path: str) -> dict[str, Any]:
-    """Return a sidecar's JSON answer for ``path``, asked with its token.
-
-    Raises:
-        OSError, http.client.HTTPException: It does not answer.
-        ValueError: The answer is no object.
-    """
+    """Return a sidecar's JSON answer for ``path``, asked with its token. Raises OSError or
+    http.client.HTTPException: it does not answer; ValueError: that is no object."""
     headers = {"Authorization": f"Bearer {sidecar.token}"}
     request = urllib.request.Request(f"{sidecar.http}{path}", headers=headers)
     with opener(through_proxies=False).open(request, timeout=_PATIENCE_S) as answer:

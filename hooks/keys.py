@@ -80,7 +80,6 @@ def pack_run(hashes: Sequence[bytes], first: int, end: int, scale: int) -> bytes
 
 
 def pack_keys(keys: Sequence[int]) -> bytes:
-    """Pack keys as little-endian uint64."""
     return struct.pack(f"<{len(keys)}Q", *keys)
 
 

@@ -91,8 +91,7 @@ _Seconds = Annotated[
     Field(ge=0, le=_LONGEST_S, allow_inf_nan=False, description=f"seconds from 0 to {_LONGEST_S}"),
 ]
 _Gib = Annotated[
-    float,
-    Field(ge=0, le=_MOST_GIB, allow_inf_nan=False, description=f"GiB from 0 to {_MOST_GIB}"),
+    float, Field(ge=0, le=_MOST_GIB, allow_inf_nan=False, description=f"GiB from 0 to {_MOST_GIB}")
 ]
 _Digit = Annotated[Literal["0", "1"], Field(description="0, 1")]
 _Lower = BeforeValidator(str.lower)
@@ -129,9 +128,7 @@ class EngineSettings(BaseModel):
     protect_stale_s: _Seconds = PROTECT_STALE_S
     # Share of a worker's CPU time (on a GPU, of its decode steps) that attention sampling may take.
     sampling: Annotated[
-        float,
-        BeforeValidator(_share),
-        Field(ge=0, lt=1, description="1, 0, or a share between"),
+        float, BeforeValidator(_share), Field(ge=0, lt=1, description="1, 0, or a share between")
     ] = 0.0
     # Off by default, also with a typo: answers become approximate only for who asked for it.
     recall: bool | None = Field(
@@ -170,17 +167,12 @@ class EngineSettings(BaseModel):
         return next((self._wrong[name] for name in names if name in self._wrong), "")
 
     def require(self, *names: str) -> None:
-        """Check these variables.
-
-        Raises:
-            ConfigError: One is invalid.
-        """
+        """Raise ConfigError if one of these variables is invalid."""
         if complaint := self.complaint(*names):
             raise _config_error(complaint)
 
     @property
     def reads_ends(self) -> bool:
-        """Tell whether the engine may infer from the last tokens why an answer ended."""
         return self.ends.lower() not in OFF
 
     @property
@@ -189,11 +181,8 @@ class EngineSettings(BaseModel):
         return self.layers.lower() not in OFF
 
     def tiers(self) -> TierSettings | None:
-        """Return the configured tiers; None: none.
-
-        Raises:
-            ConfigError: A variable is invalid, or needs another.
-        """
+        """Return the configured tiers; None: none. Raises ConfigError: a variable is invalid, or
+        needs another."""
         self.require("warm_gib", "cold_gib")
         store = self.shared_store()
         if store is not None and not self.warm_gib:
@@ -220,11 +209,8 @@ class EngineSettings(BaseModel):
         )
 
     def shared_store(self) -> StoreSettings | None:
-        """Return the configured shared store; None: none.
-
-        Raises:
-            ConfigError: A variable is invalid, or needs another.
-        """
+        """Return the configured shared store; None: none. Raises ConfigError: a variable is
+        invalid, or needs another."""
         self.require("store_gib", "store_at", "store_salted", "store_open")
         if not self.store:
             return None
@@ -264,14 +250,8 @@ def _settings(texts: tuple[tuple[str, str], ...]) -> EngineSettings:
 
 
 def engine_settings(*used: str) -> EngineSettings:
-    """Read the settings from this process's environment.
-
-    Never raises: an invalid variable counts as its default.
-
-    Args:
-        used: Names of the fields that the caller is about to use; those whose variables are invalid
-            are logged.
-    """
+    """Read the settings from this process's environment; never raises: an invalid variable counts
+    as its default, and is logged if it is among the fields ``used`` next."""
     settings = EngineSettings.read(os.environ)
     for complaint in filter(None, map(settings.complaint, used)):
         taken = "" if "counts as" in complaint else "; its default is taken"
@@ -297,8 +277,6 @@ def _config_error(text: str) -> ValueError:
 
 @dataclass(frozen=True, slots=True)
 class StoreSettings:
-    """A shared store, and what may be kept there."""
-
     place: str  # a directory's path, or ``mooncake://HOST:PORT``
     capacity_bytes: int  # of a directory in all; with Mooncake, what each worker adds to the store
     # Whether blocks go there when their request ends; else when they are about to be evicted.
@@ -312,8 +290,6 @@ class StoreSettings:
 
 @dataclass(frozen=True, slots=True)
 class TierSettings:
-    """The tiers of one worker."""
-
     warm_bytes: int  # bytes of host memory for copies
     cold_bytes: int = 0  # bytes of disk below that memory; 0 for none
     cold_dir: Path | None = None  # directory of the disk tier's files; None without one

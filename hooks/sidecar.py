@@ -75,7 +75,6 @@ def _remove_deserted(root: Path) -> None:
 
 
 def _is_free(key: Path) -> bool:
-    """Tell whether nobody holds the lock of ``key``."""
     file = os.open(key, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -137,7 +136,6 @@ class SidecarChild:
 
     @property
     def pid(self) -> int | None:
-        """Return the child's process id, while there is one."""
         return None if self._process is None else self._process.pid
 
     def start(self) -> None:

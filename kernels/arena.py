@@ -101,9 +101,7 @@ class Arena:
 
     def allocate(self, count: int) -> Int64s:
         """Allocate records of undefined content; returns their handles, int64 [count].
-
-        Raises SlotError.
-        """
+        Raises SlotError."""
         if not self.can_allocate(count):
             raise SlotError(f"{count} records asked for, {self.capacity - self.used} are free")
         # Lowest first keeps records together, so that whole slabs fall free.
@@ -114,11 +112,8 @@ class Arena:
         return (self._generation[slots] << _SLOT_BITS) | slots
 
     def free(self, handles: Handles) -> None:
-        """Free records that nothing moves to or from any more.
-
-        Slabs that become empty are returned to the machine, unless they are page-locked.
-        Raises SlotError.
-        """
+        """Free records that nothing moves to or from any more. Slabs that become empty are returned
+        to the machine, unless they are page-locked. Raises SlotError."""
         slots = self.slots(handles)
         if len(np.unique(slots)) != len(slots):
             raise SlotError("a record is to be freed twice")
@@ -146,7 +141,6 @@ class Arena:
         return memoryview(self._map)[start : start + self.record_bytes]
 
     def close(self) -> None:
-        """Unpin and give back all memory; no record may be used after it."""
         self._release(np.flatnonzero(self._committed))
 
     def check_integrity(self) -> None:

@@ -1,8 +1,5 @@
-"""Compiles C++ and CUDA sources at first use, and keeps the results in a cache directory.
-
-``AITHER_KVCACHE_KERNEL_CACHE`` names the directory; by default it is below the user's cache
-directory. It is filled under a lock.
-"""
+"""Compiles C++ and CUDA sources at first use, and keeps the results, under a lock, in a cache
+directory: ``AITHER_KVCACHE_KERNEL_CACHE``, or one below the user's."""
 
 from __future__ import annotations
 
@@ -37,12 +34,9 @@ def cache_directory() -> Path:
 
 
 def compiled(name: str, ingredients: list[str], build: Callable[[Path], None]) -> Path:
-    """The file that ``build`` makes from ``ingredients``, made once per machine; raises BuildError.
-
-    Args:
-        name: File name, to which a digest of the ingredients is added.
-        ingredients: Everything that the result depends on: sources, options, compiler, processor.
-    """
+    """The file that ``build`` makes, made once per machine, named ``name`` and a digest of
+    ``ingredients``, everything it depends on: sources, options, compiler, processor. Raises
+    BuildError."""
     digest = hashlib.sha256("\0".join(ingredients).encode()).hexdigest()[:16]
     stem, dot, suffix = name.partition(".")
     path = cache_directory() / f"{stem}-{digest}{dot}{suffix}"

@@ -219,8 +219,6 @@ def _compact(strides: list[int], axes: Sequence[tuple[int, int]], unit: int) -> 
 
 
 class Blocks(NamedTuple):
-    """Some blocks of one memory, in the order in which they are moved."""
-
     kv: PagedKv  # an engine's cache, or an arena, whose blocks are its records
     numbers: Tensor  # int64 [n]; no duplicates where blocks are written
 

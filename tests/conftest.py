@@ -90,7 +90,6 @@ class RouterEnd:
         return [event for _, events in self.batches for event in events]
 
     def read(self, wait_s: float = 0.0) -> None:
-        """Take in what is there, waiting up to ``wait_s`` for the first message."""
         while self._socket.poll(round(wait_s * 1000), zmq.POLLIN):
             identity, *frames = self._socket.recv_multipart()
             if identity not in self.peers:
@@ -132,13 +131,9 @@ class EngineRun:
 
 
 class EngineProcess:
-    """A script of ``engine/programs`` with a vLLM engine in it, running beside the test.
-
-    Args:
-        script: Its file name; it takes its options as JSON.
-        options: What it is to do.
-        env: Variables beyond this process's own, of which no ``AITHER_…`` is handed on.
-    """
+    """A script of ``engine/programs``, which takes its options as JSON, with a vLLM engine in it,
+    running beside the test; ``env``: variables beyond this process's own, of which no ``AITHER_…``
+    is handed on."""
 
     def __init__(self, script: str, options: dict[str, Any], **env: str) -> None:
         programs = Path(__file__).parent / "engine" / "programs"
@@ -164,7 +159,6 @@ class EngineProcess:
         return self._process.poll() is None
 
     def run(self, timeout_s: float = 300.0) -> EngineRun:
-        """Wait for its end."""
         try:
             code = self._process.wait(timeout_s)
         finally:
@@ -273,13 +267,14 @@ def paper(paper_config: Any) -> Iterator[Callable[..., Any]]:
 def recalls(
     paper: Callable[..., Any], paper_config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., Any]:
-    """Makes a ``PaperEngine`` of a shape whose model is calibrated, with these limits."""
+    """Makes a ``PaperEngine`` of a shape whose model is calibrated, with these limits; ``shared``:
+    whether text is, that nobody says whose it is."""
     from kvgraph.hooks.recall.gate import DIRECTORY_VARIABLE
     from kvgraph_bench.recall.approximate import keep_calibration, recalling
 
-    def new(shape: Any, limits: Any) -> Any:
+    def new(shape: Any, limits: Any, shared: str = "1") -> Any:
         monkeypatch.setenv(DIRECTORY_VARIABLE, str(tmp_path))
-        monkeypatch.setenv("AITHER_KVCACHE_RECALL_SHARED", "1")
+        monkeypatch.setenv("AITHER_KVCACHE_RECALL_SHARED", shared)
         keep_calibration(paper_config.model_config, tmp_path, limits)
         return recalling(paper(shape))
 

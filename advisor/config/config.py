@@ -1,9 +1,6 @@
-"""Configuration from a TOML file, the environment and the command line; validated, then frozen.
-
-Later ones win: defaults < file (``--config`` or ``KVGRAPH_CONFIG``) < environment
-(``KVGRAPH_<SECTION>__<KEY>``) < command line. An unknown key or a bad value is a ``ConfigError``
-that names the key, the value, where it came from and what is allowed.
-"""
+"""Configuration, validated, then frozen: defaults < file (``--config`` or ``KVGRAPH_CONFIG``) <
+environment (``KVGRAPH_<SECTION>__<KEY>``) < command line. A ``ConfigError`` names the key, the
+value, where it came from and what is allowed."""
 
 from __future__ import annotations
 
@@ -101,7 +98,6 @@ def _origin(path: tuple[int | str, ...], layers: Layers) -> str:
 
 
 def _keys_at(model: type[BaseModel], path: tuple[int | str, ...]) -> list[str]:
-    """The keys of the section at ``path``; items of a list share one section."""
     section: Any = model
     for step in path:
         if isinstance(step, str):
@@ -169,14 +165,9 @@ class _Environment(EnvSettingsSource):
 
 
 def load(path: Path | None = None, overrides: Mapping[str, Any] | None = None) -> Config:
-    """Load and validate the configuration from file, environment and ``overrides``.
-
-    Raises ConfigError.
-
-    Args:
-        path: The TOML file; None: the one that ``KVGRAPH_CONFIG`` names, if any.
-        overrides: Dotted keys and values from the command line, as in ``{"score.age": "0.02"}``.
-    """
+    """Load and validate the configuration from a TOML file (None: the one that ``KVGRAPH_CONFIG``
+    names, if any), the environment and ``overrides``, dotted keys and values as in ``{"score.age":
+    "0.02"}``. Raises ConfigError."""
     path = path or config_path()
     _check_environment()
     layers = {
@@ -246,7 +237,6 @@ def _nested(dotted: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _listed(given: Any) -> Any:
-    """A command-line value that is a JSON list, parsed; others unchanged."""
     try:
         return json.loads(given) if isinstance(given, str) and given.startswith("[") else given
     except ValueError:

@@ -221,15 +221,11 @@ class ScoreConfig(Section):
     )
 
     def weights(self) -> Weights:
-        """The weights, for policies."""
         return Weights(**{each.name: getattr(self, each.name) for each in fields(Weights)})
 
     def rules(self, horizon_s: float) -> Rules:
-        """The rules that bind every policy, for the graph.
-
-        Args:
-            horizon_s: A session expected back within these seconds counts as due.
-        """
+        """The rules that bind every policy; a session expected back within ``horizon_s`` seconds is
+        due."""
         return Rules(
             session_memory_s=self.session_memory_s,
             edge_types={kind: getattr(self.edge_types, kind.name.lower()) for kind in EdgeType},
@@ -308,5 +304,4 @@ class GraphConfig(Section):
     semantic_neighbors: Annotated[int, Field(ge=1, le=256)] = _LIMITS.semantic_neighbors
 
     def limits(self) -> GraphLimits:
-        """The same limits, as the graph takes them."""
         return GraphLimits(**self.model_dump())

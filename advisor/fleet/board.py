@@ -41,7 +41,6 @@ class MeasuredSpeeds:
 
     @property
     def timed(self) -> Mask:
-        """bool ``[engines]``: whether an engine was timed."""
         return self._counts > 0
 
     def add(self) -> None:
@@ -161,7 +160,6 @@ class EngineBoard:
 
     @property
     def timed(self) -> Mask:
-        """bool ``[engines]``: whether its speed was measured."""
         return self._speeds.timed
 
     @property
@@ -170,7 +168,6 @@ class EngineBoard:
         return self.up & ~self.draining
 
     def ask(self, number: int, tokens: int) -> None:
-        """Count a prompt of ``tokens`` that was sent to an engine."""
         known = self.pool[self.pool > 0]
         pools = len(self) * (float(known.mean()) if len(known) else _UNKNOWN_POOL)
         asked = self.asked

@@ -29,9 +29,7 @@ _LONGEST_KEPT: Final = (
 _NOT_IN_NAMES: Final = frozenset("@/\\\0")  # vLLM's own rule
 _SERVED: Final = ("/tokenize", "/detokenize", "/version")  # beside what is below /v1/
 _DECODINGS: Final = 3  # of a path that servers in turn may do; chosen: one more than double
-_GENERATES: Final = (
-    "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages",
-)  # fmt: skip
+_GENERATES: Final = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages")
 # What changes nothing in an engine but its cache; of those that generate, the body decides, too.
 _REPEATABLE: Final = frozenset({*_GENERATES, *_SERVED, "/v1/embeddings"})
 _CLIENTS_TOOLS: Final = (None, "function", "custom")  # types of tools that the client runs itself
@@ -113,8 +111,6 @@ class SideEffect(IntEnum):
 
 
 class Call(NamedTuple):
-    """A request as it is sent to an engine."""
-
     method: str
     path: str
     headers: Headers
@@ -170,9 +166,7 @@ def is_served(path: str) -> bool:
 
 def check_path(path: str) -> None:
     """Refuse a path that is not served, or has a segment ``.`` or ``..``, percent-encoded or not.
-
-    Raises BadRequestError.
-    """
+    Raises BadRequestError."""
     path = path.partition("?")[0]
     if not is_served(path):
         raise BadRequestError("the path leads elsewhere than to /v1/…")
@@ -183,22 +177,15 @@ def check_path(path: str) -> None:
 
 
 class _Name(NamedTuple):
-    """A session's name."""
-
     name: str
     engine_name: str  # as engines accept it; empty: vLLM refuses such a name
     shared: bool = False  # whether several sessions may have it
 
 
 class Callers:
-    """Reads requests and finds their sessions. Safe to use from several threads.
-
-    A request that names no session continues the one that ``LastPrompts`` infers.
-
-    Args:
-        harnesses: Whether the session names of known agent harnesses count. One such name may stand
-            for several chats at a time.
-    """
+    """Reads requests and finds their sessions. Safe to use from several threads. Where
+    ``harnesses``, the session names of known agent harnesses count; one such name may stand for
+    several chats at a time."""
 
     def __init__(self, harnesses: bool = True) -> None:
         self._harnesses = harnesses
@@ -340,7 +327,6 @@ def _in_user(user: str) -> str:
 
 
 def _accepted(name: str) -> str:
-    """Return a harness' name if vLLM accepts it, else an empty text."""
     fits = len(name) <= MOST_NAME and name.isascii() and name.isprintable()
     return name if fits and not _NOT_IN_NAMES & set(name) else ""
 

@@ -32,8 +32,6 @@ _MOST: Final = 1 << 53  # tokens; chosen: beyond any pool
 
 
 class CacheFacts(NamedTuple):
-    """What an engine's metrics say of its KV cache."""
-
     tokens: int = 0  # capacity of its pool over all ranks; 0 where it does not say
     hashing: str = ""  # block size and hash algorithm in words; empty where it does not say
 
@@ -88,15 +86,12 @@ _log = logging.getLogger(__name__)
 
 
 class HashingWatch:
-    """Warns of engines that hash blocks otherwise than the first one."""
-
     def __init__(self, board: EngineBoard) -> None:
         self._board = board
         self._first = ""
         self._differs: dict[int, str] = {}
 
     def differs(self, number: int) -> str | None:
-        """Describe how an engine's hashing differs from the others'; None where it does not."""
         return self._differs.get(number)
 
     def compare(self, upstream: Upstream, hashing: str) -> None:
@@ -196,7 +191,6 @@ class HealthWatch:
         self._doubt_s.pop(upstream.number, None)
 
     def differs(self, number: int) -> str | None:
-        """Describe how an engine's hashing differs from the others'; None where it does not."""
         return self.by_metrics.differs(number) or self.by_sidecars.differs(number)
 
     def _down(self, upstream: Upstream, why: str) -> None:
@@ -315,7 +309,6 @@ class EngineRoster:
 
     @property
     def may_come_back(self) -> bool:
-        """Tell whether an engine that takes no requests now may do so soon."""
         refused, drains = self._health.refused, self._board.draining
         return any(not drains[n] and n not in refused for n in range(len(self._board)))
 
@@ -331,9 +324,7 @@ class EngineRoster:
 
     def list_again(self, engines: Sequence[EngineAddress]) -> None:
         """Replace the list of engines: new ones are added, missing ones drain.
-
-        Raises ConfigError.
-        """
+        Raises ConfigError."""
         known = {upstream.url: upstream.number for upstream in self.upstreams}
         # All are read before any is added: a bad list changes nothing.
         urls = [engine_in(each.url).url for each in engines if each.url not in known]

@@ -37,7 +37,6 @@ class PoolShadows:
         self._tokens: list[int] = []  # per engine: their sum
 
     def __len__(self) -> int:
-        """Return the number of links that any engine should hold."""
         return len(self._holders)
 
     def holdings(self, links: Sequence[PromptPrefix], engines: int) -> Holdings:
@@ -63,13 +62,9 @@ class PoolShadows:
     def offered(
         self, links: Sequence[PromptPrefix], engine: int, pool_tokens: int
     ) -> list[Hashable]:
-        """Add a prompt to an engine's pool, unless it is larger than the pool.
-
-        Nothing is evicted for it before ``taken``.
-
-        Returns:
-            Keys of the links that the engine did not hold, for ``refused``.
-        """
+        """Add a prompt to an engine's pool, unless it is larger than the pool; nothing is evicted
+        for it before ``taken``. Returns keys of the links that the engine did not hold, for
+        ``refused``."""
         if not links or 0 < pool_tokens < links[-1].tokens:
             return []
         new: list[Hashable] = []
@@ -103,7 +98,6 @@ class PoolShadows:
             self._lost.popitem(last=False)
 
     def refused(self, new: Sequence[Hashable], engine: int) -> None:
-        """Remove a prompt that an engine did not take."""
         for key in new:
             if key in self._orders[engine]:
                 self._leaves(key, engine)

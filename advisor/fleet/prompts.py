@@ -49,8 +49,6 @@ Words = frozenset[int]  # hashes of pairs of neighbouring words
 
 
 class PromptEnd(NamedTuple):
-    """The end of a prompt without messages."""
-
     after: bytes  # digest of its last link, or of its scope
     size: int  # characters or token ids after that link; 0: none
     digest: bytes  # digest of the whole prompt
@@ -66,8 +64,6 @@ class MessageDigest(NamedTuple):
 
 
 class Prompt(NamedTuple):
-    """A prompt as digests."""
-
     links: list[PromptPrefix]
     tokens: int  # estimated
     # None where longer prompts do not continue it: a batch, a system prompt alone, or a chat.
@@ -98,10 +94,7 @@ class PromptReader:
 
     def read(self, body: Mapping[str, Any], scope: bytes) -> Prompt:
         """Read the prompt of a completion, a chat or a response; it has no links if there is none.
-
-        Args:
-            scope: Digest of the prompt's owner: equal prompts of other scopes differ.
-        """
+        ``scope`` is a digest of the prompt's owner: equal prompts of other scopes differ."""
         messages = body.get("messages", body.get("input"))
         if isinstance(messages, list):
             return self._chat(body, messages, scope)
@@ -171,7 +164,6 @@ def words_of(text: str) -> Words:
 
 
 def sample_of(words: Words) -> Words:
-    """Return at most ``_MOST_WORDS`` of the words."""
     return words if len(words) <= _MOST_WORDS else frozenset(sorted(words)[:_MOST_WORDS])
 
 
@@ -223,8 +215,6 @@ def _leading(name: str, value: Any) -> _Shown:
 
 
 class _Binary(str):
-    """A part that is not text."""
-
     __slots__ = ()
 
 
@@ -349,8 +339,6 @@ class _MessageOwner(NamedTuple):
 
 
 class _LastPrompt(NamedTuple):
-    """A session's last prompt."""
-
     at: int  # order in which it was noted
     # ``messages``, ``tokens``: of it, without the system prompt.
     messages: int
@@ -415,7 +403,6 @@ class LastPrompts:
         return None
 
     def _continued_chat(self, prompt: Prompt) -> str | None:
-        """Return the session whose whole chat this one extends."""
         said = prompt.said
         until = len(said) if len(prompt.links) == MOST_LINKS else len(said) - 1
         for at in range(until - 1, -1, -1):

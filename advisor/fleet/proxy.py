@@ -49,8 +49,6 @@ _LEAST_TIMED: Final = 512  # tokens to compute from which an engine's speed is m
 
 @dataclass
 class Counts:
-    """Counts requests by outcome."""
-
     answered: int = 0  # answered to the end
     retried: int = 0  # sent to another engine because the first answered nothing
     turned_away: int = 0  # sent to another engine because the first refused it
@@ -188,7 +186,6 @@ class FleetProxy:
         self.health.served(upstream)
 
     def why(self, call: Call, error: NothingAnsweredError) -> str:
-        """Say why ``begin`` got no answer."""
         if error.sent and not call.repeatable:
             return f"the engine dropped this request, and may have done what it asks: {error}"
         return f"engines dropped this request one after the other: {error}"
@@ -227,12 +224,8 @@ class FleetProxy:
         return Placed(choice, wanted, before, homes.of(turn.session), new)
 
     def _taken(self, asked: ParsedRequest, placed: Placed, queued: int, seconds: float) -> None:
-        """Note that an engine began to answer, and learn its speed.
-
-        Args:
-            queued: Tokens that it had to compute until then, the request's own among them.
-            seconds: Until the first byte.
-        """
+        """Note that an engine began to answer ``seconds`` after it was asked, and learn its speed;
+        ``queued`` tokens had to be computed until then, the request's own among them."""
         engine = placed.choice.engine
         self.board.note_answer(engine, refused=False)
         if asked.turn is not None:

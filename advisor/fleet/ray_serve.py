@@ -36,7 +36,6 @@ class FleetRequestRouter(RequestRouter):  # type: ignore[misc]
         prefill_tokens_per_s: float = _SPEED.prefill_tokens_per_s,
         pool_tokens: int = 0,  # tokens that a replica's KV pool holds; 0: unknown
     ) -> None:
-        """Take the deployment's ``request_router_kwargs``."""
         speed = Speed(prefill_tokens_per_s=prefill_tokens_per_s, pool_tokens=pool_tokens)
         self.choice = ReplicaChoice(Stickiness(overload), speed)
 

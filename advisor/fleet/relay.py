@@ -38,20 +38,14 @@ class FullError(BadRequestError):
 
 
 class BodyRoom:
-    """The memory that all request bodies share until they were sent on.
-
-    Attributes:
-        most: Bytes that may be taken.
-        taken: Bytes that are taken now.
-    """
+    """The bytes that all request bodies share until they were sent on: at ``most`` so many may be
+    ``taken``."""
 
     def __init__(self, most: int | None = None) -> None:
         self.most, self.taken = MOST_BODIES if most is None else most, 0
 
 
 class BodyShare:
-    """The part of ``BodyRoom`` that one request's body takes."""
-
     def __init__(self, room: BodyRoom) -> None:
         self._room, self._bytes = room, 0
 
@@ -67,7 +61,6 @@ class BodyShare:
             raise BadRequestError(f"the body has more than {MOST_BODY >> 20} MiB", 413)
 
     def release(self) -> None:
-        """Give the room back; calling it again is harmless."""
         self._room.taken -= self._bytes
         self._bytes = 0
 
@@ -94,9 +87,7 @@ class RelayedProxy(Protocol[Known]):
 
     async def begin(self, asked: ParsedRequest) -> tuple[Reply, Known]:
         """Get a request answered, as far as the answer's first bytes.
-
-        Raises BadRequestError, NoEngineError or NothingAnsweredError.
-        """
+        Raises BadRequestError, NoEngineError or NothingAnsweredError."""
         ...
 
     def rest(self, reply: Reply, known: Known) -> AsyncGenerator[bytes, None]:
@@ -229,7 +220,6 @@ def json_response(answer: Any, status: int = 200) -> Response:
 
 
 def refusal(status: int, why: str) -> Response:
-    """Return an error in the form of OpenAI's servers."""
     kind = "invalid_request_error" if status < 500 else "service_unavailable"
     response = json_response({"error": {"message": why, "type": kind, "code": status}}, status)
     if status == 503:

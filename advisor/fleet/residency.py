@@ -185,12 +185,9 @@ class ResidencyView:
         return "; ".join(sorted(ways))
 
     def corrected(self, name: str, remembered: Holdings) -> Holdings:
-        """Correct the proxy's own estimate of what engines hold by what sidecars report.
-
-        Args:
-            remembered: The estimate by what each engine got. Sidecars alone know what their engines
-                lost: these may evict in another order, and have copies.
-        """
+        """Correct the estimate of what engines hold, by what each got, by what sidecars report:
+        these alone know what their engines lost, which may evict in another order, and have
+        copies."""
         pool, copied = remembered.pool.copy(), remembered.copied.copy()
         lost = remembered.lost.copy()
         advised = [self._likeliest(each) for each in self._votes]
@@ -260,7 +257,6 @@ class ResidencyView:
 
 
 async def _get(url: str, headers: dict[str, str]) -> tuple[int, bytes]:
-    """Return a sidecar's status and its whole answer."""
     async with (
         asyncio.timeout(TIMEOUT_S),
         aiohttp.ClientSession(auto_decompress=False) as session,

@@ -30,8 +30,7 @@ class Home(NamedTuple):
 
 class Homes:
     """Remembers sessions' homes, the longest idle first; keeps the board's ``live`` and ``fresh``
-    columns.
-    """
+    columns."""
 
     def __init__(
         self, board: EngineBoard, live_s: float = LIVE_S, most: int = MOST_SESSIONS
@@ -66,7 +65,6 @@ class Homes:
         return expected
 
     def of(self, session: Hashable) -> Home | None:
-        """Return a session's home; None for an unknown session."""
         return self._live.get(session) or self._idle.get(session)
 
     def settle(self, session: Hashable, engine: int, tokens: int, now: float) -> None:
@@ -151,8 +149,6 @@ class Holdings(NamedTuple):
 
 
 class RoutingRequest(NamedTuple):
-    """A request that is to be routed."""
-
     session: Hashable | None  # whose turn it is; None: that is unknown
     tokens: int  # of its prompt
     refused_by: frozenset[int] = frozenset()  # numbers of the engines that refused it already

@@ -26,8 +26,6 @@ MOST_SHOWN: Final = 80  # characters of a bad address that an error shows; chose
 
 
 class EngineAddress(NamedTuple):
-    """An engine's address, and whether it drains."""
-
     url: str
     drains: bool = False
 
@@ -56,9 +54,7 @@ def is_address(url: str) -> bool:
 
 def engines_in(path: Path) -> list[EngineAddress]:
     """Read a file with one engine a line; empty lines and those that begin with # are skipped.
-
-    Raises ConfigError.
-    """
+    Raises ConfigError."""
     try:
         lines = path.read_text().splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -108,12 +104,8 @@ _DROPPED: Final = frozenset(
 
 
 class NothingAnsweredError(Exception):
-    """An engine went away before the first byte of its answer.
-
-    Args:
-        sent: Whether it may have received the request.
-        refused: Whether nothing listens at any address of its host.
-    """
+    """An engine went away before the first byte of its answer. ``sent``: it may have received the
+    request. ``refused``: nothing listens at any address of its host."""
 
     def __init__(self, why: str, sent: bool = True, refused: bool = False) -> None:
         super().__init__(why)
@@ -129,8 +121,6 @@ class BrokenAnswerError(Exception):
 
 
 class Reply(NamedTuple):
-    """An answer that has begun."""
-
     status: int
     headers: list[tuple[bytes, bytes]]
     first: bytes  # its first bytes; empty where it has none
@@ -160,9 +150,7 @@ class Reply(NamedTuple):
 
     async def whole(self) -> bytes:
         """Return all bytes of the answer to a question of the proxy's own.
-
-        Raises BrokenAnswerError.
-        """
+        Raises BrokenAnswerError."""
         content = bytearray()
         async with contextlib.aclosing(self.chunks()) as chunks:
             async for chunk in chunks:
@@ -177,8 +165,6 @@ class Reply(NamedTuple):
 
 
 class OwnAnswer(NamedTuple):
-    """The answer to a request of the proxy's own."""
-
     status: int
     content: bytes
 
@@ -216,9 +202,7 @@ class Upstream:
 
     async def begin(self, call: Call) -> Reply:
         """Send a request and wait for the first bytes of its answer.
-
-        Raises BadRequestError, NothingAnsweredError or SilentError.
-        """
+        Raises BadRequestError, NothingAnsweredError or SilentError."""
         asking = asyncio.create_task(self._begin(call))
         self._unanswered.add(asking)
         asking.add_done_callback(self._unanswered.discard)
@@ -238,9 +222,7 @@ class Upstream:
 
     async def ask(self, path: str, timeout_s: float) -> OwnAnswer:
         """Return the answer to a request of the proxy's own.
-
-        Raises SilentError or NothingAnsweredError.
-        """
+        Raises SilentError or NothingAnsweredError."""
         unlimited = aiohttp.ClientTimeout(total=None)
         try:
             async with (
@@ -334,10 +316,8 @@ def _in_latin1(value: bytes) -> str:
 
 
 class _RequestAsItCame(aiohttp.ClientRequest):
-    """A request whose headers go out as the bytes that Latin-1 makes of them.
-
-    aiohttp writes them in UTF-8, and a client may have sent other bytes.
-    """
+    """A request whose headers go out as the bytes that Latin-1 makes of them. aiohttp writes them
+    in UTF-8, and a client may have sent other bytes."""
 
     async def send(self, conn: Any) -> aiohttp.ClientResponse:
         plain = all(map(str.isascii, (*self.headers.keys(), *self.headers.values())))
@@ -411,10 +391,8 @@ def _is_preamble(first: bytes) -> bool:
 
 
 def _why(error: Exception) -> str:
-    """Say what went wrong, without what was answered.
-
-    aiohttp's words for an answer that is no HTTP quote it, and answers do not belong in a log.
-    """
+    """Say what went wrong, without what was answered. aiohttp's words for an answer that is no HTTP
+    quote it, and answers do not belong in a log."""
     name = type(error).__name__
     if isinstance(error, aiohttp.ClientResponseError | aiohttp.ClientPayloadError):
         return f"{name}: its answer is no HTTP"

@@ -31,8 +31,6 @@ _REST_S: Final = 10.0  # without a question to a sidecar that did not answer; ch
 
 
 class _Due(NamedTuple):
-    """A signal that waits to be sent."""
-
     at: float  # when it is due, in monotonic seconds
     signal: Signal
     waits: bool  # it states that the session waits for a tool
@@ -83,7 +81,6 @@ class SessionSignals:
         self._put(session, lambda to: to.ended(session[:_NAME], self._tenant))
 
     def close(self, wait_s: float = 1.0) -> None:
-        """Send pending signals at once; waits at most ``wait_s`` seconds."""
         with self._changed:
             self._closing = True
             self._changed.notify()

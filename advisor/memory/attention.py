@@ -47,10 +47,7 @@ class Similarity(Protocol):
 
     async def of(self, said: str, blocks: Sequence[Block]) -> Shares:
         """Return how much each of ``blocks`` is about ``said``: float64 ``[blocks]``, each from 0
-        to 1.
-
-        Raises SimilarityError.
-        """
+        to 1. Raises SimilarityError."""
         ...
 
     async def close(self) -> None: ...
@@ -70,10 +67,8 @@ async def relevance_of(similarity: Similarity, said: str, blocks: Sequence[Block
 
 
 class WordSimilarity:
-    """BM25 (Lucene's form) of the words of ``said``, as a share of ``said`` 's own score.
-
-    Rare words weigh most; a block without any of the words gets 0.
-    """
+    """BM25 (Lucene's form) of the words of ``said``, as a share of ``said`` 's own score. Rare
+    words weigh most; a block without any of the words gets 0."""
 
     async def of(self, said: str, blocks: Sequence[Block]) -> Shares:
         if not blocks or not said.strip():
@@ -191,19 +186,12 @@ class Attention(Protocol):
         ...
 
     async def of(self, chat: ChatSession, always: Collection[int]) -> Shares:
-        """Return the model's attention to each of ``chat.blocks``: float64, from 0 to 1.
-
-        Blocks are scaled so that 1 is the most that any block gets that may leave.
-
-        Args:
-            always: ``id`` of the blocks that never leave.
-        """
+        """Return the model's attention to each of ``chat.blocks``: float64, from 0 to 1, the most
+        that any block gets that may leave; ``always`` is the ``id`` of those that never do."""
         ...
 
 
 class NoAttention:
-    """Reports no attention."""
-
     wants_names = False
 
     async def of(self, chat: ChatSession, always: Collection[int]) -> Shares:
@@ -220,8 +208,6 @@ class _Sampled(msgspec.Struct):
 
 
 class _Answer(NamedTuple):
-    """A sidecar's answer about a chat, by block name, and until when it is reused."""
-
     attention: Mapping[str, float]
     until: float
 

@@ -25,8 +25,7 @@ THOUGHTS: Final = ("reasoning_content", "reasoning")
 
 class Block(msgspec.Struct):
     """One or more messages of a chat; a tool's results stay with their call, since engines require
-    that.
-    """
+    that."""
 
     name: str  # unique name within the chat
     source: str  # ``system``, ``user``, ``assistant`` or ``tool``
@@ -70,7 +69,6 @@ def is_message(message: object) -> bool:
 
 
 def source_of(message: Message) -> str:
-    """Return the source of the block that a message begins."""
     role = str(message.get("role"))
     if role == "assistant":
         return "tool" if message.get("tool_calls") else "assistant"
@@ -78,10 +76,8 @@ def source_of(message: Message) -> str:
 
 
 def digest_of(message: Message) -> bytes:
-    """Return a digest of the part of a message that clients send back unchanged.
-
-    It leaves out the reasoning of an answer, and white space at both ends of a text.
-    """
+    """Return a digest of the part of a message that clients send back unchanged. It leaves out the
+    reasoning of an answer, and white space at both ends of a text."""
     calls = [
         [call.get("id"), *called(call)]
         for call in message.get("tool_calls") or ()
@@ -140,8 +136,6 @@ _FILES: Final = ("path", "file_path", "filename", "file")  # of a tool's argumen
 
 
 class BlockNames:
-    """Gives names that no other block of a chat has."""
-
     def __init__(self, taken: Iterable[str]) -> None:
         self._taken = set(taken)
         self._highest: dict[str, int] = {}
@@ -313,11 +307,8 @@ class ChatSession(msgspec.Struct, weakref=True):
         return changed
 
     def drop_thoughts(self, ended: bool) -> None:
-        """Remove the assistant's thoughts of earlier turns.
-
-        Args:
-            ended: Whether the current turn is over too.
-        """
+        """Remove the assistant's thoughts of earlier turns, and of the current one once it has
+        ``ended``."""
         spoke = [number for number, block in enumerate(self.blocks) if block.source == "user"]
         for block in self.blocks if ended else self.blocks[: spoke[-1] if spoke else 0]:
             kept = [without_thoughts(each) for each in block.messages]
@@ -346,7 +337,6 @@ class ChatSession(msgspec.Struct, weakref=True):
         return msgspec.structs.replace(self, blocks=blocks, gone_on=0, other=None)
 
     def systems(self, messages: Sequence[Message]) -> int:
-        """Return with how many system messages both the chat and ``messages`` begin."""
         number = 0
         for block, message in zip(self.blocks, messages, strict=False):
             if {block.source, source_of(message)} != {"system"}:
@@ -389,12 +379,8 @@ class ChatSession(msgspec.Struct, weakref=True):
 
 
 class _Fit:
-    """How well a client's messages match a version of its chat, leading system messages aside.
-
-    Attributes:
-        known: Number of the version's messages.
-        common: How many of its first messages are repeated.
-    """
+    """How well a client's messages match a version of its chat, leading system messages aside:
+    ``common`` of the first of ``known`` messages are repeated."""
 
     def __init__(
         self, version: ChatSession, messages: Sequence[Message], digests: Sequence[bytes]

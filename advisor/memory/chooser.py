@@ -71,12 +71,8 @@ _OK, _NO_SUCH_PATH = 200, 404
 
 
 class TokenCounter:
-    """Counts tokens by the engine's ``/tokenize``; without one, four characters are a token.
-
-    Args:
-        upstream: The engine.
-        most_s: Seconds of one count; what is not counted by then is estimated.
-    """
+    """Counts tokens by the engine's ``/tokenize``, for ``most_s`` seconds a time; what is not
+    counted is estimated: four characters are a token."""
 
     def __init__(self, upstream: Upstream, most_s: float = _MOST_S) -> None:
         self._upstream, self._most_s = upstream, most_s
@@ -94,7 +90,6 @@ class TokenCounter:
             block.tokens = block.tokens or about(block)
 
     async def more(self, model: object, block: Block, line: str) -> int:
-        """Return how many tokens a line adds to a counted block."""
         if not line:
             return 0
         messages = with_line(block.messages, line)
@@ -123,7 +118,6 @@ class TokenCounter:
 
 
 def about(block: Block) -> int:
-    """Return an estimate of a block's tokens."""
     characters = len(block.text)
     for message in block.messages:
         characters += sum(len(str(message.get(field) or "")) for field in THOUGHTS)
@@ -132,8 +126,6 @@ def about(block: Block) -> int:
 
 @dataclass
 class MemoryCounts:
-    """Counts of a memory since its start."""
-
     turns: int = 0  # requests of chats
     # ``refused``, ``unserved``, ``left``: as the proxy counts them.
     refused: int = 0
@@ -159,8 +151,7 @@ def scores(
     chat: ChatSession, blocks: Sequence[Block], about: Shares, attention: Shares, by: MemorySettings
 ) -> Shares:
     """Return each block's score from similarity, recency and attention, but not below its floor:
-    float64 ``[blocks]``, 0 to 1.
-    """
+    float64 ``[blocks]``, 0 to 1."""
     age = np.array([chat.turn - block.turn for block in blocks], dtype=np.float64)
     worth = by.similarity * about + by.recency * np.exp2(-age / by.half_life)
     worth = (1 - by.attention) * worth + by.attention * attention
@@ -189,8 +180,7 @@ def evict(
     chat: ChatSession, about: Shares, attention: Shares, by: MemorySettings, until: int
 ) -> list[Block]:
     """Let the lowest-scoring blocks leave until the prompt takes at most ``until`` tokens; return
-    them.
-    """
+    them."""
     worth = scores(chat, chat.blocks, about, attention, by)
     always = stays(chat, by)
     gone: list[Block] = []
@@ -260,8 +250,6 @@ _log = logging.getLogger(__name__)
 
 
 class PromptChoice(NamedTuple):
-    """What was changed in a prompt."""
-
     back: list[Block]  # blocks that came back, and stay
     line: str  # the line that names what has left; empty for none
 
@@ -341,7 +329,6 @@ class PromptChooser:
         return ""
 
     async def _evict(self, chat: ChatSession, about: Shares, until: int) -> list[Block]:
-        """Let blocks leave until the prompt takes at most ``until`` tokens; return them."""
         if chat.tokens <= until:
             return []
         attention = await self._attention.of(chat, stays(chat, self._settings))

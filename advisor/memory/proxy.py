@@ -49,8 +49,6 @@ class ChatQueue:
 
 
 class ChatTurn(NamedTuple):
-    """A chat's request in progress."""
-
     chat: ChatSession  # the chat, or the version of it that the request belongs to
     before: bytes  # the encoded version before the request, to restore if no answer comes
     number: int  # number of the request within the chat
@@ -88,8 +86,7 @@ def prompt_of(
     names: bool = False,  # whether blocks that may leave later get a hint with their name
 ) -> tuple[list[Message], list[object]]:
     """Return the messages of blocks and their hints, the client's own hints first because engines
-    cap the number.
-    """
+    cap the number."""
     messages, said, named = list[Message](), list[object](), list[object]()
     for block in blocks:
         # System blocks never leave; a name would protect them in the engine for other chats too.
@@ -139,8 +136,6 @@ _OK: Final = 200
 
 
 class MemoryProxy:
-    """Serves chats in front of one engine, or a router of several."""
-
     def __init__(
         self,
         url: str,  # the engine's address, without `/v1`
@@ -183,9 +178,7 @@ class MemoryProxy:
 
     async def rest(self, reply: Reply, turn: ChatTurn | None) -> AsyncGenerator[bytes, None]:
         """Yield the rest of an answer; the chat is stored by the time it ends.
-
-        Raises BrokenAnswerError.
-        """
+        Raises BrokenAnswerError."""
         kinds = [value for key, value in reply.headers if key.lower() == b"content-type"]
         reader = CompletionReader(any(b"event-stream" in kind for kind in kinds))
         ended = turn is None
@@ -211,7 +204,6 @@ class MemoryProxy:
             self.store.forget(asked.turn.session)
 
     def status(self) -> dict[str, Any]:
-        """Return counts for display."""
         return {**asdict(self.counts), "chats": len(self.store),
                 "unwritten": self.store.unwritten, "budget": self.settings.budget}  # fmt: skip
 

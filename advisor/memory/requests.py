@@ -22,8 +22,6 @@ _LIMITS: Final = ("max_completion_tokens", "max_tokens")
 
 
 class ChatRequest(NamedTuple):
-    """A chat request."""
-
     fields: dict[str, Any]  # the body's fields
     messages: list[Message]  # the client's messages
     appends: bool  # whether they continue the chat instead of repeating it
@@ -82,9 +80,7 @@ class ChatRequest(NamedTuple):
 
 def read_chat_request(body: bytes) -> ChatRequest | None:
     """Parse a request's body; None if it is no chat, or its client wants no memory.
-
-    Raises BadRequestError.
-    """
+    Raises BadRequestError."""
     try:
         fields = orjson.loads(body)
     except orjson.JSONDecodeError:

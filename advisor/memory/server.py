@@ -93,7 +93,6 @@ async def serve_memory(
     port: int,
     allowed_hosts: Sequence[str] = (),  # host names accepted beside the server's own
 ) -> None:
-    """Serve until told to stop, then finish the requests in progress."""
     similarity: Similarity = WordSimilarity()
     if embeds is not None:
         similarity = EmbeddedSimilarity(embeds.url, embeds.model, embeds.key)

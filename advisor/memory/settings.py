@@ -29,8 +29,6 @@ class Mode(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class MemorySettings:
-    """How a memory chooses prompts."""
-
     budget: int  # tokens of a chat's prompt and answer together
     # ``high``, ``low``: shares of the budget: above ``high``, blocks leave until ``low`` is
     # reached.
@@ -72,8 +70,6 @@ class MemorySettings:
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingSettings:
-    """The server that embeds texts."""
-
     url: str  # an OpenAI-compatible API, with its ``/v1``
     model: str  # the model's name there
     key: str | None = None  # API key, if needed
@@ -81,8 +77,6 @@ class EmbeddingSettings:
 
 @dataclass(frozen=True, slots=True)
 class ChatStoreSettings:
-    """Where chats are kept."""
-
     ram_bytes: int = 512 << 20  # for the text of all chats
     # Keeps chats across restarts, in clear text; None for memory only.
     directory: Path | None = None

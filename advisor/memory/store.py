@@ -132,7 +132,6 @@ class ChatFiles:
         return removed
 
     def _note(self, digest: str, file: _File) -> None:
-        """Record a chat's file as the one written last."""
         before = self._files.get(digest)
         if before is not None and before.owner != file.owner:
             self._remove(digest)
@@ -229,7 +228,6 @@ def _digest(key: str) -> str:
 
 
 def _owner(name: str, caller: str) -> str:
-    """Return the file name's part for a caller and a chat's name."""
     return hashlib.blake2b(f"{caller}\0{name}".encode(), digest_size=8).hexdigest()
 
 
@@ -262,7 +260,6 @@ class ChatStore:
         return len(self._files.unwritten) if self._files is not None else 0
 
     def lock(self, key: str) -> asyncio.Lock:
-        """Return the lock to hold while changing a chat."""
         return self._locks.setdefault(key, asyncio.Lock())
 
     def get(self, new: ChatSession) -> ChatSession:

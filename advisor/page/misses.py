@@ -169,8 +169,6 @@ class RequestView(Part):
 
 
 class RequestQuery(NamedTuple):
-    """Which requests are asked for."""
-
     limit: int
     before: int | None = None  # only those that began before this one
     session: str | None = None

@@ -216,8 +216,6 @@ _LEFT: Final = frozenset({"evicted", "copy_lost", "load_slower", "reset"})  # th
 
 
 class _Eviction(NamedTuple):
-    """An eviction of one of the session's blocks."""
-
     at: float
     engine: str
     number: int

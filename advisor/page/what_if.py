@@ -171,11 +171,7 @@ def _numbers_of(score: ScoreConfig, names: Iterable[str]) -> dict[str, float]:
 
 
 def weights_of(page: Page, written: Config | None = None) -> Weights:
-    """What decides the ranking, as configured.
-
-    Args:
-        written: What the file was just made to say; None: what it said when it was last read.
-    """
+    """What decides the ranking, as ``written`` to the file just now, or as it was last read."""
     watch, policy = page.watch, page.graph.policy
     config, default = written or watch.config, ScoreConfig()
     score = config.score

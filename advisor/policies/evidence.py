@@ -1,9 +1,6 @@
-"""``PolicySelector``: chooses whether a policy or LRU ranks a pool, by which of them finds more.
-
-Evidence is how many blocks the policy found more than LRU, request by request. Engines that one
-sidecar advises serve the same traffic: until an engine's own evidence is sure, that of all of them
-may let the policy begin there.
-"""
+"""``PolicySelector``: chooses whether a policy or LRU ranks a pool, by how many blocks more either
+finds, request by request. Until an engine's own evidence is sure, that of all engines, which serve
+the same traffic, may let the policy begin there."""
 
 from __future__ import annotations
 
@@ -25,26 +22,19 @@ _AHEAD: Final = 0.02  # … and by this share of a pool's blocks
 
 @dataclass(slots=True)
 class Evidence:
-    """Blocks that a policy found more than LRU.
-
-    Attributes:
-        ahead, spread: Sum over requests, negative if LRU found more; and sum of squares.
-    """
+    """Blocks that a policy found more than LRU: their sum over requests, negative if LRU found
+    more, and the sum of squares."""
 
     ahead: float = 0.0
     spread: float = 0.0
 
     def note(self, difference: int, fade: float) -> None:
-        """Add a request in which the policy found so many blocks more.
-
-        Args:
-            fade: Factor for everything noted before, in [0, 1].
-        """
+        """Add a request in which the policy found so many blocks more; everything noted before
+        counts ``fade`` times, in [0, 1]."""
         self.ahead = self.ahead * fade + difference
         self.spread = self.spread * fade + difference * difference
 
     def is_sure(self, least: float) -> bool:
-        """Tell whether either side is ahead beyond chance, and by more than ``least`` blocks."""
         sure = _SURE if self.ahead > 0 else _SURE_OF_LRU
         return abs(self.ahead) > max(sure * math.sqrt(self.spread), least)
 
@@ -52,8 +42,7 @@ class Evidence:
 @dataclass(slots=True)
 class PolicySelector:
     """Chooses whether a policy or LRU ranks a pool, by how many blocks each would have found there;
-    old evidence fades.
-    """
+    old evidence fades."""
 
     capacity: int  # blocks of the pool
     trusted: bool = False  # whether the policy ranks
@@ -101,7 +90,6 @@ class PolicySelector:
         return PolicySelector(capacity, self.trusted, decided=self.decided)
 
     def change_hands(self) -> None:
-        """Let the other order rank from now on."""
         self.trusted = not self.trusted
         self.changes += 1
         self.decided = True

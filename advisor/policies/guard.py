@@ -1,12 +1,6 @@
 """``Guard``: keeps every engine at least as good as LRU, by simulating the order that does not
-rank.
-
-While LRU ranks, the engine evicts as stock vLLM does, and the policy is tried in a shadow pool.
-While the policy ranks, LRU runs in a shadow, and takes over if it would have found more. Their hits
-are compared request by request, over a memory of some pools' worth of blocks. An engine with little
-evidence of its own may start by that of all engines of its model. Further shadows measure what
-protecting blocks costs.
-"""
+rank: its hits in a shadow pool are compared with the other's, request by request, over a memory of
+some pools' worth of blocks. Further shadows measure what protecting blocks costs."""
 
 from __future__ import annotations
 
@@ -40,13 +34,9 @@ _TOGETHER: Final = "finds more on all engines of its model together than"
 
 
 class Guard:
-    """Decides for each engine whether the policy may rank.
-
-    Args:
-        name: The policy's name, for the log.
-        yields: Whether LRU ranks where the policy finds less. Otherwise the policy ranks from the
-            start, and only the cost of protection is judged.
-    """
+    """Decides for each engine whether the policy called ``name`` may rank. Where it ``yields``, LRU
+    ranks where it finds more; otherwise the policy ranks from the start, and only the cost of
+    protection is judged."""
 
     def __init__(self, name: str, yields: bool = True) -> None:
         self._name = name
@@ -70,8 +60,7 @@ class Guard:
 
     def watch(self, view: View, scores: Scoring) -> None:
         """Compare hits since the last ranking, and decide which order ranks and how much may be
-        kept.
-        """
+        kept."""
         tables = view.tables
         with view.lock:
             case = self._followed(view)
@@ -109,7 +98,6 @@ class Guard:
         return case
 
     def _judge(self, case: _Case, tables: Tables, engine: int) -> None:
-        """Let the other order rank where it is surely better."""
         if case.selector.is_due_for_change():
             case.change_hands(tables, engine)
             self._say(tables, engine, case.selector, _HERE)
@@ -195,7 +183,6 @@ class _Case:
             self.ranked.restart(resident, tables.blocks.keys[resident])
 
     def hold_what_is_there(self, tables: Tables, engine: int) -> None:
-        """Fill both shadows with the blocks of the engine's pool, the last used on top."""
         rows = _newest_first(tables, engine)
         keys = tables.blocks.keys[rows]
         self.lru.use(rows, keys)

@@ -68,8 +68,6 @@ class Batch(NamedTuple):
 
 
 class Cohort(NamedTuple):
-    """Waits to learn from."""
-
     # Gives float32 ``[m, features]`` of ``m`` waits, by their places; NaN where one does not apply.
     # A batch is small beside a cohort.
     features: Callable[[npt.NDArray[np.int64]], Features]
@@ -107,12 +105,9 @@ class ReturnModel:
         self._room: _Room | None = None  # for a step of learning
 
     def index(self, features: Features, age: Floats) -> Floats:
-        """float64 ``[n]``, 1/s: the best rate of returns per second of waiting; see ``gittins``.
-
-        Args:
-            features: float32 ``[n, features]``; NaN where one does not apply.
-            age: float64 ``[n]``, seconds waited so far.
-        """
+        """float64 ``[n]``, 1/s: the best rate of returns per second of waiting, of ``features``,
+        float32 ``[n, features]``, NaN where one does not apply, and ``age``, seconds waited; see
+        ``gittins``."""
         rates = np.exp(self.log_rates(features), dtype=np.float64)
         return gittins(rates, np.minimum(age, OLDEST - 1e-3))
 

@@ -51,7 +51,6 @@ class Drift:
 
     @property
     def shift(self) -> float:
-        """Return what is added to a logarithm that was measured here."""
         off = self._usual - self._mean
         return math.copysign(max(0.0, abs(off) - self._slack), off)
 
@@ -72,11 +71,7 @@ _WEIGHTS: Final = ("into", "bias", "across", "offset", "out", "base")
 
 
 class Prior(NamedTuple):
-    """Weights of a ``ReturnModel``, and the pace of the traffic that they were learned from.
-
-    Attributes:
-        scales, weights: See ``ReturnModel``.
-    """
+    """Weights of a ``ReturnModel``, and the pace of the traffic that they were learned from."""
 
     scales: Singles
     weights: Weights
@@ -112,8 +107,6 @@ _RENEWED: Final = 256  # sessions at most per look; chosen
 
 
 class Waiting(NamedTuple):
-    """Idle sessions at one moment."""
-
     log_rates: Singles  # float32 `[n, bins]`, see `ReturnModel.log_rates`
     age: Floats  # float64 `[n]`, model seconds waited so far
 
@@ -141,7 +134,6 @@ class Returns:
 
     @property
     def speed(self) -> float:
-        """Return how many seconds of the model one second here is."""
         return float(np.exp(self._pace.shift))
 
     def observe(self, sessions: SessionTable, now: float) -> None:
@@ -329,7 +321,6 @@ class _Scorer:
         return scores
 
     def terms(self, view: View, picked: Selection) -> Terms:
-        """As ``LifecyclePolicy.terms``."""
         own, off_chain = self._by_session(view, picked)
         own -= picked.of(view.blocks.depth) * DEPTH_TIE
         shared = own.copy()

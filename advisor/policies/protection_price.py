@@ -1,10 +1,6 @@
 """``ProtectionPrice``: measures in hits what protection and leases cost, and bounds their share of
-the pool.
-
-Once a block is protected, up to three simulated pools serve the engine's requests: one keeps
-nothing, one keeps the current share, and one tries a larger share. The share grows only after a
-trial, and shrinks as soon as it costs more than allowed.
-"""
+the pool. Once a block is protected, up to three simulated pools keep nothing, the current share,
+and a larger one. The share grows only after a trial, and shrinks as soon as it costs too much."""
 
 from __future__ import annotations
 
@@ -53,7 +49,6 @@ class _Loss:
         self.asked = self.asked * fade + walked
 
     def beyond(self, points: float) -> float:
-        """Return the blocks lost beyond so many percentage points."""
         return self.cost.ahead - points / 100.0 * self.asked
 
     @property
@@ -74,7 +69,6 @@ class _Arm:
     settling: float = 0.0  # walked blocks until losses count
 
     def note(self, group: _Group, lost: int, walked: int, fade: float) -> None:
-        """Note a request of ``walked`` blocks that lost so many."""
         if self.settling > 0:
             self.settling -= walked
             return
@@ -86,13 +80,11 @@ class _Arm:
             loss.note(lost if each == group else 0, walked if each == group else 0, fade)
 
     def begin(self, share: float) -> None:
-        """Protect another share from now on."""
         self.share, self.all, self.groups = share, _Loss(), {}
         self.settling = _SETTLING * self.pool.capacity
 
     @property
     def points(self) -> float | None:
-        """Return its cost in percentage points; None while unknown."""
         return 100.0 * self.all.cost.ahead / self.all.asked if self.all.asked else None
 
     def is_dear(self, points: float) -> bool:
@@ -165,12 +157,8 @@ class ProtectionPrice:
         return True
 
     def settle(self, view: View, allowed: float, by_policy: bool) -> bool:
-        """Decide how much may be kept from now on; returns whether that changed.
-
-        Args:
-            allowed: Percentage points that it may cost.
-            by_policy: Whether the policy ranks, and not LRU.
-        """
+        """Decide how much may be kept from now on, at a cost of ``allowed`` percentage points;
+        returns whether that changed. ``by_policy``: the policy ranks, and not LRU."""
         hard, said = view.rules.protected_share, (by_policy, view.rules.protected_price_points)
         if said != self._said or hard != self._hard:  # another ranks, or somebody said so
             share = self._now.share if self._hard is None else first_share(self._capacity)

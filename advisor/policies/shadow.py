@@ -1,8 +1,5 @@
-"""What an engine's pool would hold under another order: counted, not stored.
-
-A shadow sees the walks of the engine's own requests. Both kinds follow vLLM's pool: the blocks of a
-request are in use from its start, and join the free queue tail first at its end.
-"""
+"""What an engine's pool would hold under another order: counted, not stored. As in vLLM's pool, the
+blocks of a request are in use from its start, and join the free queue tail first at its end."""
 
 from __future__ import annotations
 
@@ -40,13 +37,8 @@ class LruStack:
         return self._stack.found(rows, keys)
 
     def use(self, rows: Rows, keys: Keys) -> None:
-        """Note that a request starts or ends, and so uses these blocks.
-
-        Of the chain, the first block counts as used last: it is evicted after the others.
-
-        Args:
-            rows: int32 ``[n]``, block rows from the start of the chain; ``keys`` are theirs.
-        """
+        """Note that a request starts or ends, and so uses these blocks of a chain, int32 ``[n]``,
+        from its start; the first counts as used last: it is evicted after the others."""
         self._stack.use(rows, keys)
 
 
@@ -58,14 +50,9 @@ class LruShadow:
         self._stack = LruStack([capacity])
 
     def found(self, rows: Rows, keys: Keys) -> int:
-        """How many of these blocks are held, from the first on without a gap."""
         return self._stack.found(rows, keys)[0]
 
     def use(self, rows: Rows, keys: Keys) -> None:
-        """Note that a request starts or ends, and so uses these blocks.
-
-        Of the chain, the first block counts as used last: it is evicted after the others.
-        """
         self._stack.use(rows, keys)
 
 
@@ -75,7 +62,6 @@ class HeldByPool(NamedTuple):
     counts: list[int]  # by the pools' numbers
 
     def by(self, pool: RankedShadow) -> int:
-        """How many of the blocks a pool holds, from the first on without a gap."""
         return self.counts[pool.number]
 
 
@@ -94,7 +80,6 @@ class SimulatedPools:
         return self.pools.nbytes()
 
     def found(self, rows: Rows, keys: Keys) -> HeldByPool:
-        """Which of these blocks are held."""
         return HeldByPool(self.pools.found(rows, keys))
 
     def use(self, rows: Rows, keys: Keys) -> None:
@@ -140,7 +125,6 @@ class RankedShadow:
 
     @property
     def held(self) -> int:
-        """Blocks that it holds."""
         return self._uses.pools.held(self.number) if self._follows else 0
 
     @property

@@ -42,8 +42,6 @@ _RENEW: Final = 0.8  # share of its time to live after which an untouched prefix
 
 @dataclass(slots=True)
 class Prefix:
-    """A prefix to keep warm."""
-
     key: str
     stable: list[Message]
     tools: tuple[dict[str, Any], ...]
@@ -53,7 +51,6 @@ class Prefix:
     broken: str = ""  # why it is not tried any more
 
     def touch(self, now: float, leased: float) -> None:
-        """Note that it was computed, or leased for ``leased`` seconds."""
         self.touched, self.lasts = now, min(self.seconds, leased or self.seconds)
 
     def wants(self, now: float) -> bool:
@@ -131,7 +128,6 @@ class Warmer:
         return warmed
 
     def _leased(self, prefix: Prefix, tries: int = 1) -> float:
-        """For how many seconds a sidecar leases all of it; 0 if it does not."""
         for number in range(tries if self._lease is not None else 0):
             if number:
                 self._sleep(_HEARD_S)
@@ -169,11 +165,8 @@ def _warmed(prefix: Prefix, tokens: int, cached: int | None) -> WarmResult:
 
 
 class ServerRefusalError(KvGraphError):
-    """A server did not do what was asked; ``is_final``: it would refuse again.
-
-    Args:
-        said: The beginning of its answer.
-    """
+    """A server did not do what was asked; ``is_final``: it would refuse again. ``said`` is the
+    beginning of its answer."""
 
     def __init__(self, message: str, *, is_final: bool = False, said: str = "") -> None:
         super().__init__(message)

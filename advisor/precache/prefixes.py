@@ -132,7 +132,6 @@ class ServerConfig(_Section):
 
     @property
     def key(self) -> str:
-        """The API key; servers without keys accept any."""
         return os.environ.get(self.key_variable, "") or "none"
 
 

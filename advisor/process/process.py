@@ -64,9 +64,7 @@ def collect_seldom() -> None:
 
 class RateLimitedLog:
     """Logs each kind of problem at most once per ``every_s``, with the count of omitted lines.
-
-    Kinds are constants, never input, so that their number is bounded.
-    """
+    Kinds are constants, never input, so that their number is bounded."""
 
     def __init__(
         self, logger: logging.Logger, clock: Callable[[], float], every_s: float = 10.0
@@ -89,7 +87,6 @@ class RateLimitedLog:
         self._logger.warning(message + "%s", *args, suffix)
 
     def once(self, kind: str, message: str, *args: object) -> None:
-        """Log ``message % args`` the first time only."""
         if kind not in self._last:
             self._last[kind] = self._clock()
             self._logger.warning(message, *args)
@@ -190,17 +187,13 @@ class HeadDeadline(H11Protocol):
 
     @property
     def _unread(self) -> int:
-        """Bytes of answers that have not reached the client's machine."""
         held = held_by_kernel(self.transport.get_extra_info("socket"))
         return self.transport.get_write_buffer_size() + held
 
 
 class ApiGate:
-    """ASGI middleware: allows only API methods, and tells probes when the service is stopping.
-
-    Args:
-        hosts: Host names under which it may be addressed; None: any. Probes may use others.
-    """
+    """ASGI middleware: allows only API methods, under the names ``hosts`` (None: any; probes may
+    use others), and tells probes when the service is stopping."""
 
     def __init__(self, app: ASGIApp, hosts: Sequence[str] | None) -> None:
         self.leaving = False  # it was told to stop
@@ -224,8 +217,6 @@ class ApiGate:
 
 
 class _Server(uvicorn.Server):
-    """Stops some time after probes were told; at once on an interrupt or a second signal."""
-
     def __init__(self, config: uvicorn.Config, front: ApiGate) -> None:
         super().__init__(config)
         self._front = front
@@ -262,11 +253,8 @@ def _is_ipv6(name: str) -> bool:
 
 
 async def serve_at(app: ASGIApp, host: str, port: int, allowed_hosts: Sequence[str] = ()) -> None:
-    """Serve until told to stop, then finish running requests.
-
-    ``allowed_hosts`` are further names, such as a reverse proxy's. Beyond loopback, any name is
-    accepted if there are none.
-    """
+    """Serve until told to stop, then finish running requests. ``allowed_hosts`` are further names,
+    such as a reverse proxy's. Beyond loopback, any name is accepted if there are none."""
     # A page of another origin must not reach engines through a browser on this machine.
     guards = is_loopback(host) or allowed_hosts
     front = ApiGate(app, [*LOOPBACK_HOSTS, host, *allowed_hosts] if guards else None)

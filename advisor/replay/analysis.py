@@ -38,7 +38,6 @@ class LossAnalysis:
     budget_blocks: int  # most distinct blocks that returning sessions need at once
 
     def as_dict(self) -> dict[str, Any]:
-        """Return every figure, rounded to five digits."""
         return {
             name: float(f"{value:.5g}") if isinstance(value, float) else value
             for name, value in asdict(self).items()

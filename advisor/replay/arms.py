@@ -48,8 +48,6 @@ BY_DEFAULT: Final = "default"  # the graph policy that a sidecar runs with no co
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Settings that all arms share."""
-
     planning: Planning = field(default_factory=Planning)  # how graph policies plan
     profile: ScoreProfile | None = None  # weights and rules; None takes the defaults
     guard: bool = True  # whether LRU ranks until a graph policy has shown that it finds more
@@ -60,7 +58,6 @@ Fast = Callable[[Trace, int], Ints]
 
 
 def graph_policies() -> dict[str, str]:
-    """Arms that run a sidecar's policy, and which."""
     return {BY_DEFAULT: DEFAULT, **{name: name for name in POLICIES}}
 
 
@@ -101,9 +98,7 @@ def arm_names() -> list[str]:
 
 def chosen_arms(names: Sequence[str]) -> list[str]:
     """Return the arms that ``names`` ask for; ``all`` is every one that can run here.
-
-    Raises ReplayError.
-    """
+    Raises ReplayError."""
     known = arm_names()
     more = [*ALGORITHMS, *order_names()]
     allowed = [*known, *(name for name in more if name not in known)]
@@ -114,13 +109,11 @@ def chosen_arms(names: Sequence[str]) -> list[str]:
 
 
 def without_suffix(name: str) -> str:
-    """Return an arm's name without ``+hints``, ``+layers`` or ``+stops``."""
     told = next((suffix for suffix in SUFFIXES if name.endswith(suffix)), "")
     return name.removesuffix(told)
 
 
 def order_names() -> list[str]:
-    """Return every eviction order that ``new_order`` makes."""
     policies = graph_policies()
     told = [name + suffix for suffix in SUFFIXES for name in policies]
     return list(dict.fromkeys([*ORDERS, *policies, *told]))
@@ -133,9 +126,7 @@ def new_order(name: str, trace: Trace, settings: Settings) -> EvictionOrder:
 
 def new_orders(name: str, trace: Trace, settings: Settings, engines: int) -> list[EvictionOrder]:
     """Make an eviction order per engine; a graph policy's engines share one sidecar.
-
-    Raises ReplayError.
-    """
+    Raises ReplayError."""
     if name in ORDERS:
         return [ORDERS[name](trace) for _ in range(engines)]
     policy = graph_policies().get(without_suffix(name))

@@ -62,16 +62,13 @@ def replay(
 
 
 def _check_files(paths: Sequence[Path]) -> None:
-    """Raise ReplayError for a missing file before any file is replayed."""
     if missing := [str(path) for path in paths if not path.exists()]:
         raise ReplayError(f"{', '.join(missing)}: there is no such file")
 
 
 def check_writable(option: str, path: Path | None) -> None:
     """Refuse a file that cannot be written before anything is computed for it.
-
-    Raises ReplayError.
-    """
+    Raises ReplayError."""
     if path is None:
         return
     wrong = None
@@ -86,7 +83,6 @@ def check_writable(option: str, path: Path | None) -> None:
 
 
 def _settings(interval: float, service: bool, config: Path | None) -> Any:
-    """Return what all arms share; raises ConfigError for a wrong ``config``."""
     from .arms import Settings
     from .graph_order import Planning
     from .simulator import Load

@@ -18,7 +18,7 @@ from ...graph.release_order import Held
 from ...graph.wire.advice import HOLD_MAX_S, AdmissionAdvice
 from .fleet_traffic import LEAST_S, FleetRequest, Signals, trace_lines
 from .reader import recorded_trace
-from .recordings import Session
+from .recorded_sessions import Session
 from .simulator import Instance
 from .trace import AGENTS_SERVICE, HostLink, ReplayError, ServiceModel, Trace
 
@@ -28,8 +28,6 @@ AdviceAt = Callable[[float], AdmissionAdvice]
 
 @dataclass(slots=True, eq=False)
 class ArrivedRequest:
-    """A request that arrived at the simulated engine."""
-
     request: int
     user: int
     run: int
@@ -64,12 +62,8 @@ class SimulatedHold:
         return len(self._held)
 
     def arrives(self, asked: ArrivedRequest, now: float, *, idle: bool, queued: bool) -> bool:
-        """Note that a request arrived; returns whether it must wait for room.
-
-        Args:
-            idle: Nothing runs, and nobody else waits for the engine.
-            queued: Somebody else waits for the engine.
-        """
+        """Note that a request arrived; returns whether it must wait for room. ``idle``: nothing
+        runs, and nobody else waits for the engine. ``queued``: somebody else waits for it."""
         if self._word is None:
             return False
         held = self._rule.arrives(asked.as_held(now), self._word(now), idle=idle, queued=queued)
@@ -83,19 +77,14 @@ class SimulatedHold:
         return self._noted(asked, now, held)
 
     def started(self, asked: ArrivedRequest, now: float) -> None:
-        """Note that a request got blocks."""
         self._rule.started(asked.name, now)
 
     def still_held(self) -> list[ArrivedRequest]:
         return list(self._held.values())
 
     def released(self, now: float, *, idle: bool, free: bool) -> list[ArrivedRequest]:
-        """Return the requests that may start now, in this order.
-
-        Args:
-            idle: Nothing runs, and nobody else waits for the engine.
-            free: Nobody else waits for the engine, and it computes no prompt.
-        """
+        """Return the requests that may start now, in this order. ``idle``: nothing runs, and nobody
+        else waits for the engine. ``free``: nobody else does, and it computes no prompt."""
         if self._word is None:
             return []
         found = self._rule.released(self._word(now), now, idle=idle, free=free)
@@ -202,16 +191,12 @@ AGENTS_LINK: Final = HostLink(bytes_per_token=327_680)
 
 
 class Queue(StrEnum):
-    """The order in which an engine takes waiting requests."""
-
     FCFS = "fcfs"  # first come, first served: vLLM
     LPM = "lpm"  # longest prefix match first: SGLang
 
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """Parameters of a closed loop."""
-
     users: int  # each plays one run after the other
     seconds: float  # length of the loop
     begin_s: float = 1800.0  # users begin within this, evenly
@@ -256,8 +241,6 @@ def play(
 
 
 class _Play:
-    """The state of a loop."""
-
     def __init__(self, runs: Runs, instance: Instance, loop: Loop, word: AdviceAt | None) -> None:
         trace = runs.trace
         self._runs, self._instance, self._loop = runs, instance, loop
@@ -311,8 +294,6 @@ class _Play:
         heapq.heappush(self._events, (now, self._number, event))
 
     def _opener(self, user: int) -> Callable[[float], None]:
-        """Return an event that begins the user's next session."""
-
         def open_(now: float) -> None:
             if self._next_run < len(self._runs):
                 run, self._next_run = self._next_run, self._next_run + 1

@@ -25,7 +25,7 @@ from .cli import Processes, check_writable, parse_capacities, parse_numbers, pro
 from .closed import Loop, Played, Queue, play, runs_for
 from .fleet_traffic import Signals
 from .graph_order import GraphOrder
-from .recordings import Session, read_sessions
+from .recorded_sessions import Session, read_sessions
 from .simulator import HostTier, Instance, LruOrder
 from .tables import pyplot, save_picture, table_of
 from .trace import AGENTS_SERVICE, ReplayError, ServiceModel
@@ -43,8 +43,6 @@ _BLOCK: Final = 512  # tokens; chosen
 
 
 class ClosedCell(NamedTuple):
-    """One run of a loop."""
-
     arm: str
     capacity: int
     users: int
@@ -52,8 +50,6 @@ class ClosedCell(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ClosedPlan:
-    """Parameters that all cells of a table share."""
-
     sessions: Sequence[Session]  # what users play
     loop: Loop  # parameters of the loop; the number of users is a cell's own
     host: float = 1.0  # host memory of the arms that have some, in pools
@@ -82,14 +78,11 @@ class ClosedRow:
     refused: int  # requests larger than the pool, at any time
 
     def as_dict(self) -> dict[str, Any]:
-        """Return plain values, rounded to four digits behind the point."""
         return {k: round(v, 4) if isinstance(v, float) else v for k, v in asdict(self).items()}
 
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """An arm, parsed from its name."""
-
     order: str  # ``lru``, ``lpm`` or a graph policy: the eviction order
     hints: bool  # whether callers name their sessions and state what the trace knows
     host: bool  # whether there is host memory below the pool
@@ -111,7 +104,6 @@ class Arm:
 
     @property
     def is_stock(self) -> bool:
-        """Tell whether it needs no sidecar."""
         return self.order in ("lru", LPM) and not self.hints and not self.admission
 
 
@@ -199,9 +191,7 @@ def closed_table(rows: Sequence[ClosedRow]) -> Table:
 
 def draw_cliff(rows: Sequence[ClosedRow], path: Path) -> None:
     """Save a picture of turns per hour and TTFT over agents, a row of two per capacity.
-
-    Raises ReplayError.
-    """
+    Raises ReplayError."""
     plots = pyplot()
     capacities = sorted({row.capacity for row in rows})
     arms = list(dict.fromkeys(row.arm for row in rows if row.arm != "lru"))

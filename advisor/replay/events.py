@@ -42,7 +42,6 @@ class TraceEvents:
         self._ends = self._said or (trace.said if stops else None)
 
     def started(self, request: int, hit: int) -> RequestStarted:
-        """Return the event that a request was scheduled, with ``hit`` of its blocks found."""
         trace = self._trace
         chain = trace.chain(request)
         return RequestStarted(
@@ -57,17 +56,14 @@ class TraceEvents:
         )
 
     def stored(self, request: int, hit: int) -> BlocksStored:
-        """Return the event that a request's blocks behind the first ``hit`` were computed."""
         chain = self._trace.chain(request)
         parent = int(self.keys[chain[hit - 1]]) if hit else None
         return BlocksStored(self._packed(chain[hit:]), parent, self._trace.block_size)
 
     def removed(self, blocks: Sequence[int]) -> BlocksRemoved:
-        """Return the event that blocks were evicted."""
         return BlocksRemoved(self.keys[list(blocks)].tobytes())
 
     def copied(self, blocks: Sequence[int]) -> BlocksSpilled:
-        """Return the event that blocks were copied to host memory."""
         size = BYTES_PER_TOKEN * self._trace.block_size
         return BlocksSpilled(self.keys[list(blocks)].tobytes(), Tier.WARM, size)
 

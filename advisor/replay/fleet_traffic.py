@@ -18,7 +18,7 @@ import typer
 from rich.console import Console
 
 from .reader import HEADER_VERSION
-from .recordings import RecordedTurn, Session
+from .recorded_sessions import RecordedTurn, Session
 from .trace import ReplayError, TraceError
 
 MAX_GAP_S: Final = 1800.0
@@ -32,8 +32,6 @@ no end."""
 
 @dataclass(frozen=True, slots=True)
 class FleetRequest:
-    """A turn of a session that a user plays."""
-
     at: float  # seconds since the fleet began
     user: int
     run: str  # name of this run of the session; a session played again has another
@@ -50,7 +48,6 @@ class FleetRequest:
 
     @property
     def next_turn(self) -> RecordedTurn | None:
-        """Return the session's next turn, if any."""
         after = self.index + 1
         return self.session.turns[after] if after < len(self.session.turns) else None
 
@@ -63,8 +60,6 @@ class FleetRequest:
 
 
 class _Run(NamedTuple):
-    """One run of a session."""
-
     name: str
     scope: str
     session: Session
@@ -134,7 +129,6 @@ def _head(session: Session) -> tuple[int, int]:
 
 
 def _pile(sessions: Sequence[Session], rng: random.Random) -> Iterator[_Run]:
-    """Yield runs of sessions, without end."""
     lap = 0
     while True:
         lap += 1
@@ -173,7 +167,6 @@ def _when(session: Session, offsets: Sequence[float], agent: Session) -> float:
 
 
 def _busy_s(session: Session) -> float:
-    """Return the seconds for which a user plays a session; its subagents run beside it."""
     return max(LEAST_S, _offsets(session)[-1] + (session.turns[-1].api_s or 0.0))
 
 
@@ -336,9 +329,7 @@ def trace_lines(
 
 def write_trace(lines: Iterator[dict[str, Any]], path: Path) -> int:
     """Write a trace, gzipped if the name ends in ``.gz``; returns the number of lines.
-
-    Raises TraceError.
-    """
+    Raises TraceError."""
     count = 0
     try:
         with path.open("wb") as raw, _zipped(raw) if path.suffix == ".gz" else raw as file:
@@ -390,7 +381,7 @@ def traffic(
     ] = None,
 ) -> None:
     """Lay recorded agent sessions over users: a fleet, as a trace for `kvgraph replay`."""
-    from .recordings import read_sessions
+    from .recorded_sessions import read_sessions
 
     with Console(stderr=True).status("reading sessions") as status:
         found = read_sessions(

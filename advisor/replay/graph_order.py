@@ -34,7 +34,6 @@ class EngineUpdate(NamedTuple):
 
     @property
     def is_eviction(self) -> bool:
-        """Tell whether ``blocks`` were evicted."""
         return self.event is None
 
 
@@ -71,7 +70,6 @@ class SimulatedSidecar:
         self._pending: dict[str, deque[EngineUpdate]] = {}  # by engine, not received yet
 
     def join(self, capacity: int) -> str:
-        """Add an engine whose pool has ``capacity`` blocks; returns its name."""
         engine = f"replay {len(self._pending)}"
         self._pending[engine] = deque()
         self.graph.apply(engine, [EngineHello(engine, "", self._block_size, capacity + 1, "")])
@@ -87,14 +85,9 @@ class SimulatedSidecar:
         return self.graph.rank(engine, limit, for_copies=False)  # see ``worth_copying``
 
     def hear(self, engine: str, before: float, others_before: float) -> None:
-        """Apply all that happened to an engine before a time.
-
-        What became and ceased to be resident meanwhile is applied last, in one run: a ranking sees
-        the same columns, and the graph applies a run at once.
-
-        Args:
-            others_before: The time before which the other engines' events are applied, too.
-        """
+        """Apply all that happened to an engine before a time, and to the others before
+        ``others_before``. What became and ceased to be resident meanwhile is applied last, in one
+        run: a ranking sees the same columns, and the graph applies a run at once."""
         stored: dict[str, list[AnyEvent]] = {}
         changed: dict[str, dict[int, bool]] = {}
         while (heard := self._next_due(engine, before, others_before)) is not None:
@@ -268,7 +261,6 @@ class GraphOrder(EvictionOrder):
         self._slice = []
 
     def _ids(self, keys: Keys) -> list[int]:
-        """Return the trace's numbers of these blocks."""
         found: list[int] = self._ids_by_key[np.searchsorted(self._sorted_keys, keys)].tolist()
         return found
 

@@ -85,11 +85,8 @@ def next_uses(trace: Trace) -> list[list[int]]:
 
 
 class LfuHistoryOrder(HeapOrder):
-    """Evicts the least often used block; an evicted block keeps its count. Among equals the oldest
-    goes first.
-
-    libcachesim's LFU forgets a count with its object, as most do.
-    """
+    """Evicts the least often used block, the oldest among equals. An evicted block keeps its count;
+    libcachesim's LFU forgets it with its object, as most do."""
 
     def __init__(self) -> None:
         super().__init__()

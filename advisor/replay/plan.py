@@ -50,7 +50,6 @@ class PrefillQueues:
             self._computed(heapq.heappop(self._ends)[2])
 
     def add(self, choice: Choice, now: float) -> None:
-        """Queue a prompt where it was sent."""
         start = max(now, self._free_at.get(choice.engine, 0.0))
         end = start + choice.tokens / self._rate
         self._free_at[choice.engine] = end
@@ -140,8 +139,6 @@ ROUTINGS: Final = ("round-robin", "prefix", "home")
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A fleet to buy, and its routing."""
-
     engines: int
     host: float  # blocks of host memory per block of the pool
     routing: str
@@ -149,8 +146,6 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class PlanTerms:
-    """The properties and cost of an engine."""
-
     blocks: int  # of an engine's pool, where the engine costs 1
     # Prompt tokens that it computes per second, one prompt at a time.
     prefill_tokens_per_s: float = AGENTS_SERVICE.prefill_tokens_per_s
@@ -163,11 +158,9 @@ class PlanTerms:
 
     @property
     def pool(self) -> int:
-        """Return the blocks of a plan's engine."""
         return self.blocks * self.times
 
     def cost(self, plan: Plan) -> float:
-        """Return what a plan costs, in engines of ``blocks``."""
         return self.times * plan.engines * (1 + plan.host * self.host_cost)
 
     def for_trace(self, trace: Trace) -> tuple[PlanTerms, int]:
@@ -179,8 +172,6 @@ class PlanTerms:
 
 @dataclass(frozen=True, slots=True)
 class PlanFound:
-    """A plan's result on a trace."""
-
     plan: Plan
     cost: float  # in engines
     # ``hit_rate``, ``host_rate``: shares of the prompt blocks found in pools, and loaded.
@@ -227,11 +218,8 @@ def cheapest(found: Sequence[PlanFound], ttft_s: float) -> PlanFound | None:
 
 
 def run_plan(trace: Trace, plan: Plan, terms: PlanTerms) -> PlanFound:
-    """Replay a trace under a plan.
-
-    Engines compute one prompt after the other in the order of arrival, and copies are loaded in
-    that time; decoding takes none.
-    """
+    """Replay a trace under a plan. Engines compute one prompt after the other in the order of
+    arrival, and copies are loaded in that time; decoding takes none."""
     orders = new_orders(terms.policy, trace, Settings(), plan.engines)
     pools = [_instance(order, plan, terms) for order in orders]
     router = NotingRouter(_router(trace, plan, terms))
@@ -259,14 +247,9 @@ def blocks_needed(trace: Trace) -> Ints:
 
 
 def waits(at: Seconds, needs: Seconds, where: Sequence[int]) -> tuple[Seconds, float]:
-    """Return seconds from each arrival to its end, first come first served at each engine; and the
-    share of the time in which the busiest engine works.
-
-    Args:
-        at: float64 ``[requests]``, arrivals, ascending.
-        needs: float64 ``[requests]``, seconds of work.
-        where: The engine of each.
-    """
+    """Return seconds from each arrival to its end, first come first served at each engine, and the
+    share of the time in which the busiest one works. ``at``, ascending, and ``needs``: float64
+    ``[requests]``, seconds; ``where``: the engine of each."""
     free: dict[int, float] = {}
     work: dict[int, float] = {}
     ends = np.zeros(len(at))

@@ -19,7 +19,7 @@ from ...graph.types import NO_ROW
 from ..policies.hazard import OLDEST, Cohort, Features, Floats, ReturnModel
 from ..policies.lifecycle import Prior
 from ..policies.waits import STATED_FEATURE, STOP_FEATURES, features
-from .recordings import RecordedTurn, Session
+from .recorded_sessions import RecordedTurn, Session
 
 STEPS: Final = 4000  # learning steps; more overfit the recorded sessions (tried on held-out halves)
 
@@ -70,8 +70,6 @@ def _scales(known: Features) -> Features:
 
 
 class RecordedWaits(NamedTuple):
-    """Waits of recorded sessions; see ``ReturnModel.learn``."""
-
     features: Features
     age: Floats
     returned: npt.NDArray[np.bool_]
@@ -143,7 +141,7 @@ def prior(
 
     from ..policies.lifecycle import packed
     from .cli import check_writable
-    from .recordings import read_sessions
+    from .recorded_sessions import read_sessions
     from .trace import TraceError
 
     check_writable("--out", out)  # learning takes minutes

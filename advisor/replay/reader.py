@@ -64,8 +64,6 @@ class Line(msgspec.Struct, omit_defaults=True):
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """The properties of a trace format."""
-
     name: str
     block_size: int | None  # tokens a hash id stands for; None where the header says
     unit: float  # seconds that one unit of ``timestamp`` is
@@ -183,10 +181,7 @@ def read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
 
 def read_whole(path: Path, limit: int) -> bytes:
     """Return a file's content, gzipped or not, without a byte order mark, if it has at most
-    ``limit`` bytes.
-
-    Raises TraceError.
-    """
+    ``limit`` bytes. Raises TraceError."""
     try:
         with _open(path) as file:
             data = file.read(limit + 1)
@@ -203,9 +198,7 @@ def read_whole(path: Path, limit: int) -> bytes:
 
 def new_file(path: Path) -> TextIO:
     """Create a text file, gzipped if its name ends in ``.gz``; it must not exist.
-
-    Raises TraceError.
-    """
+    Raises TraceError."""
     try:
         return cast(TextIO, gzip.open(path, "xt") if path.suffix == ".gz" else path.open("x"))
     except OSError as error:
@@ -275,8 +268,6 @@ def infer_sessions(chains: Sequence[Sequence[int]], full: Sequence[int], num_blo
 
 
 class StatementsDraft:
-    """Collects callers' statements while a trace is read."""
-
     def __init__(self) -> None:
         self._ended, self._waiting = array("b"), array("b")
         self._expected, self._seconds = array("d"), array("d")
@@ -371,8 +362,6 @@ def recorded_trace(lines: Iterable[dict[str, Any]], name: str) -> Trace:
 
 
 class _Draft:
-    """A trace while it is read, in flat arrays."""
-
     def __init__(self, kind: Format, block_size: int) -> None:
         self.at = array("d")
         self._kind = kind

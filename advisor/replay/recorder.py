@@ -1,8 +1,5 @@
-"""``Recorder`` writes what a live engine does as a trace.
-
-A trace holds no token and no name: a block is a keyed hash of the engine's own block hash, a
-session or a tenant a keyed hash of its name, and the key is forgotten with the recording.
-"""
+"""``Recorder`` writes what a live engine does as a trace, without tokens or names: blocks, sessions
+and tenants are keyed hashes, and the key is forgotten with the recording."""
 
 from __future__ import annotations
 
@@ -17,12 +14,7 @@ from typing import Any, Final
 import msgspec
 
 from ...graph.types import LAYER_NAMES
-from ...graph.wire.events import (
-    AnyEvent,
-    RequestFinished,
-    RequestStarted,
-    Segment,
-)
+from ...graph.wire.events import AnyEvent, RequestFinished, RequestStarted, Segment
 from .reader import HEADER_VERSION, new_file
 
 logger = logging.getLogger(__name__)
@@ -32,9 +24,7 @@ _MAX_RUNNING: Final = 65_536  # requests; chosen
 
 class Recorder:
     """Writes one line per finished request, of a sidecar's events; a full disk ends it.
-
-    Raises TraceError.
-    """
+    Raises TraceError."""
 
     def __init__(
         self,
@@ -107,7 +97,6 @@ class Recorder:
         return {name: value for name, value in said.items() if value is not None}
 
     def _fits(self, block_size: int) -> bool:
-        """Tell whether blocks of this size belong into the file; the first request decides."""
         if self._block_size is None:
             self._block_size = block_size
             self._write({"kvgraph_trace": HEADER_VERSION, "block_size": block_size})
@@ -132,6 +121,5 @@ class Recorder:
 
 
 def _part(segment: Segment, started: RequestStarted) -> tuple[str, int, int]:
-    """Return a source layer and its range of prompt tokens."""
     end = min(segment.end, started.prompt_tokens)
     return LAYER_NAMES[segment.layer], min(segment.start, end), end

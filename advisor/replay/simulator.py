@@ -20,10 +20,8 @@ from .trace import Ints, ServiceModel, Trace
 
 
 class EvictionOrder(ABC):
-    """An instance's free cached blocks, and the order in which it loses them.
-
-    The instance reports what happens, in the engine's order; ``take`` and ``freed`` keep the set.
-    """
+    """An instance's free cached blocks, and the order in which it loses them. The instance reports
+    what happens, in the engine's order; ``take`` and ``freed`` keep the set."""
 
     def serves(self, capacity: int) -> None:  # noqa: B027
         """Note how many blocks the instance has."""
@@ -82,8 +80,6 @@ class LruOrder(EvictionOrder):
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """What a request found when it was scheduled, in blocks."""
-
     hit: int  # matched by prefix in the engine's pool
     warmed: int  # matched behind that in the tier below, and loaded
     new: int  # allocated
@@ -107,11 +103,8 @@ class HostTier:
         return block in self._held
 
     def store(self, blocks: Sequence[int]) -> tuple[list[int], list[int]]:
-        """Keep copies of evicted blocks, the first of them the first to go.
-
-        Returns:
-            Copies that were made, and then copies that are gone, perhaps of the same blocks.
-        """
+        """Keep copies of evicted blocks, the first of them the first to go; returns copies that
+        were made, and then those that are gone, perhaps of the same blocks."""
         made, gone = [], []
         for block in blocks:
             if block in self._held:
@@ -211,8 +204,7 @@ class Instance:
 
     def finish(self, request: int, chain: Sequence[int], now: float) -> None:
         """End a request and free the blocks of its chain that no other request holds, the last
-        first.
-        """
+        first."""
         self._order.finished(request, now)
         self.blank += self._unhashed.pop(request)
         self.running -= 1
@@ -277,8 +269,6 @@ Router = Callable[[int, Sequence[Instance]], int]  # ``(request, instances) → 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Time passes while requests run."""
-
     # How long they take, where the trace is not asked or does not say.
     service: ServiceModel = field(default_factory=ServiceModel)
     max_running: int = 256  # how many run at once in one instance
@@ -304,13 +294,9 @@ def simulate(
     load: Load | None = None,
     progress: Callable[[int], None] = lambda requests: None,
 ) -> Outcome:
-    """Serve every request of ``trace``; deterministic.
-
-    Args:
-        load: None serves requests one after the other in no time: the setting in which hit rates
-            of different policies are compared, since all of them see the same order of events.
-        progress: Told the number of requests served, now and then.
-    """
+    """Serve every request of ``trace``; deterministic. Without ``load``, one after the other in no
+    time: the setting in which hit rates of policies are compared, since all see the same order of
+    events. ``progress`` is told the number of requests served, now and then."""
     run = _Run(trace, instances, load)
     for request, at in enumerate(trace.at.tolist()):
         run.finish_until(at)
@@ -323,8 +309,6 @@ def simulate(
 
 
 class _Run:
-    """The state of one simulation."""
-
     def __init__(self, trace: Trace, instances: Sequence[Instance], load: Load | None) -> None:
         self.hits = np.zeros(len(trace), dtype=np.int32)
         self.warmed = np.zeros(len(trace), dtype=np.int32)

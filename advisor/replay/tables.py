@@ -18,8 +18,6 @@ from .trace import ReplayError, Trace
 
 @dataclass(frozen=True, slots=True)
 class HitTable:
-    """The result of a replay."""
-
     trace: Trace
     capacities: tuple[int, ...]
     # Arm → capacity in blocks → prompt blocks matched by prefix / all prompt blocks.
@@ -117,9 +115,7 @@ def _equal_columns(rates: dict[str, dict[int, float]], guard: bool) -> Iterator[
 
 def pyplot() -> Any:
     """Return ``matplotlib.pyplot``, drawing into files and opening no display.
-
-    Raises ReplayError.
-    """
+    Raises ReplayError."""
     try:
         import matplotlib
     except ImportError:
@@ -143,7 +139,6 @@ def table_of(title: str, heads: Sequence[str], left: Sequence[str]) -> Table:
 
 
 def capacity_table(title: str, capacities: Sequence[int], *more: str) -> Table:
-    """Return a table without rows, with a column for each capacity."""
     first = "capacity in blocks"
     return table_of(title, [first, *(f"{each:,}" for each in capacities), *more], [first])
 
@@ -166,9 +161,7 @@ def rates_table(table: HitTable) -> Table:
 
 def draw(table: HitTable, path: Path) -> None:
     """Save the picture: hit rate over capacity, in the band between LRU and Belady.
-
-    Raises ReplayError.
-    """
+    Raises ReplayError."""
     plots = pyplot()
     figure, axes = plots.subplots(figsize=(9, 5.4), layout="constrained")
     _draw_band(axes, table)

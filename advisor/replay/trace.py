@@ -40,11 +40,9 @@ class Statements:
 
     @property
     def tells_stops(self) -> bool:
-        """Tell whether it is known of any answer why it ended."""
         return bool((self.waiting != NOBODY).any())
 
     def rows(self, part: slice) -> Statements:
-        """Return the statements of some of the requests."""
         return Statements(
             self.ended[part],
             self.waiting[part],
@@ -188,19 +186,15 @@ BYTES_PER_TOKEN: Final = 131_072
 @dataclass(frozen=True, slots=True)
 class ServiceModel:
     """The time an engine takes for a request: prefill at a constant rate, then a step per token.
-
-    The defaults are an 8B model on one H100-class GPU; chosen.
-    """
+    The defaults are an 8B model on one H100-class GPU; chosen."""
 
     prefill_tokens_per_s: float = 20_000.0  # prompt tokens computed per second
     decode_s_per_token: float = 0.02  # seconds per output token
 
     def prefill_seconds(self, computed_tokens: int) -> float:
-        """Return the seconds until the first token: the part of TTFT that a hit saves."""
         return computed_tokens / self.prefill_tokens_per_s
 
     def seconds(self, computed_tokens: int, output_tokens: int) -> float:
-        """Return the seconds from being scheduled to being done."""
         return self.prefill_seconds(computed_tokens) + output_tokens * self.decode_s_per_token
 
 
@@ -217,6 +211,5 @@ class HostLink:
     bytes_per_token: int = BYTES_PER_TOKEN  # KV of one token, all layers
 
     def seconds(self, blocks: int, block_size: int) -> float:
-        """Return the seconds to load ``blocks`` blocks of ``block_size`` tokens each."""
         size = blocks * block_size * self.bytes_per_token
         return size / self.bytes_per_s + blocks * self.s_per_transfer

@@ -44,8 +44,6 @@ class Ceiling(NamedTuple):
 
 
 class CeilingShare(NamedTuple):
-    """What a shadow found of a ceiling's requests."""
-
     # ``asked``, ``found``: blocks of those that it followed.
     asked: int
     found: int
@@ -82,7 +80,6 @@ class RequestWindow:
         self._since = 0
 
     def taken(self) -> list[WindowRequest]:
-        """The present content, for whoever may take their time elsewhere."""
         return list(self._asked)
 
     def since_begun(self) -> list[WindowRequest]:
@@ -204,7 +201,6 @@ class WindowPlay:
 
 
 def _last(window: Sequence[WindowRequest]) -> list[WindowRequest]:
-    """As many of the last requests as have ``_MOST_BLOCKS`` blocks."""
     left, found = _MOST_BLOCKS, list[WindowRequest]()
     for each in reversed(window):
         left -= len(each.keys)

@@ -44,11 +44,9 @@ class GuardedPool:
 
     @property
     def capacity(self) -> int:
-        """Blocks that it has room for."""
         return self._held.capacity
 
     def resize(self, capacity: int) -> None:
-        """Have room for so many blocks from the next use on."""
         self._held.capacity = self._alone.capacity = capacity
         if self._selector is not None:
             self._selector.capacity = capacity
@@ -68,7 +66,6 @@ class GuardedPool:
             self._alone.restart(rows, keys)
 
     def leave(self) -> None:
-        """Follow nothing any more."""
         self._held.leave()
         self._alone.leave()
 
@@ -95,10 +92,8 @@ class GuardedPool:
 
 @dataclass(frozen=True, slots=True)
 class OtherWeights:
-    """A policy with other weights and rules; it shares what the policy learns.
-
-    Asked under the graph's lock: the policy is given these weights for as long as it scores.
-    """
+    """A policy with other weights and rules; it shares what the policy learns. Asked under the
+    graph's lock: the policy is given these weights for as long as it scores."""
 
     policy: Policy
     weights: Weights | None  # None for a policy that heeds none
@@ -132,8 +127,6 @@ Guarding = Callable[[int], PolicySelector | None]
 
 
 class FoundCounts(NamedTuple):
-    """Blocks, of some requests."""
-
     # ``asked``, ``ours``: that all sessions asked for, and of these what the live pool found.
     asked: int = 0
     ours: int = 0
@@ -163,7 +156,6 @@ class LruPool:
 
     @property
     def policy_name(self) -> str:
-        """``lru``, as a policy's name stands elsewhere."""
         return "lru"
 
 
@@ -216,7 +208,6 @@ def for_all(found: int, control: int, sampled: int, known: int, asked: int) -> f
 
 
 def size_of(pool: LruPool | PolicyPool) -> int:
-    """Its blocks, and those of its tiers."""
     return (pool if isinstance(pool, LruPool) else pool.beside).blocks
 
 
@@ -226,7 +217,6 @@ def in_sample(name: str) -> str:
 
 
 def lru_pool(blocks: int, capacity: float) -> LruPool:
-    """A pool under LRU, so many times as large as one of ``blocks``."""
     return LruPool(_name("lru", capacity), capacity, round(blocks * capacity))
 
 
@@ -244,11 +234,8 @@ def policy_pools(
 def policy_pool(
     beside: LruPool, name: str, policy: Policy, guard: Guarding, uses: SimulatedPools
 ) -> PolicyPool:
-    """A policy's pool, as large as one of LRU.
-
-    What leaves a pool and is copied is found as if it had stayed: so pool and tiers are one pool,
-    as large as both.
-    """
+    """A policy's pool, as large as one of LRU. What leaves a pool and is copied is found as if it
+    had stayed: so pool and tiers are one pool, as large as both."""
 
     def scores(view: View, picked: Selection) -> Scores:
         return whole_scores(view, policy, picked)

@@ -76,7 +76,6 @@ class SessionSample:
         return True
 
     def walked(self, session: str, rows: Rows, keys: Keys) -> None:
-        """Note that a session of the sample walked these blocks."""
         self._note(rows, keys, np.full(len(rows), _place(session), dtype=np.uint32))
 
     def seeded(self, rows: Rows, keys: Keys) -> None:
@@ -134,13 +133,8 @@ def _no_guard(blocks: int) -> PolicySelector | None:
 
 
 class ShadowSet:
-    """All shadows of one engine.
-
-    Attributes:
-        awake: Whether they do now.
-        asked, ours: Blocks that all sessions asked for, and what the live pool found.
-        sampled: Blocks that sessions of the sample asked for.
-    """
+    """All shadows of one engine. ``asked``, ``ours``: blocks that all sessions asked for, and what
+    the live pool found; ``sampled``: those that sessions of the sample asked for."""
 
     def __init__(
         self,
@@ -171,7 +165,6 @@ class ShadowSet:
         self.steps = StepSums((*_COUNTED, *controls, *names, OTHERWISE), STEP_S, _STEPS)
 
     def _begin(self, policies: Sequence[Policy]) -> None:
-        """Have a pool for each policy, all of them empty."""
         self.sample = SessionSample()
         self._uses = SimulatedPools()  # of the sample: what all policies' pools follow
         guard, (*sizes, largest) = self._guard, self.lru
@@ -270,7 +263,6 @@ class ShadowSet:
         return self.asked if isinstance(pool, LruPool) else self.heard_by(pool).sampled
 
     def heard_by(self, pool: PolicyPool) -> FoundCounts:
-        """The counts of all requests since a shadow began to follow them."""
         return self._counted(pool.beside).since(pool.before)
 
     def _counted(self, lru: LruPool) -> FoundCounts:
@@ -318,7 +310,6 @@ class ShadowSet:
         return asked > 0 and self.otherwise is None and is_above
 
     def remembered(self) -> tuple[list[WindowRequest], int]:
-        """The last requests, and the pool's size."""
         return self.window.taken(), self.blocks
 
     def halve(self) -> bool:
@@ -417,7 +408,6 @@ class ShadowRunner:
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread and wait for it."""
         self._stopping.set()
         if self._thread.is_alive():
             self._thread.join()
@@ -431,7 +421,6 @@ class ShadowRunner:
             return ([], 0) if shadows is None else shadows.remembered()
 
     def weigh_otherwise(self, weights: OtherWeights) -> None:
-        """Follow other weights from now on, instead of those that were followed before."""
         self.looked()
         with self._graph.lock, self.lock:
             self.otherwise = weights
@@ -441,7 +430,6 @@ class ShadowRunner:
                     shadows.weigh_otherwise(weights, self._view(column))
 
     def weigh_alike(self) -> None:
-        """Follow no other weights any more."""
         with self._graph.lock, self.lock:
             self.otherwise = None
             for shadows in self.sets.values():
@@ -583,8 +571,7 @@ class ShadowRunner:
         if self._is_watched() and self.sets and self.rank_every_s < _RANK_AT_LEAST_EVERY_S:
             self.rank_every_s *= 2
             logger.info(
-                "shadows are ranked every %g s from now on: they took too long",
-                self.rank_every_s,
+                "shadows are ranked every %g s from now on: they took too long", self.rank_every_s
             )
             return
         with self.lock:

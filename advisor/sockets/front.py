@@ -36,10 +36,7 @@ class Authenticator:
     """Authenticates connections for ZeroMQ (ZAP): by token, or by key where there are keys."""
 
     def __init__(
-        self,
-        context: zmq.Context[zmq.Socket[bytes]],
-        token: str,
-        keys: SidecarKeys | None = None,
+        self, context: zmq.Context[zmq.Socket[bytes]], token: str, keys: SidecarKeys | None = None
     ) -> None:
         self._token, self._keys = token.encode(), keys
         self.refused = 0  # connections
@@ -86,9 +83,7 @@ _AGAIN_S: Final = 0.005
 
 def bind(socket: zmq.Socket[bytes], endpoint: str) -> str:
     """Bind, and return the endpoint to connect to; an ipc socket is for its owner only (0600).
-
-    Raises ConfigError.
-    """
+    Raises ConfigError."""
     try:
         if endpoint.startswith("ipc://"):
             return _bind_ipc(socket, endpoint)
@@ -145,7 +140,6 @@ def _locked_path(path: Path) -> Iterator[None]:
 
 
 def _locked(lock: Path) -> int | None:
-    """Lock the file and return its descriptor; None if another process holds it."""
     number = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -179,9 +173,7 @@ _SNDHWM: Final = 16  # messages; a newer ranking supersedes unread ones; chosen
 
 class EngineListener:
     """The bound ROUTER socket, with authentication at a TCP endpoint; for the loop's thread only.
-
-    Raises ConfigError.
-    """
+    Raises ConfigError."""
 
     def __init__(self, endpoint: str, token: str, keys: SidecarKeys | None = None) -> None:
         # Makes all of the sidecar's sockets; their owners close them before `close`.

@@ -94,7 +94,6 @@ def is_end(frames: list[bytes]) -> bool:
 
 
 def new_socket(context: zmq.Context[zmq.Socket[bytes]], kind: int, hwm: int) -> zmq.Socket[bytes]:
-    """A socket with a bounded queue and message size."""
     socket = context.socket(kind)
     socket.setsockopt(zmq.LINGER, 0)
     socket.setsockopt(zmq.RCVHWM, hwm)
@@ -119,8 +118,6 @@ class SourceState(StrEnum):
 
 @dataclass(slots=True)
 class PublisherRun:
-    """One run of a publisher, whose batches are numbered from 0."""
-
     known: SourceState  # how much of the run was seen
     joining: bool = True  # no batch of it was applied yet
     first: bytes | None = None  # digest of its batch 0, if that was seen
@@ -128,10 +125,8 @@ class PublisherRun:
 
 
 class KvOrder:
-    """Follows a publisher's sequence numbers, and decides what happens to each batch.
-
-    It opens no socket: ``replay`` requests what is missing. Its owner shares ``counters``.
-    """
+    """Follows a publisher's sequence numbers, and decides what happens to each batch. It opens no
+    socket: ``replay`` requests what is missing. Its owner shares ``counters``."""
 
     def __init__(
         self, name: str, replay: KvReplay, counters: Counter[str], clock: Callable[[], float]
@@ -230,7 +225,6 @@ class KvOrder:
         self._ask()
 
     def _ask(self) -> None:
-        """Request everything from the first missing number on."""
         self._counters["kv_replays"] += 1
         self._replay.ask(self._expected)
 

@@ -48,7 +48,6 @@ class SequenceTracker:
         self.duplicates = 0  # repeated, or too late
 
     def classify(self, seq: int) -> Arrival:
-        """Classify ``seq`` without changing anything."""
         if self.expected is None or seq == self.expected:
             return Arrival.NEXT
         return Arrival.DUPLICATE if seq < self.expected else Arrival.GAP
@@ -77,8 +76,6 @@ _LOST: Final = 16  # engines that went are remembered, the last ones; chosen
 
 @dataclass(slots=True)
 class Peer:
-    """One engine process that sent a hello."""
-
     identity: bytes
     hello: EngineHello
     last_seen: float  # when its last new batch arrived
@@ -113,10 +110,8 @@ class Peer:
 
 
 def engine_id(identity: bytes) -> str:
-    """An engine's public id, derived from its socket identity, which must stay secret.
-
-    Whoever knew the identity could take the engine's place.
-    """
+    """An engine's public id, derived from its socket identity, which must stay secret. Whoever knew
+    the identity could take the engine's place."""
     return hashlib.blake2b(identity, digest_size=8, person=b"kvgraph engine").hexdigest()
 
 
@@ -170,8 +165,6 @@ Send = Callable[[bytes, str], None]
 
 
 class ReceivedBatch(NamedTuple):
-    """Events to apply from one engine's batch."""
-
     engine: str
     events: list[AnyEvent]
     batches: int  # that the engine has sent, this one included

@@ -40,8 +40,6 @@ class UnknownError(RemoteError):
 
 
 class BusySidecarError(RemoteError):
-    """The sidecar cannot answer now; the message says when to try again."""
-
     again_in_s = 1.0  # seconds until then
 
 
@@ -49,9 +47,7 @@ class RefusedError(RemoteError):
     """The sidecar refuses a request body: it is malformed or too large."""
 
 
-_REFUSALS: Final = {
-    404: UnknownError, 413: RefusedError, 422: RefusedError, 503: BusySidecarError,
-}  # fmt: skip
+_REFUSALS: Final = {404: UnknownError, 413: RefusedError, 422: RefusedError, 503: BusySidecarError}
 
 
 def _is_address(url: str) -> bool:
@@ -63,7 +59,6 @@ def _is_address(url: str) -> bool:
 
 
 def sidecar_urls(url: str | None) -> list[str]:
-    """``url``, or the URLs of all of this user's running sidecars."""
     if url is not None:
         if not _is_address(url):
             raise AddressError(f"{url!r} is not a URL; allowed: http://127.0.0.1:PORT")
@@ -78,7 +73,6 @@ def sidecar_urls(url: str | None) -> list[str]:
 
 
 def only_sidecar_url(url: str | None) -> str:
-    """``url``, or the URL of this user's only running sidecar."""
     urls = sidecar_urls(url)
     if len(urls) > 1:
         raise RemoteError(f"{len(urls)} sidecars are running; name one of {', '.join(urls)}")
@@ -120,9 +114,7 @@ def answer_to(
     request: urllib.request.Request, timeout_s: float = TIMEOUT_S, most_bytes: int = _MAX_ANSWER
 ) -> Any:
     """Send a request and decode the JSON answer; ``timeout_s`` is for each read of the socket.
-
-    Raises UnknownError, RefusedError, BusySidecarError or RemoteError.
-    """
+    Raises UnknownError, RefusedError, BusySidecarError or RemoteError."""
     url = f"{request.type}://{request.host}"
     try:
         with _opener.open(request, timeout=timeout_s) as answer:

@@ -150,10 +150,7 @@ def _layers(engines: Sequence[Mapping[str, Any]]) -> Table:
     return table
 
 
-def status(
-    url: UrlOption = None,
-    as_json: TableJsonOption = False,
-) -> None:
+def status(url: UrlOption = None, as_json: TableJsonOption = False) -> None:
     """Show the running sidecars: engines, blocks, sessions, what was lost."""
     answers = {each: ask(each, "/status") for each in sidecar_urls(url)}
     if as_json:

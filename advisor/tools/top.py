@@ -26,8 +26,6 @@ _MISSES_EVERY: Final = 5  # polls; chosen
 
 @dataclass(frozen=True, slots=True)
 class Watched:
-    """A sidecar's latest answers."""
-
     url: str
     now: Mapping[str, Any] | None = None  # its `/v1/now`; None: it never answered
     misses: Mapping[str, Any] | None = None  # its `/v1/misses`
@@ -56,7 +54,6 @@ class Watcher:
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop polling; does not wait for a pending answer."""
         self._stopping.set()
 
     def poll(self) -> None:

@@ -62,7 +62,6 @@ def larger_pool(short: int, pool: int) -> str:
 
 
 def host_memory(copies: int) -> str:
-    """Room for copies, or more than for these ``copies`` blocks."""
     if copies:
         return (
             f"more room for copies than for {copies:,} blocks (AITHER_KVCACHE_WARM_GIB, "

@@ -1,8 +1,5 @@
-"""Applies runs of stored and removed blocks together, as vector operations, and their copies.
-
-Under pressure a batch alternates between the two, one block at a time. A run that removes a block
-and stores it afterwards is applied in parts, in none of which that happens.
-"""
+"""Applies runs of stored and removed blocks together, as vector operations, and their copies. A run
+that removes a block and stores it afterwards is applied in parts, in none of which that happens."""
 
 from __future__ import annotations
 
@@ -55,7 +52,6 @@ class CopyRecorder:
         self._counters["bytes_spilled"] += len(rows) * event.bytes_per_block
 
     def loaded(self, engine: int, event: BlocksLoaded, now: float) -> None:
-        """Note that copies were loaded back into the engine's pool."""
         if len(event.hashes) % 8:
             self._counters["events_refused"] += 1
             return
@@ -67,7 +63,6 @@ class CopyRecorder:
         self._counters["blocks_warmed"] += len(rows)
 
     def dropped(self, engine: int, event: CopiesDropped, now: float) -> None:
-        """Note that copies are gone."""
         keys = self._keys(event)
         if keys is not None:
             blocks, tier = self._tables.blocks, Tier(event.tier)
@@ -106,7 +101,6 @@ class CopyRecorder:
         self._tables.history.copies_lost(engine, bare, cause)
 
     def _unmark(self, engine: int, rows: Rows, tier: Tier, now: float) -> None:
-        """Note that an engine lost its copies of these blocks."""
         self._tables.blocks.unmark(engine, rows, tier)
         self._note(rows[~self._anywhere(rows, tier)], tier, -1, now)
 
@@ -147,8 +141,6 @@ _EVICTED_NAMES: Final = [f"evicted_{name}" for name in LAYER_NAMES]
 
 
 class Stores(NamedTuple):
-    """What some events that stored blocks told, packed; see ``core.churn``."""
-
     hashes: bytes  # uint64 ``[n]``, event after event
     counts: bytes  # int64 ``[events]``: how many each has
     parents: bytes  # uint64 ``[events]``: the key before them, where bool ``has_parent`` says so

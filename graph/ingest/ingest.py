@@ -1,7 +1,5 @@
-"""Applies an engine's events to the tables.
-
-Runs of stored and removed blocks are applied together, and so are runs of requests.
-"""
+"""Applies an engine's events to the tables. Runs of stored and removed blocks are applied together,
+and so are runs of requests."""
 
 from __future__ import annotations
 
@@ -48,8 +46,6 @@ _OF_A_POOL: Final = (BlocksCleared, BlocksResident, EngineHello)
 
 
 class Ingest:
-    """Applies events; the only writer of the tables."""
-
     def __init__(self, tables: LoggedTables) -> None:
         self._tables = tables
         self.counters: Counter[str] = Counter()
@@ -112,10 +108,8 @@ class Ingest:
         return self._turns.signalled(signal, now)
 
     def forgetting(self, engine: int, now: float) -> Iterator[None]:
-        """Forget an engine that is gone, and its copies, in slices.
-
-        Its column is not reused before the last one.
-        """
+        """Forget an engine that is gone, and its copies, in slices. Its column is not reused before
+        the last one."""
         self._tables.leaving.add(engine)
         self._tables.models.pop(engine, None)
         self._tables.pool_blocks.pop(engine, None)
@@ -218,7 +212,6 @@ class Ingest:
 
 
 def _is_later_step(before: tuple[type, ...], run: Run) -> bool:
-    """Whether a run belongs to a later step than the requests before it."""
     # A step's requests are reported first, then its blocks; events about a whole pool come between
     # steps.
     after_blocks = before is CHURN and run.kind is not CHURN

@@ -169,7 +169,6 @@ class SegmentTagger:
                 self._memories.refer(covered, segment, session, now)
 
     def _begin_protection(self, rows: Rows, authority: Authority) -> int:
-        """How many blocks become protected by this request."""
         # Stated ones count at once, inferred ones when a second request walks them.
         if authority is not Authority.INFERRED:
             return len(rows)

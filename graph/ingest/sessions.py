@@ -55,10 +55,7 @@ def continued(owners: Rows, first_reach: Rows, reach: Rows, turns: Rows) -> int:
 
 def deepest(owners: Rows) -> tuple[int, int]:
     """The owner of the deepest known block (``NO_ROW``: none, ``SHARED``: several), and the number
-    of known blocks.
-
-    ``owners`` is as in ``continued``.
-    """
+    of known blocks. ``owners`` is as in ``continued``."""
     unseen = np.flatnonzero(owners == NO_ROW)
     known = int(unseen[0]) if len(unseen) else len(owners)
     return int(owners[known - 1]) if known else NO_ROW, known
@@ -95,7 +92,6 @@ class RequestSessions:
         self.forks = tables.forks
 
     def tenant(self, name: str | None) -> int:
-        """The tenant's number; ``NO_ROW`` for none."""
         return self._tables.tenants.intern(name) if name else NO_ROW
 
     def finished(self, engine: int, request_id: str) -> int:
@@ -110,7 +106,6 @@ class RequestSessions:
         return self._inferred.get((engine, event.request_id), NO_ROW)
 
     def forget(self, engine: int) -> None:
-        """Forget the requests of an engine that no longer runs them."""
         for request in [request for request in self._inferred if request[0] == engine]:
             del self._inferred[request]
 
@@ -168,10 +163,8 @@ class RequestSessions:
         return superseded
 
     def supersede(self, session: int, rows: Rows) -> None:
-        """Mark blocks of the session's last turn that this turn abandoned as superseded.
-
-        Not while another request of the session runs: then the two are siblings.
-        """
+        """Mark blocks of the session's last turn that this turn abandoned as superseded. Not while
+        another request of the session runs: then the two are siblings."""
         left = core.supersede(self._tables.blocks, self._tables.sessions, rows, session)
         if left:
             self._counters["blocks_superseded"] += left

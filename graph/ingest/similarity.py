@@ -152,12 +152,8 @@ class SemanticLinker:
             self.embed(rows[usable], vectors[first[usable]], now)
 
     def embed(self, rows: Rows, vectors: Vectors, now: float) -> None:
-        """Set the embedding of each (distinct) block row and link it to its neighbours.
-
-        Args:
-            rows: int32 ``[n]``.
-            vectors: float32 ``[n, dim]``, finite and not zero; ``accepts(dim)`` holds.
-        """
+        """Set the embedding of each (distinct) block row, float32 ``[n, dim]``, finite and not
+        zero, and link it to its neighbours; ``accepts(dim)`` holds."""
         index = self._ensure(vectors.shape[1])
         self._drop(rows)
         index.add(rows.astype(np.uint64), vectors)
@@ -186,7 +182,6 @@ class SemanticLinker:
             self._tables.blocks.flag(rows, BlockFlag.EMBEDDED)
 
     def forget(self, rows: Rows) -> None:
-        """Forget these block rows, which are about to be reused."""
         if self._index is not None:
             self._drop(rows)
 

@@ -44,15 +44,12 @@ _BYTES: Final = 8 * SLICE_KEYS
 
 
 class Run(NamedTuple):
-    """Consecutive events, or parts of them, that are applied together."""
-
     kind: tuple[type, ...]  # ``CHURN`` or ``TURNS``; a ``SINGLE`` run has one event
     events: list[AnyEvent]
     keys: int  # block keys that they carry, or whose time they take
 
 
 def event_runs(events: Sequence[AnyEvent]) -> Iterator[Run]:
-    """Split events into runs, in order."""
     at = 0
     while at < len(events):
         event = events[at]
@@ -78,9 +75,7 @@ def _key_bytes(event: AnyEvent) -> int:
 
 def _parts(event: AnyEvent) -> list[AnyEvent]:
     """Split an event with many keys into equivalent smaller ones; others are returned as they are.
-
-    An event whose keys are malformed stays whole and is refused later.
-    """
+    An event whose keys are malformed stays whole and is refused later."""
     if not isinstance(event, _CUT) or len(event.hashes) % 8:
         return [event]
     hashes, parts = event.hashes, list[AnyEvent]()
@@ -104,12 +99,8 @@ T = TypeVar("T")
 
 
 def oldest(rows: Sequence[Rows], times: Sequence[Times], count: int) -> Generator[None, None, Rows]:
-    """int32 ``[count]``: the rows with the smallest times; among equal ones the first. In slices.
-
-    Args:
-        rows: int32 ``[n]`` each, ascending, part after part; ``times`` are theirs.
-        count: At most the number of rows.
-    """
+    """int32 ``[count]``: the rows with the smallest times, of ``rows``, int32 ``[n]`` each,
+    ascending; among equal ones the first. In slices; there are as many rows."""
     if not count:
         return np.empty(0, dtype=np.int32)
     border = yield from _nth(times, count - 1)
@@ -127,7 +118,6 @@ def oldest(rows: Sequence[Rows], times: Sequence[Times], count: int) -> Generato
 
 
 def _nth(times: Sequence[Times], place: int) -> Generator[None, None, float]:
-    """The time at this place in ascending order, in slices."""
     total = sum(map(len, times))
     step = -(-total // _SAMPLE)
     sample = np.sort(np.concatenate([part[::step] for part in times]))
@@ -148,7 +138,6 @@ def _nth(times: Sequence[Times], place: int) -> Generator[None, None, float]:
 
 
 def _each(parts: Sequence[S], look: Callable[[S], T]) -> Generator[None, None, list[T]]:
-    """What ``look`` gives for each part, in slices."""
     found = list[T]()
     for part in parts:
         found.append(look(part))
@@ -165,11 +154,8 @@ _NONE: Final[Rows] = np.empty(0, dtype=np.int32)
 
 class GhostKeeper:
     """Releases rows of blocks that no engine holds any more (ghosts), the longest unused first.
-
-    Args:
-        forget_all: Called once with all rows about to be reused, as a bool ``[blocks.size]``.
-        forget_some: Called with the rows of each slice, int32, before they are released.
-    """
+    ``forget_all`` is called once with all that are about to be reused, bool ``[blocks.size]``,
+    ``forget_some`` with each slice's rows, int32, before they are released."""
 
     def __init__(
         self,
@@ -184,10 +170,8 @@ class GhostKeeper:
         self._above = self._most()  # blocks, from which on ghosts are counted
 
     def releasing(self) -> Iterator[None]:
-        """Release ghosts beyond the limit, slice by slice; no event may be applied meanwhile.
-
-        First they lose all that refers to them, then their rows.
-        """
+        """Release ghosts beyond the limit, slice by slice; no event may be applied meanwhile. First
+        they lose all that refers to them, then their rows."""
         rows = yield from self._surplus()
         if not len(rows):
             return

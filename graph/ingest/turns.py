@@ -38,8 +38,6 @@ _MOST_LET_GO: Final = 1_024  # of them: that wait no longer and have not begun; 
 
 @dataclass(frozen=True, slots=True)
 class HeldRequest:
-    """A request that waits for room."""
-
     request: RequestHeld  # the engine's report of it
     since: float  # when the sidecar received it, in monotonic seconds
 
@@ -52,13 +50,11 @@ class HeldBook:
         self._let_go: dict[int, dict[str, Hold]] = {}
 
     def held(self, engine: int, event: RequestHeld, now: float) -> None:
-        """Note that a request waits from now on."""
         of_engine = self._held.setdefault(engine, {})
         if len(of_engine) < _MOST:
             of_engine[event.request_id] = HeldRequest(event, now)
 
     def released(self, engine: int, event: RequestReleased) -> None:
-        """Note that a request no longer waits; how it was held is kept until it begins."""
         held = self._held.get(engine, {}).pop(event.request_id, None)
         if event.reason == "gone":
             return
@@ -77,10 +73,8 @@ class HeldBook:
         return [held for waiting in self._held.values() for held in waiting.values()]
 
     def since(self, session: str, tenant: str | None) -> dict[int, float]:
-        """Engine → since when a request of this session has waited there.
-
-        Without a tenant, a session of any tenant matches.
-        """
+        """Engine → since when a request of this session has waited there. Without a tenant, a
+        session of any tenant matches."""
         found: dict[int, float] = {}
         for engine, waiting in self._held.items():
             for held in waiting.values():
@@ -89,7 +83,6 @@ class HeldBook:
         return found
 
     def forget(self, engine: int) -> None:
-        """Forget an engine that is gone or reports everything anew."""
         self._held.pop(engine, None)
         self._let_go.pop(engine, None)
 
@@ -116,11 +109,8 @@ class TurnRecorder:
         self._known = KnownChains()
 
     def apply(self, engine: int, turns: Sequence[Turn], now: float) -> None:
-        """Apply requests that started and ended, in order.
-
-        What their chains show about blocks is written at once for all of them; what they show about
-        sessions, one after the other.
-        """
+        """Apply requests that started and ended, in order. What their chains show about blocks is
+        written at once for all of them; what they show about sessions, one after the other."""
         whole = [turn for turn in turns if len(turn.hashes) % 8 == 0]
         if any(turn.skipped for turn in whole):
             whole = [self._with_skipped(engine, turn) for turn in whole]
@@ -142,7 +132,6 @@ class TurnRecorder:
                 self._finished(engine, turn, chain, keys, now)
 
     def answered(self, engine: int, event: ConfidenceSampled) -> int:
-        """See ``RequestSessions``."""
         return self._sessions.answered(engine, event)
 
     def _started(
@@ -213,7 +202,6 @@ class TurnRecorder:
         return True
 
     def forget_engine(self, engine: int) -> None:
-        """Forget the requests of an engine that no longer runs them."""
         self._sessions.forget(engine)
 
     def forget(self, gone: Mask) -> None:
@@ -289,7 +277,6 @@ class TurnRecorder:
 
 
 def _last(rows: Rows) -> int:
-    """The last of these; ``NO_ROW`` if there is none."""
     return rows.item(-1) if len(rows) else NO_ROW
 
 

@@ -100,10 +100,8 @@ class CurrentRanking:
             self._termed, self._terms, self._termed_at = self._order, terms, ranking.ts
 
     def unprotected(self, keys: Keys, place: Places, used: npt.NDArray[np.float64]) -> Mask:
-        """Which of these protected blocks the ranking knew and did not protect.
-
-        Layers are protected up to a share only. ``used`` is when each block was used last.
-        """
+        """Which of these protected blocks the ranking knew and did not protect. Layers are
+        protected up to a share only. ``used`` is when each block was used last."""
         made = self._made[-1][0] if self._made else -np.inf
         known: Mask = (place != UNPLACED) | (used <= made)
         return known & ~np.isin(keys, self._kept)
@@ -114,9 +112,7 @@ class CurrentRanking:
 
     def terms(self, keys: Keys, place: Places) -> TermsAtRanking:
         """The latest score terms of these blocks; NaN for blocks the ranking does not name.
-
-        ``place`` is the result of ``places``.
-        """
+        ``place`` is the result of ``places``."""
         if not self._terms.names:
             return TermsAtRanking((), np.empty((len(place), 0), dtype=np.float16))
         if self._termed is not self._order:
@@ -164,7 +160,6 @@ class Departures:
         return self._tables.reports_of(engine)
 
     def evictions_of(self, engine: str) -> EvictionLog | None:
-        """An engine's eviction log; None without evictions, or for an engine that is gone."""
         return self.evictions.get(self._tables.engines.get(engine, NO_ROW))
 
     def group(self, engine: str, place: int) -> CacheGroup | None:
@@ -197,7 +192,6 @@ class Departures:
         return None if current is None else current.at(then)
 
     def evicted(self, engine: int, rows: Rows, now: float) -> None:
-        """Record that blocks left the pool."""
         if not len(rows):
             return
         blocks, sessions = self._tables.blocks, self._tables.sessions
@@ -219,7 +213,6 @@ class Departures:
         self, rows: Rows, keys: Keys, place: Places, current: CurrentRanking, rule: Bytes,
         used: npt.NDArray[np.float64],
     ) -> None:  # fmt: skip
-        """Correct the rules of those that are protected: ``rule``, in place."""
         blocks, sessions = self._tables.blocks, self._tables.sessions
         owner, shared = blocks.session[rows], blocks.flagged(rows, BlockFlag.SHARED)
         is_over = (owner != NO_ROW) & (sessions.state[owner] == SessionState.ENDED) & ~shared
@@ -253,10 +246,8 @@ class Departures:
     # Blocks that are being computed ---------------------------------------------------------------
 
     def stop_computing(self, engine: int, rows: Rows, others: Iterable[Rows]) -> None:
-        """Note that a request no longer computes these blocks.
-
-        ``others`` are the blocks that the engine's other requests compute.
-        """
+        """Note that a request no longer computes these blocks. ``others`` are the blocks that the
+        engine's other requests compute."""
         marks = self._log(engine).marks
         found = core.unmark(marks, self._tables.blocks, engine, rows, RowMark.COMPUTING)
         if not found:
@@ -266,14 +257,12 @@ class Departures:
             marks[np.intersect1d(open_ends, computed)] |= np.uint8(RowMark.COMPUTING)
 
     def stop_computing_all(self, engine: int) -> None:
-        """Note that an engine no longer computes any block."""
         if engine in self.evictions:
             self.evictions[engine].marks &= ~np.uint8(RowMark.COMPUTING)
 
     # Copies -------------------------------------------------------------------------------------
 
     def prefetched(self, engine: int, rows: Rows) -> None:
-        """Note that blocks were loaded back before any request asked for them."""
         self._log(engine).marks[rows] |= np.uint8(RowMark.PREFETCHED)
 
     def copied(self, engine: int, rows: Rows) -> None:
@@ -281,14 +270,12 @@ class Departures:
         self._log(engine).marks[rows] &= ~np.uint8(RowMark.CAUSE)
 
     def copies_lost(self, engine: int, rows: Rows, cause: int) -> None:
-        """Note that blocks lost their last copy."""
         known = Cause(cause) if cause in Cause.__members__.values() else Cause.UNKNOWN
         self._log(engine).lose_copies(rows, known)
 
     # Rows and engines that go ---------------------------------------------------------------------
 
     def forget_rows(self, rows: Rows) -> None:
-        """Forget these block rows, which are about to be reused."""
         for log in self.evictions.values():
             log.reserve(self._tables.blocks.size)
             log.marks[rows] = 0
@@ -302,10 +289,7 @@ class Departures:
 
     def arrived(self, engine: int) -> None:
         """Bind an engine to its column: a returning engine keeps its log, a different one starts
-        anew.
-
-        Until an engine takes the column, reports for it belong to the old one.
-        """
+        anew. Until an engine takes the column, reports for it belong to the old one."""
         name = self._tables.name_of(engine) if engine in self._left else None
         if name is not None and self._left.pop(engine) != name:
             del self.evictions[engine]

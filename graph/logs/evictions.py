@@ -24,10 +24,8 @@ _LARGEST: Final = float(np.finfo(np.float16).max)
 
 
 class TermsAtRanking(NamedTuple):
-    """Score terms of blocks when they were ranked.
-
-    ``parts`` is ``[n, names]``; NaN for a block whose terms are unknown.
-    """
+    """Score terms of blocks when they were ranked. ``parts`` is ``[n, names]``; NaN for a block
+    whose terms are unknown."""
 
     names: tuple[str, ...]
     parts: Parts
@@ -52,10 +50,8 @@ NO_TERMS: Final = TermsAtRanking((), np.empty((0, 0), dtype=np.float16))
 
 
 class TermRing:
-    """Score terms of an engine's last evictions, by record id.
-
-    Terms with other names, as another policy has, restart the ring.
-    """
+    """Score terms of an engine's last evictions, by record id. Terms with other names, as another
+    policy has, restart the ring."""
 
     def __init__(self) -> None:
         self._names: tuple[str, ...] = ()
@@ -123,8 +119,6 @@ class EvictedBlocks(NamedTuple):
 
 
 class Eviction(NamedTuple):
-    """The fields that a record packs into bits."""
-
     rule: DepartureRule
     layer: SourceLayer
     copies: Tier  # colder tiers that had a copy
@@ -174,7 +168,6 @@ class EvictionLog:
         return int(self._ring.nbytes + self._slot.nbytes + self.marks.nbytes + self.terms.nbytes)
 
     def reserve(self, rows: int) -> None:
-        """Make room for ``rows`` block rows."""
         if len(self.marks) < rows:
             size = rows + rows // 8
             for name in ("_slot", "marks"):

@@ -99,13 +99,8 @@ class ContentIndex:
         return int(self._slots.nbytes)
 
     def add(self, contents: Keys, keys: Keys, salt: int) -> None:
-        """Store that block ``keys[i]`` has the content ``contents[i]`` under this cache salt.
-
-        Args:
-            contents: uint64 ``[n]``, digests of blocks' tokens.
-            keys: uint64 ``[n]``, the graph's block keys.
-            salt: The digest of the cache salt that all ``n`` blocks share.
-        """
+        """Store that block ``keys[i]``, the graph's uint64, has the content ``contents[i]``, a
+        uint64 digest of its tokens, under the cache salt of this digest."""
         if not len(self._slots):
             self._slots = np.zeros(1 << _BITS, dtype=_SLOT)
         first, second = _slots_of(contents)
@@ -124,7 +119,6 @@ class ContentIndex:
         return None
 
     def _takes(self, at: Slots, contents: Keys) -> npt.NDArray[np.bool_]:
-        """Whether these slots are empty or have these contents."""
         there = self._slots["content"][at]
         return np.asarray((there == 0) | (there == contents))
 
@@ -140,11 +134,7 @@ _TOP: Final = np.iinfo(np.uint32).max
 
 
 class StepSums:
-    """Counts per time step, for the last ``steps`` steps of ``step_s`` seconds each.
-
-    Args:
-        columns: Names of the counts.
-    """
+    """Counts by name, for the last ``steps`` time steps of ``step_s`` seconds each."""
 
     def __init__(self, columns: Sequence[str], step_s: float, steps: int) -> None:
         self.columns = tuple(columns)
@@ -176,7 +166,6 @@ class StepSums:
         self._pending[place] += count
 
     def _begin(self, now: float) -> None:
-        """Make the step of ``now`` the one that is counted in."""
         step = int(now // self.step_s)
         if step != self._open:
             self._settle()
@@ -220,11 +209,8 @@ class StepSums:
         return starts, dict(zip(self.columns, sums.T, strict=True))
 
     def merged(self, now: float, most: int) -> tuple[float, list[float], dict[str, Sums]]:
-        """Merge adjacent steps of ``series_by_name`` until about ``most`` are left.
-
-        Returns:
-            Seconds of a merged step; when each begins; its sums, by column.
-        """
+        """Merge adjacent steps of ``series_by_name`` until about ``most`` are left; returns the
+        seconds of a merged step, when each begins, and its sums by column."""
         starts, sums = self.series(now)
         many = 1 << (max(1, -(-len(starts) // most)) - 1).bit_length()
         step_s = many * self.step_s
@@ -310,10 +296,8 @@ class History(Departures):
         return self._found[column] / asked if asked else None
 
     def greeting(self, engine: int, now: float) -> Iterator[None]:
-        """Handle an engine's hello, in slices: earlier ends of its requests may have been lost.
-
-        A request that still runs is closed when its end is reported within ten minutes.
-        """
+        """Handle an engine's hello, in slices: earlier ends of its requests may have been lost. A
+        request that still runs is closed when its end is reported within ten minutes."""
         self.arrived(engine)
         self.stop_computing_all(engine)
         for count, number in enumerate(self.running.doubt(engine, now), start=1):
@@ -338,7 +322,6 @@ class History(Departures):
         self._found.pop(engine, None)
 
     def evicted(self, engine: int, rows: Rows, now: float) -> None:
-        """Record that blocks left the pool."""
         super().evicted(engine, rows, now)
         if len(rows):
             self.minutes.add((0, 0, 0, len(rows), 0), now)
@@ -348,10 +331,7 @@ class History(Departures):
         hold: Hold | None = None,
     ) -> None:  # fmt: skip
         """Record that a request was scheduled, and how long it was held; ``keys`` are the graph's
-        of its ``rows``.
-
-        Call it before its session and its blocks are updated.
-        """
+        of its ``rows``. Call it before its session and its blocks are updated."""
         self._drop(engine, event.request_id)
         log, size = self._log(engine), event.block_size
         reach = min(len(rows), max(0, event.prompt_tokens - 1) // size)
@@ -398,7 +378,6 @@ class History(Departures):
     def finished(
         self, engine: int, event: RequestFinished, rows: Rows, keys: Keys, now: float
     ) -> None:
-        """Record that a request with these blocks ended."""
         if (running := self._drop(engine, event.request_id)) is None:
             return
         self._record_walk(
@@ -425,10 +404,8 @@ class History(Departures):
         return running
 
     def listen(self) -> list[ReplayedWalk]:
-        """Return the starts and ends of requests since the last call, the oldest first.
-
-        The first call starts the recording, and returns none.
-        """
+        """Return the starts and ends of requests since the last call, the oldest first. The first
+        call starts the recording, and returns none."""
         if self._heard is None:
             self._heard = ReplayQueue()
         return self._heard.take()
@@ -488,10 +465,8 @@ class History(Departures):
 
 
 class NoHistory(History):
-    """A history that records no requests or evictions, for graphs whose logs nobody reads.
-
-    It saves a tenth of ingest's time.
-    """
+    """A history that records no requests or evictions, for graphs whose logs nobody reads. It saves
+    a tenth of ingest's time."""
 
     def evicted(self, engine: int, rows: Rows, now: float) -> None:
         pass

@@ -92,7 +92,6 @@ def judge(
 
 
 def _wire_key(tables: Tables, row: int) -> int:
-    """What engines call a block."""
     return tables.blocks.keys.item(row) ^ tables.blocks.salt.item(row)
 
 
@@ -199,8 +198,6 @@ between two messages of an engine. Chosen."""
 
 
 class OpenCase(NamedTuple):
-    """A request's miss of a block that is in the pool according to the tables."""
-
     row: int  # row of the missing block
     key: int  # its graph key; if the row has another key by then, it is another block
     miss: Miss  # the miss, unless the block turns out to have left
@@ -237,10 +234,8 @@ class OpenCases:
         return engine in self._open
 
     def is_open(self, engine: int, miss: Miss, rows: Rows) -> bool:
-        """Whether the missing block is in the pool according to the tables.
-
-        ``rows`` are the whole prompt's block rows, int32.
-        """
+        """Whether the missing block is in the pool according to the tables. ``rows`` are the whole
+        prompt's block rows, int32."""
         if miss.reason in (Reason.NOT_CACHEABLE, Reason.OTHER_GROUP):
             return False  # that it was there changes nothing
         return self._tables.blocks.tiers.item(engine, rows.item(miss.index)) & HELD == _HOT
@@ -261,10 +256,8 @@ class OpenCases:
             self._open.pop(engine, None)
 
     def step_reported(self, engine: int, now: float) -> None:
-        """Close an engine's cases now that their step's evictions are reported.
-
-        A case whose block is among these gets a new miss.
-        """
+        """Close an engine's cases now that their step's evictions are reported. A case whose block
+        is among these gets a new miss."""
         for number, case in self._open.pop(engine, {}).items():
             self._closed(number, self._judged(engine, case, now))
 

@@ -51,8 +51,6 @@ class Miss(Struct, frozen=True, gc=False):
 
 
 class Hold(NamedTuple):
-    """How long a request was held for room."""
-
     seconds: float  # how long it was held
     reason: str  # why it was released: one of ``HOLD_ENDS``
     fitting: int  # sessions that fit, according to the advice that held it; 0: unknown
@@ -75,14 +73,8 @@ class PromptBlocks(Struct, frozen=True, gc=False):
 
 
 class OtherParty(NamedTuple):
-    """The session or engine, besides the request's own, that explains a miss.
-
-    For example the engine that has the missing block, or the session that took its place.
-
-    Attributes:
-        session, tenant: Of the session; None where none is involved.
-        engine: Its id; None likewise.
-    """
+    """The session or engine, besides the request's own, that explains a miss: the one that has the
+    missing block, or took its place; None where none is involved."""
 
     session: str | None = None
     tenant: str | None = None
@@ -321,17 +313,13 @@ class RequestLog:
         return found
 
     def _begun(self, engine: str, since: float) -> npt.NDArray[np.void]:
-        """The records of an engine's requests that began after ``since``."""
         theirs = self._ring["engine"] == crc32(engine.encode())
         found: npt.NDArray[np.void] = self._ring[theirs & (self._ring["at"] >= since)]
         return found
 
     def slowest(self, now: float) -> npt.NDArray[np.int64]:
-        """int64 ``[n]``: all requests, longest first, by time since arrival.
-
-        Requests that run, or may, are counted up to ``now``; those whose end is lost by their wait
-        alone.
-        """
+        """int64 ``[n]``: all requests, longest first, by time since arrival. Requests that run, or
+        may, are counted up to ``now``; those whose end is lost by their wait alone."""
         numbers = np.arange(self.first, self.next)
         ring = self.records(numbers)
         may_run = np.isnan(ring["ran"]) | (ring["ran"] == DOUBTED)
@@ -400,8 +388,6 @@ _AT_ONCE: Final = 2_048  # requests, in one hold of the graph's lock; chosen
 
 
 class Running(Struct, frozen=True, gc=False):
-    """A request that was scheduled."""
-
     number: int  # its id in the log of requests
     engine: int
     rows: Rows
@@ -423,12 +409,10 @@ class RunningRequests:
         self.nbytes = 0  # bytes of their rows
 
     def add(self, name: str, running: Running) -> None:
-        """Add a request that is not in it yet."""
         self._running.setdefault(running.engine, {})[name] = running
         self._count(running, 1)
 
     def pop(self, engine: int, name: str) -> Running | None:
-        """Remove and return a request; None if it is absent."""
         those = self._running.get(engine)
         running = those.pop(name, None) if those else None
         if running is None and engine in self._doubted:
@@ -452,7 +436,6 @@ class RunningRequests:
         return [name for name, _ in islice(old, _AT_ONCE)]
 
     def of(self, engine: int) -> list[str]:
-        """Ids of an engine's requests."""
         return [*self._doubted.get(engine, {}), *self._running.get(engine, {})]
 
     def computed(self, engine: int) -> Iterator[Rows]:

@@ -128,7 +128,6 @@ class CopyOrder(Generic[K]):
         return chain(self._twice, self._once)
 
     def add(self, block: K) -> None:
-        """Add the copy of a block that is about to be lost, or was lost just now."""
         self._once[block] = None
 
     def add_all(self, blocks: Iterable[K]) -> None:
@@ -136,12 +135,10 @@ class CopyOrder(Generic[K]):
         self._once.update(dict.fromkeys(blocks))
 
     def discard(self, block: K) -> None:
-        """Remove a copy."""
         self._once.pop(block, None)
         self._twice.pop(block, None)
 
     def discard_all(self, blocks: Sequence[K]) -> None:
-        """Remove copies."""
         for copies in filter(None, (self._once, self._twice)):
             deque(map(copies.pop, blocks, repeat(None)), maxlen=0)
 
@@ -160,10 +157,8 @@ class CopyOrder(Generic[K]):
                 to[block] = None
 
     def leaves(self, block: K) -> None:
-        """Note that no request uses this block, and that the pool lost it, or is about to.
-
-        Without this note, copies of such blocks would replace each other without end.
-        """
+        """Note that no request uses this block, and that the pool lost it, or is about to. Without
+        this note, copies of such blocks would replace each other without end."""
         self.all_leave((block,))
 
     def all_leave(self, blocks: Iterable[K]) -> None:
@@ -232,10 +227,8 @@ def prefetch_candidates(view: View, n: int, active: Rows) -> Rows:
 
 
 def _chains_first(view: View, held: Selection, rows: Rows, pull: Floats) -> Rows:
-    """The rows with a pull and all before them in their chains, the strongest pull first.
-
-    Leaves out blocks that could not be matched anyhow, because a block before them is not ``held``.
-    """
+    """The rows with a pull and all before them in their chains, the strongest pull first. Leaves
+    out blocks that could not be matched anyhow, because a block before them is not ``held``."""
     blocks = view.blocks
     above = held.parents()
     top = held.rows[_top(above)]
@@ -312,10 +305,7 @@ def _followers_pull(view: View, rows: Rows, in_use: Mask) -> Floats:
 
 def _next_pull(view: View, rows: Rows, in_use: Mask) -> Floats:
     """float64 ``[n]`` up to 1: the share of those who walked a block in use that went on to this
-    one.
-
-    The block in use is the last before it in its chain that is not among ``rows`` itself.
-    """
+    one. The block in use is the last before it in its chain that is not among ``rows`` itself."""
     blocks = view.blocks
     before = blocks.parent[rows[_top(Selection(blocks, rows).parents())]]
     share = blocks.walkers[rows] / np.maximum(1.0, blocks.walkers[before])

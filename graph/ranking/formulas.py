@@ -60,7 +60,6 @@ class LruPolicy:
         """Do nothing."""
 
     def detached(self, view: View, sessions: Rows) -> Policy:
-        """Itself: it knows nothing."""
         return self
 
     def scores(self, view: View, picked: Selection) -> Scores:

@@ -20,14 +20,9 @@ Detach = Callable[[View, Rows], Policy]
 
 
 class CopiedColumns(NamedTuple):
-    """Some blocks, or runs of them, as of a moment, and who scores them.
-
-    Attributes:
-        view: Of the copies.
-        front: The same.
-        live: The view, and the rows, that they are copies of.
-        detached: None: the policy has to be asked itself, of what is live and with the lock.
-    """
+    """Some blocks, or runs of them, as of a moment, and who scores them: copies of what is
+    ``live``, a view and rows. Without ``detached`` the policy has to be asked itself, of what is
+    live and with the lock."""
 
     view: View
     front: Front
@@ -36,11 +31,9 @@ class CopiedColumns(NamedTuple):
 
     @property
     def every(self) -> Selection:
-        """All of them."""
         return self.front.every
 
     def scores(self, policy: Policy) -> Scores:
-        """``policy.scores`` of all of them."""
         if self.detached is not None:
             return self.detached.scores(self.view, self.every)
         view, rows = self.live
@@ -48,7 +41,6 @@ class CopiedColumns(NamedTuple):
             return policy.scores(view, Selection(view.blocks, rows))
 
     def whole(self, scores: Scores) -> Scores:
-        """The same scores, with chains whole."""
         return keep_chains_whole(scores, self.every.parents(), self.front.lengths)
 
     def by_block(self, scores: Scores) -> Scores:
@@ -64,15 +56,9 @@ class CopiedColumns(NamedTuple):
 
 
 def copied(view: View, policy: Policy, rows: Rows) -> CopiedColumns:
-    """Copy what the scores of some blocks depend on, so that they can be computed without the
-    graph's lock.
-
-    Where no rule and no copy in a colder tier can tell the blocks of a run apart, one row is copied
-    for each run of consecutive blocks instead of one for each block.
-
-    Args:
-        rows: int32 ``[n]``, ascending: rows of the block table.
-    """
+    """Copy what the scores of some blocks, int32 ``[n]`` rows, ascending, depend on, so that they
+    can be computed without the graph's lock. Where no rule and no copy in a colder tier can tell
+    the blocks of a run apart, one row stands for each run of consecutive blocks."""
     # What is kept is counted in blocks, and copies are of blocks. Without the lock this is a guess,
     # which spares the copies of runs that would be of no use.
     alone = view.blocks.had_copies or names_any(view, Selection(view.blocks, rows))

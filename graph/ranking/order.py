@@ -1,8 +1,5 @@
-"""How a ranking is made: a policy's scores, under the rules that bind every policy.
-
-Higher scores go first. All of it is vector expressions over columns; nothing here walks edges
-or visits a block at a time.
-"""
+"""How a ranking is made: a policy's scores, higher ones first, under the rules that bind every
+policy; vector expressions over columns, which walk no edges."""
 
 from __future__ import annotations
 
@@ -250,12 +247,8 @@ def is_under_lru(engine: int, policy: Policy, referee: Referee | None) -> bool:
 @dataclass(frozen=True, slots=True)
 class RankingSources:
     """Who ranks blocks on each engine, and what they said last, to explain a block's rank.
-
-    Attributes:
-        policy: Scores blocks, under the rules.
-        referee: Says which engines evict in LRU's order instead; None: none does.
-        known: Fresh rankings by engine, which need not be computed again.
-    """
+    ``referee`` says which engines evict in LRU's order instead; rankings ``known`` need not be
+    computed again."""
 
     policy: Policy
     referee: Referee | None
@@ -263,10 +256,8 @@ class RankingSources:
 
 
 def places(view: View, order: RankingSources, row: int) -> dict[str, dict[str, Any]]:
-    """Per engine that has the block in its pool: who ranks, and how many blocks go before it.
-
-    Where LRU rules although the policy is another, ``policy_rank`` is the policy's place for it.
-    """
+    """Per engine that has the block in its pool: who ranks, and how many blocks go before it. Where
+    LRU rules although the policy is another, ``policy_rank`` is the policy's place for it."""
     found = {}
     for engine, column in view.tables.engines.items():
         resident = view.blocks.resident(column)
@@ -286,11 +277,8 @@ def places(view: View, order: RankingSources, row: int) -> dict[str, dict[str, A
 
 
 def who_ranks(order: RankingSources, ranks: Mapping[str, Mapping[str, Any]]) -> str:
-    """A sentence: whether score and terms decide on the engines that have a block.
-
-    Args:
-        ranks: As ``places`` found.
-    """
+    """A sentence: whether score and terms decide on the engines that have a block, ranked as
+    ``places`` found."""
     name = order.policy.name
     others = sorted(engine for engine in ranks if ranks[engine]["ranked_by"] == LruPolicy.name)
     if not others or isinstance(order.policy, LruPolicy):

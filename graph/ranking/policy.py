@@ -1,9 +1,6 @@
-"""``Policy``: scores the blocks that an engine may lose.
-
-One object serves the live sidecar and the replay lab. A policy only scores; the rules that bind
-every policy (superseded first, protected last, a chain tail first) are laid over its scores by
-``rules.lay_rules``.
-"""
+"""``Policy``: scores the blocks that an engine may lose, in the live sidecar and in the replay lab.
+The rules that bind every policy (superseded first, protected last, a chain tail first) are laid
+over its scores by ``rules.lay_rules``."""
 
 from __future__ import annotations
 
@@ -196,14 +193,8 @@ class Policy(Protocol):
 
 
 def terms_of(policy: Policy, view: View, picked: Selection) -> Terms:
-    """A policy's terms, which somebody else may have written.
-
-    Args:
-        view: Of an engine or of none.
-
-    Raises:
-        GraphError: They are not one number for each picked block.
-    """
+    """A policy's terms, which somebody else may have written, in a view of an engine or of none;
+    raises GraphError unless they are one number for each picked block."""
     terms = policy.terms(view.of(NO_ROW), picked)
     shapes = {name: np.shape(each) for name, each in terms.items()}
     if wrong := [f"{name} {shape}" for name, shape in shapes.items() if shape != (len(picked),)]:

@@ -1,10 +1,7 @@
-"""The rules that bind every policy: what goes first, what is kept, and what is lost last.
-
-Each rule has a weight, a small integer, and each weight is more than all lighter ones together. So
-the weightiest rule in which two blocks differ decides between them, whatever the others say. A
-policy's score decides only between blocks of equal standing: it is clipped to a band that is
-narrower than one step of the ranks.
-"""
+"""The rules that bind every policy: what goes first, what is kept, and what is lost last. Each
+weight, a small integer, is more than all lighter ones together, so that the weightiest rule in
+which two blocks differ decides; scores decide between equals, clipped to less than one step of the
+ranks."""
 
 from __future__ import annotations
 
@@ -57,7 +54,6 @@ def names_anything(view: View) -> bool:
 
 
 def names_any(view: View, picked: Selection) -> bool:
-    """Whether any of these blocks is of a protected layer, or leased."""
     blocks, layers = view.blocks, layer_mask(view.rules.protected_layers)
     if core.is_any(layers, blocks.layer, picked.rows):
         return True
@@ -124,11 +120,8 @@ def _in_order(view: View, picked: Selection, named: Mask, protected: Mask) -> Pl
 
 
 def _costs(picked: Selection, places: Places) -> npt.NDArray[np.int64]:
-    """int64 ``[len(places)]``: how many of the picked ones each keeps and none before it does.
-
-    Args:
-        places: Of blocks to be kept among them, those that are wanted most first.
-    """
+    """int64 ``[len(places)]``: how many of the picked ones each keeps and none before it does;
+    those that are wanted most come first in ``places``."""
     nobody = len(places)
     keeper = np.full(len(picked), nobody * APART)
     keeper[places] = np.arange(nobody) * APART
@@ -351,14 +344,9 @@ PROTECTED_BELOW: Final = (sum(min(0, rule.weight) for rule in RULES[:-1]) - 0.5)
 
 
 def lay_rules(scores: Scores, view: View, picked: Selection, there: Mask | None = None) -> Scores:
-    """float64 ``[len(picked)]``: a policy's scores of blocks that the view's engine holds, under
-    the rules.
-
-    The scores themselves are not changed: they may be a view of the graph's columns.
-
-    Args:
-        there: bool ``[len(picked)]``: which of them are in the pool; None: all.
-    """
+    """float64 ``[len(picked)]``: a policy's scores, which are not changed, of blocks that the
+    view's engine holds, under the rules; ``there``, bool: which of them are in the pool; None:
+    all."""
     ruled = _in_band(scores)
     ranks = _ranks(view, picked, there)
     if ranks.any():
@@ -368,11 +356,8 @@ def lay_rules(scores: Scores, view: View, picked: Selection, there: Mask | None 
 
 
 def standings(view: View, picked: Selection) -> list[list[str]]:
-    """The names of the rules that bind each of ``picked``, in the rules' order.
-
-    Args:
-        view: Of the engine that ranks them; of none: what binds them wherever they are held.
-    """
+    """The names of the rules that bind each of ``picked`` in its engine's ranking, in the rules'
+    order; in a view of no engine, what binds them wherever they are held."""
     binding = [rule for rule in RULES if not rule.with_copies or _has_copies(view)]
     names = [rule.name for rule in binding]
     each_rule = [rule.applies(view, picked).tolist() for rule in binding]
@@ -381,7 +366,6 @@ def standings(view: View, picked: Selection) -> list[list[str]]:
 
 
 def _has_copies(view: View) -> bool:
-    """Whether the view's engine has copies of any blocks."""
     blocks = view.blocks
     if view.engine == NO_ROW or not blocks.had_copies:
         return blocks.had_copies

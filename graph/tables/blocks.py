@@ -103,18 +103,13 @@ class EdgeSums(Columns):
 
 
 def known_depth(depth: Rows) -> Rows:
-    """int32 ``[n]``: how many blocks stand before each, as far as its chain is known.
-
-    Args:
-        depth: int32 ``[n]``, of the column.
-    """
+    """int32 ``[n]``: how many blocks stand before each, as far as its chain is known; of the
+    ``depth`` column."""
     beyond = np.maximum(depth - FIRST_KNOWN, 0)
     return np.where(depth < UNPLACED, depth, beyond).astype(np.int32)
 
 
 class KnownBlocks(NamedTuple):
-    """What was found of chains."""
-
     keys: Keys  # uint64 ``[n]``: the graph's, chain after chain
     rows: Rows  # int32 ``[n]``: ``NO_ROW`` where it is not known
     unknown: int  # how many are not
@@ -221,16 +216,9 @@ class BlockTable(BlockColumns):
         return self.keys[rows] ^ self.salt[rows]
 
     def ensure(self, keys: Keys, now: float, salt: np.uint64 = NO_SALT) -> tuple[Rows, Mask]:
-        """Rows of ``keys`` (repeats allowed), created where unknown, in the order of ``keys``.
-
-        Args:
-            keys: uint64 ``[n]``, as the engine calls them.
-            now: Monotonic seconds.
-            salt: The salt of the engine's model.
-
-        Returns:
-            rows int32 ``[n]``, and a bool ``[n]`` that is true where the row is new.
-        """
+        """Rows of a model's ``keys`` (repeats allowed), int32 ``[n]``, created where unknown, in
+        the order of ``keys``, and a bool ``[n]`` that is true where the row is new. ``now``:
+        monotonic seconds."""
         rows, new = self._index.ensure(_salted(keys, salt), self._take, self.alive)
         if new.any():
             self._begin(rows[new], salt, now)
@@ -288,7 +276,6 @@ class BlockTable(BlockColumns):
         return np.maximum(self.last_attended[rows], self.last_hit[rows])
 
     def mark(self, engine: int, rows: Rows | slice, tier: Tier) -> None:
-        """Note that this engine holds these blocks in this tier."""
         bits = self.tiers[engine]
         new = np.flatnonzero(bits[rows] == 0)  # the others are noted already
         bits[rows] |= np.uint8(int(tier))
@@ -299,7 +286,6 @@ class BlockTable(BlockColumns):
         self.had_copies |= bool(int(tier) & _COPIES)
 
     def unmark(self, engine: int, rows: Rows | slice, tier: Tier) -> None:
-        """Note that this engine no longer holds these blocks in this tier."""
         self.tiers[engine, rows] &= ~np.uint8(int(tier))
         self._held[engine].changed()
 
@@ -335,19 +321,15 @@ class BlockTable(BlockColumns):
         return np.asarray((self.tiers[engine, rows] & int(tier)) != 0)
 
     def flag(self, rows: Rows | slice, flag: BlockFlag) -> None:
-        """Set a flag of these blocks."""
         self.flags[rows] |= np.uint8(int(flag))
 
     def unflag(self, rows: Rows | slice, flag: BlockFlag) -> None:
-        """Clear a flag of these blocks."""
         self.flags[rows] &= ~np.uint8(int(flag))
 
     def flagged(self, rows: Rows | slice, flag: BlockFlag) -> Mask:
-        """bool ``[n]``: which of these blocks carry a flag."""
         return np.asarray((self.flags[rows] & int(flag)) != 0)
 
     def sums_of(self, kind: EdgeType) -> EdgeSums:
-        """The sums of a type's stored edges at each block; the first call makes their columns."""
         if kind not in self.sums:
             self.sums[kind] = EdgeSums(len(self.alive))
         return self.sums[kind]

@@ -26,8 +26,6 @@ _PART: Final = 1 << 20  # bytes of memory that are taken in one slice; chosen
 
 
 class Column(NamedTuple):
-    """How a column is declared."""
-
     dtype: Any  # of its values
     fill: Any  # the value of a fresh row
     is_time: bool  # whether it holds monotonic seconds: a snapshot stores those as ages
@@ -40,14 +38,9 @@ def column(dtype: Any, fill: Any, *, time: bool = False, rare: bool = False) -> 
 
 
 class Columns:
-    """Arrays of one length: the columns that subclasses declare with ``column``.
-
-    A rare column is one value, seen as an array that cannot be written, until ``for_writing``
-    makes it an array like the others.
-
-    Args:
-        capacity: Rows to make room for, all of them fresh.
-    """
+    """Arrays of one length: the columns that subclasses declare with ``column``. A rare column is
+    one value, seen as an array that cannot be written, until ``for_writing`` makes it an array like
+    the others."""
 
     _declared: ClassVar[dict[str, Column]] = {}
     _touched = 0  # rows whose memory is there
@@ -88,7 +81,6 @@ class Columns:
         return values
 
     def views(self, size: int) -> dict[str, npt.NDArray[Any]]:
-        """Every declared column by name, cut to its first ``size`` rows."""
         return {name: getattr(self, name)[:size] for name in self._declared}
 
     def fill(self, columns: dict[str, npt.NDArray[Any]], size: int) -> None:
@@ -151,7 +143,6 @@ class Columns:
                 yield
 
     def _arrays(self) -> dict[str, npt.NDArray[Any]]:
-        """The columns that take room, by name."""
         own = vars(self)
         return {name: own[name] for name in self._declared if own[name].flags.writeable}
 
@@ -229,7 +220,6 @@ class RowPool:
         return np.concatenate([reused, fresh], dtype=np.int32)
 
     def give_back(self, rows: Rows) -> None:
-        """Take these rows out of use."""
         self._free = np.concatenate([self._free, rows])
 
     def restore(self, size: int, free: Rows) -> None:
@@ -269,7 +259,6 @@ class Interner:
 
     @property
     def names(self) -> list[str]:
-        """All strings, by id."""
         return list(self._names)
 
     def intern(self, name: str) -> int:
@@ -291,7 +280,6 @@ class Interner:
         self._ids = {name: number for number, name in enumerate(self._names)}
 
     def find(self, name: str) -> int:
-        """The id of ``name``, ``NO_ROW`` if it has none."""
         return self._ids.get(name, NO_ROW)
 
     def name(self, number: int) -> str | None:

@@ -1,9 +1,6 @@
-"""The edge store: edges that no column implies, in columns, and running sums at each block.
-
-These are CO_ATTEND, SEMANTIC and MEMORY_REF edges; ``all_edges`` answers for edges of any type. A
-node id is as in ``edge_list``. The sums are kept beside the block table, so that a score never
-walks edges.
-"""
+"""The edge store: edges that no column implies (CO_ATTEND, SEMANTIC, MEMORY_REF), in columns, and
+running sums at each block, so that a score never walks edges; ``AllEdges`` answers for edges of any
+type."""
 
 from __future__ import annotations
 
@@ -35,8 +32,6 @@ def copy_id(rows: Rows, tier: Tier) -> Rows:
 
 
 class Edge(NamedTuple):
-    """One edge; see ``EdgeList``."""
-
     kind: EdgeType
     source: int
     target: int
@@ -65,13 +60,11 @@ class EdgeList:
 
     @classmethod
     def of(cls, kind: EdgeType, source: Rows, target: Rows, weight: npt.NDArray[Any]) -> EdgeList:
-        """Edges of one type."""
         kinds = np.full(len(source), int(kind), dtype=np.uint8)
         return cls(kinds, source, target, weight.astype(np.float32, copy=False))
 
     @classmethod
     def joined(cls, parts: Sequence[EdgeList]) -> EdgeList:
-        """All of several lists, at least one."""
         return cls(
             np.concatenate([each.kind for each in parts]),
             np.concatenate([each.source for each in parts]),
@@ -149,9 +142,7 @@ class EdgeStore(Columns):
         self, kind: EdgeType, sources: Rows, targets: Rows, weights: Weights, now: float
     ) -> None:
         """Set the weight of edges ``sources[i] → targets[i]``, creating those that are not there.
-
-        Repeated pairs are allowed; the last weight wins.
-        """
+        Repeated pairs are allowed; the last weight wins."""
         keys, last = _last_of_each(_edge_keys(kind, sources, targets))
         sources, targets, weights = sources[last], targets[last], weights[last]
         rows = self._index.find(keys)
@@ -218,7 +209,6 @@ class EdgeStore(Columns):
         self.remove(rows[faint])
 
     def columns(self) -> dict[str, npt.NDArray[Any]]:
-        """The live edges, by column name."""
         live = np.flatnonzero(self.alive[: self.size])
         return {name: each[live] for name, each in self.views(self.size).items()}
 
@@ -346,7 +336,6 @@ class AllEdges:
         self._stored = stored
 
     def all(self) -> EdgeList:
-        """Every edge."""
         return self.touching(self._blocks.live_rows())
 
     def touching(self, rows: Rows) -> EdgeList:

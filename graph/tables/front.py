@@ -159,12 +159,8 @@ class Front(BlockTable):
         self, runs: Places, offsets: Places, salt: np.uint64, marks: Mask
     ) -> tuple[Keys, Keys]:
         """uint64 ``[≤ n]`` twice: engines' keys of blocks in runs, by the offset of each in its
-        run, and of those of them whose run is marked. A block that is gone by now has none. To be
-        called with the graph's lock.
-
-        Args:
-            marks: bool ``[size]``.
-        """
+        run, and of those of them whose run is marked, bool ``[size]``. A block that is gone by now
+        has none. To be called with the graph's lock."""
         source, keys = self._source, np.empty((2, len(runs)), dtype=np.uint64)
         found, marked = core.keys_of_runs(
             self._found["there"], self.created, runs, offsets, source.created, source.keys,

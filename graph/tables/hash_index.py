@@ -1,8 +1,6 @@
-"""A vectorised hash map from uint64 keys to row numbers.
-
-Open addressing with double hashing; the probes are compiled (``core/index.hpp``). The map stores
-rows only, 4 bytes per slot: the keys are in the owner's key column, which the index grows.
-"""
+"""A vectorised hash map from uint64 keys to row numbers: open addressing with double hashing, whose
+probes are compiled (``core/index.hpp``). It stores rows only, 4 bytes per slot: the keys are in the
+owner's key column, which the index grows."""
 
 from __future__ import annotations
 
@@ -23,23 +21,17 @@ _SLOTS_PART: Final = 1 << 18  # slots that are made or looked at in one slice; c
 
 
 class Slots:
-    """Slots of a hash map; how many is a power of two.
-
-    Args:
-        rows: int32 ``[n]``: what stands in each of them.
-    """
+    """Slots of a hash map; how many is a power of two. ``rows``, int32, stand in them."""
 
     def __init__(self, rows: Rows) -> None:
         self.rows = rows  # int32 ``[n]``: a row number, or less than zero
 
     @classmethod
     def empty(cls, count: int) -> Slots:
-        """So many empty slots."""
         return cls(np.full(count, EMPTY, dtype=np.int32))
 
     @classmethod
     def making(cls, count: int) -> Generator[None, None, Slots]:
-        """``empty``, slice by slice."""
         rows = np.empty(count, dtype=np.int32)
         for start in range(0, count, _SLOTS_PART):
             rows[start : start + _SLOTS_PART] = EMPTY
@@ -142,17 +134,10 @@ class HashIndex:
     def ensure(
         self, keys: Keys, take: Callable[[int], Rows], alive: Mask = _NONE
     ) -> tuple[Rows, Mask]:
-        """The row of each key (repeats allowed), after adding those that are not in the map.
-
-        Args:
-            take: Gives rows for so many new keys, in the order in which those first appear; makes
-                room for them.
-            alive: bool ``[capacity]``: the rows in use, where keys that come together are likely to
-                have consecutive ones.
-
-        Returns:
-            rows int32 ``[n]``, and a bool ``[n]`` that is true where the key was added.
-        """
+        """The row of each key (repeats allowed), int32 ``[n]``, after adding those that are not in
+        the map, and a bool ``[n]`` that is true where the key was added. ``take`` gives rows for so
+        many new keys, in the order in which those first appear. ``alive``, bool ``[capacity]``,
+        marks the rows in use, where keys that come together are likely to have consecutive ones."""
         keys = np.ascontiguousarray(keys)
         self._make_room(keys)
         slots, found = self._slots.rows, np.empty(len(keys), dtype=np.int32)
@@ -171,7 +156,6 @@ class HashIndex:
         return found, new
 
     def remove(self, rows: Rows) -> None:
-        """Remove rows that are in the map."""
         core.remove(self._slots.rows, self.keys, np.ascontiguousarray(rows))
         self._size -= len(rows)
         self._tombstones += len(rows)
@@ -224,11 +208,8 @@ _MOST_NAMES: Final = 16_384  # of known chains; chosen
 
 
 class KnownChains:
-    """The rows of chains that were told last, each by the name of who told it.
-
-    They are guesses, of which whoever takes them checks every key: rows are reused, and names are
-    anybody's.
-    """
+    """The rows of chains that were told last, each by the name of who told it. They are guesses, of
+    which whoever takes them checks every key: rows are reused, and names are anybody's."""
 
     def __init__(self) -> None:
         self._rows: dict[str, Rows] = {}  # the longest ago noted first
@@ -246,5 +227,4 @@ class KnownChains:
             self._count -= len(self._rows.pop(next(iter(self._rows))))
 
     def guess(self, names: Sequence[str]) -> Guesses:
-        """Where the keys of each of these chains may be."""
         return [self._rows.get(name) for name in names]

@@ -200,7 +200,6 @@ class SessionColumns(PauseColumns):
 
     @property
     def size(self) -> int:
-        """Rows ever used."""
         return len(self.names)
 
 
@@ -302,7 +301,6 @@ class SessionOutlook(SessionColumns):
         self.tool[: self.size][self.tool[: self.size] == tool] = NO_ROW
 
     def _waiting(self) -> npt.NDArray[np.intp]:
-        """intp: the rows of sessions that wait for a tool, ascending."""
         return np.flatnonzero(self.state[: self.size] == SessionState.WAITING_FOR_TOOL)
 
     def _due(self, waiting: npt.NDArray[np.intp]) -> npt.NDArray[np.float64]:
@@ -312,21 +310,14 @@ class SessionOutlook(SessionColumns):
         return np.where(stated > NEVER, stated, predicted)
 
     def _due_of(self, row: int) -> float:
-        """``_due`` of one session."""
         if (stated := self.expected_return.item(row)) > NEVER:
             return float(stated)
         gap = self.gap.item(row)
         return float(self.last_seen.item(row) + (gap if gap > 0 else self._mean_tool_pause))
 
     def note_turn(self, state: int, turns: int, away_s: float, tool: int) -> None:
-        """Note that a session has one more turn.
-
-        Args:
-            state: What it was doing before.
-            turns: Its turns before.
-            away_s: Since it was last seen.
-            tool: That it waited for, if it did.
-        """
+        """Note that a session in ``state`` has one more turn after ``turns`` others; it was last
+        seen ``away_s`` ago, and waited for ``tool``, if it did."""
         if turns and state == SessionState.ENDED:  # it goes on: that it was over was wrong
             self._ended[_place(turns)] -= 1
         if turns and state == SessionState.WAITING_FOR_TOOL:

@@ -1,8 +1,5 @@
-"""Sessions: which come back, and by what evidence.
-
-A session is what a caller names (``session_id``), or else a chain of requests each of which extends
-the one before. Rows are reused when ``limit`` is reached: those quiet for longest go first.
-"""
+"""Sessions: what a caller names (``session_id``), or else a chain of requests each of which extends
+the one before. Rows are reused when ``limit`` is reached: those quiet for longest go first."""
 
 from __future__ import annotations
 
@@ -66,12 +63,8 @@ _OF_RANKINGS: Final = (
 
 
 class SessionTable(SessionOutlook):
-    """Sessions by row; row numbers stand in the block table's ``session`` column.
-
-    Args:
-        limit: Sessions kept at most.
-        clear: Is told of rows that are about to be reused: nothing may name them any more.
-    """
+    """Sessions by row; row numbers stand in the block table's ``session`` column. ``clear`` is told
+    of rows that are about to be reused: nothing may name them any more."""
 
     def __init__(self, limit: int, clear: Callable[[Rows], None] = lambda rows: None) -> None:
         super().__init__()
@@ -125,18 +118,12 @@ class SessionTable(SessionOutlook):
         return self._rows.get((tenant, name), NO_ROW)
 
     def rows_named(self, name: str) -> list[int]:
-        """Rows of this name under any tenant."""
         return [row for (_, known), row in self._rows.items() if known == name]
 
     def ensure(self, name: str, tenant: int, now: float) -> int:
-        """Return a session's row; an unknown session gets one.
-
-        If the table is full, it gets that of a session which is forgotten for it.
-
-        Args:
-            tenant: The tenant's number; sessions of one name under two tenants are different ones.
-            now: Seconds on the graph's clock: when it was created and last seen, if it is new.
-        """
+        """Return a session's row. An unknown one gets a row, as seen ``now`` on the graph's clock;
+        if the table is full, that of a session which is forgotten for it. Sessions of one name
+        under two tenants are different ones."""
         row = self.find(name, tenant)
         if row != NO_ROW:
             return row
@@ -155,24 +142,16 @@ class SessionTable(SessionOutlook):
         self, row: int, engine: int, now: float, prompt_tokens: int = 0, reach: int = -1,
         tip: int = NO_ROW,
     ) -> None:  # fmt: skip
-        """Note that a request of the session entered an engine.
-
-        Args:
-            reach: Full blocks of its prompt; -1: not all of them are known.
-            tip: Block row of the last one; ``NO_ROW`` if it has none.
-        """
+        """Note that a request entered an engine: ``reach`` full blocks of its prompt (-1: not all
+        are known), the last of which is at row ``tip`` (``NO_ROW``: it has none)."""
         self.changes += 1
         was = core.begin_turn(self, row, engine, now, prompt_tokens, reach, tip)
         if was is not None:
             self.note_turn(*was)
 
     def end_turn(self, row: int, tip: int, now: float, prompt: int = 0, total: int = 0) -> None:
-        """A request of the session left the engine; its chain ended at block row ``tip``.
-
-        Args:
-            prompt: Tokens of its prompt.
-            total: Tokens of its prompt and its answer.
-        """
+        """A request of the session left the engine; its chain ended at block row ``tip``, after
+        ``prompt`` tokens, and ``total`` with its answer."""
         self.changes += 1
         if core.end_turn(self, row, tip, now, prompt, total):
             self.take_back_end(row)
@@ -198,12 +177,10 @@ class SessionTable(SessionOutlook):
                 self.tool[row], self.expected_return[row] = NO_ROW, NEVER
 
     def cut_short(self, row: int) -> None:
-        """Note that the session's last answer was cut at a length."""
         if self.running[row] == 0:
             self.stop[row] = StopReason.TRUNCATED
 
     def end(self, row: int) -> None:
-        """Note that the session does not return."""
         if self.running[row] == 0 and self.state[row] != SessionState.ENDED:
             self.changes += 1
             self.state[row] = SessionState.ENDED
@@ -225,7 +202,6 @@ class SessionTable(SessionOutlook):
             self.take_back_end(row)
 
     def _reuse(self) -> int:
-        """The row of the session that was quiet for longest."""
         row, chosen = self._quiet.take(self.running[: self.size], self.last_seen[: self.size])
         if len(chosen):
             self._clear(chosen)
@@ -260,7 +236,6 @@ class MemoryFacts:
         self.last_recalled = self.first_seen
 
     def recalled(self, session: int, now: float) -> None:
-        """Count one more recall."""
         self.recalls += 1
         self.last_recalled = now
         self.sessions.pop(session, None)

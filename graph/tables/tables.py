@@ -115,7 +115,6 @@ class Tables:
         return None
 
     def reports_of(self, engine: str) -> EngineReports:
-        """What an engine last said of itself; nothing, where it is not known."""
         return self.reports.get(self.engines.get(engine, NO_ROW)) or EngineReports()
 
     def turnover(self, engine: str) -> tuple[int, int]:
@@ -132,7 +131,6 @@ class Tables:
         return self.engines.get(engine, NO_ROW) in self.listing
 
     def emptied(self, engine: int, now: float) -> None:
-        """Note that an engine empties its cache."""
         self.walks.forget(engine)
         self.budgets.pop(engine, None)
         self.regret.clear(engine, now)
@@ -144,14 +142,8 @@ class Tables:
         self.budgets.pop(engine, None)
 
     def column_of(self, engine: str, model: str) -> int:
-        """The engine's residency column; one that speaks for the first time is given a free one.
-
-        Args:
-            model: What a new engine runs, as far as it does not say so itself.
-
-        Raises:
-            GraphError: All columns are taken.
-        """
+        """The engine's residency column; one that speaks for the first time is given a free one,
+        for ``model`` as far as it names none. Raises GraphError: all columns are taken."""
         if engine not in self.engines:
             free = sorted(set(range(MAX_ENGINES)) - set(self.engines.values()) - self.leaving)
             if not free:

@@ -49,7 +49,6 @@ class WalkLog:
             walks.append(walk)
 
     def take(self, engine: int) -> list[Walk]:
-        """Take this engine's walks since the last call."""
         walks = self._walks.get(engine)
         if not walks:
             return []
@@ -58,7 +57,6 @@ class WalkLog:
         return taken
 
     def forget(self, engine: int) -> None:
-        """Forget an engine that is gone, or emptied its cache."""
         self._walks.pop(engine, None)
 
 
@@ -67,8 +65,6 @@ class WalkLog:
 
 @dataclass(slots=True)
 class Prompts:
-    """One engine's prompts so far, in blocks."""
-
     asked: int = 0  # blocks of all prompts
     computed: int = 0  # of these
     again: int = 0  # of those, though they had been computed before
@@ -98,15 +94,12 @@ class RegretBook:
             prompts.again += again
 
     def clear(self, engine: int, now: float) -> None:
-        """Note that an engine came, or emptied its cache."""
         self._engines.setdefault(engine, Prompts()).cleared = now
 
     def of(self, engine: int) -> Prompts:
-        """The counts of one engine; zero if it never reported."""
         return self._engines.get(engine) or Prompts()
 
     def forget(self, engine: int) -> None:
-        """Forget an engine that is gone."""
         self._engines.pop(engine, None)
 
 
@@ -126,9 +119,7 @@ class EngineReports:
     @property
     def prefill_tokens_per_s(self) -> float:
         """The engine's speed in tokens per second while it computes prompts; 0: not measured yet.
-
-        An engine with tiers measures it by when steps end, another one by when they begin.
-        """
+        An engine with tiers measures it by when steps end, another one by when they begin."""
         for report in (self.tiers, self.pressure):
             if report is not None and report.prefill_tokens_per_s:
                 return report.prefill_tokens_per_s

@@ -27,9 +27,7 @@ from .advice import (
 )
 from .events import KINDS, MAX_EVENTS, RESIDENCY, AnyEvent, Event, EventBatch, Unreadable
 
-BAD_PAYLOAD: Final = (
-    msgspec.MsgspecError, UnicodeDecodeError, RecursionError, OverflowError,
-)  # fmt: skip
+BAD_PAYLOAD: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, OverflowError)
 """What decoding may raise; malformed text and deep nesting raise errors other than msgspec's."""
 
 _PATH: Final = re.compile(r" - at `\$(?P<steps>[^`]*)`$")
@@ -95,12 +93,10 @@ _advice: msgspec.msgpack.Decoder[AnyMessage] = msgspec.msgpack.Decoder(AnyMessag
 
 
 def encode_events(seq: int, events: list[AnyEvent]) -> list[bytes]:
-    """Encode ``events`` as batch number ``seq``."""
     return _frames(seq, _encoder.encode(EventBatch(events)))
 
 
 def encode_advice(seq: int, advice: AnyAdvice, now: float) -> list[bytes]:
-    """Encode advice as message number ``seq``, sent at ``now`` of the clock that dates it."""
     message: AnyMessage
     match advice:
         case EvictionRanking():
@@ -125,9 +121,7 @@ class EventMessage(NamedTuple):
 
 def decode_events(frames: Sequence[bytes]) -> EventMessage:
     """Decode one message; a malformed payload is reported in ``refused``, not raised.
-
-    Raises WireError or VersionError.
-    """
+    Raises WireError or VersionError."""
     seq, payload = _unframe(frames)
     try:
         return EventMessage(seq, _events.decode(payload).events)

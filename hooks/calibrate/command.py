@@ -148,9 +148,7 @@ def run(
     device: str, quick: bool, furthest: int, rng: random.Random,
 ) -> tuple[Calibration, str]:  # fmt: skip
     """Measure a model; returns the calibration, and a description of the text.
-
-    Raises ConfigError or KernelError.
-    """
+    Raises ConfigError or KernelError."""
     import torch
 
     from ..vllm.recall.support import model_identity
@@ -191,7 +189,6 @@ def _judged(
 
 
 def _load(name: str, device: str, max_model_len: int | None) -> tuple[Any, Any]:
-    """The model and its tokenizer, which may be None."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     from ...kernels.rope import rope_from_config

@@ -53,9 +53,7 @@ class SplicedModel:
 
     def check_rotation(self, ids: Tensor) -> None:
         """Compare keys that were moved with keys that were computed there, in every layer.
-
-        Raises ConfigError.
-        """
+        Raises ConfigError."""
         moved, there = self.moved(self.states(ids), _SHIFT), self.states(ids, _SHIFT)
         for number, ((got, _), (wanted, _)) in enumerate(zip(moved, there, strict=True)):
             error = float((got.float() - wanted.float()).norm() / wanted.float().norm())
@@ -114,8 +112,6 @@ _WRONG: Final = 37  # positions by which Δ is wrong in the control; chosen
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One kind of splice to measure."""
-
     tokens: int  # spliced, of each span
     distance: int  # |Δ|, in tokens; towards the beginning, unless `later`
     joints: int = 1  # spans that follow each other, each from a text of its own
@@ -162,8 +158,6 @@ class CellResult:
 
 @dataclass(frozen=True)
 class _Trial:
-    """A prompt to measure."""
-
     head: Tensor  # exact tokens at its start
     spans: list[Tensor]
     # For each span, the texts that it was computed after: nearest first, one per generation.
@@ -231,7 +225,6 @@ def _row(model: SplicedModel, cell: Cell, trial: _Trial) -> tuple[Tensor, ...]:
 
 
 def _read(model: SplicedModel, cell: Cell, befores: Sequence[Tensor], span: Tensor) -> Layers:
-    """Keys and values of a span computed after its texts, which may be spliced themselves."""
     before, *further = befores
     if further:
         behind = model.moved(_read(model, cell, further, before), cell.delta, cell.int8)
@@ -243,7 +236,6 @@ def _read(model: SplicedModel, cell: Cell, befores: Sequence[Tensor], span: Tens
 def _behind(
     model: SplicedModel, cell: Cell, head: Layers, read: Sequence[Layers], rest: Tensor, delta: int
 ) -> Tensor:
-    """Logits of the tail after the head and the spans, moved by ``delta``."""
     moved = [model.moved(each, delta, cell.int8) for each in read]
     return model.logits(rest, joined([head, *moved]))[-TAIL:]
 
@@ -285,10 +277,8 @@ def judge_margins(
     measure: Callable[[Cell], CellResult],
     bar: PassMark = DEFAULT_BAR,
 ) -> tuple[CalibrationVerdict, list[CellResult]]:
-    """Judge one grid after the other, each of a longer margin, until one passes.
-
-    Returns the verdict on the last grid that was measured, and the results of all.
-    """
+    """Judge one grid after the other, each of a longer margin, until one passes. Returns the
+    verdict on the last grid that was measured, and the results of all."""
     verdict, shown = judge([], bar), list[CellResult]()
     for cells in grids:
         if shown and (verdict.passed or not cells):

@@ -33,9 +33,7 @@ LogitsCallback = Callable[[Any, Tensor], None]
 
 class LogitsWatch:
     """Calls ``callback(cache, logits)`` after every forward pass whose output carries the cache.
-
-    ``callback`` must not hold a reference to the cache.
-    """
+    ``callback`` must not hold a reference to the cache."""
 
     def __init__(self, cache: Any, callback: LogitsCallback) -> None:
         # A cache is never told its model. So a hook on all modules looks for an output that
@@ -79,8 +77,6 @@ _log = logging.getLogger(__name__)
 
 
 class Step(NamedTuple):
-    """One step of a run."""
-
     confidence: tuple[float, ...]  # in the next token, for each row of the batch
     budgets: tuple[int, ...]  # tokens that each row may keep in a layer of mean depth
     held: float  # slots of a layer after eviction, averaged over layers

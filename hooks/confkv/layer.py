@@ -15,13 +15,9 @@ from .stores import FloatStore, MixedStore, room_for
 
 
 class Ranker(Protocol):
-    """Orders the tokens of a layer; the lowest scores are evicted first.
-
-    A ranker keeps one float32 per token, which moves with the token.
-
-    Attributes:
-        queries: How many of a prompt's last queries the ranker needs the attention of; at least 1.
-    """
+    """Orders the tokens of a layer by one float32 each, which moves with the token; the lowest
+    scores are evicted first. ``queries``: of how many of a prompt's last queries it needs the
+    attention; at least 1."""
 
     @property
     def queries(self) -> int: ...
@@ -41,13 +37,8 @@ class Ranker(Protocol):
         """
 
     def scores(self, memory: Tensor, position: Tensor, open_to: Tensor) -> Tensor:
-        """The scores of tokens, [batch, tokens].
-
-        Args:
-            memory: float32 [batch, tokens].
-            position: int64 [batch, tokens], positions in the text.
-            open_to: bool [batch, tokens], which may be evicted; the others' scores do not matter.
-        """
+        """The scores of tokens, [batch, tokens], given ``memory``, float32, ``position``, int64, in
+        the text, and ``open_to``, bool: which may be evicted (the others' scores do not matter)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,15 +50,12 @@ class AttentionAndRecency:
     queries: int = 64  # how many of the prompt's last queries give the average its first value
 
     def first(self, mass: Tensor) -> Tensor:
-        """The mean attention of the prompt's last queries; see ``Ranker.first``."""
         return mean_of_queries(mass)
 
     def next(self, memory: Tensor, mass: Tensor) -> Tensor:
-        """The moving average after one more step; see ``Ranker.next``."""
         return memory.lerp(mass, 1.0 - self.gamma)
 
     def scores(self, memory: Tensor, position: Tensor, open_to: Tensor) -> Tensor:
-        """Attention and recency, weighed; see ``Ranker.scores``."""
         attention = scaled(memory, open_to)
         recency = scaled(position.to(memory.dtype), open_to)
         return self.alpha * attention + (1.0 - self.alpha) * recency
@@ -225,9 +213,7 @@ class ConfLayer(CacheLayerMixin):  # type: ignore[misc]
         self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
     ) -> tuple[Tensor, Tensor]:
         """Store new tokens, and return what attention reads while this layer is exact.
-
-        Raises UnsupportedError.
-        """
+        Raises UnsupportedError."""
         self._refuse(key_states)
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
@@ -271,10 +257,8 @@ class ConfLayer(CacheLayerMixin):  # type: ignore[misc]
             self._cut(self._for_all_rows(self._settings.high))
 
     def shrink(self, budgets: Sequence[int]) -> None:
-        """Evict what exceeds ``budgets`` (of a layer of mean depth), once in ``slack`` steps.
-
-        Each row is then cut to the lowest of its budgets since the last time.
-        """
+        """Evict what exceeds ``budgets`` (of a layer of mean depth), once in ``slack`` steps. Each
+        row is then cut to the lowest of its budgets since the last time."""
         # All rows are cut in the same step: moving one row's tokens moves those of all.
         self._lowest = [min(pair) for pair in zip(self._lowest, budgets, strict=True)]
         if self._steps % self._settings.slack:

@@ -44,9 +44,7 @@ class Store(Protocol):
 
 class FloatStore:
     """Keys and values in the model's own type, contiguous; both [batch, heads, held, dims].
-
-    ``keys`` and ``values`` are examples; ``most`` is its capacity, unless a prompt brings more.
-    """
+    ``keys`` and ``values`` are examples; ``most`` is its capacity, unless a prompt brings more."""
 
     def __init__(self, keys: Tensor, values: Tensor, most: int) -> None:
         self._most = most
@@ -79,7 +77,6 @@ class FloatStore:
         self._values[:, :, : self.held] = values
 
     def parts(self) -> list[KvPart]:
-        """All tokens as one part, without scales."""
         return [KvPart(self.keys, self.values)]
 
     def select(self, rows: Tensor) -> None:
@@ -112,10 +109,8 @@ def gathered(values: Tensor, slots: Tensor) -> Tensor:
 
 
 class Cells:
-    """int8 tokens of one plane, keys or values, with a scale per head and channel.
-
-    A scale only grows: if a new token does not fit, the cells of its channel are quantised again.
-    """
+    """int8 tokens of one plane, keys or values, with a scale per head and channel. A scale only
+    grows: if a new token does not fit, the cells of its channel are quantised again."""
 
     def __init__(self, like: Tensor, most: int) -> None:
         batch, heads, _, dims = like.shape
@@ -134,7 +129,6 @@ class Cells:
         self.cells[:, :, at:after] = to_cells(values, scale)
 
     def keep(self, slots: Tensor) -> None:
-        """Keep only ``slots``, and release capacity that they do not need."""
         kept, held = gathered(self.cells, slots), slots.shape[1]
         if self.cells.shape[2] > (room := room_for(held, self._most)):
             self._move(room, kept)

@@ -105,7 +105,6 @@ def _failed(name: str, error: Exception) -> Check:
 
 
 def _remedy(error: BuildError) -> str:
-    """The remedy, unless the error itself states it."""
     says_how = "pip install" in str(error) or "compute capability" in str(error)
     if says_how or isinstance(error.__cause__, OSError):  # the last: where kernels are kept
         return ""

@@ -1,5 +1,2 @@
-"""The engine's end of the wire. ``client`` puts the parts together.
-
-``outbox`` queues events until they are sent, ``mailbox`` holds the sidecar's latest advice, and
-``late`` makes events on the sending thread.
-"""
+"""The engine's end of the wire: ``client`` joins ``outbox`` (queued events), ``mailbox`` (the
+latest advice) and ``late`` (events made on the sending thread)."""

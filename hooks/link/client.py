@@ -44,16 +44,9 @@ _REFUSED: Final = (
 
 
 class SocketOpener:
-    """Opens sockets to one sidecar, and tells when another one is due.
-
-    Args:
-        endpoint: The sidecar's ROUTER, ``ipc://…`` or ``tcp://host:port``.
-        identity: The engine's identity, on every socket.
-        send_hwm: Frames that ZeroMQ may hold for a slow sidecar.
-
-    Raises:
-        ConfigError: The keys that the environment names cannot be used.
-    """
+    """Opens sockets to one sidecar's ROUTER, and tells when another one is due; raises ConfigError:
+    the keys that the environment names cannot be used. ZeroMQ may hold ``send_hwm`` frames for a
+    slow sidecar."""
 
     def __init__(self, endpoint: str, identity: bytes, send_hwm: int) -> None:
         self._endpoint = endpoint
@@ -76,10 +69,7 @@ class SocketOpener:
 
     def is_outdated(self, now: float) -> bool:
         """Tell whether a new socket may be accepted where this one is not: by another token, or
-        keys.
-
-        Called while no sidecar is reachable; checks once per second at most.
-        """
+        keys. Called while no sidecar is reachable; checks once per second at most."""
         if not self._access.may_change or now - self._token_checked < _ASK_AGAIN_S:
             return False
         self._token_checked = now
@@ -99,15 +89,9 @@ class SocketOpener:
 
 
 class LinkState:
-    """Tracks whether a sidecar answers, and logs changes.
-
-    Args:
-        endpoint: The sidecar's endpoint, for the log.
-        absent_s: Seconds without a connection after which a sidecar counts as absent.
-        silent_s: Seconds without a message after which it counts as silent.
-        refused_s: Seconds after which a sidecar that refused this engine is asked again.
-        clock: Monotonic seconds.
-    """
+    """Tracks whether a sidecar answers, and logs changes. Without a connection for ``absent_s``
+    seconds it counts as absent, without a message for ``silent_s`` as silent; one that refused this
+    engine is asked again after ``refused_s``."""
 
     def __init__(
         self, endpoint: str, absent_s: float, silent_s: float, refused_s: float, clock: Clock
@@ -121,7 +105,6 @@ class LinkState:
         self._last_reachable = self._last_advice = clock()
 
     def reached(self, now: float) -> None:
-        """Note that a sidecar takes messages."""
         self._last_reachable = now
 
     def is_absent(self, now: float) -> bool:
@@ -129,7 +112,6 @@ class LinkState:
         return now - self._last_reachable >= self._absent_s
 
     def heard(self) -> None:
-        """Note that the sidecar sent a message."""
         self._last_advice = self._clock()
         if not self.linked:
             self.linked = True
@@ -147,7 +129,6 @@ class LinkState:
         return self._refused_until - now
 
     def warn_if_silent(self, now: float) -> None:
-        """Log once if no message arrived for long."""
         if now - self._last_advice > self._silent_s:
             self.linked = False
             self._once.warn("absent", _ABSENT, self._endpoint)
@@ -156,11 +137,8 @@ class LinkState:
 def wait_for_advice(
     socket: zmq.Socket[bytes], wake: Wake, seconds: float, or_room: bool = False
 ) -> bool:
-    """Sleep until advice arrives, ``wake`` is set, or a timeout; returns whether advice arrived.
-
-    Args:
-        or_room: Also wake as soon as a sidecar takes messages.
-    """
+    """Sleep until advice arrives, ``wake`` is set, a sidecar takes messages (``or_room``), or a
+    timeout; returns whether advice arrived."""
     poller = zmq.Poller()
     poller.register(socket, zmq.POLLIN | zmq.POLLOUT if or_room else zmq.POLLIN)
     poller.register(wake.fd, zmq.POLLIN)

@@ -80,16 +80,9 @@ class RecentPrompts:
         self._tokens = 0
 
     def add(self, tokens: Sequence[int], hashes: Sequence[bytes], missing: int) -> int:
-        """Remember a prompt; returns how many tokens of its block ``missing`` an earlier prompt has
-        too.
-
-        Args:
-            hashes: Of its full blocks; each covers all before it, a cache salt among it.
-            missing: The first block that was not found.
-
-        Returns:
-            Less than a block; 0 where no other prompt parts from it there.
-        """
+        """Remember a prompt of full blocks with ``hashes``, each of which covers all before it and
+        a cache salt; returns how many tokens of its block ``missing``, the first not found, an
+        earlier prompt has too: less than a block, 0 where no other prompt parts from it there."""
         same = self._same(tokens, hashes, missing) if 0 < missing < len(hashes) else 0
         self._prompts.append(_Prompt(tokens, hashes))
         self._tokens += len(tokens)
@@ -115,7 +108,6 @@ class RecentPrompts:
 
 
 def _along(block: Sequence[int], other: Sequence[int]) -> int:
-    """Return how many tokens at the beginning of a block another one has too."""
     for place, (token, theirs) in enumerate(zip(block, other, strict=False)):
         if token != theirs:
             return place
@@ -131,7 +123,6 @@ class LatePrompt:
         self._recent, self._tokens, self._missing = recent, tokens, missing
 
     def same_tokens(self, hashes: Sequence[bytes]) -> int:
-        """See ``RecentPrompts.add``."""
         return self._recent.add(self._tokens, hashes, self._missing)
 
 
@@ -176,10 +167,8 @@ class PromptRequest(Protocol):
 
 
 class SaltedContents:
-    """Digests requests' contents apart from their salts, from the first salted request on.
-
-    An engine whose callers use no salts pays nothing.
-    """
+    """Digests requests' contents apart from their salts, from the first salted request on. An
+    engine whose callers use no salts pays nothing."""
 
     def __init__(self, mailbox: Mailbox, block_size: int) -> None:
         self._mailbox = mailbox
@@ -188,9 +177,7 @@ class SaltedContents:
 
     def of(self, request: PromptRequest) -> PromptDigests | None:
         """Return a request's content to be digested on the client's thread; reads a few attributes.
-
-        None where hashes differ by more than a salt: with an adapter, images, or embeddings.
-        """
+        None where hashes differ by more than a salt: with an adapter, images, or embeddings."""
         salt, key = request.cache_salt, self._mailbox.content_key
         self._has_salts = self._has_salts or salt is not None
         tokens: Sequence[int] | None = getattr(request, "prompt_token_ids", None)

@@ -26,12 +26,9 @@ Finds = Callable[[Keys], BlockIds]  # finds the blocks that hold keys
 def looked_up(
     ranking: EvictionRanking, finds: Finds | None = None, copies: bool = True
 ) -> EvictionRanking:
-    """Return ``ranking`` with what an engine looks up in it, made here and not in a step.
-
-    Args:
-        finds: Finds the blocks that hold its keys; None: whoever applies it does.
-        copies: Whether anybody asks which blocks are worth a copy.
-    """
+    """Return ``ranking`` with what an engine looks up in it, made here and not in a step: the
+    blocks that ``finds`` finds of its keys, and those worth a copy if anybody asks for
+    ``copies``."""
     return replace(
         ranking,
         order_blocks=None if finds is None else finds(ranking.order),
@@ -56,13 +53,8 @@ _TOLD: Final = (
 
 
 class Mailbox:
-    """Holds the latest of each kind of advice; old advice reads as none.
-
-    One thread puts in, any thread reads: a reader reads one attribute and one clock.
-
-    Attributes:
-        copies: Whether blocks that go are copied: else nobody asks which are worth it.
-    """
+    """Holds the latest of each kind of advice; old advice reads as none. One thread puts in, any
+    thread reads: a reader reads one attribute and one clock."""
 
     # finds a ranking's blocks when it arrives; None: whoever applies it does
     finds: Finds | None = None
@@ -115,15 +107,12 @@ class Mailbox:
         return self._clock() < self._tips_until
 
     def hold_ranking(self, ranking: EvictionRanking | None) -> None:
-        """Hold ``ranking`` with its own date."""
         self._ranking = ranking
 
     def hold_wanted(self, keys: Keys | None) -> None:
-        """Hold suggestions of what to prefetch, best first."""
         self.order = keys
 
     def hold_admission(self, word: AdmissionAdvice | None) -> None:
-        """Hold advice on room for new sessions with its own date."""
         self._admission = word
 
     def forget(self) -> None:

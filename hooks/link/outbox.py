@@ -48,20 +48,16 @@ logger = logging.getLogger(__name__)
 
 
 class Later(Protocol):
-    """Becomes events on the sending thread, for what would take an engine's thread too long.
-
-    It keeps its place in the queue.
-    """
+    """Becomes events on the sending thread, for what would take an engine's thread too long. It
+    keeps its place in the queue."""
 
     def events(self) -> Sequence[AnyEvent]:
         """Return the events; raises if they cannot be made, and then they are lost."""
 
 
 class Outbox:
-    """A bounded queue of events, sent in numbered batches.
-
-    Engine threads call ``emit``; all else is called by the sending thread.
-    """
+    """A bounded queue of events, sent in numbered batches. Engine threads call ``emit``; all else
+    is called by the sending thread."""
 
     def __init__(self, limit: int, batch_limit: int) -> None:
         # Entries that were never sent: the queue was full, or no sidecar was there.
@@ -88,7 +84,6 @@ class Outbox:
 
     @property
     def is_open(self) -> bool:
-        """Tell whether events are queued; otherwise they are dropped at once."""
         return self._limit > 0
 
     def open(self, limit: int | None = None) -> None:
@@ -96,7 +91,6 @@ class Outbox:
         self._limit = self._most = limit or self._most
 
     def shut(self) -> None:
-        """Drop and count every event from now on, and those that are queued."""
         self._limit = 0
         while count := min(len(self._queue), self._batch_limit):
             for _ in range(count):
@@ -109,9 +103,7 @@ class Outbox:
 
     def drain(self, socket: zmq.Socket[bytes], tips: bool = False) -> bool:
         """Send what is queued now, requests by their ``tips`` or whole; returns whether all was.
-
-        Events that engine threads add meanwhile wait for the next call.
-        """
+        Events that engine threads add meanwhile wait for the next call."""
         queue, remaining = self._queue, len(self._queue)
         while remaining > 0 and socket.poll(0, zmq.POLLOUT):
             batch = [queue.popleft() for _ in range(min(remaining, self._batch_limit))]

@@ -1,8 +1,5 @@
-"""Keeps the calibrations of models: how far their keys may move.
-
-There is one file per model, in the user's cache directory. Without one that passed, nothing is
-spliced.
-"""
+"""Keeps the calibrations of models: how far their keys may move. There is one file per model, in
+the user's cache directory. Without one that passed, nothing is spliced."""
 
 from __future__ import annotations
 
@@ -28,8 +25,6 @@ _DIGITS: Final = 24  # 96 bits in a file name; chosen
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """The result of calibrating one model."""
-
     model: str  # the model's name, for display
     identity: str  # digest of all that the result depends on; see ``identity_of``
     passed: bool  # whether splicing is allowed at all

@@ -1,7 +1,5 @@
-"""``SpanIndex``: finds spans of tokens in known blocks, at any alignment.
-
-Tokens are kept in the engine's process only, for the most recently added blocks.
-"""
+"""``SpanIndex``: finds spans of tokens in known blocks, at any alignment. Tokens are kept in the
+engine's process only, for the most recently added blocks."""
 
 from __future__ import annotations
 
@@ -22,12 +20,9 @@ _HALF: Final = np.uint64(32)
 
 
 class Fingerprints:
-    """Computes multilinear hashes of windows of tokens; callers compare the tokens of equal ones.
-
-    Args:
-        window: Tokens per fingerprint.
-        rng: Draws the coefficients, so that nobody outside this process can make windows collide.
-    """
+    """Computes multilinear hashes of windows of ``window`` tokens; callers compare the tokens of
+    equal ones. ``rng`` draws the coefficients, so that nobody outside this process can make windows
+    collide."""
 
     def __init__(self, window: int, rng: np.random.Generator) -> None:
         self.window = window
@@ -96,8 +91,6 @@ _MOST_CHILDREN: Final = 8  # following blocks remembered per block and domain; c
 
 @dataclass(slots=True, eq=False)
 class TextBlock:
-    """The text of one block."""
-
     block_hash: bytes
     domain: Domain
     start: int  # position of its first token in the sequence
@@ -127,7 +120,6 @@ class TextBlocks:
         return self._blocks.get(block_hash)
 
     def used(self, block_hash: bytes) -> None:
-        """Mark a known block as used now."""
         self._blocks.move_to_end(block_hash)
 
     def following(self, block_hash: bytes, domains: Collection[Domain]) -> list[TextBlock]:
@@ -154,7 +146,6 @@ class TextBlocks:
         self._after.clear()
 
     def check_integrity(self) -> None:
-        """Assert the invariants; for tests."""
         for (before, domain), after in self._after.items():
             assert 0 < len(after) <= _MOST_CHILDREN
             assert all((entry.before, entry.domain) == (before, domain) for entry in after)
@@ -189,7 +180,6 @@ class Piece:
         return sum(segment.tokens for segment in self.segments)
 
     def cut(self, tokens: int) -> Piece:
-        """Return the piece's first ``tokens`` tokens as a piece."""
         kept: list[BlockSpan] = []
         for segment in self.segments:
             if tokens > 0:
@@ -231,14 +221,8 @@ class SpanIndex:
         return None if entry is None else entry.domain
 
     def add(self, domain: Domain, hashes: Sequence[bytes], tokens: Tokens, first: int = 0) -> None:
-        """Add full blocks of a sequence.
-
-        Args:
-            domain: Domain of the blocks that are new.
-            hashes: The sequence's block hashes, from its beginning.
-            tokens: The tokens of these blocks; ``UNFINDABLE`` where nothing may be found.
-            first: Index of the first block to add.
-        """
+        """Add a sequence's full blocks from the ``first`` on, those that are new in ``domain``;
+        ``tokens`` are ``UNFINDABLE`` where nothing may be found."""
         size, before = self._size, b""
         for at, block_hash in enumerate(hashes):
             if block_hash in self._blocks:
@@ -293,10 +277,7 @@ class SpanIndex:
         usable: Callable[[bytes], bool],
     ) -> Piece | None:
         """Return a piece that continues the exact prefix ending in ``block_hash``; None if there is
-        none.
-
-        It is shorter than a block, computed behind the same text and at the same position.
-        """
+        none. It is shorter than a block, computed behind the same text and at the same position."""
         prompt = TokenBytes.of(tokens[at : at + self._size])
         there = [
             each for each in self._blocks.following(block_hash, domains) if usable(each.block_hash)
@@ -365,7 +346,6 @@ class SpanIndex:
                 self._places.pop(window, None)
 
     def check_integrity(self) -> None:
-        """Assert the invariants; for tests."""
         self._blocks.check_integrity()
         assert len(self._blocks) <= self._most
         for (domain, fingerprint), places in self._places.items():

@@ -75,10 +75,7 @@ def configured_table(
     extra_config: Mapping[str, Any], environment: Mapping[str, str]
 ) -> BorderTable | None:
     """Return the table of a connector's configuration, or else of the environment; None without
-    any.
-
-    A malformed table leaves a warning and is ignored.
-    """
+    any. A malformed table leaves a warning and is ignored."""
     text = str(extra_config.get(LAYERS_KEY) or environment.get(LAYERS_VARIABLE) or "")
     if not text.strip().startswith("{"):  # 1 or 0 is the operator's switch, and no table
         return None
@@ -90,10 +87,8 @@ def configured_table(
 
 
 def stated_sections(environment: Mapping[str, str]) -> dict[str, int]:
-    """Return the operator's section lines and their layers, or the defaults.
-
-    A malformed value leaves a warning, and the defaults count.
-    """
+    """Return the operator's section lines and their layers, or the defaults. A malformed value
+    leaves a warning, and the defaults count."""
     text = environment.get(SECTIONS_VARIABLE, "").strip()
     try:
         stated = json.loads(text) if text else SECTIONS
@@ -163,13 +158,9 @@ class LayerReader:
         return runs
 
     def marked(self, tokens: Sequence[int], forged: Collection[int], tools: bool) -> list[Run]:
-        """Return the layers of a prompt whose messages are known.
-
-        Args:
-            forged: Positions where a message's author typed a border's first token.
-            tools: Whether the prompt describes tools; then the first text that does so is the
-                tools'.
-        """
+        """Return the layers of a prompt whose messages are known. ``forged``: positions where a
+        message's author typed a border's first token. ``tools``: the prompt describes tools, in the
+        first text that does so."""
         real = (each for each in self.strong(tokens) if each.start not in forged)
         found = list(_without_mentions(real))
         if tools:
@@ -186,7 +177,6 @@ class LayerReader:
                 yield found
 
     def _head(self, tokens: Sequence[int]) -> _Head:
-        """Return the borders before the first user message."""
         found: list[BorderMatch] = []
         for each in _without_mentions(self.strong(tokens)):
             if each.layer >= SourceLayer.TOOL_RESULT:
@@ -285,7 +275,6 @@ def _demoted(found: BorderMatch) -> BorderMatch:
 
 
 def _runs(found: Sequence[BorderMatch], end: int) -> list[Run]:
-    """Return the runs between borders; a border belongs to the run that it begins."""
     starts = [each.start for each in [*found, BorderMatch(USER, end, end)][1:]]
     layered = [(each.layer, each.start, stop) for each, stop in zip(found, starts, strict=True)]
     runs: list[Run] = []
@@ -306,10 +295,8 @@ text's first token may lose a space. Chosen."""
 
 
 class TokenPlaces:
-    """Maps characters of decoded text to tokens, without the tokenizer's offsets.
-
-    Tokens are decoded in parts, each only a few times, however long the text is.
-    """
+    """Maps characters of decoded text to tokens, without the tokenizer's offsets. Tokens are
+    decoded in parts, each only a few times, however long the text is."""
 
     def __init__(self, decode: Decode, tokens: Sequence[int]) -> None:
         self._decode = decode

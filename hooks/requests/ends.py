@@ -66,10 +66,7 @@ def configured_marks(
     extra_config: Mapping[str, Any], environment: Mapping[str, str]
 ) -> EndMarks | None:
     """Return the marks of a connector's configuration, or else of the environment; None without
-    any.
-
-    Malformed marks leave a warning and are ignored.
-    """
+    any. Malformed marks leave a warning and are ignored."""
     text = extra_config.get(ENDS_KEY) or environment.get(ENDS_VARIABLE)
     if not text or str(text).strip().lower() in OFF:
         return None
@@ -95,12 +92,10 @@ class CallShape:
         self._pattern = re.compile(rf"{_loosely(before)}\s*{_NAME}{ends}")
 
     def at_start(self, text: str) -> str | None:
-        """Return the name at the start of ``text``; None if there is none."""
         found = self._pattern.match(text.lstrip())
         return found["name"] if found else None
 
     def search(self, text: str, last: bool = False) -> str | None:
-        """Return the first name in ``text``, or the last one; None without any."""
         names = (found["name"] for found in self._pattern.finditer(text))
         found = deque(names, maxlen=1) if last else [*islice(names, 1)]
         return found[0] if found else None
@@ -211,12 +206,10 @@ class AnswerReader:
         return ends
 
     def _closes(self, answer: Tokens, body: int) -> bool:
-        """Return whether the first ``body`` tokens end with a call's closer."""
         tail = self._decode(answer[max(0, body - _TAIL) : body]).rstrip()
         return tail.endswith(self._marks.closers)
 
     def _is_opened(self, answer: Tokens, body: int) -> bool:
-        """Return whether an answer that closes a call counts as one without a tool's name."""
         opener = self._marks.opener
         if self._marks.by_shape:
             return False
@@ -249,7 +242,6 @@ class AnswerReader:
         return None
 
     def _name_before(self, shape: CallShape, divider: int, answer: Tokens, body: int) -> str | None:
-        """Return the first name in front of a ``divider``."""
         for place in _places(answer, divider, body):
             text = self._decode(answer[max(0, place - _NAMED_WITHIN) : place + 1])
             if (name := shape.search(text, last=True)) is not None:
@@ -257,14 +249,12 @@ class AnswerReader:
         return None
 
     def _runs_through(self, answer: Tokens, first: int, body: int) -> bool:
-        """Return whether a call from ``first`` on is all of the rest, or too long to check."""
         if not self._marks.by_shape or body - first > _LONGEST:
             return True
         return is_one_expression(self._decode(answer[first:body]))
 
 
 def _places(answer: Tokens, token: int, body: int) -> Iterator[int]:
-    """Yield the first positions of ``token`` among the first ``body`` tokens."""
     place = -1
     with contextlib.suppress(ValueError):
         for _ in range(_OPENERS):

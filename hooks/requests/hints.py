@@ -161,7 +161,6 @@ MAX_SECONDS: Final = 1e9  # longest expected return or lease; chosen
 
 
 def name_of(value: object) -> str:
-    """Return a name, cut to ``MAX_NAME`` characters."""
     if not isinstance(value, str):
         raise TypeError("must be a string")
     # Lone surrogates cannot be encoded on the wire; they come in through JSON escapes.
@@ -236,14 +235,11 @@ class HintTrust(Enum):
 
 @dataclass(frozen=True, slots=True)
 class HintPolicy:
-    """Which requests are trusted, and how far."""
-
     trust: HintTrust  # what a request without the secret may state
     secret: str | None = None  # secret that makes a request fully trusted; None if there is none
 
     @property
     def name(self) -> str:
-        """The policy as it was configured, without the secret."""
         return self.trust.value if self.secret is None else "secret:…"
 
     def is_operators(self, presented: object) -> bool:
@@ -270,10 +266,8 @@ def read_hint_policy(settings: EngineSettings) -> HintPolicy:
 
 
 def hint_policy(settings: EngineSettings) -> HintPolicy:
-    """Return the configured policy; a mistake leaves a warning, and then no hint counts.
-
-    A secret that every user of the machine can read also leaves a warning, but is used.
-    """
+    """Return the configured policy; a mistake leaves a warning, and then no hint counts. A secret
+    that every user of the machine can read also leaves a warning, but is used."""
     try:
         policy = read_hint_policy(settings)
     except ConfigError as error:
@@ -285,8 +279,6 @@ def hint_policy(settings: EngineSettings) -> HintPolicy:
 
 
 class ExposedSecret(NamedTuple):
-    """A secret's file that more than its owner and group can open."""
-
     problem: str  # the file, its mode, and who can open it
     remedy: str  # the command that fixes it
 
@@ -310,10 +302,8 @@ def exposed_secret(settings: EngineSettings) -> ExposedSecret | None:
 
 
 def tenant_of_salt(salt: str | None) -> str | None:
-    """Return a tenant name that stands for a cache salt; None without a salt.
-
-    The salt is a secret and never leaves the engine, so the name is a digest of it.
-    """
+    """Return a tenant name that stands for a cache salt; None without a salt. The salt is a secret
+    and never leaves the engine, so the name is a digest of it."""
     if not salt:
         return None
     digest = hashlib.blake2b(
@@ -345,8 +335,6 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class CheckedHints:
-    """A request's hints, checked and clipped."""
-
     segments: tuple[Segment, ...] = ()
     tenant: str | None = None
     session: str | None = None
@@ -364,10 +352,7 @@ NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
 
 def may_be_shared(params: object) -> bool:
     """Return whether blocks of a request with these ``kv_transfer_params`` may go to a shared
-    store.
-
-    Any caller may forbid it, trusted or not, even with a malformed value.
-    """
+    store. Any caller may forbid it, trusted or not, even with a malformed value."""
     tag = params.get(KEY) if isinstance(params, dict) else None
     return not isinstance(tag, dict) or tag.get(SHARE, True) is True
 

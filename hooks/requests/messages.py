@@ -53,8 +53,6 @@ _READERS: Final[dict[str, tuple[str, Callable[[object], Any]]]] = {
 
 
 class MessageHint(NamedTuple):
-    """A client's hint about its messages."""
-
     # Index of the message among the client's own, negative from the end; None for all of the role.
     number: int | None
     role: str | None  # role of the messages, if no number is given
@@ -67,11 +65,8 @@ def layer_of(role: str) -> str:
 
 
 def take_hints(extra: dict[str, Any], once: Once) -> dict[str, Any]:
-    """Remove all hints for kvgraph from a request's extra arguments, and return them.
-
-    Args:
-        extra: A request's own copy; changed.
-    """
+    """Remove all hints for kvgraph from a request's own copy of its extra arguments, and return
+    them."""
     transfer = extra.get("kv_transfer_params")
     transfer = dict(transfer) if isinstance(transfer, dict) else {}
     stated = _object(extra.pop(KEY, None), once) | _object(transfer.pop(KEY, None), once)
@@ -112,7 +107,6 @@ def _plain(text: str, most: int) -> str:
 
 
 def message_hints(stated: dict[str, Any], once: Once) -> list[MessageHint]:
-    """Remove the hints about messages from ``stated``, and return them."""
     listed = stated.pop("messages", None)
     if listed is None:
         return []
@@ -157,7 +151,6 @@ def _allowed(item: dict[str, Any], once: Once) -> Iterator[tuple[str, Any]]:
 
 
 def _object(value: object, once: Once) -> dict[str, Any]:
-    """Return hints as an object, parsed if they are JSON text."""
     if value is None or isinstance(value, dict):
         return dict(value or {})
     if isinstance(value, str) and len(value) <= LONGEST:
@@ -226,7 +219,6 @@ class LayerMarker:
     def _marked(
         self, tokens: Sequence[int], text: str | None, messages: Messages, extras: Any
     ) -> list[Run] | None:
-        """Return the layers by the messages; None where only the tokens tell."""
         forged = self._forged(tokens, text, messages, extras)
         if forged is None:
             return None
@@ -237,7 +229,6 @@ class LayerMarker:
     def _forged(
         self, tokens: Sequence[int], text: str | None, messages: Messages, extras: Any
     ) -> frozenset[int] | None:
-        """Return the positions of typed borders; None if they cannot be told from real ones."""
         if self._table.sealed:
             return frozenset()
         if any(self._special.search(each) for each in strings_in(extras)):
@@ -341,9 +332,7 @@ class TooDeepError(ValueError):
 
 def strings_in(value: Any, depth: int = 0) -> Iterator[str]:
     """Yield all strings in a message in order, keys of nested objects included.
-
-    Raises TooDeepError.
-    """
+    Raises TooDeepError."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping | list | tuple):
@@ -387,15 +376,12 @@ _DEEPEST_PLACE: Final = 4  # nesting of parts in a content; chosen
 
 
 class ClientMessage(NamedTuple):
-    """A message as its client sent it."""
-
     role: str
     texts: tuple[str, ...]  # all strings in its content, in order
     numbered: bool = True  # whether it counts for message indices; a separate system field does not
 
 
 def client_messages(messages: Sequence[Any]) -> list[ClientMessage]:
-    """Return chat messages of any API as ``ClientMessage``."""
     found = []
     for each in messages:
         plain = each if isinstance(each, Mapping) else getattr(each, "__dict__", {})
@@ -559,5 +545,4 @@ def hints_by_message(
 
 
 def _one(places: list[int], number: int) -> list[int]:
-    """Return the element at ``number``, negative from the end, as a list; or none."""
     return [places[number]] if -len(places) <= number < len(places) else []

@@ -44,11 +44,8 @@ class SharedStore(Protocol):
 
 
 def open_store(settings: StoreSettings, adds: bool = True) -> SharedStore:
-    """Open the store that ``settings`` name; ``adds``: this client may add room to it.
-
-    Raises:
-        StorageError: It cannot be used; the message says why.
-    """
+    """Open the store that ``settings`` name; ``adds``: this client may add room to it. Raises
+    StorageError: it cannot be used; the message says why."""
     if settings.is_mooncake:
         return MooncakeStore(settings.place, settings.capacity_bytes if adds else 0)
     return DirectoryStore(settings.place, settings.capacity_bytes)
@@ -194,7 +191,6 @@ class DirectoryStore:
 
 
 def _files_in(part: Path) -> Iterator[tuple[float, int, str]]:
-    """The time of last use, the size in bytes and the path of each value of a part."""
     if part.is_symlink():
         return
     for folder, _, names in os.walk(part):
@@ -209,7 +205,6 @@ def _files_in(part: Path) -> Iterator[tuple[float, int, str]]:
 
 
 def _part_of(key: str) -> int:
-    """The part that a key is in, by the first digit of its block's hash."""
     return int(key.rpartition("/")[2][0], 16)
 
 

@@ -56,10 +56,8 @@ class TransferCosts:
     def worth_loading(
         self, tokens: int, warm_bytes: int, cold_bytes: int, store_bytes: int = 0
     ) -> bool:
-        """Tell whether loading these bytes takes no longer than computing ``tokens`` tokens.
-
-        If it takes longer, raises the bandwidths a little; see the class.
-        """
+        """Tell whether loading these bytes takes no longer than computing ``tokens`` tokens. If it
+        takes longer, raises the bandwidths a little; see the class."""
         if not self.prefill_tokens_per_s:
             return True
         if self.load_s(warm_bytes, cold_bytes, store_bytes) <= tokens / self.prefill_tokens_per_s:
@@ -71,8 +69,7 @@ class TransferCosts:
 
     def worth_splicing(self, tokens: int, record_bytes: int, loads: bool) -> bool:
         """Tell whether splicing ``tokens`` tokens, out of records of so many bytes, takes no longer
-        than computing them.
-        """
+        than computing them."""
         if self.splices_always or not self.prefill_tokens_per_s:
             return True
         takes_s = _over(self.queued_bytes + record_bytes, self.splice_bytes_per_s)
@@ -97,10 +94,7 @@ class TransferCosts:
 
     def store_limit_s(self, tokens: int) -> float:
         """Return how long a load of ``tokens`` tokens may read the store: as long as computing them
-        takes.
-
-        So a store that turns slow costs a request no more than its prefill once again.
-        """
+        takes. So a store that turns slow costs a request no more than its prefill once again."""
         if not self.prefill_tokens_per_s:
             return _UNMEASURED_LIMIT_S
         return max(_LEAST_LIMIT_S, tokens / self.prefill_tokens_per_s)
@@ -108,7 +102,6 @@ class TransferCosts:
     def loaded(
         self, size: int, transfer_s: float, from_disk: bool, from_store: bool = False
     ) -> None:
-        """Note that a load of ``size`` bytes took ``transfer_s`` seconds."""
         if from_store:
             self.store_bytes_per_s = _speed(self.store_bytes_per_s, size, transfer_s)
         elif from_disk:
@@ -123,7 +116,6 @@ class TransferCosts:
         self.splice_wait_s = _mean(self.splice_wait_s, max(0.0, waited_s - transfer_s))
 
     def spilled(self, size: int, transfer_s: float) -> None:
-        """Note that a spill of ``size`` bytes took ``transfer_s`` seconds."""
         self.spill_bytes_per_s = _speed(self.spill_bytes_per_s, size, transfer_s)
 
     def step_began(self, tokens: int, now: float | None = None) -> None:

@@ -37,7 +37,6 @@ class ReleasedCopies:
         return bool(self.released or self.erased or self.cleared or self.named)
 
     def take(self) -> VoidedCopies:
-        """Return what was collected since the last call."""
         void = VoidedCopies(
             tuple(self.released), tuple(self.erased), self.cleared, tuple(self.named)
         )
@@ -240,22 +239,18 @@ class CopyDirectory:
 
     @property
     def warm_blocks(self) -> int:
-        """Return the number of complete copies in memory."""
         return len(self._warm)
 
     @property
     def cold_blocks(self) -> int:
-        """Return the number of complete records on disk."""
         return len(self._cold)
 
     @property
     def room(self) -> int:
-        """Return how many copies can be begun now."""
         return self.warm_capacity - self._held
 
     @property
     def has_any(self) -> bool:
-        """Tell whether there is any complete copy or record."""
         return bool(self._warm or self._cold)
 
     def __contains__(self, block_hash: bytes) -> bool:
@@ -266,7 +261,6 @@ class CopyDirectory:
         return [copy for copy in copies if self.warm(copy.block_hash) is copy]
 
     def is_cold(self, block_hash: bytes) -> bool:
-        """Tell whether a block has a record on disk."""
         return block_hash in self._cold
 
     def hashes_of(self, keys: Sequence[int]) -> list[bytes | None]:
@@ -358,7 +352,6 @@ class CopyDirectory:
         return hashes
 
     def unpin(self, copy: Copy) -> None:
-        """Note that a job that used this copy is done."""
         self.unpin_all((copy,))
 
     def unpin_all(self, copies: Iterable[Copy]) -> None:
@@ -378,7 +371,6 @@ class CopyDirectory:
         self.voided.erased.append(block_hash)
 
     def oldest_cold(self, count: int) -> list[bytes]:
-        """Return the least recently used records."""
         return [block_hash for block_hash, _ in zip(self._cold, range(count), strict=False)]
 
     def clear(self) -> None:

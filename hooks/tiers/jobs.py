@@ -78,7 +78,6 @@ _NOBODY_WAITS: Final = (Demote, Share)  # for the end of one of these
 
 
 def positions(job: Job) -> int:
-    """Return how many positions an answer to ``job`` can name."""
     return len(job.targets) if isinstance(job, Load) else len(job.copies)
 
 
@@ -167,19 +166,15 @@ class JobBook:
 
     @property
     def has_new(self) -> bool:
-        """Tell whether jobs were opened since the last ``take``."""
         return bool(self._new)
 
     def take(self) -> tuple[Job, ...]:
-        """Return the jobs that were opened since the last call."""
         jobs, self._new = tuple(self._new), []
         return jobs
 
     def answer_all(self, done: Iterable[JobDone]) -> None:
         """Handle workers' answers; one that raises keeps no other from being handled.
-
-        Raises what the last of those that failed raised.
-        """
+        Raises what the last of those that failed raised."""
         failure: Exception | None = None
         for each in done:
             try:
@@ -221,7 +216,6 @@ class Answers:
         self._starts: tuple[WorkerStart, ...] = (start,)
 
     def report(self, job: Job, failed: frozenset[int], seconds: float, size: int) -> None:
-        """Report that ``job`` is over and moved ``size`` bytes, but not positions ``failed``."""
         with self._lock:
             self._done.append(JobDone(job.id, failed, seconds, size))
             if isinstance(job, Load) and job.request is not None:
@@ -234,7 +228,6 @@ class Answers:
             self.report(job, frozenset(range(positions(job))), 0.0, 0)
 
     def take_answer(self) -> TierAnswer:
-        """Return what was reported since the last call."""
         with self._lock:
             done, self._done = tuple(self._done), []
         starts, self._starts = self._starts, ()

@@ -56,7 +56,6 @@ class AnswerWatch:
         self.stuck = False
 
     def waits_for(self, job: Job) -> bool:
-        """Tell whether ``job`` was not given up yet."""
         return job.id in self._jobs
 
     def claim(self, job: Job) -> bool:
@@ -100,10 +99,8 @@ class Records(Protocol):
 
 
 class RecordLane:
-    """Reads and writes records on a thread of its own; called by the memory's thread alone.
-
-    Without records, every job is refused.
-    """
+    """Reads and writes records on a thread of its own; called by the memory's thread alone. Without
+    records, every job is refused."""
 
     def __init__(
         self,
@@ -130,9 +127,7 @@ class RecordLane:
 
     def close(self) -> bool:
         """Finish what was begun; False if that takes too long: the records must stay open then.
-
-        What a hanging thread would write must still be what the record's checksum covers.
-        """
+        What a hanging thread would write must still be what the record's checksum covers."""
         return self.records is None or self._thread.close()
 
     def keep_back(self, copies: Sequence[int]) -> list[int]:
@@ -162,9 +157,7 @@ class RecordLane:
         self, hashes: Mapping[int, bytes], records: Sequence[int], within_s: float
     ) -> Set[int]:
         """Read the records of ``hashes`` by their positions; returns the positions that failed.
-
-        Once ``within_s`` seconds are over, nothing more is read.
-        """
+        Once ``within_s`` seconds are over, nothing more is read."""
         until = time.perf_counter() + within_s
         return {
             at
@@ -185,7 +178,6 @@ class RecordLane:
             self._thread.put(lambda: self._write_last(copies, until))
 
     def erase(self, hashes: Sequence[bytes]) -> None:
-        """Remove records, after what was begun before."""
         self._thread.put(lambda: self._erase(hashes))
 
     def disown(self) -> None:
@@ -245,7 +237,6 @@ class RecordLane:
 
 
 def all_of(job: Job) -> frozenset[int]:
-    """Return every position that an answer to a job can name."""
     return frozenset(range(positions(job)))
 
 
@@ -261,17 +252,7 @@ Source = tuple[RecordLane, dict[int, bytes], float]  # what is read of it, and w
 
 
 class RecordLanes:
-    """The disk's lane, and two of the store: a request waits for reads, and nobody for writes.
-
-    Args:
-        disk: The disk tier, if there is one.
-        store: The shared store's records of this worker's shard, if there is one.
-        arena, memory, release, refuse: See ``RecordLane``.
-        watch: Whether the disk still answers.
-
-    Attributes:
-        disk, store_in, store_out: The lanes; the latter two read the store and write to it.
-    """
+    """The disk's lane, and two of the store: a request waits for reads, and nobody for writes."""
 
     def __init__(
         self,
@@ -311,7 +292,6 @@ class RecordLanes:
         return copies
 
     def disown(self) -> None:
-        """Keep other processes from finding what is written from here on."""
         self.disk.disown()
         self.store_out.disown()
 
@@ -389,9 +369,7 @@ class TransferLane:
 
     def put(self, fence: Fence, move: Callable[[], None], told: OnDone) -> None:
         """Run ``move`` behind ``fence``; ``told`` gets the seconds that it took, and its error.
-
-        ``told`` is called on the lane's thread, once nothing of the move is under way any more.
-        """
+        ``told`` is called on the lane's thread, once nothing of the move is under way any more."""
         self._orders.put(_Order(fence, move, told))
 
     def close(self) -> bool:

@@ -29,12 +29,10 @@ class DiskWrites:
 
     @property
     def idle(self) -> bool:
-        """Tell whether no write is under way."""
         return not self._under_way
 
     @property
     def room(self) -> int:
-        """Return how many writes can be begun now."""
         return min(_AT_ONCE, self._ledger.directory.cold_capacity) - len(self._under_way)
 
     def demote(self, count: int, first: Iterable[bytes]) -> None:
@@ -52,7 +50,6 @@ class DiskWrites:
         self._begin(new, stays=False)
 
     def keep(self, copies: Sequence[Copy]) -> None:
-        """Write copies that stay in memory, as many as there is room for."""
         new = list(filter(self._is_to_write, copies))
         self._begin(new[: max(0, self.room)], stays=True)
 
@@ -178,13 +175,11 @@ class TierLedger:
         self.coming.update(dict.fromkeys(hashes, until))
 
     def arrived(self, hashes: Sequence[bytes]) -> None:
-        """Note that a load is over, whether it succeeded or not."""
         deque(map(self.coming.pop, hashes, repeat(None)), maxlen=0)
 
     def make_room(self, count: int, first: Iterable[bytes]) -> int:
         """Return how many copies of ``count`` can be begun now; gives up or demotes others for
-        them.
-        """
+        them."""
         directory = self.directory
         missing = count - directory.room
         if directory.cold_capacity:
@@ -233,9 +228,7 @@ class TierLedger:
 
     def started(self, starts: Sequence[WorkerStart]) -> None:
         """Take the workers' capacities: the least of each, and the records that are on every disk.
-
-        After a reset that came first, the records may be of older weights: they are erased.
-        """
+        After a reset that came first, the records may be of older weights: they are erased."""
         directory = self.directory
         directory.warm_capacity = min(start.warm_capacity for start in starts)
         directory.cold_capacity = min(start.cold_capacity for start in starts)
@@ -248,12 +241,10 @@ class TierLedger:
     # For the sidecar ----------------------------------------------------------------------------
 
     def announce(self, hashes: Sequence[bytes], tier: Tier) -> None:
-        """Emit events for copies that were completed."""
         for event in copied_events(hashes, tier, self.block_bytes):
             self._emit(event)
 
     def announce_dropped(self, hashes: Sequence[bytes], tier: Tier, cause: Cause) -> None:
-        """Emit events for copies that are gone, with the reason."""
         if hashes:
             self._emit(CopiesDropped(pack_hashes(hashes), int(tier), int(cause)))
 

@@ -37,23 +37,19 @@ if TYPE_CHECKING:
 
 class DirtyCopies:
     """Complete copies that are on no disk, and that a later process may find there; by their ids.
-
-    The scheduler says whether a copy is complete, and whose it is: a worker cannot know.
-    """
+    The scheduler says whether a copy is complete, and whose it is: a worker cannot know."""
 
     def __init__(self) -> None:
         self._hashes: dict[int, bytes] = {}
         self._disowned = False
 
     def told(self, work: TierWork) -> None:
-        """Take what a step's work says of copies."""
         self._disowned |= work.disown  # nobody would find what is written from here on
         self._hashes.update(work.named)
         for copy in tuple(self._hashes) if self._disowned else work.release:
             self._hashes.pop(copy, None)
 
     def written(self, job: Demote, failed: Set[int]) -> None:
-        """Note that copies were written, but for the positions ``failed``."""
         for at, copy in enumerate(job.copies):
             if at not in failed:
                 self._hashes.pop(copy, None)
@@ -83,9 +79,7 @@ def splicer(
     rope: Rope | None,  # how keys are moved; None where they cannot be
 ) -> Callable[[], None]:
     """Return a function that brings ``runs`` to their new positions; without runs it does nothing.
-
-    Raises RopeError or KernelError.
-    """
+    Raises RopeError or KernelError."""
     if not runs:
         return _nothing
     if rope is None:
@@ -121,9 +115,6 @@ class TierMover:
     books; loads, spills, the disk, and reads from and writes to the shared store have a thread
     each, so that a load, for which a request waits, waits for no spill but that of the blocks that
     it overwrites, and a slow disk delays nothing else.
-
-    Attributes:
-        lanes: The threads of disk and shared store.
     """
 
     def __init__(
@@ -251,12 +242,7 @@ class TierMover:
         )
 
     def _load(
-        self,
-        job: Load,
-        records: Sequence[int],
-        fence: Fence,
-        failed: Set[int],
-        before: float,
+        self, job: Load, records: Sequence[int], fence: Fence, failed: Set[int], before: float
     ) -> None:
         """Load all but the positions that ``failed`` in the ``before`` seconds on the disk."""
         good = [at for at in range(len(records)) if at not in failed]
@@ -270,9 +256,7 @@ class TierMover:
             splice()
 
         self._loads.put(
-            fence,
-            move,
-            lambda seconds, error: self._over(job, failed, before + seconds, error),
+            fence, move, lambda seconds, error: self._over(job, failed, before + seconds, error)
         )
 
     # Answers ------------------------------------------------------------------------------------

@@ -1,8 +1,5 @@
-"""``Calls``: to which of our parts each of vLLM's calls goes, in order.
-
-A part has methods with vLLM's own names, of those calls that concern it. What an engine does not
-have is not among the parts.
-"""
+"""``Calls``: to which of our parts each of vLLM's calls goes, in order; a part has methods with
+vLLM's own names, of those calls that concern it."""
 
 from __future__ import annotations
 
@@ -45,5 +42,4 @@ class Calls:
 
 
 def calls_of(name: str, *parts: object) -> list[Callable[..., Any]]:
-    """The methods called ``name`` of those parts that are there and have one."""
     return [getattr(part, name) for part in parts if hasattr(part, name)]

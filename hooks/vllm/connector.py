@@ -1,9 +1,5 @@
-"""The KV connector that observes a vLLM scheduler, arranges its free queue, and keeps its tiers.
-
-vLLM offers connectors the calls that matter here: the live block pool, each request's lookup, its
-first scheduling and its end, and one call a step, after the step's allocations. KV is moved only
-where the engine was given memory for it; without, the workers have no connector at all.
-"""
+"""The KV connector that observes a vLLM scheduler, arranges its free queue, and keeps its tiers. KV
+is moved only where the engine was given memory for it; without, the workers have no connector."""
 
 from __future__ import annotations
 
@@ -48,11 +44,8 @@ if TYPE_CHECKING:
 
 
 class WorkerCalls(KVConnectorBase_V1):  # type: ignore[misc]
-    """The half of a connector that a worker calls.
-
-    Attributes:
-        worker: Moves this worker's shard of the blocks; None in an engine without tiers.
-    """
+    """The half of a connector that a worker calls; ``worker`` moves its shard of the blocks, in an
+    engine with tiers."""
 
     worker: WorkerSide | None = None
 
@@ -76,7 +69,6 @@ class WorkerCalls(KVConnectorBase_V1):  # type: ignore[misc]
         return self.worker.take_failed() if self.worker is not None else set()
 
     def build_connector_worker_meta(self) -> TierWorkerMetadata | None:
-        """What was moved since the last step."""
         answer = self.worker.take_answer() if self.worker is not None else None
         return TierWorkerMetadata(answer) if answer else None
 
@@ -161,14 +153,12 @@ class KvGraphConnector(WorkerCalls, SupportsHMA):  # type: ignore[misc]
 
     @property
     def has_workers(self) -> bool:
-        """Whether vLLM's workers have a connector too."""
         return bool(self._kv_transfer_config.is_kv_transfer_instance)
 
     # The scheduler's calls ----------------------------------------------------------------------
 
     @guarded(None)
     def bind_gpu_block_pool(self, gpu_block_pool: BlockPool) -> None:
-        """Start observing ``gpu_block_pool``."""
         if self.role is not KVConnectorRole.SCHEDULER or not gpu_block_pool.enable_caching:
             return
         settings = engine_settings("protect_stale_s")
@@ -205,11 +195,8 @@ class KvGraphConnector(WorkerCalls, SupportsHMA):  # type: ignore[misc]
             side.leave(wait_s)
 
     def bind_scheduler(self, scheduler: Scheduler) -> None:
-        """Hold new sessions of ``scheduler`` while there is no room for them.
-
-        Raises:
-            TypeError: It is no scheduler that this can be done with.
-        """
+        """Hold new sessions of ``scheduler`` while there is no room for them; raises TypeError if
+        that cannot be done with it."""
         if self.side is not None:
             self.side.hold_at(scheduler, self.holds, self.holds_no_longer)
             self.calls = self.side.calls()
@@ -221,7 +208,6 @@ class KvGraphConnector(WorkerCalls, SupportsHMA):  # type: ignore[misc]
 
     @guarded(False)
     def holds(self, request: Request) -> bool:
-        """Whether a new request is to be held."""
         side = self.side
         return side is not None and side.holding is not None and side.holding.arrived(request)
 
@@ -233,7 +219,6 @@ class KvGraphConnector(WorkerCalls, SupportsHMA):  # type: ignore[misc]
 
     @guarded(None)
     def on_new_request(self, request: Request) -> None:
-        """Count a waiting request."""
         for note in self.calls.on_new_request:
             note(request)
 
@@ -332,7 +317,6 @@ class KvGraphConnector(WorkerCalls, SupportsHMA):  # type: ignore[misc]
     def request_finished(
         self, request: Request, block_ids: list[int]
     ) -> tuple[bool, dict[str, Any] | None]:
-        """The same for an engine with one KV cache group (beside the user's connector)."""
         return self.request_finished_all_groups(request, (block_ids,))
 
     @guarded(False)
@@ -342,7 +326,6 @@ class KvGraphConnector(WorkerCalls, SupportsHMA):  # type: ignore[misc]
         return all(dropped)
 
     def shutdown(self) -> None:
-        """Stop observing."""
         try:
             self.detach(wait_s=1.0)
         finally:

@@ -35,7 +35,6 @@ logger = logging.getLogger(__name__)
 def new_index(
     kv_cache: KVCacheConfig, pool: BlockPool, group: ObservedGroup, clock: Callable[[], float]
 ) -> BlockIndex:
-    """The index of a pool's blocks: the core's where there is one that fits and proved itself."""
     if reason := reason_against() or _misfit(kv_cache, group):
         logger.info("kvgraph: the hooks run in Python: %s", reason)
     else:
@@ -47,7 +46,6 @@ def new_index(
 
 
 def new_tap(pool: BlockPool, group: ObservedGroup, index: BlockIndex) -> PoolTap:
-    """What follows the pool for ``index``."""
     if isinstance(index, CoreIndex):
         return CoreTap(pool, group.index, index)
     return PoolTap(pool, group.index)
@@ -95,12 +93,8 @@ _BLOCK_SIZE: Final = 16
 
 
 def prove(rounds: int = _ROUNDS, seed: int = _SEED) -> str | None:
-    """Run both over the same random traffic; returns where they differ, None if nowhere.
-
-    Args:
-        rounds: Steps of traffic.
-        seed: Of what happens in them.
-    """
+    """Run both over the same random traffic of so many ``rounds``, or steps; returns where they
+    differ, None if nowhere."""
     scratch = _Scratch(random.Random(seed))
     for _ in range(rounds):
         scratch.step()
@@ -133,7 +127,6 @@ class _Scratch:
         self._chains = [self._chain(rng.randrange(1, 12)) for _ in range(12)]
 
     def step(self) -> None:
-        """Some requests begin, some end, and victims of a random ranking are laid."""
         rng, pool = self._rng, self._pool
         self._now += 1.0
         for _ in range(rng.randrange(4)):

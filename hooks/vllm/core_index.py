@@ -28,21 +28,9 @@ _READ: Final = ("request", "blocks", "num_cached_blocks", "num_full_blocks", "kv
 
 
 class CoreIndex(BlockIndex):
-    """The index of a pool with one group of full attention, whose every change the core hears.
-
-    Args:
-        pool: The live block pool.
-        group: The observed KV cache group.
-        clock: Monotonic seconds, the clock that rankings are dated in.
-
-    Attributes:
-        core: Follows the pool.
-        gone: Is told which keys the engine evicted, when that is worked through.
-
-    Raises:
-        TypeError: The pool is not as the core knows it.
-        ImportError: There is no core in this installation.
-    """
+    """The index of a pool with one group of full attention, whose every change the core hears;
+    ``gone`` is told which keys the engine evicted, when that is worked through. Raises TypeError:
+    the pool is not as the core knows it; ImportError: there is no core."""
 
     def __init__(
         self, pool: BlockPool, group: ObservedGroup, clock: Callable[[], float] = time.monotonic
@@ -61,7 +49,6 @@ class CoreIndex(BlockIndex):
         return self.core.known
 
     def catch_up(self) -> None:
-        """Note all that changed until now."""
         self._tell(self.core.work(True))
 
     def taken(self) -> None:
@@ -80,7 +67,6 @@ class CoreIndex(BlockIndex):
         self.core.freed(block_ids, len(block_ids), self._clock())
 
     def remember(self, keys: Sequence[int], block_ids: Sequence[int]) -> None:
-        """Note a chain of cached blocks that is freed now, as in ``BlockIndex``."""
         held = block_ids[: len(keys)]
         self.core.note(
             np.fromiter(keys, np.uint64, len(keys)), np.fromiter(held, np.int64, len(held))
@@ -111,7 +97,6 @@ class CoreIndex(BlockIndex):
         return unpack(self.core.forget_keys(np.fromiter(keys, np.uint64, len(keys))))
 
     def clear(self) -> None:
-        """Forget everything: the prefix cache was reset."""
         self.core.clear()
 
     def _tell(self, gone: bytes | None) -> None:
@@ -120,11 +105,8 @@ class CoreIndex(BlockIndex):
 
 
 def _places(pool: Any) -> tuple[int, int, int, int, int]:
-    """Places of the parameters that are read of a call that caches blocks.
-
-    Raises:
-        TypeError: vLLM's method does not name one.
-    """
+    """Places of the parameters that are read of a call that caches blocks; raises TypeError if
+    vLLM's method does not name one."""
     names = list(inspect.signature(pool.cache_full_blocks).parameters)
     if missing := [each for each in _READ if each not in names]:
         raise TypeError(f"cache_full_blocks has no {', '.join(missing)}")
@@ -140,17 +122,9 @@ def _nobody_asks(keys: Sequence[int]) -> None:
 
 
 class CoreTap(PoolTap):
-    """Follows a pool as ``PoolTap`` does; ``next`` takes what changed.
-
-    Args:
-        pool: The live block pool.
-        group: The KV cache group whose stores are noted.
-        index: Whose core notes them.
-
-    Attributes:
-        whole: Whether somebody in the step itself must see all that was cached.
-        sessions: Of whom what is cached is told by a session's name.
-    """
+    """Follows a pool as ``PoolTap`` does; ``next`` takes what changed. ``whole``: somebody in the
+    step itself must see all that was cached. ``sessions``: of whom what is cached is told by a
+    session's name."""
 
     def __init__(self, pool: BlockPool, group: int, index: CoreIndex) -> None:
         super().__init__(pool, group)
@@ -159,14 +133,8 @@ class CoreTap(PoolTap):
         self._core, self._is_followed = index.core, True
 
     def next(self, whole: bool = False) -> Batch | None:
-        """Take what changed, up to a reset or until now; None: nothing since the last call.
-
-        Args:
-            whole: Whether what was cached is wanted in any case.
-
-        Raises:
-            Exception: What a note of a change ran into.
-        """
+        """Take what changed, up to a reset or until now, with what was cached in any case if
+        ``whole``; None: nothing since the last call. Raises what a note of a change ran into."""
         if self._unread is not None:
             raise self._unread
         batch = self._core.take(self.sessions, whole or self.whole)

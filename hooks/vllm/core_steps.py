@@ -42,12 +42,10 @@ class CoreDemand(PromptDemand):
 
     @property
     def prompts(self) -> int:  # type: ignore[override]
-        """Blocks that looked-up prompts still need."""
         return self._core.prompts
 
     @property
     def loaded(self) -> int:  # type: ignore[override]
-        """Blocks that loads of them can fill."""
         return self._core.loaded
 
     def looked_up(self, request: Request, computed_tokens: int, to_load: int = 0) -> None:
@@ -60,16 +58,11 @@ class CoreDemand(PromptDemand):
         """Nobody tells: the core hears itself what is computed."""
 
     def finished(self, request_id: str) -> None:
-        """Note that a request takes no more blocks, or will be looked up again."""
         self._core.finished(request_id)
 
 
 class CoreMeter(PrefillMeter):
-    """The same, brought up to date by ``Core.step``.
-
-    Args:
-        behind: As in ``PrefillMeter``.
-    """
+    """The same, brought up to date by ``Core.step``."""
 
     def __init__(self, core: Core, behind: int) -> None:
         self._core, self.behind = core, behind
@@ -84,36 +77,19 @@ class CoreMeter(PrefillMeter):
 
 
 def new_demand(index: BlockIndex, group: ObservedGroup) -> PromptDemand:
-    """How many blocks prompts take: the core's count, where there is one."""
     if isinstance(index, CoreIndex):
         return CoreDemand(index.core, group.block_size, group.groups_take)
     return PromptDemand(group.block_size, group.groups_take)
 
 
 def new_meter(index: BlockIndex, config: VllmConfig) -> PrefillMeter:
-    """How fast prompts are computed, likewise."""
     meter = PrefillMeter.of(config)
     return CoreMeter(index.core, meter.behind) if isinstance(index, CoreIndex) else meter
 
 
 class CoreSteps:
-    """Takes an engine's steps with the compiled core.
-
-    Args:
-        index: Whose core it is.
-        client: Holds the sidecar's advice.
-        feed: Hands on what the pool cached and evicted.
-        observer: Knows who runs.
-        arranger: Arranges the free queue.
-        news: Says when news is pressing.
-        demand, meter: The core's.
-        arrange: Arranges the queue by a ranking.
-        clock: Monotonic seconds.
-
-    Attributes:
-        core: Whose ``taken`` says how many blocks the last step evicted.
-        step: Takes a step; see ``Core.step``. 0 if that was all, else what ``finish`` must do.
-    """
+    """Takes an engine's steps with the compiled core. ``step`` takes one: 0 if that was all, else
+    what ``finish`` must do (see ``Core.step``); ``core.taken`` says how many blocks it evicted."""
 
     def __init__(
         self,

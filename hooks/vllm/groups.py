@@ -43,7 +43,6 @@ class ObservedGroup:
         object.__setattr__(self, "suffix", self.index.to_bytes(GROUP_BYTES, "big"))
 
     def hashes(self, request: Request, tokens: int) -> Sequence[bytes]:
-        """The hashes of the full blocks in the request's first ``tokens`` tokens."""
         scale = self.scale
         # A hash covers its whole prefix, so a larger block's hash is that of its last part.
         hashes: Sequence[bytes] = request.block_hashes
@@ -125,7 +124,6 @@ class OtherGroups:
         return None
 
     def _has(self, request: Request, suffix: bytes, size: int, start: int, end: int) -> bool:
-        """Whether a group's blocks that end behind token ``start``, up to ``end``, are cached."""
         hashes, scale = request.block_hashes, self._scale
         holds = self._pool.cached_block_hash_to_block.get_one_block  # a reset makes another map
         ends = range(end, start, -size)  # the last are the likeliest to be gone

@@ -41,11 +41,8 @@ def stands(block: KVCacheBlock, block_hash: bytes) -> bool:
 
 
 class FoundBlocks(NamedTuple):
-    """Free blocks that hold wanted keys.
-
-    Attributes:
-        ids, blocks, hashes: Of each, its number, itself, and its hash with the group's id.
-    """
+    """Free blocks that hold wanted keys: of each, its number, itself, and its hash with the group's
+    id."""
 
     places: Sequence[int]  # of their keys among those that were asked for
     ids: BlockIds
@@ -101,10 +98,8 @@ _MOST_BEHIND: Final = 128  # steps, in memory with what they cached; the client'
 
 
 class LateNotes:
-    """Calls that note changes, made later, on whichever thread comes first.
-
-    One at a time and in their order, as counting needs it.
-    """
+    """Calls that note changes, made later, on whichever thread comes first. One at a time and in
+    their order, as counting needs it."""
 
     def __init__(self) -> None:
         self._waiting: deque[Callable[[], None]] = deque()
@@ -118,11 +113,8 @@ class LateNotes:
             self._make_beyond(_MOST_BEHIND, wait=False)
 
     def make_all(self, wait: bool = True) -> None:
-        """Make all calls that wait.
-
-        Args:
-            wait: Also while another thread is making some; else that is left to it.
-        """
+        """Make all calls that wait; also (``wait``) while another thread is making some, to which
+        they are left otherwise."""
         self._make_beyond(0, wait)
 
     def _make_beyond(self, most: int, wait: bool) -> None:
@@ -174,7 +166,6 @@ class BlockIndex:
         return len(self._ids)
 
     def catch_up(self) -> None:
-        """Note all that changed until now."""
         self.late.make_all()
 
     def doubt(self) -> None:
@@ -183,7 +174,6 @@ class BlockIndex:
         self._hears_all = False
 
     def cached(self, keys: Sequence[int], block_ids: Iterable[int]) -> None:
-        """Note which blocks hold ``keys`` from now on."""
         ids, before = self._ids, len(self._ids)
         known = frozenset() if ids.keys().isdisjoint(keys) else ids.keys() & set(keys)
         ids.update(zip(keys, block_ids, strict=False))
@@ -203,7 +193,6 @@ class BlockIndex:
         self._freed_at[np.fromiter(block_ids, np.int64, len(block_ids))] = self._clock()
 
     def remember(self, keys: Sequence[int], block_ids: Sequence[int]) -> None:
-        """Note a chain of cached blocks that is freed now."""
         self.late.add(lambda: self.cached(keys, block_ids))
         self.freed(block_ids[: len(keys)])
 
@@ -237,8 +226,7 @@ class BlockIndex:
         self, keys: Keys, since: float, at: BlockIds | None = None, but: Mask | None = None
     ) -> FoundBlocks:
         """The free blocks that hold ``keys`` and that no request gave back after ``since``; checked
-        as in ``find``.
-        """
+        as in ``find``."""
         ids = self.holders(keys) if at is None else at
         unused = (self._freed_at[ids] <= since) & (ids != NOBODY)
         if but is not None:
@@ -277,7 +265,6 @@ class BlockIndex:
         return [key for block_hash, key in both if not self._stays(block_hash, key)]
 
     def clear(self) -> None:
-        """Forget everything: the prefix cache was reset."""
         self._ids.clear()
         self._further.clear()
 
@@ -301,11 +288,8 @@ class BlockIndex:
         return False
 
     def _holder(self, block_hash: Any) -> KVCacheBlock | None:
-        """A block that holds a hash now.
-
-        Of duplicates vLLM takes the first, which fails if the engine's thread changes them just
-        then; it does not do so twice in a row.
-        """
+        """A block that holds a hash now. Of duplicates vLLM takes the first, which fails if the
+        engine's thread changes them just then; it does not do so twice in a row."""
         block_of = self._pool.cached_block_hash_to_block.get_one_block
         try:
             return block_of(block_hash)

@@ -106,10 +106,6 @@ class PromptDemand:
     looked up: vLLM schedules no request before it has asked what the prefix cache holds of it.
     A step computes at most its token budget of them. A load takes all of its blocks at once,
     whatever the budget.
-
-    Args:
-        block_size: Tokens of a block of the observed group.
-        groups_take: Blocks that all groups take at most where that one takes a block.
     """
 
     def __init__(self, block_size: int, groups_take: int = 1) -> None:
@@ -148,7 +144,6 @@ class PromptDemand:
                 self._computed(request.request_id, end)
 
     def finished(self, request_id: str) -> None:
-        """Note that a request takes no more blocks, or will be looked up again."""
         needs = self.needs.pop(request_id, None)
         self.loaded -= self._loads.pop(request_id, 0)
         if needs is not None:

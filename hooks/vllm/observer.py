@@ -50,10 +50,8 @@ _Late = tuple[Sequence[CachedRun], PackedHashes, bool]
 
 
 class LateChanges:
-    """A step's changes, until they are noted in the index and told.
-
-    Is a ``hooks.link.outbox.Later``.
-    """
+    """A step's changes, until they are noted in the index and told. Is a
+    ``hooks.link.outbox.Later``."""
 
     __slots__ = ("_changes", "_error", "_events", "_reporter", "_sessions")
 
@@ -71,10 +69,8 @@ class LateChanges:
         self._error: Exception | None = None
 
     def note(self) -> None:
-        """Note the changes in the index, once; never raises.
-
-        What is not noted in full is not found in the index, and its events are lost.
-        """
+        """Note the changes in the index, once; never raises. What is not noted in full is not found
+        in the index, and its events are lost."""
         changes, self._changes = self._changes, None
         if changes is None:
             return
@@ -88,9 +84,7 @@ class LateChanges:
 
     def events(self) -> list[AnyEvent]:
         """Take what is told of the changes; they are in the index from then on.
-
-        Raises what stopped them.
-        """
+        Raises what stopped them."""
         self._reporter.catch_up()  # in their order, also where older ones are never told
         events, self._events = self._events or [], []
         if self._error is not None:
@@ -99,11 +93,8 @@ class LateChanges:
 
 
 class ChangeReporter:
-    """Notes changes in the index of blocks, and makes their events.
-
-    Works beside the engine's steps, and reads what these only add to: a request's hashes, and its
-    list of blocks.
-    """
+    """Notes changes in the index of blocks, and makes their events. Works beside the engine's
+    steps, and reads what these only add to: a request's hashes, and its list of blocks."""
 
     def __init__(
         self,
@@ -117,7 +108,6 @@ class ChangeReporter:
         self._gone = gone
 
     def catch_up(self) -> None:
-        """Note in the index all that changed until now."""
         self._index.catch_up()
 
     def failed(self) -> None:
@@ -182,10 +172,8 @@ class Scheduled(NamedTuple):
 
 
 def waited_s(request: Request) -> float:
-    """Seconds since a request arrived, for people to read; 0 where the clock was set meanwhile.
-
-    By the wall clock: vLLM's API process dates arrivals by it.
-    """
+    """Seconds since a request arrived, for people to read; 0 where the clock was set meanwhile. By
+    the wall clock: vLLM's API process dates arrivals by it."""
     waited = time.time() - request.arrival_time
     return waited if 0.0 < waited < _LONGEST_WAIT_S else 0.0
 
@@ -196,11 +184,8 @@ _SLICE: Final = 4096  # blocks between two chances for the engine's thread; chos
 
 
 def resident_keys(pool: BlockPool, suffix: bytes) -> bytes:
-    """Keys of all cached blocks of a group, packed, each once.
-
-    Reads the pool's list of blocks, which never changes, in slices, so that the engine's thread can
-    run in between.
-    """
+    """Keys of all cached blocks of a group, packed, each once. Reads the pool's list of blocks,
+    which never changes, in slices, so that the engine's thread can run in between."""
     hashes: set[bytes] = set()
     for start in range(0, len(pool.blocks), _SLICE):
         for block in pool.blocks[start : start + _SLICE]:
@@ -273,18 +258,13 @@ class EngineObserver:
         return meaning
 
     def request_looked_up(self, request: Request, cached_tokens: int) -> None:
-        """Note that the prefix cache holds the request's first ``cached_tokens`` tokens."""
         if request.request_id in self._waiting:
             lacking = self._lacking(request, cached_tokens)
             self._waiting[request.request_id] = cached_tokens, lacking
 
     def request_scheduled(self, request: Request, to_load: int = 0, spliced: int = 0) -> None:
-        """Note that a request got blocks; reported the first time only, not after a preemption.
-
-        Args:
-            to_load: Tokens of them that a load fills.
-            spliced: Of these, those that come from other positions.
-        """
+        """Note that a request got blocks, ``to_load`` tokens of which a load fills, ``spliced`` of
+        them from other positions; reported the first time only, not after a preemption."""
         if request.request_id in self.running:
             return
         prompt = request.num_prompt_tokens
@@ -317,7 +297,6 @@ class EngineObserver:
         self._emit(LateHashes(began, hashes, contents, late))
 
     def request_finished(self, request: Request, block_ids: Sequence[Sequence[int]]) -> None:
-        """Note that a request ended, and that its blocks are about to be freed."""
         self._waiting.pop(request.request_id, None)
         self._meant.pop(request.request_id, None)
         if (known := self.running.pop(request.request_id, None)) is None:
@@ -420,7 +399,6 @@ class EngineObserver:
         return resident_keys(self._pool, self._group.suffix)
 
     def pressure(self) -> Pressure:
-        """The pool's present load."""
         return Pressure(
             total_blocks=self._pool.num_gpu_blocks - 1,  # without the null block
             free_blocks=self._pool.get_num_free_blocks(),
@@ -461,7 +439,6 @@ class ChangeFeed:
 
     @property
     def stored(self) -> int:
-        """Blocks that entered the prefix cache, since the start."""
         return self._observer.stored
 
     def take(self) -> int:

@@ -69,12 +69,8 @@ def moves_nothing(connector: Any) -> bool:
 def own_transfer_config(
     endpoint: str, tiers: TierSettings | None = None, ends: str = "", layers: str = ""
 ) -> KVTransferConfig:
-    """A transfer configuration with our connector.
-
-    Args:
-        ends: By which marks answers end, as ``EndMarks.text``; empty: nobody knows.
-        layers: With which borders messages begin, as ``BorderTable.text``; empty: nobody knows.
-    """
+    """A transfer configuration with our connector; ``ends`` and ``layers`` are an ``EndMarks.text``
+    and a ``BorderTable.text``, or empty: nobody knows."""
     from vllm.config import KVTransferConfig
 
     extra: dict[str, Any] = {ENDPOINT_KEY: endpoint}
@@ -192,9 +188,7 @@ def follow_schedulers() -> None:
 
 def bind_scheduler(scheduler: Scheduler) -> None:
     """Show ``scheduler`` to our connector: its own, or the one beside its user's.
-
-    Raises TypeError.
-    """
+    Raises TypeError."""
     from .connector import KvGraphConnector
 
     if problems := live_misfits(Part.ADMISSION):

@@ -39,7 +39,6 @@ _applied: Final[list[tuple[type, str, Any]]] = []  # what vLLM's class had there
 
 
 def is_patched(owner: type, name: str) -> bool:
-    """Whether ``owner.name`` is ours already."""
     return hasattr(getattr(owner, name), _MARK)
 
 
@@ -74,10 +73,8 @@ def restored() -> Iterator[None]:
 
 
 def after(owner: type, name: str, then: Method, lost: str) -> None:
-    """Have ``then(result, *args)`` called after each ``owner.name(*args)`` from now on.
-
-    Whatever it raises is logged as ``kvgraph: {lost}``, and vLLM gets its own result.
-    """
+    """Have ``then(result, *args)`` called after each ``owner.name(*args)`` from now on. Whatever it
+    raises is logged as ``kvgraph: {lost}``, and vLLM gets its own result."""
 
     def followed(original: Method) -> Method:
         def method(*args: Any, **kwargs: Any) -> Any:

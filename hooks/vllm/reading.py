@@ -39,12 +39,9 @@ _SOME: Final = ("triggered_tags", "token_triggered_tags", "tags_with_separator")
 
 
 def is_bound(structural_tag: str | None) -> bool:
-    """Whether all of an answer, or a call in it, was required.
-
-    Args:
-        structural_tag: As vLLM has it, in JSON; None: another kind of form, which binds all of an
-            answer. One that cannot be read counts as such.
-    """
+    """Whether all of an answer, or a call in it, was required by vLLM's ``structural_tag``, in
+    JSON. None: another kind of form, which binds all of an answer, as does one that cannot be
+    read."""
     if structural_tag is None:
         return True
     try:
@@ -155,7 +152,6 @@ Ended = Callable[[RequestFinished, "Request"], RequestFinished | LateEnd]
 
 
 def engine_ends(config: VllmConfig) -> Ended:
-    """What to emit at a request's end: with why its answer ended, where that can be read."""
     transfer = getattr(config, "kv_transfer_config", None)
     extra = transfer.kv_connector_extra_config if transfer is not None else {}
     marks = configured_marks(extra, os.environ) if engine_settings().reads_ends else None
@@ -184,7 +180,6 @@ Started = Callable[[RequestStarted, "Request"], "RequestStarted | LateLayers"]
 
 
 def engine_layers(config: VllmConfig) -> Started:
-    """What to emit at a request's start: with its layers, where its borders are known."""
     transfer = getattr(config, "kv_transfer_config", None)
     extra = transfer.kv_connector_extra_config if transfer is not None else {}
     table = configured_table(extra, os.environ) if engine_settings().reads_layers else None
@@ -267,16 +262,10 @@ class LateLayers:
 
 
 def segments(runs: Sequence[Run], known: int, size: int, tokens: int) -> list[Segment]:
-    """What is told of a prompt: the most precious layer of each block.
-
-    Blocks that the prefix cache held were told by those who computed them; what is to be protected
-    is told again, so that it stays true of a session that goes on.
-
-    Args:
-        known: Tokens that the prefix cache held.
-        size: Of a block, in tokens.
-        tokens: Of the prompt.
-    """
+    """What is told of a prompt of so many tokens: the most precious layer of each block of
+    ``size``. The first ``known`` tokens, which the prefix cache held, were told by those who
+    computed them; what is to be protected is told again, so that it stays true of a session that
+    goes on."""
     told: list[Segment] = []
     for run in _by_block(runs, size):
         start, end = run.start * size, min(run.end * size, tokens)

@@ -254,10 +254,7 @@ _TIERS: Final = (  # transfers
     *_called(f"{_CORE}.kv_cache_manager", {"KVCacheManager.free": "request"}, Part.TIERS),
     *_read(f"{_CORE}.kv_cache_manager", "KVCacheBlocks", "blocks", Part.TIERS),
     *_read(
-        f"{_CORE}.kv_cache_coordinator",
-        "KVCacheCoordinator",
-        "single_type_managers",
-        Part.TIERS,
+        f"{_CORE}.kv_cache_coordinator", "KVCacheCoordinator", "single_type_managers", Part.TIERS
     ),
     *_read(
         f"{_CORE}.single_type_kv_cache_manager",
@@ -465,10 +462,8 @@ or said in docs/engines.md."""
 
 
 def unknown_places(package: Path) -> list[str]:
-    """Places of a vLLM's sources that read ``SET`` and were not looked at, sorted.
-
-    Whoever reads the value may ask about it under any name, so a function counts that mentions it.
-    """
+    """Places of a vLLM's sources that read ``SET`` and were not looked at, sorted. Whoever reads
+    the value may ask about it under any name, so a function counts that mentions it."""
     return sorted(set(_places(package)) - KNOWN)
 
 

@@ -63,13 +63,9 @@ _FETCHERS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class SchedulerDependencies:
-    """What a scheduler side meets that is not vLLM; a test passes its own.
-
-    Attributes:
-        connect: Makes the client that tells a sidecar of the side; it is not started.
-        clock: Monotonic seconds, the clock that rankings are dated in.
-        costs: Makes the book of what moving blocks and computing them takes.
-    """
+    """What a scheduler side meets that is not vLLM; a test passes its own. ``connect`` makes the
+    client that tells a sidecar, not started; ``costs`` the book of what moving and computing blocks
+    takes."""
 
     connect: Callable[[EngineEnd], AdvisorClient]
     clock: Clock = time.monotonic
@@ -78,21 +74,8 @@ class SchedulerDependencies:
 
 class SchedulerSide:
     """Everything that lives in the scheduler's process, wired together; ``calls`` lists it.
-
-    Args:
-        config: The engine's.
-        kv_cache: Its groups of layers.
-        pool: The live block pool; observed from here on.
-        dependencies: Sidecar, clock and costs.
-        tiers: Budgets of the colder tiers, where they are asked for.
-        manager: vLLM's book of which request holds which blocks.
-
-    Attributes:
-        bridge: The colder tiers; None without them, as are these:
-        store: What other engines share.
-        recall: Brings text back at other positions.
-        holding: Holds new sessions while there is no room for them.
-    """
+    ``bridge`` and ``store`` are None without tiers, ``recall`` and ``holding`` where they are off.
+    ``pool`` is observed from here on."""
 
     def __init__(
         self,
@@ -194,11 +177,8 @@ class SchedulerSide:
         self, scheduler: Scheduler, holds: Callable[[Request], bool], gone: Callable[[str], None]
     ) -> None:
         """From now on, hold new sessions of ``scheduler`` while there is no room for them.
-
-        Args:
-            holds: Asks ``holding`` whether a request is to be held; must not raise.
-            gone: Tells ``holding`` of a held request that was removed; must not raise.
-        """
+        ``holds`` asks ``holding`` whether to hold a request, ``gone`` tells it of a held one that
+        was removed; neither may raise."""
         bridge = self.bridge
         sessions = LiveSessions(
             self._pool, self.group, self._meaning,
@@ -278,12 +258,8 @@ class SchedulerSide:
         )  # fmt: skip
 
     def step(self, tokens: int, preempted: Iterable[str] = ()) -> TierWork | None:
-        """Report what changed and apply advice; called once per engine step, after its allocations.
-
-        Args:
-            tokens: Tokens scheduled in this step.
-            preempted: Ids of requests that had to give up their blocks.
-        """
+        """Report what changed and apply advice; called once per engine step of ``tokens`` tokens,
+        after its allocations; ``preempted`` requests had to give up their blocks."""
         steps, bridge = self._steps, self.bridge
         if steps is None:
             return self._python_step(tokens, preempted)
@@ -355,7 +331,6 @@ class SchedulerSide:
         return bridge.fetch(step.tokens, fetched, spare)
 
     def hello(self) -> EngineHello:
-        """See ``EngineEnd``."""
         return EngineHello(
             engine=f"{socket.gethostname()}:{os.getpid()}"[:MAX_NAME],
             model=_model_name(self._config)[:MAX_NAME],
@@ -367,19 +342,15 @@ class SchedulerSide:
         )
 
     def resident(self) -> bytes:
-        """See ``EngineEnd``."""
         return self.observer.resident()
 
     def copies(self) -> list[AnyEvent]:
-        """See ``EngineEnd``."""
         return [event for tell in calls_of("copies", self.bridge, self.store) for event in tell()]
 
     def held(self) -> list[AnyEvent]:
-        """See ``EngineEnd``."""
         return [] if self.holding is None else self.holding.held_requests()
 
     def heartbeat(self, dropped: int) -> list[AnyEvent]:
-        """See ``EngineEnd``."""
         applied = self.arranger.report(dropped)  # first: what others count is known by that
         pressure, *others = [report() for report in self._reports]
         return [pressure, applied, *others]

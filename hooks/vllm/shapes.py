@@ -105,7 +105,6 @@ def reason_for_no_samples(config: VllmConfig) -> str | None:
 
 
 def is_full_attention(spec: KVCacheSpec) -> bool:
-    """Whether a group of layers attends to all earlier tokens, whatever their sizes."""
     from vllm.v1.kv_cache_interface import FullAttentionSpec, UniformTypeKVCacheSpecs
 
     if isinstance(spec, UniformTypeKVCacheSpecs):

@@ -1,9 +1,6 @@
-"""Notes what a block pool caches and evicts, as it happens, at the cost of one append each.
-
-vLLM's own KV events report the same, but each carries its tokens and extra keys: building them
-costs a decode step of 32 requests more than all the rest of our observing. So they stay as the user
-set them, and the pool's own methods are followed on the instance instead.
-"""
+"""Notes what a block pool caches and evicts, as it happens, at the cost of one append each. vLLM's
+own KV events carry tokens and extra keys too: building them costs a decode step of 32 requests more
+than all the rest of our observing, so the pool's methods are followed on the instance instead."""
 
 from __future__ import annotations
 
@@ -70,7 +67,6 @@ class PackedHashes(Sequence[bytes]):
         return keys_in_table(self._table())
 
     def of_group(self, suffix: bytes) -> PackedHashes:
-        """Those that end with ``suffix``, a group's id."""
         table = self._table()
         ending = np.frombuffer(suffix, dtype=np.uint8)
         of_it = (table[:, self._width - len(suffix) :] == ending).all(axis=1)
@@ -90,8 +86,6 @@ _Reader = Callable[[tuple[Any, ...], dict[str, Any]], Any]
 
 @dataclass(slots=True)
 class Changes:
-    """What a pool cached and evicted, up to a reset or until now."""
-
     cached: list[Cached] = field(default_factory=list)  # in order
     evicted: PackedHashes = field(default_factory=PackedHashes)  # with their group's id, in order
     then_reset: bool = False  # whether the prefix cache was reset after that
@@ -191,9 +185,7 @@ class PoolTap:
         return self._followed(original, lambda args, kwargs: self.touched(read(args, kwargs)))
 
     def _followed(
-        self,
-        original: Callable[..., Any],
-        note: Callable[[tuple[Any, ...], dict[str, Any]], None],
+        self, original: Callable[..., Any], note: Callable[[tuple[Any, ...], dict[str, Any]], None]
     ) -> Callable[..., Any]:
         """``original``, and then a note of its arguments; an error of ours waits for ``take``."""
 
@@ -304,10 +296,8 @@ def _is_called_by_place(kind: type, name: str) -> bool:
 
 
 def _reader(function: Callable[..., Any], names: Sequence[str]) -> _Reader:
-    """Finds the arguments called ``names`` of a call of ``function``, passed in whichever way.
-
-    A tuple, or the value itself where there is one name.
-    """
+    """Finds the arguments called ``names`` of a call of ``function``, passed in whichever way. A
+    tuple, or the value itself where there is one name."""
     places = {name: at for at, name in enumerate(inspect.signature(function).parameters)}
     if missing := [name for name in names if name not in places]:
         raise TypeError(f"{function.__qualname__} has no {', '.join(missing)}")
@@ -338,13 +328,8 @@ _READ = ("request", "blocks", "num_cached_blocks", "num_full_blocks", "kv_cache_
 def returned(
     cached: Sequence[CachedRun], evicted: Sequence[int], gone: Sequence[int], scale: int
 ) -> list[CachedRun]:
-    """Runs of evicted blocks that are not gone, as they were cached last.
-
-    Args:
-        cached: What the step cached, in order.
-        evicted, gone: Keys.
-        scale: Hashes of a request per block.
-    """
+    """Runs of evicted blocks that are not gone, as the step ``cached`` them last, in order;
+    ``evicted`` and ``gone`` are keys, ``scale`` hashes of a request make a block."""
     if len(gone) == len(evicted):
         return []
     back, runs = set(evicted).difference(gone), list[CachedRun]()

@@ -76,7 +76,6 @@ WHAT_FITS: Final = f"vLLM {_FITTING} fit; tests run with {TESTED}.x"
 
 
 def is_tested(version: str) -> bool:
-    """Whether tests run with this version of vLLM."""
     return _minor(version) == TESTED
 
 

@@ -1,9 +1,6 @@
-"""The contract of back ends: modules whose functions have these signatures.
-
-``reference`` documents each operation in full and defines its result: every other back end leaves
-the same bits, in the bytes that were addressed and in all others. Block numbers, slots and Δ are
-int64 in host memory, unless a back end says otherwise; ``ops`` has checked them.
-"""
+"""The contract of back ends: modules whose functions have these signatures, and leave the same bits
+as ``reference``, which documents each. Block numbers, slots and Δ are int64 in host memory, unless
+a back end says otherwise; ``ops`` has checked them."""
 
 from __future__ import annotations
 
@@ -21,28 +18,19 @@ class Backend(Protocol):
     """Moves the bytes of paged memories."""
 
     def prepare(self, cache: PagedKv, arena: PagedKv) -> None:
-        """Compile and measure what the first moves between the two would otherwise wait for.
-
-        Raises:
-            BuildError: A kernel cannot be compiled.
-        """
+        """Compile and measure what the first moves between the two would otherwise wait for; raises
+        BuildError."""
 
     def spill(self, blocks: Blocks, records: Blocks) -> None:
-        """Copy blocks [n] of a cache, byte for byte, to records [n] of the arena.
-
-        Raises:
-            LayoutError: The two differ inside a block, or this back end cannot address them.
-        """
+        """Copy blocks [n] of a cache, byte for byte, to records [n] of the arena. Raises
+        LayoutError: the two differ inside a block, or this back end cannot address them."""
 
     def load(self, records: Blocks, blocks: Blocks) -> None:
         """Copy records [n] of the arena back to blocks [n] of a cache; raises like ``spill``."""
 
     def splice(self, source: PagedKv, target: PagedKv, slots: SlotMap, rope: Rope) -> None:
-        """Copy tokens [T] to other slots [T]: K rotated by Δ [T], V as it is.
-
-        Raises:
-            LayoutError: The layouts hold different models, or this back end cannot address them.
-        """
+        """Copy tokens [T] to other slots [T]: K rotated by Δ [T], V as it is. Raises LayoutError:
+        the layouts hold different models, or this back end cannot address them."""
 
     def rotate_in_place(self, cache: PagedKv, slots: Tensor, delta: Tensor, rope: Rope) -> None:
         """Rotate the keys of slots [T] by Δ [T] without moving them; raises like ``splice``."""

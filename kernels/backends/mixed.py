@@ -1,8 +1,5 @@
-"""Attention over tokens stored in parts, some of them in int8, tile by tile.
-
-An int8 part has one scale per head and channel, shared by its tokens, so that only the current tile
-is dequantised: K's scales multiply the queries, V's the sum.
-"""
+"""Attention over tokens stored in parts, some of them in int8, tile by tile. An int8 part has one
+scale per head and channel, so that K's scales multiply the queries, V's the sum."""
 
 from __future__ import annotations
 
@@ -79,7 +76,6 @@ def observed_mass(queries: Tensor, keys: Tensor, visible: Tensor | None, scale: 
 def _tiles(
     parts: Sequence[KvPart], grouped: Tensor, tile: int
 ) -> Iterator[tuple[KvPart, Tensor, int, int]]:
-    """Yield ``(part, queries in its scale, from, to)`` for each tile."""
     for part in parts:
         scaled = grouped if part.key_scale is None else grouped * part.key_scale[:, :, None, :]
         for low in range(0, part.keys.shape[2], tile):
@@ -107,7 +103,6 @@ class _Running:
         self._most = most
 
     def weights(self, logits: Tensor) -> Tensor:
-        """Each token's share, from the logits of all tiles."""
         finite = self._most.masked_fill(self._most.isneginf(), 0.0)
         return (logits - finite).exp() / self._divisor()
 

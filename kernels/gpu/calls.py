@@ -1,7 +1,5 @@
-"""Builds launches of the CUDA kernels: name, macros, grid and arguments.
-
-The same call runs on a GPU (``device``) and, for tests, on a CPU.
-"""
+"""Builds launches of the CUDA kernels: name, macros, grid and arguments. The same call runs on a
+GPU (``device``) and, for tests, on a CPU."""
 
 from __future__ import annotations
 
@@ -256,9 +254,7 @@ def move_call(
     grid: int = DEFAULT_GRID, device: str = "cpu",
 ) -> MoveCall:  # fmt: skip
     """``reference.splice`` as a launch; with ``keys_only`` and one memory, ``rotate_in_place``.
-
-    Raises LayoutError.
-    """
+    Raises LayoutError."""
     check_same_model(source.layout, target.layout)
     deltas, rows = torch.unique(slots.delta, return_inverse=True)
     rows = torch.where(slots.delta == 0, -1, rows)

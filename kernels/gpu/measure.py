@@ -1,8 +1,5 @@
-"""Measures which method is best on this machine, once per process, device and kind of move.
-
-A table takes a fraction of a second, and waits for the device; ``device.prepare`` makes those that
-an engine will need.
-"""
+"""Measures which method is best on this machine, once per process, device and kind of move: a
+fraction of a second, which waits for the device. ``device.prepare`` does so ahead."""
 
 from __future__ import annotations
 

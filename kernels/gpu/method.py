@@ -49,10 +49,8 @@ def measured(
     methods: Iterable[Method],
     cells: Iterable[tuple[int, int]],
 ) -> MethodTable:
-    """Per cell, the first of ``methods`` that is about as fast as the fastest.
-
-    ``seconds`` is what a method takes for (run size, count).
-    """
+    """Per cell, the first of ``methods`` that is about as fast as the fastest. ``seconds`` is what
+    a method takes for (run size, count)."""
     winners = {}
     for cell in cells:
         times = {method: seconds(method, *cell) for method in methods}

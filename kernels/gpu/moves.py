@@ -1,9 +1,6 @@
-"""Copies and splices by each of the methods that ``measure`` compares.
-
-A staged splice overlaps two steps through the GPU's memory: the copy engine fetches whole records,
-and a kernel rotates and scatters them while the next ones are on their way; or the reverse. It is
-for machines whose multiprocessors reach host memory more slowly than the copy engine does.
-"""
+"""Copies and splices by each of the methods that ``measure`` compares. A staged splice passes
+through the GPU's memory in two overlapping steps, copy engine and kernel; it is for machines whose
+multiprocessors reach host memory more slowly than the copy engine does."""
 
 from __future__ import annotations
 
@@ -28,8 +25,6 @@ _DENSE: Final = 0.75  # with a smaller share of wanted tokens, whole records are
 
 
 class Chunks(NamedTuple):
-    """Which records travel together, and where their tokens stand then."""
-
     records: Tensor  # int64 [n], each once, chunk after chunk
     starts: list[int]  # first record of each chunk; the last entry is the number of records
     order: Tensor  # int64 [T], token indices in the order of their chunks

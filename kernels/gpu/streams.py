@@ -26,10 +26,8 @@ class Fence(NamedTuple):
 
 
 def mark(device: torch.device) -> Fence:
-    """Mark what the caller's current stream on ``device`` was given so far, without waiting.
-
-    Call it on the engine's thread: each thread has a current stream of its own.
-    """
+    """Mark what the caller's current stream on ``device`` was given so far, without waiting. Call
+    it on the engine's thread: each thread has a current stream of its own."""
     if device.type != "cuda":
         return Fence(None)
     event = torch.cuda.Event()
@@ -63,9 +61,7 @@ class Ticket:
 
 class TransferStream:
     """A side stream of one device, which threads may share; moves run in the order of submission.
-
-    ``first``: its moves have priority over those of other streams.
-    """
+    ``first``: its moves have priority over those of other streams."""
 
     def __init__(self, device: torch.device, first: bool = False) -> None:
         priority = _FIRST if first else 0
@@ -79,11 +75,8 @@ class TransferStream:
             torch.cuda.set_device(self._stream.device)
 
     def run(self, fence: Fence, operation: Callable[[], None]) -> Ticket:
-        """Queue ``operation``'s work, to begin when the fence is passed.
-
-        What ``operation`` raises is raised once its earlier work is over, so that its memory may be
-        reused.
-        """
+        """Queue ``operation``'s work, to begin when the fence is passed. What ``operation`` raises
+        is raised once its earlier work is over, so that its memory may be reused."""
         if self._stream is None:
             began = time.perf_counter()
             operation()

@@ -456,7 +456,7 @@ def one_block_only(terms: Terms) -> Terms:
         lambda terms: {"age": terms["age"].astype(str)},
         lambda terms: None,
     ],
-)  # fmt: skip
+)
 def test_a_policy_that_cannot_explain_itself_still_advises(
     change: Callable[[Terms], Any], caplog: pytest.LogCaptureFixture
 ) -> None:

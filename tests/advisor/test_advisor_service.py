@@ -96,7 +96,6 @@ class Engine:
         raise AssertionError(f"no {kinds} arrived")
 
     def ranking(self, condition: Callable[[set[int]], bool]) -> EvictionRanking:
-        """The first ranking whose keys meet ``condition``."""
         while True:
             advice = self.advice(EvictionRanking)
             assert isinstance(advice, EvictionRanking)

@@ -363,11 +363,7 @@ def is_advised(engine: FakeEngine) -> bool:
     ranking = engine.client.ranking()
     return (
         ranking is not None
-        and {
-            *ranking.order.tolist(),
-            *ranking.protected.tolist(),
-        }
-        == engine.cached
+        and {*ranking.order.tolist(), *ranking.protected.tolist()} == engine.cached
     )
 
 

@@ -195,10 +195,7 @@ def test_evictions_tell_what_was_known_then(world: World, page: Page) -> None:
     assert set(answer.meanings) == set(made_of)
     assert "expected to be asked for again in about 2 min" in left.sentence
     assert answer.rules["policy"].evicted == 1
-    for ask in (
-        lambda: evictions_of(page, 10, "nobody"),
-        lambda: shadows_of(page, "nobody"),
-    ):
+    for ask in (lambda: evictions_of(page, 10, "nobody"), lambda: shadows_of(page, "nobody")):
         with pytest.raises(GraphError, match="no engine of that id"):
             ask()
 

@@ -58,8 +58,7 @@ def _writable(path: Path | None) -> Path | None:
 Quick = Annotated[bool, typer.Option("--quick", help="A short version: no claims.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one line of JSON instead of a table.")]
 Raw = Annotated[
-    Path | None,
-    typer.Option(callback=_writable, help="Save all that is measured here, as JSON."),
+    Path | None, typer.Option(callback=_writable, help="Save all that is measured here, as JSON.")
 ]
 Model = Annotated[
     str | None,
@@ -117,10 +116,8 @@ DEFAULT_OUT = Path(".demo")
 
 @app.command()
 def graph(as_json: Json = False) -> None:
-    """Measure ranking time, memory, ingest rate and idle load of the graph, beside its peer.
-
-    Two minutes on idle cores.
-    """
+    """Measure ranking time, memory, ingest rate and idle load of the graph, beside its peer. Two
+    minutes on idle cores."""
     _measure(".graph.graph", as_json)
 
 
@@ -130,17 +127,12 @@ def sidecar(
     seconds: Annotated[float, typer.Option(min=1, help="Measured per load, once it is full.")] = 20,
 ) -> None:
     """What a sidecar uses of a core and of memory, and how old its advice is: one engine, and 64.
-
-    Two minutes on idle cores.
-    """
+    Two minutes on idle cores."""
     _measure(".sidecars.sidecar_bench", as_json, seconds=seconds)
 
 
 @app.command()
-def dashboard(
-    as_json: Json = False,
-    quick: Quick = False,
-) -> None:
+def dashboard(as_json: Json = False, quick: Quick = False) -> None:
     """What the page, its logs and its shadows cost, and how right they are."""
     _measure(".dashboard.dashboard", as_json, quick=quick)
 
@@ -153,10 +145,8 @@ def hotpath(
         typer.Option(help="all; pool: without a scheduler; client: its thread; steps: vLLM's own."),
     ] = "all",
 ) -> None:
-    """Measure what the engine pays: reading advice, applying it, observing a step.
-
-    Ten minutes on idle cores; both cores of the hooks side by side.
-    """
+    """Measure what the engine pays: reading advice, applying it, observing a step. Ten minutes on
+    idle cores; both cores of the hooks side by side."""
     _measure(".hotpath", as_json, part=part)
 
 
@@ -173,10 +163,8 @@ def engine(
     raw: Raw = None,
     model: Model = None,
 ) -> None:
-    """Run a real vLLM without memory pressure, on and off in turn: CPU time, throughput.
-
-    Fifteen minutes; profile: four. What was measured is kept as it comes (--raw), after Ctrl-C too.
-    """
+    """Run a real vLLM without memory pressure, on and off in turn: CPU time, throughput. Fifteen
+    minutes; profile: four. What was measured is kept as it comes (--raw), after Ctrl-C too."""
     figures = _measure(
         ".engine.engine", as_json, quick=quick, pairs=pairs, model=model, raw=raw, part=part
     )
@@ -186,8 +174,7 @@ def engine(
 
 @app.command()
 def replay(
-    as_json: Json = False,
-    trace: Annotated[Path | None, typer.Option(help="A trace file.")] = None,
+    as_json: Json = False, trace: Annotated[Path | None, typer.Option(help="A trace file.")] = None
 ) -> None:
     """Measure the replay lab's speed, and what planning with the best policy costs."""
     _measure(".replay", as_json, trace=trace)
@@ -469,10 +456,8 @@ def faults(
 def demo(
     as_json: Json = False, model: Model = None, out: Out = DEFAULT_OUT, part: Part = "all"
 ) -> None:
-    """Run the demo with figures, and keep them in demo.json.
-
-    Eight minutes on two idle cores; --part hits: twenty.
-    """
+    """Run the demo with figures, and keep them in demo.json. Eight minutes on two idle cores;
+    --part hits: twenty."""
     _run_demo(model, out, part).figures().print(as_json)
 
 
@@ -481,8 +466,7 @@ def demo_for_people(
     as_json: Json = False, model: Model = None, out: Out = DEFAULT_OUT, part: Part = "all"
 ) -> None:
     """Run too many agents, simulated and on a real vLLM; then show what is found, stock and with
-    hints.
-    """
+    hints."""
     if part == "page":
         _run_page()
         return

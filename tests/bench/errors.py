@@ -1,12 +1,4 @@
-"""What can go wrong in a bench that a user can act on.
-
-BenchError
-├── ServerError      vLLM did not start, ended, or ran without what it was started with
-├── CompletionError  a server refused or lost a request
-├── LedgerError      vLLM's KV events could not be read
-├── TrafficError     recorded sessions cannot be sent as they were asked for
-└── AnswerError      a request brought no answer that a server could be made to give
-"""
+"""What can go wrong in a bench that a user can act on."""
 
 
 class BenchError(Exception):

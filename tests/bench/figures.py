@@ -27,8 +27,6 @@ _WITHIN: Final = {"≤": le, "≥": ge, "<": lt, ">": gt, None: eq}
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One measured number."""
-
     value: Value  # the median of the samples, or the number itself
     unit: str  # what it is counted in: ``ms``, ``B``, ``blocks/s``, ``bool``
     # 10th and 90th percentile of the samples (their extremes below ten samples)
@@ -49,9 +47,7 @@ class Figure:
     @property
     def is_missed(self) -> bool:
         """Whether the value is not what a target of one number asks for; other words are not read.
-
-        NaN, which nobody measured, always misses.
-        """
+        NaN, which nobody measured, always misses."""
         if self.target in ("true", "yes"):
             return not self.value
         if around := _AROUND.fullmatch(self.target):
@@ -82,12 +78,10 @@ class Figures:
     def add(
         self, name: str, samples: Sequence[float] | Value, unit: str, target: str = ""
     ) -> Figure:
-        """Record figure ``name`` from its samples, or from one number; see ``Figure.of``."""
         figure = self.figures[name] = Figure.of(samples, unit, target)
         return figure
 
     def as_dict(self) -> dict[str, Any]:
-        """``{"bench": name, "figures": {name: {value, unit, spread, n, target}}}``."""
         rows = {name: figure.as_dict() for name, figure in self.figures.items()}
         return {"bench": self.bench, "figures": rows}
 
@@ -96,7 +90,6 @@ class Figures:
         return json.dumps(self.as_dict())
 
     def print(self, as_json: bool = False, console: Console | None = None) -> None:
-        """Write the report to stdout: a table, or with ``as_json`` one line of JSON."""
         console = console or Console()
         if as_json:
             console.file.write(self.to_json() + "\n")
@@ -104,7 +97,6 @@ class Figures:
         console.print(self.table())
 
     def table(self) -> Table:
-        """The report as a table for people."""
         table = Table(title=f"kvgraph bench {self.bench}", title_justify="left")
         table.add_column("figure", overflow="fold")  # whole: docs call figures by these names
         for column in ("value", "spread", "n", "target"):
@@ -116,7 +108,6 @@ class Figures:
 
 
 def quantile(samples: Sequence[float], percentile: float) -> float:
-    """The ``percentile``-th percentile, interpolated."""
     return float(np.percentile(samples, percentile))
 
 

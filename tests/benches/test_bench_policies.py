@@ -8,13 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kvgraph.advisor.replay.recordings import Session, read_sessions
+from kvgraph.advisor.replay.recorded_sessions import Session, read_sessions
 from kvgraph_bench.errors import BenchError
 from kvgraph_bench.policies import policies
-from kvgraph_bench.policies.policies_cells import (
-    NONSENSE,
-    NONSENSE_ARM,
-)
+from kvgraph_bench.policies.policies_cells import NONSENSE, NONSENSE_ARM
 from kvgraph_bench.policies.policies_journal import Course, Journal
 from rich.console import Console
 

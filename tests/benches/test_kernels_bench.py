@@ -51,9 +51,7 @@ def test_every_peer_leaves_the_same_bytes(shape: Any) -> None:
     spliced = left_by(lambda to: ops.splice(arena, to, SlotMap(at.old, at.new, at.delta), rope))
     assert not torch.equal(warmed, spliced)
     assert torch.equal(warmed, left_by(lambda to: copies(to)()))
-    assert torch.equal(
-        warmed, left_by(lambda to: IndexCopy(arena, at.records, to, at.blocks)())
-    )  # fmt: skip
+    assert torch.equal(warmed, left_by(lambda to: IndexCopy(arena, at.records, to, at.blocks)()))
     assert torch.equal(
         spliced, left_by(lambda to: CopyThenRotate(copies(to), to, at.new, at.delta, rope)())
     )
@@ -117,6 +115,4 @@ def test_the_gpu_bench_needs_torch_numpy_and_cuda_core_alone() -> None:
         [sys.executable, "-P", "-c", script], capture_output=True, text=True, check=False
     )
     assert done.returncode == 1
-    assert done.stderr.strip() == (
-        "this needs a GPU; `kvgraph bench kernels` measures CPUs too"
-    )  # fmt: skip
+    assert done.stderr.strip() == ("this needs a GPU; `kvgraph bench kernels` measures CPUs too")

@@ -301,9 +301,7 @@ def test_a_model_that_gives_up_its_cache_is_refused_by_name(kind: str) -> None:
     kvgraph.ConfKVCache(config)
 
 
-def test_where_a_model_gives_up_its_cache_the_log_says_so(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_where_a_model_gives_up_its_cache_the_log_says_so(caplog: pytest.LogCaptureFixture) -> None:
     config = made("phi3", num_key_value_heads=2, max_position_embeddings=64,
                   original_max_position_embeddings=64, rope_scaling=LONG_ROPE)  # fmt: skip
     model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").eval()

@@ -132,9 +132,7 @@ def test_resets_and_lost_news_are_told_apart(log: Log) -> None:
     assert log.start(1, 2, found=1).reason == "unknown:unheard"
 
 
-def test_what_a_step_evicts_and_computes_anew_is_told_as_evicted(
-    paper: Callable[..., Any],
-) -> None:
+def test_what_a_step_evicts_and_computes_anew_is_told_as_evicted(paper: Callable[..., Any]) -> None:
     engine, graph = paper(Shape(blocks=15, warm=None)), KVCacheGraph()
     outbox = engine.side.client.outbox
     outbox.open(1 << 16)
@@ -156,9 +154,7 @@ def test_what_a_step_evicts_and_computes_anew_is_told_as_evicted(
     engine.settle()
 
 
-def test_what_layers_with_a_window_lost_is_not_put_on_lost_news(
-    paper: Callable[..., Any],
-) -> None:
+def test_what_layers_with_a_window_lost_is_not_put_on_lost_news(paper: Callable[..., Any]) -> None:
     """We follow the group with full attention, which has the block; vLLM needs those of all."""
     engine, graph = paper(Shape(blocks=40, warm=None, windows=(None, 32))), KVCacheGraph()
     outbox = engine.side.client.outbox

@@ -136,9 +136,7 @@ def test_what_memory_has_when_an_engine_ends_a_restart_finds(tiers: Any) -> None
     assert facts["computed"] <= 3 + 32
 
 
-def test_an_error_of_ours_during_a_load_leaves_no_request_waiting(
-    tiers: Any,
-) -> None:
+def test_an_error_of_ours_during_a_load_leaves_no_request_waiting(tiers: Any) -> None:
     facts = scene(tiers, "broken_side")
     broken = {name: each for name, each in facts.items() if isinstance(each, dict)}
     broken.pop("counts")

@@ -38,9 +38,7 @@ def test_the_generator_is_deterministic_and_its_seed_counts() -> None:
 
 
 def test_arms_are_named_by_their_levers() -> None:
-    assert [arm.name for arm in ARMS] == [
-        "none", "A", "B", "C", "AB", "AC", "BC", "ABC",
-    ]  # fmt: skip
+    assert [arm.name for arm in ARMS] == ["none", "A", "B", "C", "AB", "AC", "BC", "ABC"]
 
 
 def test_one_endless_engine_finds_what_an_endless_cache_does() -> None:

@@ -11,11 +11,7 @@ import pytest
 from kvgraph.graph.kvcache_graph import KVCacheGraph
 from kvgraph.graph.stats import held_chains, shared_chains
 from kvgraph.graph.types import NO_ROW, Tier
-from kvgraph.graph.wire.events import (
-    BlocksRemoved,
-    BlocksSpilled,
-    EngineHello,
-)
+from kvgraph.graph.wire.events import BlocksRemoved, BlocksSpilled, EngineHello
 from turns import turn_events
 from wire_keys import pack
 

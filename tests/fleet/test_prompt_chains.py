@@ -71,10 +71,7 @@ def test_a_session_is_known_by_the_whole_of_its_last_prompt() -> None:
 
 @pytest.mark.parametrize("size", [3, PIECE, 2 * PIECE + 5])
 def test_texts_and_token_ids_continue_the_whole_of_a_prompt(size: int) -> None:
-    for head, one, two, more in (
-        ("x" * size, "a", "b", "!"),
-        ([7] * size, [1], [2], [3, 4]),
-    ):
+    for head, one, two, more in (("x" * size, "a", "b", "!"), ([7] * size, [1], [2], [3, 4])):
         reader = PromptReader()
         last = LastPrompts(reader.digest)
         for session, end in (("s", one), ("t", two)):

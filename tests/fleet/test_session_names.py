@@ -227,9 +227,8 @@ def test_items_of_responses_are_one_session_without_their_ids_and_thoughts() -> 
     for turn in range(4):
         items.append({"type": "message", **user(f"turn {turn} {TEXT}"), "id": f"msg_{turn}"})
         shown = [
-            {**each, "id": f"{turn}"} for each in items
-            if each["type"] != "reasoning" or turn % 2
-        ]  # fmt: skip
+            {**each, "id": f"{turn}"} for each in items if each["type"] != "reasoning" or turn % 2
+        ]
         seen.add(read(callers, {"input": shown, "store": False}, "/v1/responses"))
         items += [
             {"type": "reasoning", "summary": [], "encrypted_content": f"{turn}"},

@@ -15,13 +15,7 @@ from kvgraph.graph.tables.blocks import DEPTH_TIE, keep_chains_whole, places_of
 from kvgraph.graph.tables.hash_index import HashIndex
 from kvgraph.graph.tables.tables import GraphLimits
 from kvgraph.graph.types import EdgeType, SessionState, SourceLayer
-from kvgraph.graph.wire.events import (
-    AnyEvent,
-    BlocksRemoved,
-    BlocksStored,
-    Segment,
-    SessionSignal,
-)
+from kvgraph.graph.wire.events import AnyEvent, BlocksRemoved, BlocksStored, Segment, SessionSignal
 from turns import SIZE, started, turn_events
 from wire_keys import pack
 

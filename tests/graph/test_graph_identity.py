@@ -122,9 +122,7 @@ def test_active_keys_are_those_of_the_engine_that_asks(world: World) -> None:
     assert world.graph.suggest_prefetch([13], 5) == [14]
 
 
-def test_signals_of_attention_confidence_and_embeddings_reach_the_right_model(
-    world: World,
-) -> None:
+def test_signals_of_attention_confidence_and_embeddings_reach_the_right_model(world: World) -> None:
     vectors = np.eye(4, dtype="<f2")[:1].tobytes()
     for engine in ("a", "b"):
         world.tell(engine, BlocksEmbedded(pack(11), 4, vectors))
@@ -151,9 +149,7 @@ def test_a_key_is_asked_for_as_engines_say_it(world: World) -> None:
     assert [node["id"] for node in nodes] == [f"{key:#018x}" for key in (14, 13, 12, 11)]
 
 
-def test_an_engine_that_comes_back_with_another_model_holds_nothing_of_before(
-    world: World,
-) -> None:
+def test_an_engine_that_comes_back_with_another_model_holds_nothing_of_before(world: World) -> None:
     world.tell("b", BlocksSpilled(pack(*KEYS), int(Tier.WARM), 1))
     world.tell("b", hello("model-c"))
     assert world.graph.stats().engines["b"].resident == 0

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from kvgraph.advisor.replay.fleet_traffic import Signals, lay_over_users, trace_lines, write_trace
 from kvgraph.advisor.replay.reader import infer_sessions, load_trace
-from kvgraph.advisor.replay.recordings import read_sessions
+from kvgraph.advisor.replay.recorded_sessions import read_sessions
 from kvgraph.graph import snapshot
 from kvgraph.graph.errors import SnapshotError
 from kvgraph.graph.kvcache_graph import KVCacheGraph

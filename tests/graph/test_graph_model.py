@@ -115,7 +115,7 @@ events = st.one_of(
     st.builds(
         SessionSignal, st.sampled_from("st"), st.none(), st.booleans(), returns, st.booleans()
     ),
-)  # fmt: skip
+)
 steps = st.lists(
     st.one_of(
         st.tuples(st.sampled_from(ENGINES), st.lists(events, min_size=1, max_size=6)),

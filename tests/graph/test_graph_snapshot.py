@@ -70,8 +70,7 @@ def test_a_snapshot_of_more_names_than_are_allowed_now(graph: KVCacheGraph, tmp_
         keys = pack(100 + number)
         segments = (Segment(5, 0, 16, None, f"file-{number}", f"memory-{number}"),)
         graph.apply(
-            "e",
-            [RequestStarted(f"n{number}", keys, 16, 0, 16, "s", f"tenant-{number}", segments)],
+            "e", [RequestStarted(f"n{number}", keys, 16, 0, 16, "s", f"tenant-{number}", segments)]
         )
     snapshot.save(graph, tmp_path / "graph.snap")
     back = KVCacheGraph(limits=GraphLimits(max_names=1), clock=lambda: 5001.0)

@@ -223,9 +223,7 @@ def test_records_survive_a_restart_and_the_oldest_go_first(tmp_path: Path) -> No
     again.close()
 
 
-def test_what_a_file_holds_once_it_is_disowned_no_later_process_finds(
-    tmp_path: Path,
-) -> None:
+def test_what_a_file_holds_once_it_is_disowned_no_later_process_finds(tmp_path: Path) -> None:
     disk = new_disk(tmp_path)
     write(disk, 1)
     disk.disown()

@@ -8,7 +8,6 @@ import pytest
 
 
 def small_or_large(small: Any, large: Any) -> list[Any]:
-    """Two parameters: the small budget always, the large one where ``-m large`` asks for it."""
     return [
         pytest.param(small, id="small"),
         pytest.param(large, id="large", marks=pytest.mark.large),

@@ -19,10 +19,7 @@ STEP_S = 0.01  # what a step takes by the test's clock
 
 class Hall:
     """One engine, made with a ``Clock`` of its own; by default it has met a long queue before.
-
-    Attributes:
-        started: Ids of requests in the order in which they were first scheduled.
-    """
+    ``started``: requests in the order in which they were first scheduled."""
 
     def __init__(self, engine: PaperEngine, *, keeps_up: bool = False) -> None:
         assert isinstance(engine.clock, Clock)
@@ -114,7 +111,6 @@ def held_of(engine: PaperEngine) -> list[str]:
 
 
 def by_priority(base: Any) -> Any:
-    """``base`` with vLLM's priority scheduling."""
     config = copy.copy(base)
     config.scheduler_config = copy.copy(base.scheduler_config)
     config.scheduler_config.policy = "priority"

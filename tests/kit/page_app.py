@@ -31,7 +31,6 @@ def engine_status(graph: KVCacheGraph, engine: str = "e", /, **facts: Any) -> En
 
 
 def sidecar_status(graph: KVCacheGraph, *engines: EngineStatus, **facts: Any) -> SidecarStatus:
-    """A sidecar of these engines."""
     counters, where = {"graph": graph.stats().counters}, ("ipc:///x", "http://127.0.0.1:1")
     usual = {"counters": counters, "snapshot": {}, "config": {}}
     return SidecarStatus("0", 1, 1.0, *where, engines, graph.stats(), **{**usual, **facts})

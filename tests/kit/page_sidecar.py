@@ -31,11 +31,8 @@ BLOCK = 16
 
 
 class PageSidecar:
-    """``kvgraph serve`` in a process of its own, at one address whenever it runs.
-
-    Args:
-        config: A configuration file; None: the defaults, which the page cannot change.
-    """
+    """``kvgraph serve`` in a process of its own, at one address whenever it runs; without a
+    configuration file, which the page could change, by the defaults."""
 
     def __init__(self, directory: Path, config: Path | None = None) -> None:
         self._config = config
@@ -46,7 +43,6 @@ class PageSidecar:
 
     @property
     def address(self) -> str:
-        """What opens the page."""
         return page_address(self.url, TOKEN)
 
     @property
@@ -55,7 +51,6 @@ class PageSidecar:
         return page_address(self.url, TOKEN, edit=True)
 
     def start(self) -> None:
-        """Start it, and wait until it answers."""
         command = [sys.executable, "-m", "kvgraph", "serve", "--endpoint", self.endpoint,
                    "--http-port", str(self.port)]  # fmt: skip
         command += [] if self._config is None else ["--config", str(self._config)]
@@ -70,7 +65,6 @@ class PageSidecar:
             time.sleep(0.1)
 
     def stop(self) -> None:
-        """End it, if it runs."""
         if self._process is not None:
             self._process.terminate()
             self._process.wait(20)

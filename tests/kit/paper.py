@@ -40,7 +40,6 @@ def begin_load(engine: PaperEngine, prompt: list[int], output: int = 1, **fields
 
 
 def fail(*_: Any, **__: Any) -> None:
-    """An error of ours."""
     raise RuntimeError("an injected fault")
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -126,18 +126,9 @@ class Turn:
 
 
 class Scheduler:
-    """vLLM's scheduler, as far as pool and connector see it.
-
-    Args:
-        blocks: Of the pool.
-        warm: Copies that memory holds.
-        cold: Records that the disk holds.
-        workers: How many answer, of which one is there.
-        started: Whether all of them have said what they have.
-
-    Attributes:
-        now: Seconds. Only steps move it on, so that a run depends on nothing but what is asked.
-    """
+    """vLLM's scheduler, as far as pool and connector see it, of ``workers`` of which one is there;
+    ``started``: all of them have said what they have. Only steps move ``now``, seconds, on, so that
+    a run depends on nothing but what is asked."""
 
     def __init__(
         self,
@@ -352,7 +343,6 @@ class Engine(Scheduler):
         raise AssertionError("the request hangs")
 
     def settle(self) -> None:
-        """Steps until nobody has anything to do."""
         for _ in range(50):
             self.step()
             if not self.busy and not self.worker.open:
@@ -366,7 +356,6 @@ class Engine(Scheduler):
             self.serve(prompt(4, 10_000 + next(self._numbers)))
 
     def reset(self) -> bool:
-        """New weights."""
         done = bool(self.pool.reset_prefix_cache())
         self.weights += done
         return done
@@ -435,6 +424,20 @@ def scheduler_side(
 def prompt(blocks: int, seed: int, extra: int = 1) -> list[int]:
     """Tokens of whole blocks that are this seed's own, and some more."""
     return [seed * 1000 + at for at in range(blocks * BLOCK_SIZE + extra)]
+
+
+def counted_walks(pool: Any) -> list[int]:
+    """Numbers of the blocks that anybody looks at in the queue from now on."""
+    looked: list[int] = []
+    walk = pool.free_block_queue.iter_blocks_after
+
+    def counting(cursor: object) -> Iterator[Any]:
+        for block in walk(cursor):
+            looked.append(block.block_id)
+            yield block
+
+    pool.free_block_queue.iter_blocks_after = counting
+    return looked
 
 
 def keys(turn: Turn) -> list[int]:

@@ -53,7 +53,6 @@ class Sources:
         return self._trees[module]
 
     def _defined(self, module: str, name: str) -> tuple[str, ast.AST] | None:
-        """The node that defines a module's name, and in which module it stands."""
         tree = self._tree(module)
         for node in _statements(tree.body) if tree is not None else ():
             if name in _names(node):
@@ -65,7 +64,6 @@ class Sources:
         return None
 
     def _origin(self, module: str, node: ast.ImportFrom) -> str:
-        """The module that ``module`` imports from."""
         if not node.level:
             return node.module or ""
         package = self._root.joinpath(*module.split(".")).is_dir()

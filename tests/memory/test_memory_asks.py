@@ -34,12 +34,8 @@ def block(text: str) -> Block:
 
 
 class Answering:
-    """Answers questions, with a status and what ``says`` makes of their fields.
-
-    Attributes:
-        got: Fields of the questions so far.
-        waits: Seconds before each answer.
-    """
+    """Answers questions after ``waits`` seconds, with a status and what ``says`` makes of their
+    fields."""
 
     def __init__(self, says: Callable[[Any], Any], status: int = 200, waits: float = 0.0) -> None:
         self.got: list[Any] = []

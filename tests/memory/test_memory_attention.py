@@ -31,15 +31,8 @@ LARGE = MemorySettings(budget=1000, attention=ATTENTION_WEIGHT)
 
 
 class Page:
-    """A sidecar's page.
-
-    Attributes:
-        looks: Pairs of an identity and its attention, of any session.
-        status: Of its answers.
-        waits: Seconds before each.
-        asked: Queries so far.
-        keys: What came with them as Authorization.
-    """
+    """A sidecar's page: ``looks`` are pairs of an identity and its attention, of any session; it
+    ``waits`` seconds before each answer, of this ``status``."""
 
     def __init__(self, *looks: tuple[str | None, Any], status: int = 200) -> None:
         self.looks, self.status, self.waits = list(looks), status, 0.0
@@ -63,7 +56,6 @@ class Page:
 async def beside(
     page: Page, settings: MemorySettings = SMALL
 ) -> AsyncIterator[tuple[Remembering, SampledAttention]]:
-    """A memory that asks a page, and who asks it."""
     async with listening(page, "off") as url:
         looked_at = SampledAttention(url)
         async with remembering(settings, attention=looked_at) as memory:

@@ -27,7 +27,6 @@ SETTINGS = MemorySettings(budget=1000)
 
 
 async def turns_of(memory: Remembering, address: str = "/memory/s", **more: Any) -> list[int]:
-    """Turns of the chats at an address."""
     answer = await memory.client.get(address, **more)
     assert answer.status_code == 200
     return [each["turn"] for each in answer.json()]
@@ -186,7 +185,6 @@ async def test_text_that_memory_has_no_room_for_stays_in_its_file(tmp_path: Path
 
 
 def short_chat(key: str, messages: int) -> ChatSession:
-    """A chat of short messages, as a client's JSON makes it."""
     said = [{"role": "user", "content": f"word {key} {number}"} for number in range(messages)]
     chat = ChatSession(key, key, "caller")
     chat.follow(json.loads(json.dumps(said)), False, {})

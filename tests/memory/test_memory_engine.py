@@ -95,14 +95,8 @@ def said(tokens: list[int]) -> str:
 
 
 class Planted(NamedTuple):
-    """What came of a chat.
-
-    Attributes:
-        values: What was told.
-        text: What was said of it, when it was asked for.
-        last: That answer.
-        spliced: Share of the prompts' tokens that were spliced, since blocks left.
-    """
+    """What came of a chat: what was told, what was said of it when it was asked for, and the share
+    of the prompts' tokens that were spliced, since blocks left."""
 
     values: list[int]
     text: str

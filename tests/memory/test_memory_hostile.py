@@ -25,7 +25,6 @@ HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length
 async def begun(
     memory: Remembering, size: int, body: bytes
 ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """A request of which this much came of a body of ``size`` bytes."""
     at = memory.client.base_url
     reader, writer = await asyncio.open_connection(at.host, at.port, limit=1024)
     with contextlib.suppress(ConnectionError):

@@ -59,8 +59,7 @@ async def test_called_tools_are_read_off_a_stream() -> None:
         assert sent[1]["tool_calls"] == [call]
         assert sent[2] == result
         (chat,) = (await memory.client.get("/memory/s")).json()
-        assert [each["name"] for each in chat["blocks"]] == ["user#0", "file:a.py#0",
-                                                            "file:a.py#1"]  # fmt: skip
+        assert [each["name"] for each in chat["blocks"]] == ["user#0", "file:a.py#0", "file:a.py#1"]
 
 
 @pytest.mark.parametrize("keeps", [False, True])

@@ -18,12 +18,7 @@ from kvgraph.advisor.policies.guard import Guard
 from kvgraph.advisor.policies.shadow import LruShadow, LruStack, RankedShadow, SimulatedPools
 from kvgraph.advisor.replay.arms import Settings, run_arm
 from kvgraph.advisor.replay.graph_order import GraphOrder, SimulatedSidecar
-from kvgraph.advisor.replay.simulator import (
-    EvictionOrder,
-    Instance,
-    LruOrder,
-    simulate,
-)
+from kvgraph.advisor.replay.simulator import EvictionOrder, Instance, LruOrder, simulate
 from kvgraph.advisor.replay.trace import Trace
 from kvgraph.graph.kvcache_graph import KVCacheGraph
 from kvgraph.graph.ranking.policy import Policy, Scores, Terms, View
@@ -58,7 +53,6 @@ class Fixed:
         return np.asarray(self.sign * (view.now - picked.last_used()))
 
     def terms(self, view: View, picked: Selection) -> Terms:
-        """Nothing to explain."""
         return {}
 
 
@@ -71,7 +65,6 @@ class Nonsense(Fixed):
         self._rng = np.random.default_rng(5)
 
     def scores(self, view: View, picked: Selection) -> Scores:
-        """As the kind says."""
         match self._kind:
             case "constant":
                 return np.zeros(len(picked))
@@ -154,7 +147,6 @@ class Plain:
         self.order: list[int] = []
 
     def adopt(self, rows: list[int], scores: list[float]) -> None:
-        """Take a ranking."""
         ranked = sorted(zip(rows, scores, strict=True), key=lambda each: -each[1])
         self.order, self.as_of = [row for row, _ in ranked], self.uses
 
@@ -439,7 +431,6 @@ class Recent:
         return np.asarray(picked.last_used() - view.now)
 
     def terms(self, view: View, picked: Selection) -> Terms:
-        """Nothing to explain."""
         return {}
 
 
@@ -450,7 +441,6 @@ class Noise(Recent):
         self._rng = np.random.default_rng(5)
 
     def scores(self, view: View, picked: Selection) -> Scores:
-        """At random."""
         return self._rng.random(len(picked))
 
 

@@ -15,7 +15,7 @@ from kvgraph.advisor.policies.waits import FEATURES, fitted
 from kvgraph.advisor.replay.arms import Settings, new_orders
 from kvgraph.advisor.replay.fleet_traffic import Signals
 from kvgraph.advisor.replay.graph_order import GraphOrder
-from kvgraph.advisor.replay.recordings import read_sessions
+from kvgraph.advisor.replay.recorded_sessions import read_sessions
 from kvgraph.advisor.replay.simulator import Instance, simulate
 from kvgraph.advisor.replay.trace import Ints, Trace
 from kvgraph.graph.kvcache_graph import KVCacheGraph
@@ -23,12 +23,7 @@ from kvgraph.graph.ranking.formulas import ClassicPolicy
 from kvgraph.graph.ranking.policy import ScoreProfile, View, Weights
 from kvgraph.graph.tables.protection import ProtectionBudget
 from kvgraph.graph.types import SourceLayer
-from kvgraph.graph.wire.events import (
-    BlocksStored,
-    EngineHello,
-    Segment,
-    SessionSignal,
-)
+from kvgraph.graph.wire.events import BlocksStored, EngineHello, Segment, SessionSignal
 from kvgraph_bench.policies.policies_fleets import SHIPPED, fleet, of_tenants
 from turns import turn_events
 

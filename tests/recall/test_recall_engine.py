@@ -16,22 +16,13 @@ from kvgraph.graph.kvcache_graph import KVCacheGraph
 from kvgraph.hooks.recall.cover import SpliceLimits
 from kvgraph.hooks.recall.gate import DIRECTORY_VARIABLE, calibration_file, load
 from kvgraph_bench.paper.paper_engine import BLOCK_SIZE, Shape
-from kvgraph_bench.recall.approximate import keep_calibration, recalling
+from kvgraph_bench.recall.approximate import keep_calibration
 from paper import words
 from recall_usage import used
 
 pytestmark = pytest.mark.usefixtures("vllm_loaded")
 LIMITS = SpliceLimits(least_tokens=32, margin=4)
 ASKS: dict[str, Any] = {"kv_transfer_params": {"kvgraph": {"recall": True}}}
-
-
-def calibrated(
-    config: Any, directory: Path, patch: pytest.MonkeyPatch, passed: bool = True
-) -> None:
-    """Engines with this configuration find a calibration of their model in ``directory``."""
-    patch.setenv(DIRECTORY_VARIABLE, str(directory))
-    patch.setenv("AITHER_KVCACHE_RECALL_SHARED", "1")
-    keep_calibration(config.model_config, directory, LIMITS, passed)
 
 
 def joined(*parts: Sequence[int]) -> list[int]:
@@ -45,14 +36,8 @@ SALTED = {**ASKS, "cache_salt": "theirs"}
 
 
 @pytest.fixture
-def engine(
-    paper: Callable[..., Any],
-    paper_config: Any,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> Any:
-    calibrated(paper_config, tmp_path, monkeypatch)
-    return recalling(paper(Shape(blocks=97)))
+def engine(recalls: Callable[..., Any]) -> Any:
+    return recalls(Shape(blocks=97), LIMITS)
 
 
 def test_text_comes_back_at_another_position(engine: Any) -> None:
@@ -148,10 +133,9 @@ def test_a_reset_forgets_all_text(engine: Any) -> None:
 
 
 def test_a_preempted_request_is_never_registered_beyond_what_is_exact(
-    paper: Callable[..., Any], paper_config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    recalls: Callable[..., Any],
 ) -> None:
-    calibrated(paper_config, tmp_path, monkeypatch)
-    engine = recalling(paper(Shape(blocks=33)))
+    engine = recalls(Shape(blocks=33), LIMITS)
     used(engine, joined(HEAD, DOCUMENT, ASK), **ASKS)
     for seed in range(4):
         engine.ask(joined(DOCUMENT, ASK, words(30, 20 + seed)), 90, **ASKS)
@@ -163,16 +147,12 @@ def test_a_preempted_request_is_never_registered_beyond_what_is_exact(
 
 @pytest.mark.parametrize("passed", [None, False])
 def test_without_a_calibration_that_passed_it_is_refused_in_words(
-    passed: bool | None,
-    paper: Callable[..., Any],
-    paper_config: Any,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    monkeypatch.setenv("AITHER_KVCACHE_CALIBRATIONS", str(tmp_path))
+    passed: bool | None, paper: Callable[..., Any], paper_config: Any, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    monkeypatch.setenv(DIRECTORY_VARIABLE, str(tmp_path))
     if passed is not None:
-        calibrated(paper_config, tmp_path, monkeypatch, passed=passed)
+        keep_calibration(paper_config.model_config, tmp_path, LIMITS, passed)
     caplog.set_level(logging.WARNING)
     engine = paper(Shape(blocks=97))
     used(engine, joined(HEAD, DOCUMENT, ASK))
@@ -193,11 +173,10 @@ def test_an_engine_without_tiers_says_so_if_it_is_told_to_recall(
 
 
 def test_the_endpoint_can_ask_for_all_and_switch_off_for_all(
-    paper: Callable[..., Any], paper_config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    recalls: Callable[..., Any], paper: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    calibrated(paper_config, tmp_path, monkeypatch)
     monkeypatch.setenv("AITHER_KVCACHE_RECALL", "1")
-    engine = recalling(paper(Shape(blocks=97)))
+    engine = recalls(Shape(blocks=97), LIMITS)
     used(engine, joined(HEAD, DOCUMENT, ASK))
     assert used(engine, joined(DOCUMENT, ASK))["spliced"] > 0
     refuses = {"kv_transfer_params": {"kvgraph": {"recall": False}}}
@@ -206,12 +185,10 @@ def test_the_endpoint_can_ask_for_all_and_switch_off_for_all(
     assert used(paper(Shape(blocks=97)), joined(DOCUMENT, ASK), **ASKS) == {}
 
 
-def test_a_calibration_of_another_model_is_refused(
-    paper_config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("engine")
+def test_a_calibration_of_another_model_is_refused(paper_config: Any) -> None:
     from kvgraph.hooks.vllm.recall.support import model_identity
 
-    calibrated(paper_config, tmp_path, monkeypatch)
     model = paper_config.model_config
     path = calibration_file(model_identity(model, model.max_model_len))
     assert load(model_identity(model, model.max_model_len), path).passed
@@ -275,14 +252,9 @@ def test_a_sessions_approximate_blocks_never_reach_the_disk(engine: Any) -> None
 
 @pytest.mark.parametrize("generations", [1, 4])
 def test_nor_do_they_when_their_request_is_preempted(
-    generations: int, paper: Callable[..., Any], paper_config: Any, tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
-    monkeypatch.setenv(DIRECTORY_VARIABLE, str(tmp_path))
-    monkeypatch.setenv("AITHER_KVCACHE_RECALL_SHARED", "1")
-    limits = replace(LIMITS, most_generations=generations)
-    keep_calibration(paper_config.model_config, tmp_path, limits)
-    engine = recalling(paper(Shape(blocks=33)))
+    generations: int, recalls: Callable[..., Any]
+) -> None:
+    engine = recalls(Shape(blocks=33), replace(LIMITS, most_generations=generations))
     used(engine, joined(HEAD, DOCUMENT, ASK), **ASKS)
     for seed in range(2):
         engine.ask(words(60, 30 + seed), 150)
@@ -302,12 +274,11 @@ def test_nor_do_they_when_their_request_is_preempted(
 
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_nor_does_the_block_that_the_last_step_fills(
-    asynchronous: bool, paper: Callable[..., Any], paper_config: Any, tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
-    calibrated(paper_config, tmp_path, monkeypatch)
+    asynchronous: bool, recalls: Callable[..., Any]
+) -> None:
+    shape = Shape(blocks=33, warm=40, cold=1024, asynchronous=asynchronous)
     for output in range(1, 33, 3):
-        engine = recalling(paper(Shape(blocks=33, warm=40, cold=1024, asynchronous=asynchronous)))
+        engine = recalls(shape, LIMITS)
         used(engine, joined(HEAD, DOCUMENT, ASK), **ASKS)
         mine = engine.ask(joined(DOCUMENT, words(90, 4)), output, **session("mine"))
         engine.settle()
@@ -318,13 +289,10 @@ def test_nor_does_the_block_that_the_last_step_fills(
 
 
 def test_what_is_spliced_has_other_names_than_what_was_computed(
-    paper: Callable[..., Any], paper_config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    recalls: Callable[..., Any],
 ) -> None:
     """The same text again, whose computed blocks are gone from pool and memory meanwhile."""
-    monkeypatch.setenv(DIRECTORY_VARIABLE, str(tmp_path))
-    monkeypatch.setenv("AITHER_KVCACHE_RECALL_SHARED", "1")
-    keep_calibration(paper_config.model_config, tmp_path, SpliceLimits(margin=0))
-    engine = recalling(paper(Shape(blocks=65, warm=400)))
+    engine = recalls(Shape(blocks=65, warm=400), SpliceLimits(margin=0))
     document, later = words(96, 1), words(96, 2)
     used(engine, joined(words(24, 3), document, words(24, 4)), **ASKS)
     first = engine.ask(joined(document, later, words(20, 5)), 2, **session("mine"))
@@ -371,6 +339,17 @@ def saying(recall: bool | None = True, salt: str | None = None, **names: str) ->
     return {"kv_transfer_params": {"kvgraph": tag}, **({"cache_salt": salt} if salt else {})}
 
 
+@pytest.fixture
+def is_found(recalls: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> Callable[..., bool]:
+    def found(hints: str, shared: str, one: dict[str, Any], other: dict[str, Any]) -> bool:
+        monkeypatch.setenv("AITHER_KVCACHE_HINTS", hints)
+        engine = recalls(Shape(blocks=97), LIMITS, shared)
+        used(engine, joined(HEAD, DOCUMENT, ASK), **one)
+        return bool(used(engine, joined(DOCUMENT, ASK), **other).get("spliced"))
+
+    return found
+
+
 @pytest.mark.parametrize("hints", ["session", "all"])
 @pytest.mark.parametrize("shared", ["", "1"])
 @pytest.mark.parametrize(
@@ -388,16 +367,10 @@ def saying(recall: bool | None = True, salt: str | None = None, **names: str) ->
     ],
 )
 def test_whose_text_is_found(
-    paper: Callable[..., Any], paper_config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    is_found: Callable[..., bool],
     hints: str, shared: str, one: dict[str, Any], other: dict[str, Any], finds: set[str],
 ) -> None:  # fmt: skip
-    calibrated(paper_config, tmp_path, monkeypatch)
-    monkeypatch.setenv("AITHER_KVCACHE_RECALL_SHARED", shared)
-    monkeypatch.setenv("AITHER_KVCACHE_HINTS", hints)
-    engine = recalling(paper(Shape(blocks=97)))
-    used(engine, joined(HEAD, DOCUMENT, ASK), **one)
-    told = used(engine, joined(DOCUMENT, ASK), **other)
-    assert bool(told.get("spliced")) is (shared in finds)
+    assert is_found(hints, shared, one, other) is (shared in finds)
 
 
 @pytest.mark.parametrize("shared", ["", "1"])
@@ -413,24 +386,17 @@ def test_whose_text_is_found(
     ],
 )
 def test_named_tenants_are_apart_where_their_names_count(
-    paper: Callable[..., Any], paper_config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    is_found: Callable[..., bool],
     shared: str, hints: str, one: dict[str, Any], other: dict[str, Any], finds: bool,
 ) -> None:  # fmt: skip
-    calibrated(paper_config, tmp_path, monkeypatch)
-    monkeypatch.setenv("AITHER_KVCACHE_RECALL_SHARED", shared)
-    monkeypatch.setenv("AITHER_KVCACHE_HINTS", hints)
-    engine = recalling(paper(Shape(blocks=97)))
-    used(engine, joined(HEAD, DOCUMENT, ASK), **one)
-    assert bool(used(engine, joined(DOCUMENT, ASK), **other).get("spliced")) is finds
+    assert is_found(hints, shared, one, other) is finds
 
 
 def test_who_says_not_whose_text_it_is_is_told_why_nothing_comes_back(
-    paper: Callable[..., Any], paper_config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    recalls: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    calibrated(paper_config, tmp_path, monkeypatch)
-    monkeypatch.delenv("AITHER_KVCACHE_RECALL_SHARED")
     monkeypatch.setenv("AITHER_KVCACHE_RECALL", "1")
-    engine = recalling(paper(Shape(blocks=97)))
+    engine = recalls(Shape(blocks=97), LIMITS, "")
     for _ in range(2):
         assert "name its session" in used(engine, joined(HEAD, DOCUMENT, ASK), **ASKS)["refused"]
         assert used(engine, joined(DOCUMENT, ASK)) == {}, "who did not ask is not bothered"

@@ -40,10 +40,7 @@ def stock(tiny_model: Path, new_engine: Any) -> Any:
 
 @pytest.fixture(scope="module")
 def recall(
-    tiny_model: Path,
-    calibrations: Path,
-    new_engine: Any,
-    tmp_path_factory: pytest.TempPathFactory,
+    tiny_model: Path, calibrations: Path, new_engine: Any, tmp_path_factory: pytest.TempPathFactory
 ) -> Any:
     return (
         new_engine(

@@ -36,7 +36,6 @@ def new_mover(
 
 
 def done(mover: TierMover, *jobs: Any) -> list[JobDone]:
-    """Do ``jobs``, and what became of them."""
     mover.submit(TierWork(jobs))
     answers: list[JobDone] = []
     deadline = time.monotonic() + 20
@@ -58,8 +57,7 @@ def tokens_at(cache: PagedKv, slots: list[int], plane: str) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("isa", "dtype"),
-    [("vec", torch.float32), ("vec", torch.bfloat16), ("amx", torch.bfloat16)],
+    ("isa", "dtype"), [("vec", torch.float32), ("vec", torch.bfloat16), ("amx", torch.bfloat16)]
 )
 def test_exact_blocks_and_moved_tokens_come_in_one_load(isa: str, dtype: torch.dtype) -> None:
     mover = new_mover(isa, dtype)

@@ -37,7 +37,7 @@ from kvgraph.advisor.replay.closed_arms import (
     run_cell,
 )
 from kvgraph.advisor.replay.graph_order import GraphOrder
-from kvgraph.advisor.replay.recordings import RecordedTurn, Session
+from kvgraph.advisor.replay.recorded_sessions import RecordedTurn, Session
 from kvgraph.advisor.replay.simulator import HostTier, Instance, LruOrder
 from kvgraph.advisor.replay.trace import ReplayError, ServiceModel
 from kvgraph.graph.admission import HoldingBounds

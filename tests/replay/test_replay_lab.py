@@ -23,8 +23,8 @@ from kvgraph.advisor.replay.arms import BY_DEFAULT, HINTS, Settings, new_orders,
 from kvgraph.advisor.replay.graph_order import EngineUpdate, SimulatedSidecar
 from kvgraph.advisor.replay.prior import learn_prior, recorded_waits
 from kvgraph.advisor.replay.reader import infer_sessions, load_trace, spread_over_ticks
+from kvgraph.advisor.replay.recorded_sessions import read_sessions
 from kvgraph.advisor.replay.recorder import Recorder
-from kvgraph.advisor.replay.recordings import read_sessions
 from kvgraph.advisor.replay.simulator import Instance, simulate
 from kvgraph.advisor.replay.tables import HitTable, draw, hit_table
 from kvgraph.advisor.replay.trace import ReplayError, TraceError

@@ -199,10 +199,7 @@ def test_a_host_tier_gives_back_what_was_evicted() -> None:
 def test_routers_keep_sessions_together_or_apart() -> None:
     trace = chat_trace(400)
     rates = {}
-    for name, router in {
-        "round-robin": RoundRobin(),
-        "affinity": PrefixAffinity(trace),
-    }.items():
+    for name, router in {"round-robin": RoundRobin(), "affinity": PrefixAffinity(trace)}.items():
         pools = [Instance(400, LruOrder()) for _ in range(4)]
         rates[name] = simulate(trace, pools, router=router).hits.sum()
     assert rates["affinity"] > rates["round-robin"]
@@ -271,11 +268,8 @@ LOADS = (IN_NO_TIME, IN_TIME)
 
 
 class Watched(EvictionOrder):
-    """An order, and an engine that checks each of its answers.
-
-    Attributes:
-        asked: How often something was to go.
-    """
+    """An order, and an engine that checks each of its answers, each time that something was to
+    go."""
 
     def __init__(self, order: EvictionOrder) -> None:
         self._order = order

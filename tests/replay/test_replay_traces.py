@@ -31,11 +31,7 @@ from kvgraph.advisor.replay.reader import load_trace
 from kvgraph.advisor.replay.recorder import Recorder
 from kvgraph.advisor.replay.trace import Trace, TraceError
 from kvgraph.graph.types import Authority, SourceLayer
-from kvgraph.graph.wire.events import (
-    RequestFinished,
-    RequestStarted,
-    Segment,
-)
+from kvgraph.graph.wire.events import RequestFinished, RequestStarted, Segment
 from wire_keys import pack
 
 MOONCAKE: list[dict[str, Any]] = [
@@ -352,9 +348,7 @@ def test_what_callers_said_is_read_in_order_of_arrival(tmp_path: Path) -> None:
     assert said.ended.tolist() == [False, False, True]
     assert said.expected_return_s[0] == 4.5
     assert np.isnan(said.expected_return_s[1:]).all()
-    assert said.layers == (
-        ((SourceLayer.CAPABILITIES, 0, 16), (SourceLayer.RULES, 16, 20)), (), (),
-    )  # fmt: skip
+    assert said.layers == (((SourceLayer.CAPABILITIES, 0, 16), (SourceLayer.RULES, 16, 20)), (), ())
     assert said.tenant.tolist() == [0, -1, -1]
     assert said.anything
 

@@ -26,7 +26,7 @@ from kvgraph.advisor.replay.fleet_traffic import (
     write_trace,
 )
 from kvgraph.advisor.replay.reader import load_trace
-from kvgraph.advisor.replay.recordings import Session, read_session, read_sessions
+from kvgraph.advisor.replay.recorded_sessions import Session, read_session, read_sessions
 from kvgraph.advisor.replay.trace import ReplayError, TraceError
 
 Json = dict[str, Any]
@@ -141,7 +141,7 @@ def test_damaged_files_name_the_file(tmp_path: Path, data: bytes) -> None:
 
 
 def test_a_gzip_bomb_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvgraph.advisor.replay.recordings.MAX_FILE", 1 << 20)
+    monkeypatch.setattr("kvgraph.advisor.replay.recorded_sessions.MAX_FILE", 1 << 20)
     path = tmp_path / "bomb.json.gz"
     path.write_bytes(gzip.compress(b" " * (8 << 20)))
     with pytest.raises(TraceError, match="longer than"):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,7 +22,7 @@ from kvgraph_bench.hotpath import (
     new_pool,
     request_maker,
 )
-from pool_engine import BLOCK_BYTES, Engine, keys, parked, prompt
+from pool_engine import BLOCK_BYTES, Engine, counted_walks, keys, parked, prompt
 
 pytestmark = pytest.mark.usefixtures("vllm_loaded")
 
@@ -208,20 +207,12 @@ def test_empty_blocks_are_passed_over_a_bounded_number_in_each_step() -> None:
 
     pool = new_pool(3 * BLOCKS)
     scan = QueueScan(pool)
-    walked: list[int] = []
-    walk = pool.free_block_queue.iter_blocks_after
-
-    def counting(cursor: Any) -> Iterator[Any]:
-        walked.append(0)
-        for block in walk(cursor):
-            walked[-1] += 1
-            yield block
-
-    pool.free_block_queue.iter_blocks_after = counting
+    looked = counted_walks(pool)
     for _ in range(12):
+        before = len(looked)
         assert scan.look(AHEAD, 0) == []
-    assert max(walked) <= 1024
-    assert sum(walked) == 3 * BLOCKS - 1
+        assert len(looked) - before <= 1024
+    assert len(looked) == 3 * BLOCKS - 1
 
 
 def test_what_a_new_ranking_puts_first_has_copies_before_it_goes() -> None:
@@ -279,18 +270,10 @@ def test_while_a_request_waits_for_room_its_load_s_victims_are_not_looked_at_in_
 
 
 def test_each_block_near_the_head_is_looked_at_once() -> None:
-    engine, looked = Engine(blocks=2001, warm=4000), list[int]()
+    engine = Engine(blocks=2001, warm=4000)
     for number in range(12):
         engine.serve(prompt(200, number))
-    walk = engine.pool.free_block_queue.iter_blocks_after
-
-    def counting(cursor: object) -> object:
-        for block in walk(cursor):
-            looked.append(block.block_id)
-            yield block
-
-    engine.pool.free_block_queue.iter_blocks_after = counting
-    taken = 0
+    looked, taken = counted_walks(engine.pool), 0
     for number in range(20):
         turn = engine.ask(prompt(2, 100 + number))
         engine.step()
@@ -408,11 +391,8 @@ COMPUTED = 16  # blocks that one step computes at most
 
 
 class Served:
-    """An engine with tiers but without a model; what it takes from its pool is looked at.
-
-    Attributes:
-        needless: Protected blocks that were taken while others were free.
-    """
+    """An engine with tiers but without a model, and the protected blocks that it took while others
+    were free."""
 
     def __init__(self) -> None:
         self.now, self.needless = 1000.0, 0

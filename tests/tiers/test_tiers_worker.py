@@ -178,8 +178,7 @@ def aged(directory: Path, seconds: float) -> None:
 
 
 def test_files_of_other_weights_and_models_age_out_unless_somebody_has_them_open(
-    tmp_path: Path,
-    opened: Any,
+    tmp_path: Path, opened: Any
 ) -> None:
     day = 86_400
     served = opened(model_at("e/f", "served"), tmp_path)

@@ -96,7 +96,6 @@ async def _of_anthropic(request: Any, raw_request: Any) -> list[ClientMessage]:
 
 
 def _add(request: Any, hints: Sequence[dict[str, Any]]) -> None:
-    """Insert hints into a request, in front of the client's own."""
     transfer = dict(request.kv_transfer_params or {})
     stated = transfer.get(KEY)
     stated = dict(stated) if isinstance(stated, dict) else {}
@@ -160,7 +159,6 @@ class RendererMarks:
 
     @staticmethod
     def of(renderer: BaseRenderer[Any]) -> RendererMarks:
-        """Return a renderer's instance, created at its first use."""
         found = getattr(renderer, _ATTRIBUTE, None)
         if found is None:
             found = RendererMarks(renderer)
@@ -184,9 +182,7 @@ _LONG: Final = 4096  # longer prompts, in tokens, are marked on another thread; 
 
 def mark_chats() -> None:
     """Wrap vLLM's renderers to mark chats, and its input processor to pass the marks to the engine.
-
-    Raises AttributeError.
-    """
+    Raises AttributeError."""
     renderer = import_module("vllm.renderers.base").BaseRenderer
     processor = import_module("vllm.v1.engine.input_processor").InputProcessor
     patch(renderer, "render_chat", _marked)
@@ -230,10 +226,8 @@ def _handing_over(original: Method) -> Method:
 
 
 def hand_over(request: EngineCoreRequest, prompt: Any) -> None:
-    """Put a rendered prompt's marks and hints where the engine's scheduler finds them.
-
-    The client's own objects are not changed, because several requests may share them.
-    """
+    """Put a rendered prompt's marks and hints where the engine's scheduler finds them. The client's
+    own objects are not changed, because several requests may share them."""
     params = request.sampling_params
     if params is None:
         return

@@ -71,12 +71,10 @@ class Probes:
         self.text = decoder(self._tokenizer)  # decodes tokens, special ones included
 
     def close(self) -> None:
-        """Stop the renderer's threads."""
         self._renderer.shutdown()
 
     @property
     def end(self) -> int | None:
-        """The tokenizer's end-of-sequence token."""
         end: int | None = self._tokenizer.eos_token_id
         return end
 
@@ -126,8 +124,7 @@ def text_place(
     last: bool = False,  # search for the last occurrence instead of the first
 ) -> int | None:
     """Return the index of the token in which ``text`` begins, or of the one after it with ``end``;
-    None if it is not in ``tokens[first:]``.
-    """
+    None if it is not in ``tokens[first:]``."""
     whole = probes.text(tokens[first:])
     at = whole.rfind(text) if last else whole.find(text)
     if at < 0:
@@ -188,8 +185,6 @@ class TemplatePart(NamedTuple):
 
 
 class Conversation(NamedTuple):
-    """A rendered test conversation."""
-
     parts: list[TemplatePart]
 
 
@@ -315,7 +310,6 @@ class _Gap:
 
     @property
     def border(self) -> tuple[int, ...]:
-        """The border, beginning at the last of ``starts``."""
         start = self.starts[-1] if self.starts else 0
         end = next((cut for cut in self.cuts if cut > start), len(self.tokens))
         most = _INNER if self.layer is SourceLayer.CAPABILITIES else LONGEST_BORDER
@@ -453,10 +447,8 @@ logger = logging.getLogger(__name__)
 
 
 def engine_borders(config: VllmConfig, chat_template: str | None = None) -> str:
-    """Return the border table for the scheduler's process, as JSON; empty if there is none.
-
-    Never raises: if the template cannot be read, the engine reads no layers.
-    """
+    """Return the border table for the scheduler's process, as JSON; empty if there is none. Never
+    raises: if the template cannot be read, the engine reads no layers."""
     if not engine_settings().reads_layers:
         return ""
     try:
@@ -482,9 +474,7 @@ _ARGUMENTS_END: Final = "\"'," + BRACKETS
 
 def learn_marks(config: VllmConfig, chat_template: str | None = None) -> EndMarks | None:
     """Return the end marks of an engine's model; None if its template has no form for tool calls.
-
-    Such a model may call tools in prose, so the end of its answers says nothing.
-    """
+    Such a model may call tools in prose, so the end of its answers says nothing."""
     probes = Probes(config, chat_template)
     try:
         return marks_of(probes, str(config.model_config.model))
@@ -493,7 +483,6 @@ def learn_marks(config: VllmConfig, chat_template: str | None = None) -> EndMark
 
 
 def marks_of(probes: Probes, model: str = "") -> EndMarks | None:
-    """Return the end marks that the renderings of ``probes`` show."""
     prose = probes.answered()
     ends = _turn_ends(probes, prose)
     for call_id in CALL_IDS:
@@ -504,8 +493,6 @@ def marks_of(probes: Probes, model: str = "") -> EndMarks | None:
 
 
 class _Call(NamedTuple):
-    """Where a call stands in its rendering, as token positions."""
-
     tokens: list[int]  # the whole conversation
     first: int  # where it differs from an answer in prose
     named: int  # where the tool's name begins
@@ -625,10 +612,7 @@ def _parting(one: Sequence[int], other: Sequence[int]) -> int:
 
 def engine_marks(config: VllmConfig, chat_template: str | None = None) -> str:
     """Return the end marks for the scheduler's process, as JSON: the operator's, or learned ones;
-    empty without any.
-
-    Never raises: if the template cannot be read, the engine has no marks.
-    """
+    empty without any. Never raises: if the template cannot be read, the engine has no marks."""
     if not engine_settings().reads_ends:
         return ""
     try:

@@ -76,7 +76,6 @@ class PendingCall:
     # The application's --------------------------------------------------------------------------
 
     async def receive(self) -> Message:
-        """Return the client's next message, or a disconnect."""
         real = asyncio.ensure_future(self._receive())
         gone = asyncio.ensure_future(self._gone.wait())
         try:
@@ -160,7 +159,6 @@ def names_of(ids: Collection[str]) -> frozenset[str]:
 
 
 def _is_plain() -> bool:
-    """Return whether vLLM was configured to leave out the random part."""
     from vllm import envs
 
     return bool(getattr(envs, "VLLM_DISABLE_REQUEST_ID_RANDOMIZATION", False))

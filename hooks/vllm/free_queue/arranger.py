@@ -1,11 +1,7 @@
-"""Applies a ranking to vLLM's free queue, between allocations.
-
-vLLM allocates from the head of ``pool.free_block_queue``. The arranger keeps a *window* of the
-ranking's first victims there, through the queue's own operations; the allocation path itself stays
-vLLM's. The work is bounded: the window is as large as what steps of late took, and is laid again
-only for a new ranking, or when little of it is left. Beyond the window, ``head_guard.py`` keeps
-protected blocks away from the head.
-"""
+"""Applies a ranking to vLLM's free queue, between allocations, which stay vLLM's: a *window* of its
+first victims stands at the head, as large as what steps of late took, and is laid again only for a
+new ranking, or when little of it is left. Beyond it, ``protection.py`` keeps protected blocks away
+from the head."""
 
 from __future__ import annotations
 
@@ -107,13 +103,6 @@ class Copier(Protocol):
 class FreeQueueArranger:
     """Permutes the free queue so that the ranking's first victims are allocated first.
 
-    Args:
-        pool: The live block pool.
-        index: Finds a ranked key's block.
-        blocks_per_step: The most blocks that one engine step can allocate.
-        protect_stale_s: How long a caller's word counts where no sidecar heard it.
-        clock: Monotonic seconds, the clock that rankings are dated in.
-
     The counters run from the engine's start: ``moved``, ``recycled`` (ranked blocks left alone:
     gone, reused, referenced, or used since), ``stale`` (steps without advice),
     ``protected_evicted``.
@@ -155,17 +144,14 @@ class FreeQueueArranger:
 
     @property
     def moved(self) -> int:
-        """Blocks that changed their place in the queue."""
         return self._window.laid + self._guard.moved
 
     @property
     def recycled(self) -> int:
-        """Ranked blocks left where they were, since the engine's start."""
         return self._window.recycled
 
     @property
     def protected_evicted(self) -> int:
-        """Evictions of blocks that were protected then."""
         return self._protection.evicted_protected
 
     def expect(self, decoding: int, prompts: int, loads: int = 0) -> bool:
@@ -178,7 +164,6 @@ class FreeQueueArranger:
         (self._protection.over if is_over else self._protection.state)(keys)
 
     def freed(self) -> None:
-        """Note that blocks were given back between two steps."""
         self._guard.freed()
         if self._copier is not None:
             self._copier.freed()
@@ -228,7 +213,6 @@ class FreeQueueArranger:
         self._watch()
 
     def step_ended(self, evicted: int) -> None:
-        """Note that a step has taken all its blocks, and evicted so many by that."""
         self._window.step_ended(evicted)
 
     def rests(self, ranking: EvictionRanking | None) -> bool:
@@ -275,7 +259,6 @@ class FreeQueueArranger:
             self.clear()
 
     def clear(self) -> None:
-        """Forget the ranking: the prefix cache was reset."""
         self._latest = None
         self._disturb()
         self._window.reset()
@@ -328,7 +311,6 @@ class FreeQueueArranger:
         return None if blanks is None else self._window.last_blank(blanks)
 
     def _forget_protected(self, carried: Victims) -> None:
-        """Rely on no victim of the last ranking's that is protected by now."""
         protected, _ = self._protection.parted(carried.blocks)
         if protected:
             carried.forget([block.block_id for block in protected])

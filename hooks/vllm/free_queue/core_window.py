@@ -39,7 +39,6 @@ class CoreVictims(Victims):
 
     @property
     def looked(self) -> int:
-        """How many of them, from the front, were looked at."""
         return self._core.looked
 
     @looked.setter
@@ -55,26 +54,20 @@ class CoreVictims(Victims):
         self._core.add(found.ids.tolist(), found.hashes)
 
     def drop_taken(self) -> None:
-        """Forget those at the front that are gone."""
         self._core.drop_taken()
 
     def keep_first(self, most: int) -> None:
-        """Forget all but the first ones; ``most`` may count from the end."""
         self._core.keep_first(most)
 
     def forget(self, ids: Sequence[int]) -> int:
-        """Forget blocks that were used or moved; returns how many of these were followed."""
         return self._core.forget(ids)
 
     def look(self, most: int) -> FoundBlocks:
-        """The next of them that were not looked at, ``most`` at most."""
         blocks, hashes, ids = self._core.look(most)
         return FoundBlocks(range(len(blocks)), np.frombuffer(ids, np.int64), blocks, hashes)
 
 
 class CoreWindow(Window):
-    """A window that the core lays; decides as ``Window`` does."""
-
     def __init__(
         self,
         pool: BlockPool,  # the live block pool
@@ -89,7 +82,6 @@ class CoreWindow(Window):
 
     @property
     def reach(self) -> int:  # type: ignore[override]
-        """The most blocks that the next step can take."""
         return self._core.reach
 
     @property
@@ -102,7 +94,6 @@ class CoreWindow(Window):
 
     @property
     def ahead(self) -> int:
-        """Steps for which victims are laid beforehand."""
         return self._ahead
 
     @ahead.setter
@@ -111,15 +102,12 @@ class CoreWindow(Window):
         self._core.look_ahead(steps, self._most, LEAST_AHEAD)
 
     def expect(self, decoding: int, prompts: int, loads: int) -> bool:
-        """Note what the next step can take; see ``Window``."""
         return self._core.expect(decoding, prompts, loads)
 
     def step_ended(self, evicted: int) -> None:
-        """Note that a step has taken all its blocks, and evicted so many by that."""
         self._core.step_ended(evicted)
 
     def adopt(self, ranking: EvictionRanking, carried: int = 0) -> Victims:
-        """Follow ``ranking`` from now on; see ``Window``."""
         self._followed = self._order = ranking.order
         found = ranking.order_blocks
         if found is None:
@@ -136,7 +124,6 @@ class CoreWindow(Window):
         self._core.follow(None, None)
 
     def still_suffices(self) -> bool:
-        """Whether no step takes more blocks than the window has; forgets those that are gone."""
         return self._core.drop_taken() >= self.reach
 
     def forget(self, ids: Sequence[int]) -> bool:
@@ -155,7 +142,6 @@ class CoreWindow(Window):
         return self._core.anchor(known_of)
 
     def lay(self, place: KVCacheBlock, known_of: float, least: int) -> None:
-        """Move the next victims to behind ``place``; see ``Window``."""
         core = self._core
         if self._stated_then != self._protection.stated_count:
             self._stated_then = self._protection.stated_count

@@ -1,9 +1,7 @@
-"""Keeps protected blocks away from the head of vLLM's free queue.
-
-Looking at the head costs time, so it is looked at only when half of the blocks that were last seen
-there are gone. Where hardly any block is free but protected ones, the whole queue is looked through
-one time, and the protected blocks that it held then go in their order; those freed later follow.
-"""
+"""Keeps protected blocks away from the head of vLLM's free queue, at which is looked again only
+when half of the blocks last seen there are gone. Where hardly any block is free but protected ones,
+the whole queue is looked through once, and those that it held go in their order; those freed later
+follow."""
 
 from __future__ import annotations
 
@@ -67,12 +65,8 @@ class ProtectedKeys:
 
     def adopt(self, ranking: EvictionRanking | None, linked_since: float) -> bool:
         """Protect what ``ranking`` protects from now on, nothing if it is None; returns whether
-        that changes.
-
-        Args:
-            linked_since: As in ``look_through``: what the last ranking protected and the first one
-                after this time does not stays protected for as long as what no sidecar knows.
-        """
+        that changes. What the last ranking protected and the first one after ``linked_since`` does
+        not stays protected for as long as what no sidecar knows."""
         keys = _NO_KEYS if ranking is None else ranking.protected
         if keys is self._keys:
             return False
@@ -148,10 +142,8 @@ class ProtectedKeys:
         return bool(settled)
 
     def parted(self, blocks: list[KVCacheBlock]) -> tuple[list[KVCacheBlock], list[KVCacheBlock]]:
-        """The protected ones of ``blocks``, and the others, each in their order.
-
-        Usually none is, and then none is looked at by itself.
-        """
+        """The protected ones of ``blocks``, and the others, each in their order. Usually none is,
+        and then none is looked at by itself."""
         if not self:
             return [], blocks
         hashes = list(map(hash_of, blocks))
@@ -166,7 +158,6 @@ class ProtectedKeys:
         return list(compress(blocks, marks)), list(compress(blocks, map(not_, marks)))
 
     def ranked(self, blocks: Sequence[KVCacheBlock]) -> list[KVCacheBlock]:
-        """Protected blocks, the least precious first."""
         keys, place = keys_in_pool(list(map(hash_of, blocks))), self._place
         ranks = np.fromiter((place.get(key, -1) for key in keys), np.int64, len(keys))
         return [blocks[at] for at in ranks.argsort(kind="stable").tolist()]
@@ -226,7 +217,6 @@ class HeadGuard:
 
     @property
     def reach(self) -> int:
-        """The most blocks that the next step can take."""
         return self._window.reach
 
     @property
@@ -259,12 +249,8 @@ class HeadGuard:
             self._to_back(protected, others[-1])
 
     def forget_head(self, *, and_who_is_free: bool = False) -> None:
-        """Look at the head again before the next step.
-
-        Args:
-            and_who_is_free: Forget as well whether only protected blocks were free: others may
-                have moved since.
-        """
+        """Look at the head again before the next step, and forget whether only protected blocks
+        were free (``and_who_is_free``): others may have moved since."""
         self._marker = None
         self._next.clear()
         self._known.clear()
@@ -321,12 +307,8 @@ class HeadGuard:
         self._ready = {block.block_id for block in ready}
 
     def _to_back(self, protected: list[KVCacheBlock], last_other: KVCacheBlock) -> None:
-        """Move some protected blocks to the back, the most precious last.
-
-        Args:
-            last_other: Of the others that were seen; if the queue ends with one of ``protected``,
-                behind it stand no others.
-        """
+        """Move some protected blocks to the back, the most precious last; where the queue ends with
+        one of them, no others stand behind ``last_other``."""
         back = self._pool.free_block_queue.fake_free_list_tail.prev_free_block
         place = last_other if protected[-1] is back else back
         self.moved += move_behind(place, self._protection.ranked(protected))

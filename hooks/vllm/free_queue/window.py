@@ -72,7 +72,6 @@ class Victims:
         self._keep(slice(there, None), slice(0, there))
 
     def keep_first(self, most: int) -> None:
-        """Forget all but the first ones; ``most`` may count from the end."""
         self._keep(slice(0, most), slice(most, None))
 
     def forget(self, ids: Sequence[int]) -> int:
@@ -197,13 +196,9 @@ class Window:
         return min(most, max(LEAST_AHEAD, int(self.ahead * self._largest_step), self.prompts))
 
     def expect(self, decoding: int, prompts: int, loads: int) -> bool:
-        """Note what the next step can take; returns whether that is more than was known.
-
-        Args:
-            decoding: Blocks that requests may need to go on.
-            prompts: Blocks that prompts may need besides.
-            loads: Those of them that loads fill, all at once.
-        """
+        """Note what the next step can take: blocks that ``decoding`` requests may need, ``prompts``
+        besides, and ``loads`` fill of these, all at once; returns whether that is more than was
+        known."""
         wanted = (1 + (decoding + prompts) // REACH_STEP) * REACH_STEP  # never none
         reach = min(self._blocks_per_step, wanted) + loads
         grown = reach > self.reach
@@ -213,7 +208,6 @@ class Window:
         return grown
 
     def step_ended(self, evicted: int) -> None:
-        """Note that a step has taken all its blocks, and evicted so many by that."""
         faded = FADE * self._largest_step
         self._largest_step = faded if faded > evicted else float(evicted)
 

@@ -1,6 +1,3 @@
-"""Holds new sessions back while the live ones leave no room for them.
-
-The sidecar's advice says how much room there is, and ``graph.admission`` which request may start.
-``holding`` applies that rule, ``arrivals`` recognises live sessions, and ``queue`` keeps held
-requests beside vLLM's waiting queue.
-"""
+"""Holds new sessions back while the live ones leave no room: ``holding`` applies
+``graph.admission``'s rule, ``arrivals`` recognises live sessions, ``queue`` keeps held requests
+beside vLLM's waiting queue."""

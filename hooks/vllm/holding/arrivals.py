@@ -26,8 +26,6 @@ _MOST_CONTEXTS: Final = 4  # remembered of one name: a session's own, and its su
 
 
 class SessionName(NamedTuple):
-    """A session's name within its tenant."""
-
     tenant: str | None
     session: str
 
@@ -68,7 +66,6 @@ class SessionNames:
         self._returning_share = 1.0  # share of names that were here before
 
     def arrived(self, name: SessionName) -> None:
-        """Note that a request of ``name`` arrived."""
         known = name in self._known
         self._returning_share += _SHARE * (known - self._returning_share)
         if known:
@@ -104,7 +101,6 @@ class SessionNames:
         return next((each for each in contexts if each.is_in(hashes)), None)
 
     def started(self, name: SessionName, prompt: Midpoint | None) -> None:
-        """Note that a request of ``name`` was scheduled for the first time."""
         known = self._known.setdefault(name, _SessionRecord())
         known.running += 1
         known.prompt = prompt
@@ -113,11 +109,8 @@ class SessionNames:
             self._known.popitem(last=False)
 
     def finished(self, name: SessionName, hashes: Sequence[bytes], ended: bool) -> None:
-        """Note that a scheduled request of ``name`` ended, and whether the session ended with it.
-
-        Args:
-            hashes: The full blocks of its context.
-        """
+        """Note that a scheduled request of ``name``, with full blocks of these ``hashes``, ended,
+        and whether the session ended with it."""
         known = self._known.get(name)
         if known is None:
             return
@@ -146,12 +139,8 @@ class RequestArrival(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _NamedRequest:
-    """A request with a session name.
-
-    Attributes:
-        prompt: The midpoint of its prompt.
-        is_last: Whether its caller says that the session ends with it.
-    """
+    """A request with a session name: the midpoint of its prompt, and whether its caller says that
+    the session ends with it."""
 
     name: SessionName
     prompt: Midpoint | None
@@ -164,10 +153,6 @@ class LiveSessions:
     A session that was served here is resident for a prompt that continues at least half of one of
     its last contexts whose first and middle block are still cached, or half of a running one. Any
     other prompt is resident if half of it is found.
-
-    Args:
-        pool: The live block pool.
-        group: The observed KV cache group.
         read: Reads a request's hints.
         copied: How many of these hashes, from the first on, a tier can bring back; None: no tiers.
         fetches: Whether this engine fetches prompts' blocks from other engines; if not, a request's
@@ -192,7 +177,6 @@ class LiveSessions:
         self._running: dict[str, _NamedRequest] = {}  # by request, while it runs
 
     def arrived(self, request: Request) -> RequestArrival:
-        """Assess a new request."""
         meaning = self._read(request)
         hashes = self._group.hashes(request, request.num_prompt_tokens)
         if meaning.session is not None:
@@ -205,7 +189,6 @@ class LiveSessions:
         return self._seen(request, meaning, hashes)
 
     def reassess(self, request: Request) -> RequestArrival:
-        """Assess a waiting request again."""
         hashes = self._group.hashes(request, request.num_prompt_tokens)
         return self._seen(request, self._read(request), hashes)
 

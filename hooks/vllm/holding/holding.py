@@ -35,12 +35,8 @@ _OPEN_AFTER_S: Final = 10.0  # with no request held for so long, holding has end
 
 
 class HoldingLog:
-    """Counts and reports what happens to held requests.
-
-    Args:
-        emit: Takes each event; must not wait.
-        most_s: Longest time that a request is held, in seconds.
-    """
+    """Counts and reports what happens to held requests. ``emit`` takes each event and must not
+    wait; no request is held for more than ``most_s`` seconds."""
 
     def __init__(self, emit: Callable[[AnyEvent], None], most_s: float) -> None:
         self._emit = emit
@@ -58,7 +54,6 @@ class HoldingLog:
         self._longest_now = 0.0  # the longest wait since then
 
     def held(self, held: Held, advice: AdmissionAdvice) -> None:
-        """Note that ``held`` waits from now on, because of ``advice``."""
         if not self._holding:
             self._holding, self._held_before, self._longest_now = True, self._held, 0.0
             logger.info(
@@ -78,7 +73,6 @@ class HoldingLog:
         self._emit(event)
 
     def held_after_all(self, held: Held, advice: AdmissionAdvice) -> None:
-        """Note that a request waits from now on that was let in when it arrived."""
         self._not_held -= 1
         self.held(held, advice)
 
@@ -95,7 +89,6 @@ class HoldingLog:
         self._emit(RequestReleased(held.request_id[:MAX_NAME], waited, reason))
 
     def not_held(self) -> None:
-        """Note that a request arrived and was let in."""
         self._not_held += 1
 
     def oldest(self, since: float) -> None:
@@ -108,7 +101,6 @@ class HoldingLog:
         return self._holding or self._oldest_since is not None
 
     def none_held(self, now: float) -> None:
-        """Note that no request is held now."""
         self._oldest_since = None
         if self._holding and now - self._last_held >= _OPEN_AFTER_S:
             self._holding = False
@@ -155,14 +147,6 @@ class Holding:
     Held requests are kept out of the scheduler's queue, so a step costs the same whether ten wait
     or a thousand.
 
-    Args:
-        queue: Where requests wait.
-        sessions: Knows which sessions are live here.
-        advice: Returns the sidecar's latest admission advice; None if none is fresh.
-        emit: Takes each event; must not wait.
-        bounds: Limits of holding.
-        clock: Monotonic seconds, the clock in which advice is dated.
-
     Attributes:
         saturation: Share of the latest requests that met others in vLLM's queue.
         rests: Whether steps have nothing to do here, until a request arrives or other advice comes.
@@ -193,7 +177,6 @@ class Holding:
     # Requests -----------------------------------------------------------------------------------
 
     def arrived(self, request: Request) -> bool:
-        """Return whether a new request is to be held."""
         if self.rests:
             self.rests = False
             self._rule.rested(self.rested_at())
@@ -214,18 +197,15 @@ class Holding:
                 note(request)
 
     def update_state_after_alloc(self, request: Request, blocks: KVCacheBlocks, _: int) -> None:
-        """Note that a request got blocks."""
         self._rule.started(request.request_id, self._clock())
         self._sessions.scheduled(request.request_id)
 
     def removed(self, request_id: str) -> None:
-        """Forget a held request whose client disconnected."""
         held = self._rule.removed(request_id)
         if held is not None:
             self._log.ended(held, "gone", self._clock())
 
     def request_finished(self, request: Request, block_ids: BlockIds) -> None:
-        """Note that a request ended, in whatever state it was."""
         self._rule.ended(request.request_id)
         self._sessions.finished(request)
 

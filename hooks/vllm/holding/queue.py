@@ -1,9 +1,5 @@
-"""``HoldingQueue``: the scheduler's waiting queue, with held requests beside it.
-
-vLLM can skip a request for a step if a connector asks, but then looks it up again in every step,
-which is slow for a thousand requests. Held requests are counted, listed and removed as waiting, but
-not looked up.
-"""
+"""``HoldingQueue``: the scheduler's waiting queue, with held requests beside it, counted, listed
+and removed as waiting, but not looked up in every step, which is slow for a thousand requests."""
 
 from __future__ import annotations
 
@@ -79,7 +75,6 @@ class HoldingQueue:
 
     @property
     def step_tokens(self) -> int:
-        """Most tokens that a step computes."""
         return int(self._scheduler.max_num_scheduled_tokens)
 
     @property
@@ -98,7 +93,6 @@ class HoldingQueue:
         return request.priority if self._goes_by_priority else 0
 
     def outranks_running(self, request: Request) -> bool:
-        """Return whether a running request has a worse priority than ``request``."""
         if not self._goes_by_priority:
             return False
         return any(each.priority > request.priority for each in self._scheduler.running)
@@ -176,7 +170,6 @@ class HoldingQueue:
         self.say_queued(request)
 
     def say_queued(self, request: Request) -> None:
-        """Say that a request waits in vLLM's queue."""
         for note in self.queued:
             note(request)
 
@@ -190,23 +183,19 @@ class HoldingQueue:
             self._hold(request)
 
     def remove_request(self, request: Request) -> None:
-        """Remove a request, held or queued."""
         if not self._remove_held(request):
             self._queue.remove_request(request)
 
     def remove_requests(self, requests: Iterable[Request]) -> None:
-        """Remove those of ``requests`` that are held or queued."""
         requests = set(requests)
         if self._held:
             requests = {each for each in requests if not self._remove_held(each)}
         self._queue.remove_requests(requests)
 
     def pop_request(self) -> Request:
-        """Remove and return the next request that may start."""
         return self._queue.pop_request()
 
     def peek_request(self) -> Request:
-        """Return the next request that may start."""
         return self._queue.peek_request()
 
     def prepend_request(self, request: Request) -> None:

@@ -26,8 +26,6 @@ Owner = tuple[Domain, str]
 
 @dataclass(frozen=True, slots=True)
 class _Branch:
-    """What a session's last approximate request left."""
-
     tokens: TokenBytes  # the tokens of its whole blocks
     # the hashes of these blocks; from the first approximate one on they follow from a nonce
     hashes: Sequence[bytes]
@@ -114,9 +112,7 @@ class OptIn:
 
     def domain(self, request: Request) -> Domain | None:
         """Return the domain whose text a request may use and add to; None if it did not opt in.
-
-        Must first be called before the request is scheduled.
-        """
+        Must first be called before the request is scheduled."""
         if request.request_id not in self._domains:
             self._domains[request.request_id] = self._read(request)
         return self._domains[request.request_id]

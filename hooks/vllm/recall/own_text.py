@@ -73,7 +73,6 @@ class OwnText:
         self._reads[request.request_id] = PromptSources(exact, found, spliced, generation)
 
     def read(self, request_id: str) -> PromptSources | None:
-        """Return the sources of a request's prompt; None before it got blocks."""
         return self._reads.get(request_id)
 
     def keep(self, request: Request, hashes: Sequence[bytes], tokens: Tokens, exact: int) -> None:

@@ -35,11 +35,8 @@ _AGAIN_S: Final = 0.1  # then a waiting request is matched anew, if anything cha
 
 @dataclass(frozen=True, slots=True)
 class SplicePlan:
-    """What a load brings for one request.
-
-    Attributes:
-        lost, version: The directory's count of lost copies and the index's version at that time.
-    """
+    """What a load brings for one request. ``lost``, ``version``: the directory's count of lost
+    copies and the index's version at that time."""
 
     first: int  # blocks that the pool holds
     loaded: int  # blocks after those that have exact copies
@@ -68,8 +65,7 @@ class SplicePlans:
         self, request: Request, domains: Callable[[], Collection[Domain]], first: int, exact: int
     ) -> SplicePlan:
         """Return what can be spliced after the exact part; vLLM asks in every step while the
-        request waits.
-        """
+        request waits."""
         loaded, known = exact // self._group.block_size, self._plans.get(request.request_id)
         if known is None or (known.first, known.loaded) != (first, loaded) or self._is_old(known):
             ledger, start = self._ledger, (first + loaded) * self._group.block_size
@@ -80,7 +76,6 @@ class SplicePlans:
         return known
 
     def spliced(self, request_id: str, to_load: int) -> int:
-        """Return how many of a load's ``to_load`` tokens are spliced."""
         if (plan := self._plans.get(request_id)) is None:
             return 0
         return plan.spliced if to_load > plan.loaded * self._group.block_size else 0
@@ -126,12 +121,10 @@ class SplicePlans:
 
 
 def last_of(hashes: Sequence[bytes]) -> bytes:
-    """Return the last hash; empty if there is none."""
     return hashes[-1] if hashes else b""
 
 
 def tokens_of(request: Request, count: int) -> Tokens:
-    """Return a request's first ``count`` tokens."""
     return np.array(request.all_token_ids[:count], dtype=np.int64)
 
 
@@ -142,8 +135,7 @@ def splice_of(
     directory: CopyDirectory,  # holds the copies; all of them are in memory
 ) -> Splice:
     """Return the splice that brings ``pieces`` into a request's blocks, and pin their copies until
-    it is done.
-    """
+    it is done."""
     copies: dict[bytes, Copy] = {}
 
     def number(block_hash: bytes) -> int:
@@ -194,7 +186,6 @@ class WantedCopies:
         return bool(self._due)
 
     def add(self, hashes: Sequence[bytes]) -> None:
-        """Ask for copies of these blocks."""
         wanted = self._ledger.wanted
         wanted.update(dict.fromkeys(map(key_of, hashes)))
         for key in list(islice(wanted, max(0, len(wanted) - _MOST_DUE))):
@@ -206,7 +197,6 @@ class WantedCopies:
         self._ledger.kept_off_disk.update(map(key_of, hashes))
 
     def take(self) -> list[bytes]:
-        """Return hashes of blocks to copy now."""
         count = min(_COPIED_PER_STEP, len(self._due))
         return list(dict.fromkeys(self._due.popleft() for _ in range(count)))
 
@@ -222,11 +212,8 @@ NO_OWNER: Final = (
 
 
 class SpanRecall:
-    """Covers the start of opted-in prompts: exact prefix, exact copies, then spans of other copies.
-
-    Attributes:
-        exact_only: The given one.
-    """
+    """Covers the start of opted-in prompts: exact prefix, exact copies, then spans of other
+    copies."""
 
     def __init__(
         self,
@@ -278,13 +265,11 @@ class SpanRecall:
         return (exact + plan.spliced, True) if plan.pieces else found
 
     def spliced(self, request: Request, to_load: int) -> int:
-        """Return how many of a load's ``to_load`` tokens are spliced."""
         return self._plans.spliced(request.request_id, to_load)
 
     def update_state_after_alloc(
         self, request: Request, blocks: KVCacheBlocks, to_load: int
     ) -> None:
-        """Note that a request got its blocks, and begin to load ``to_load`` tokens."""
         begun = self._begins(request, blocks, to_load)
         self._loader.update_state_after_alloc(request, blocks, 0 if begun else to_load)
 
@@ -401,7 +386,6 @@ class SpanRecall:
             self.exact_only.limit(request.request_id, tokens)
 
     def _has_branch(self, request: Request) -> bool:
-        """Return whether an approximate request's blocks are found by its session."""
         named = self._opt_in.owner(request) is not None
         return named and self.exact_only.exact_tokens(request.request_id) is None
 

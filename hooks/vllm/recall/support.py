@@ -34,9 +34,7 @@ if TYPE_CHECKING:
 
 def model_identity(model: ModelConfig, max_model_len: int | None) -> str:
     """Return a digest of all that a calibration depends on: the weights, and how keys are rotated.
-
-    Raises RopeError or StorageError.
-    """
+    Raises RopeError or StorageError."""
     rope = rope_from_config(model.hf_config, max_model_len)
     return identity_of(weights_of(model), (rope.inv_freq.tolist(), rope.start, rope.pairing.value))
 
@@ -63,7 +61,6 @@ class RefusedRecall:
         return found
 
     def request_finished(self, request: Request, _: BlockIds) -> Told:
-        """Return the refusal and its reason, if the request asked."""
         request_id = request.request_id
         self._opt_in.forget(request_id)
         if request_id not in self._refused:
@@ -110,9 +107,7 @@ def new_recall(
 
 def calibration_for(config: VllmConfig) -> Calibration:
     """Return the model's calibration, which allows recall.
-
-    Raises ConfigError, RopeError or StorageError.
-    """
+    Raises ConfigError, RopeError or StorageError."""
     if config.speculative_config is not None:
         raise ConfigError("it drafts tokens, and what drafts read is not calibrated")
     identity = model_identity(config.model_config, config.model_config.max_model_len)

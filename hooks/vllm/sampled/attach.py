@@ -49,9 +49,7 @@ def _follow(module: str, seen_as: Callable[[Any], Runner]) -> None:
 
 def sample_steps(runner: Runner) -> None:
     """Sample decode steps of ``runner`` from now on.
-
-    Raises TypeError, LayoutError or BuildError.
-    """
+    Raises TypeError, LayoutError or BuildError."""
     from ..tiers.worker import described, rope_of
     from .measuring import StepMeasurer
     from .sampler import SampledLayer, SamplingBudget, StepSampler, StepTimes

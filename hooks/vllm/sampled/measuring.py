@@ -1,7 +1,5 @@
-"""Measures one sampled decode step and carries the results to the scheduler.
-
-On a GPU all measuring is queued on the current stream, and nothing waits for it.
-"""
+"""Measures one sampled decode step and carries the results to the scheduler. On a GPU all measuring
+is queued on the current stream, and nothing waits for it."""
 
 from __future__ import annotations
 
@@ -140,7 +138,6 @@ class ReadBack:
         self._fence: Fence = mark(tensors[0].device)
 
     def arrived(self) -> bool:
-        """Return whether the copies are complete; never waits."""
         return self._fence.event is None or bool(self._fence.event.query())
 
     def tensors(self) -> tuple[Tensor, ...]:
@@ -164,8 +161,6 @@ class Sample:
 
 @dataclass
 class SampledMetadata(KVConnectorWorkerMetadata):  # type: ignore[misc]
-    """A worker's samples, wrapped around its other connector metadata."""
-
     samples: list[Sample] = field(default_factory=list)
     answer: KVConnectorWorkerMetadata | None = None
 
@@ -178,7 +173,6 @@ class SampledMetadata(KVConnectorWorkerMetadata):  # type: ignore[misc]
 
 
 def with_samples(output: KVConnectorOutput | None, samples: list[Sample]) -> KVConnectorOutput:
-    """Return a step's connector output with ``samples`` added."""
     output = output or KVConnectorOutput()
     output.kv_connector_worker_meta = SampledMetadata(samples, output.kv_connector_worker_meta)
     return output
@@ -187,7 +181,6 @@ def with_samples(output: KVConnectorOutput | None, samples: list[Sample]) -> KVC
 def split_samples(
     metadata: KVConnectorWorkerMetadata | None,
 ) -> tuple[KVConnectorWorkerMetadata | None, list[Sample]]:
-    """Split a worker's metadata into what other parts answered, and its samples."""
     if isinstance(metadata, SampledMetadata):
         return metadata.answer, metadata.samples
     return metadata, []
@@ -220,10 +213,7 @@ class StepMeasurer:
 
     def warm_up(self, vocabulary: int) -> None:
         """Measure zero queries once, so that the first sampled step does not pay for
-        initialisation.
-
-        Raises BuildError.
-        """
+        initialisation. Raises BuildError."""
         layout, device = self._cache.layout, self._cache.memory.device
         block = torch.zeros(1, dtype=torch.int64, device=device)
         query = torch.zeros(layout.heads, layout.key.dims, device=device)

@@ -28,8 +28,6 @@ _REMEMBERED: Final = 1 << 16  # blocks whose embedding was reported; chosen
 
 
 class SampleReporter:
-    """Queues events for samples, naming blocks by their keys."""
-
     def __init__(
         self,
         group: ObservedGroup,  # the observed KV cache group
@@ -40,7 +38,6 @@ class SampleReporter:
         self._embedded: dict[bytes, None] = {}  # hashes; read by the client's thread alone
 
     def take(self, samples: Iterable[Sample]) -> None:
-        """Queue workers' samples; those of requests that ended are dropped."""
         for sample in samples:
             if (known := self._running.get(sample.request_id)) is not None:
                 hashes = self._group.hashes(known.request, known.request.num_computed_tokens)

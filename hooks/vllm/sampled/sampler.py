@@ -88,7 +88,6 @@ class SamplingBudget:
         return max(0, min(most, int(spare / each)))
 
     def took(self, seconds: float, layers: int, tokens: int) -> None:
-        """Record the cost of a sampled step in seconds."""
         self.steps += 1
         self.with_layers += layers > 0
         self.spent_s += seconds
@@ -133,10 +132,8 @@ _UNKNOWN: Final = 0  # stands for a step that does more than decode
 
 
 class StepTimes:
-    """Times decode-only steps, from one step's start to the next one's.
-
-    A step counts if the next one decodes as many requests: then the engine was busy in between.
-    """
+    """Times decode-only steps, from one step's start to the next one's. A step counts if the next
+    one decodes as many requests: then the engine was busy in between."""
 
     def __init__(self, clock: Callable[[], float], sizes: Sequence[int]) -> None:
         self._clock, self._sizes = clock, tuple(sizes)
@@ -170,11 +167,8 @@ class StepTimes:
         self._extra = []
 
     def settled(self, expected: float) -> float | None:
-        """Return the cost of the last sampled step in seconds, once; None while it is not known.
-
-        Args:
-            expected: Least cost to assume if other work cut the measurement short.
-        """
+        """Return the cost of the last sampled step in seconds, once; None while it is not known; at
+        least ``expected`` if other work cut the measurement short."""
         if self._extra is None or (len(self._extra) < _WINDOW and not self._broken):
             return None
         least = expected if self._broken else 0.0
@@ -208,15 +202,11 @@ _TOKENS: Final = 1 << 17  # longest context whose attention is sampled; chosen
 
 
 class SampledLayer(NamedTuple):
-    """An attention layer that may be sampled."""
-
     place: int  # index of the layer in the cache
     impl: Any  # vLLM's attention object; its `forward` is patched on sampled steps
 
 
 class SamplingTarget(NamedTuple):
-    """The request whose attention is sampled on this step."""
-
     row: int  # its row in the batch
     query: int  # index of its token in the batch
     tokens: int  # length of its context, newest token included
@@ -224,13 +214,8 @@ class SamplingTarget(NamedTuple):
 
 
 class StepSampler:
-    """Patches a runner's sampler and attention layers on sampled steps.
-
-    The first failure ends sampling for good, with one log line; the engine goes on.
-
-    Attributes:
-        budget: The given one; it counts what samples cost.
-    """
+    """Patches a runner's sampler and attention layers on sampled steps. The first failure ends
+    sampling for good, with one log line; the engine goes on."""
 
     def __init__(
         self, runner: Runner, measuring: StepMeasurer, layers: Sequence[SampledLayer],
@@ -247,7 +232,6 @@ class StepSampler:
         self._turn = 0
 
     def attach(self) -> None:
-        """Start sampling: put ``execute_model`` in front of the runner's own."""
         self._runner.model_runner.execute_model = self.execute_model
 
     def detach(self) -> None:
@@ -256,7 +240,6 @@ class StepSampler:
         vars(self._runner.model_runner).pop("execute_model", None)
 
     def execute_model(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
-        """Run the runner's own ``execute_model``, sampling the step if it is due."""
         if "dummy_run" in kwargs:  # V2's, to warm up
             return self._execute(scheduler_output, *args, **kwargs)
         self._guarded(self._begin, scheduler_output)
@@ -352,7 +335,6 @@ class StepSampler:
             self.budget.took(cost, len(self._queries), target.tokens)
 
     def _report(self) -> None:
-        """Hand over the samples if they have arrived."""
         measured = self._measured
         if measured is not None and measured.values.arrived():
             self._measured = None

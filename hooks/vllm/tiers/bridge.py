@@ -34,12 +34,8 @@ _LOOKUPS_IN_VAIN: Final = 64  # before the workers have reported what their disk
 
 
 class WorkerStarts:
-    """Collects what each worker reports at its start, until all workers have.
-
-    Args:
-        workers: How many there are.
-        with_disk: Whether they may have found records on their disks.
-    """
+    """Collects what each of so many workers reports at its start, until all have; ``with_disk``:
+    they may have found records on their disks."""
 
     def __init__(self, workers: int, with_disk: bool) -> None:
         self._workers = workers
@@ -47,10 +43,8 @@ class WorkerStarts:
         self._patience = _LOOKUPS_IN_VAIN if with_disk else 0
 
     def is_worth_waiting(self) -> bool:
-        """Whether a lookup should ask again later; True a bounded number of times.
-
-        The first requests after a start are those that could use the disk.
-        """
+        """Whether a lookup should ask again later; True a bounded number of times. The first
+        requests after a start are those that could use the disk."""
         if not self._patience or len(self._starts) == self._workers:
             return False
         self._patience -= 1
@@ -75,12 +69,7 @@ class WorkerStarts:
 
 
 class PromisedLoads:
-    """Loads that vLLM was promised, whose requests were not scheduled since.
-
-    Args:
-        pool: The live block pool.
-        manager: vLLM's record of which request holds which blocks.
-    """
+    """Loads that vLLM was promised, whose requests were not scheduled since."""
 
     def __init__(self, pool: BlockPool, manager: KVCacheManager) -> None:
         self._pool = pool
@@ -94,7 +83,6 @@ class PromisedLoads:
 
     @property
     def binding(self) -> bool:
-        """Whether a request waits for bytes that are still valid."""
         return len(self._waiting) > len(self._received | self._void)
 
     def made(self, request: Request) -> None:
@@ -102,7 +90,6 @@ class PromisedLoads:
         self._waiting[request.request_id] = request
 
     def update_state_after_alloc(self, request: Request, _: object, to_load: int) -> None:
-        """Note that a request runs, or waits for a load."""
         if to_load:
             self.made(request)
         elif self._waiting:
@@ -155,12 +142,7 @@ class PromisedLoads:
 
 
 class NoPromisedLoads:
-    """What is known of loads under way where vLLM's book of requests is not to be had.
-
-    Args:
-        loader: Knows whether requests wait for loads.
-        prefetcher: Knows which blocks loads are filling for nobody yet.
-    """
+    """What is known of loads under way where vLLM's book of requests is not to be had."""
 
     def __init__(self, loader: Loader, prefetcher: Prefetcher) -> None:
         self._loader = loader
@@ -171,7 +153,6 @@ class NoPromisedLoads:
 
     @property
     def binding(self) -> bool:
-        """Whether a request waits for bytes that still count."""
         return self._loader.under_way > 0
 
     def made(self, request: Request) -> None:
@@ -187,7 +168,6 @@ class NoPromisedLoads:
         """These loads are over."""
 
     def lend(self) -> list[KVCacheBlock]:
-        """The blocks of prefetches under way."""
         return self._prefetcher.held.copy()
 
     def renewed(self) -> None:
@@ -204,17 +184,6 @@ class TierCacheBridge:
     Lives in the scheduler's process, on its thread. It decides and records; ``TierWork`` carries
     the decisions to the workers, and their ``TierAnswer``, one or more steps later, makes the
     results visible.
-
-    Args:
-        pool: The live block pool.
-        group: The observed KV cache group.
-        index: Which block holds which key.
-        settings: Budgets of one worker.
-        ledger: Where copies are recorded.
-        emit: Takes each event for the sidecar; must not wait.
-        workers: How many workers answer.
-        manager: vLLM's record of which request holds which blocks.
-        by_priority: Whether vLLM's queue goes by priority.
 
     Attributes:
         loader: Brings copies back.
@@ -285,7 +254,6 @@ class TierCacheBridge:
     def update_state_after_alloc(
         self, request: Request, blocks: KVCacheBlocks, to_load: int
     ) -> None:
-        """Note that a request was given blocks; the loader fills ``to_load`` tokens of them."""
         self.promises.update_state_after_alloc(request, blocks, to_load)
         self._wake()
         self.line.leave(request.request_id)
@@ -317,7 +285,6 @@ class TierCacheBridge:
         )
 
     def request_finished(self, request: Request, block_ids: BlockIds) -> None:
-        """Note that a request ended."""
         self._wake()
         request_id = request.request_id
         self.line.leave(request_id)
@@ -333,7 +300,6 @@ class TierCacheBridge:
         self.rest.left = -1
 
     def _wake(self) -> None:
-        """Have the next step decide, in sight of all that passed."""
         rest = self.rest
         rest.left = -1
         if steps := rest.steps:
@@ -349,27 +315,16 @@ class TierCacheBridge:
         return self._prefetcher.offered(wanted()) if self._prefetches else 0
 
     def spill(self, ranking: EvictionRanking | None, offered: int, step: StepTaken) -> int:
-        """Begin to copy what is about to go, after a step's allocations; returns how many blocks
-        can go without a loss.
-
-        Args:
-            ranking: The latest advice; None without any.
-            offered: See ``offered``.
-            step: What was scheduled, and what that took from the pool.
-        """
+        """Begin to copy what is about to go, after a step's allocations and by the latest advice;
+        returns how many blocks can go without a loss."""
         self.ledger.costs.step_began(step.tokens)
         loads = self.loader.take_begun()
         taken = max(1 + step.tokens // self._group.block_size, step.evicted - loads)
         return self.spiller.step(ranking, taken, loads, offered, step)
 
     def fetch(self, tokens: int, offered: int, spare: int) -> TierWork:
-        """Begin to write and to bring back what may be; returns what the workers shall do.
-
-        Args:
-            tokens: That the step computes.
-            offered: See ``offered``.
-            spare: See ``spill``.
-        """
+        """Begin to write and to bring back what may be, in a step of ``tokens`` tokens; returns
+        what the workers shall do."""
         self._idle_writer.step()
         if offered:
             self._prefetcher.step(spare)
@@ -408,10 +363,8 @@ class TierCacheBridge:
 
     @property
     def owes(self) -> bool:
-        """Whether the engine must go on stepping to learn the end of a job.
-
-        A write to the disk does not count: no request waits for it, and a disk may hang.
-        """
+        """Whether the engine must go on stepping to learn the end of a job. A write to the disk
+        does not count: no request waits for it, and a disk may hang."""
         return bool(self._broken or self.ledger.book.pressing)
 
     def has_pending_push_work(self) -> bool:
@@ -419,7 +372,6 @@ class TierCacheBridge:
         return bool(self.owes or self.idle.due)
 
     def changed(self, changes: Changes) -> None:
-        """Note what a step cached and evicted, and whether the prefix cache was reset then."""
         self._wake()
         if changes.evicted and (self.ledger.kept_off_disk or self._prefetcher.waits):
             keys = changes.evicted.keys.tolist()
@@ -450,10 +402,8 @@ class TierCacheBridge:
 def _forget_lost(
     kept_off: set[int], pool: BlockPool, hashes: Sequence[bytes], keys: Sequence[int]
 ) -> None:
-    """Forget of evicted blocks those that the pool holds no more.
-
-    At once: they may be computed again.
-    """
+    """Forget of evicted blocks those that the pool holds no more. At once: they may be computed
+    again."""
     if not kept_off.isdisjoint(keys):
         block_of = pool.cached_block_hash_to_block.get_one_block
         both = zip(hashes, keys, strict=True)
@@ -463,11 +413,8 @@ def _forget_lost(
 
 
 def _broken_load(request: Request, blocks: KVCacheBlocks) -> Load:
-    """Return a load that is to fail.
-
-    Only the blocks that it was to fill are named: what the prefix cache held is sound, and vLLM
-    would set back every request that shares it.
-    """
+    """Return a load that is to fail. Only the blocks that it was to fill are named: what the prefix
+    cache held is sound, and vLLM would set back every request that shares it."""
     (group,) = blocks.blocks
     empty = tuple(block.block_id for block in group if block.block_hash is None)
     return Load(_NO_JOB, (_NO_JOB,) * len(empty), empty, {}, request.request_id)

@@ -37,9 +37,6 @@ class IdleEngine:
     An engine without requests waits at its input queue. vLLM ends that wait, when it is to shut
     down, by an entry that stands for nothing (``WAKEUP``), and then takes a step if there is work;
     ``due`` says that there is. A wake-up that finds the engine at work costs it nothing.
-
-    Args:
-        clock: Monotonic seconds.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -59,7 +56,6 @@ class IdleEngine:
         return self._due and loop is not None and not loop.is_scheduler_paused()
 
     def bind(self, loop: EngineCoreProc) -> None:
-        """Note that ``loop``, which is about to begin, takes the engine's steps."""
         from vllm.v1.engine import EngineCoreRequestType
 
         if loop.vllm_config.parallel_config.data_parallel_size > 1:
@@ -108,10 +104,8 @@ _NO_LOOP: Final = "kvgraph: an idle engine is not woken for prefetches (%s)"
 
 
 def follow_loops() -> None:
-    """Show every loop that begins from now on to its engine's connector (``bind_loop``).
-
-    A connector calls it while its engine is made: loops begin later, and in the same process.
-    """
+    """Show every loop that begins from now on to its engine's connector (``bind_loop``). A
+    connector calls it while its engine is made: loops begin later, and in the same process."""
     if problems := live_misfits(Part.WAKING):
         logger.warning(_NO_LOOP, "; ".join(problems))
         return
@@ -150,12 +144,6 @@ class IdleWriter:
     an hour after its end, root first, so that a chain is on disk whole; of those that left the
     engine meanwhile nothing is done. Writes begin in the engine's steps, a few at a time and only
     while no other copy is on its way to the disk, and keep no engine awake.
-
-    Args:
-        group: The observed KV cache group.
-        ledger: Where copies are recorded.
-        copy: Begins to copy blocks of the pool.
-        in_pool: Whether the pool has a block.
         idle_s: See ``IDLE_S``.
     """
 
@@ -179,8 +167,6 @@ class IdleWriter:
     def of(
         cls, pool: BlockPool, group: ObservedGroup, ledger: TierLedger, spiller: Spiller
     ) -> IdleWriter:
-        """Make that of an engine's pool."""
-
         def in_pool(block_hash: bytes) -> bool:
             cached = pool.cached_block_hash_to_block  # looked up each time: a reset makes another
             return cached.get_one_block(block_hash + group.suffix) is not None
@@ -191,7 +177,6 @@ class IdleWriter:
         return cls(group, ledger, copy, in_pool)
 
     def request_scheduled(self, request: Request, found: int) -> None:
-        """Note that a request runs, of whose blocks the first ``found`` were computed before."""
         alone = request.lora_request is None  # an adapter's blocks may not be on disk
         if alone and self._ledger.directory.cold_capacity:
             self._running.setdefault(request.request_id, (request, found))
@@ -212,7 +197,6 @@ class IdleWriter:
         return bool(self._due or self._copying[1])
 
     def step(self) -> None:
-        """Begin with what is due."""
         now = self._ledger.clock()
         while self._left and (self._left[0][0] <= now or self._remembered > _MOST):
             _, hashes = self._left.popleft()

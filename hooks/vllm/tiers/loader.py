@@ -20,13 +20,8 @@ if TYPE_CHECKING:
 
 
 class Splice(NamedTuple):
-    """What a load brings to other positions, besides what it copies.
-
-    Attributes:
-        runs: Which tokens go where.
-        blocks: The blocks that they fill, the last perhaps in part.
-        copies: The copies that they are read from, pinned.
-    """
+    """What a load brings to other positions, besides what it copies: ``runs`` of tokens into
+    ``blocks``, the last perhaps in part, from ``copies``, pinned."""
 
     runs: tuple[SpliceRun, ...] = ()
     blocks: tuple[int, ...] = ()
@@ -50,15 +45,7 @@ class _Match(NamedTuple):
 
 class Loader:
     """Answers vLLM's question how many of a prompt's tokens are available outside its pool.
-
-    Args:
-        group: The observed KV cache group.
-        ledger: Where copies are recorded.
-
-    Attributes:
-        load_victims: Copies what loads overwrite.
-        under_way: Loads that requests wait for.
-    """
+    ``load_victims`` copies what loads overwrite."""
 
     def __init__(self, group: ObservedGroup, ledger: TierLedger, load_victims: LoadVictims) -> None:
         self._group, self.load_victims = group, load_victims
@@ -71,9 +58,7 @@ class Loader:
 
     def remembered(self, request_id: str, first: int) -> tuple[int, bool] | None:
         """The last answer to a request that waits, while it holds; None if it is to be looked up.
-
-        vLLM asks again in every step that a request waits for room.
-        """
+        vLLM asks again in every step that a request waits for room."""
         match = self._matches.get(request_id)
         directory = self._ledger.directory
         if match is None or match.first != first or self._ledger.coming:
@@ -91,11 +76,6 @@ class Loader:
         ``(tokens, True)`` if a load can bring that many; ``(0, False)`` if none; ``(None, False)``
         if another load is fetching the first block: vLLM asks again. A load that takes too long is
         not waited for: a disk may hang, and the blocks can always be computed.
-
-        Args:
-            request_id: The request that asks.
-            hashes: Hashes of its blocks behind the cached prefix.
-            first: Number of its cached blocks.
         """
         coming = self._ledger.coming
         if hashes and coming.get(hashes[0], 0.0) > (now := self._ledger.clock()):
@@ -132,7 +112,6 @@ class Loader:
         self.begin(request.request_id, match.hashes[:count], ids)
 
     def request_finished(self, request_id: str) -> None:
-        """Note that a request ended before it was allocated."""
         self._matches.pop(request_id, None)
         self._declined.discard(request_id)
         self._delayed.pop(request_id, None)
@@ -212,7 +191,6 @@ class PinnedCopies(NamedTuple):
 
     @property
     def ids(self) -> tuple[int, ...]:
-        """The copies' numbers."""
         return tuple([copy.id for copy in self.copies])
 
 

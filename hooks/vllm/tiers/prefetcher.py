@@ -34,12 +34,8 @@ _Key = tuple[float, float, str]  # smaller: nearer to the head
 
 
 class Waiting(NamedTuple):
-    """The next request whose copies may come before its turn.
-
-    Attributes:
-        blocks: That it needs.
-        ahead: Blocks that those before it need.
-    """
+    """The next request whose copies may come before its turn: the ``blocks`` that it needs, and
+    those before it."""
 
     request: Request
     blocks: int
@@ -56,14 +52,10 @@ class _Place:
 
 
 class WaitingLine:
-    """Who waits for blocks. A request's copies may come as soon as one step has passed it over: if
-    nobody is before it, its turn comes in that step, and the load that it asks for itself is as
-    soon and brings all of them at once.
-
-    Args:
-        by_priority: Whether vLLM's queue goes by priority; else, by arrival.
-        served: Whether copies are to come before a turn at all.
-    """
+    """Who waits for blocks, by priority or by arrival. A request's copies may come (where turns are
+    ``served`` ahead at all) as soon as one step has passed it over: if nobody is before it, its
+    turn comes in that step, and the load that it asks for itself is as soon and brings all of them
+    at once."""
 
     def __init__(self, by_priority: bool = False, served: bool = False) -> None:
         self._by_priority, self._in_sight = by_priority, _IN_SIGHT if served else 0
@@ -79,7 +71,6 @@ class WaitingLine:
         return len(self._places)
 
     def join(self, request: Request, blocks: int) -> None:
-        """Note that a request waits for so many blocks."""
         self.leave(request.request_id)
         key = (0.0, float(next(self._numbers)), request.request_id)
         if self._by_priority:
@@ -92,7 +83,6 @@ class WaitingLine:
         self.needed += blocks
 
     def leave(self, request_id: str) -> None:
-        """Note that a request waits no longer, if it did."""
         if place := self._places.pop(request_id, None):
             del self._order[bisect_left(self._order, (place.key, request_id))]
             self.needed -= place.blocks
@@ -123,13 +113,8 @@ class WaitingLine:
 
 class LackingCopies:
     """What the pool lacks of one request's prompt; looked up once, and then given out in parts.
-
-    Args:
-        group: The observed KV cache group.
-        directory: Where the copies are.
-        is_there: Whether a block, by its hash, is in the pool or on its way there.
-        is_faster: Whether a request's load of blocks takes no longer than computing them.
-    """
+    ``is_there``: a block is in the pool or on its way there. ``is_faster``: loading blocks takes no
+    longer than computing them."""
 
     def __init__(
         self,
@@ -176,17 +161,7 @@ _SCAN: Final = 512  # suggestions, or blocks of prompts, looked at per step; cho
 
 
 class Prefetcher:
-    """Fills free blocks from copies and registers them in the prefix cache, unreferenced.
-
-    Args:
-        pool: The live block pool.
-        group: The observed KV cache group.
-        index: Learns which block holds which key.
-        ledger: Where copies are booked.
-        emit: Takes each event for the sidecar; must not wait.
-        line: Who waits in vLLM's queue.
-        loader: Decides whether a load is faster than computing.
-    """
+    """Fills free blocks from copies and registers them in the prefix cache, unreferenced."""
 
     def __init__(
         self,
@@ -212,7 +187,6 @@ class Prefetcher:
 
     @property
     def waits(self) -> bool:
-        """Whether blocks that were brought back wait to be hit."""
         return bool(self._unused)
 
     def offered(self, order: Keys | None) -> int:
@@ -228,11 +202,8 @@ class Prefetcher:
         return min(self._left + awaited, _MOST_AT_ONCE)
 
     def step(self, spare: int) -> None:
-        """Begin with what requests that wait lack, and then with the next suggestions.
-
-        Args:
-            spare: Blocks that can be taken without losing anything.
-        """
+        """Begin with what requests that wait lack, and then with the next suggestions, in ``spare``
+        blocks, which can be taken without losing anything."""
         spare = min(spare, _MOST_AT_ONCE)
         spare -= self._serve_line(spare)
         if self._left:
@@ -252,7 +223,6 @@ class Prefetcher:
                     self._trust += (1.0 - self._trust) / _MEMORY
 
     def evicted(self, keys: Sequence[int]) -> None:
-        """Note that the engine evicted ``keys``."""
         if self._unused:
             wasted = self._unused.intersection(keys)
             self._unused -= wasted

@@ -34,15 +34,6 @@ class Sharer:
 
     Only blocks of requests that ended and permit it go: exact ones, of the model itself. What this
     engine knows to be there is not sent again.
-
-    Args:
-        group: The observed KV cache group.
-        ledger: Where copies are recorded.
-        copy: Begins to copy blocks of the pool.
-        in_pool: Whether the pool has a block.
-        permits: Whether a request's blocks may leave this engine.
-        at_turn_end: Whether blocks are copied when their request ends; else they go when they are
-            copied ahead of their eviction.
     """
 
     def __init__(
@@ -67,16 +58,13 @@ class Sharer:
 
     @property
     def busy(self) -> bool:
-        """Whether there is something to do in another step."""
         return bool(self._due or self._ready)
 
     def request_scheduled(self, request: Request) -> None:
-        """Note that a request runs."""
         if self._permits(request):
             self._running[request.request_id] = request
 
     def request_finished(self, request_id: str) -> None:
-        """Note that a request ended; its approximate blocks are not shared."""
         request = self._running.pop(request_id, None)
         if request is None:
             return
@@ -99,11 +87,9 @@ class Sharer:
         return list(self._there)
 
     def found(self, hashes: Sequence[bytes]) -> None:
-        """Note that the store has these."""
         self._ledger.announce([each for each in hashes if each not in self._there], Tier.POOL)
 
     def step(self) -> None:
-        """Begin with what is due."""
         room = min(_AT_ONCE, self._ledger.directory.warm_capacity // _SHARE_OF_MEMORY)
         if not self._ready and self._due and not self._ledger.book.pressing:
             self._copy([self._due.popleft() for _ in range(min(room, len(self._due)))])
@@ -179,12 +165,8 @@ _OTHERWISE: Final = (
 
 @dataclass(slots=True, eq=False)
 class _Ask:
-    """One request's question.
-
-    Attributes:
-        found: How many of ``hashes``, from the first on, are there; None: no answer yet.
-        wanted: Whether somebody still waits.
-    """
+    """One request's question: how many of ``hashes``, from the first on, are ``found`` (None: no
+    answer yet), and whether somebody still waits."""
 
     hashes: Sequence[bytes]
     asked_at: float
@@ -193,15 +175,8 @@ class _Ask:
 
 
 class StoreLookup:
-    """Asks once per request, on a thread of its own; the engine's thread never waits.
-
-    Args:
-        store: What is asked.
-        clock: Monotonic seconds, of the engine.
-
-    Attributes:
-        names: What each worker calls its records; before they are known, nothing is asked.
-    """
+    """Asks once per request, on a thread of its own; the engine's thread never waits. ``names``:
+    what each worker calls its records; before they are known, nothing is asked."""
 
     def __init__(self, store: SharedStore, clock: Callable[[], float]) -> None:
         self.names: list[str] = []
@@ -223,7 +198,6 @@ class StoreLookup:
             self._thread.put(lambda: self._mark(hello()))
 
     def asked(self, request_id: str) -> bool:
-        """Whether the store was asked for a request."""
         return request_id in self._asks
 
     def ask(self, request_id: str, hashes: Sequence[bytes]) -> None:
@@ -237,7 +211,6 @@ class StoreLookup:
         self._thread.put(lambda: self._look(ask))
 
     def waits(self, request_id: str) -> bool:
-        """Whether the answer for a request is worth waiting for."""
         ask = self._asks[request_id]
         if ask.found is None and self._clock() - ask.asked_at > PATIENCE_S:
             ask.wanted = False
@@ -253,7 +226,6 @@ class StoreLookup:
         return ask.hashes, ask.hashes[: ask.found]
 
     def there(self, request_id: str) -> Sequence[bytes]:
-        """Return what was found for a request."""
         ask = self._asks.get(request_id)
         return ask.hashes[: ask.found or 0] if ask is not None else ()
 

@@ -43,9 +43,6 @@ _MEMORY_S: Final = 5.0  # seconds of work in which the largest step seen fades t
 class CopyLead:
     """Follows how many blocks steps and loads take, and how long copies take.
 
-    Args:
-        now: Seconds.
-
     Attributes:
         step: Blocks that the largest step of late took to compute; fades while the engine works.
         load: Blocks that the largest loads of late took at once; fades likewise.
@@ -83,11 +80,6 @@ class CopyLead:
         steps, and for what a prefetch would take; but a copy of what the pool has takes the place
         of one of what it lost, and the more so the smaller the memory is. Beyond the memory's
         capacity, copies would replace each other without end.
-
-        Args:
-            wanted: What a prefetch would take.
-            directory: Says how many copies the memory holds, and how many can be begun now.
-            pool: Blocks of the pool.
         """
         memory = directory.warm_capacity
         needed = int(min(1.0 + self._late, _STEPS_AHEAD) * self.step)
@@ -109,11 +101,6 @@ PassedStep = tuple[int, int, float]
 class Rest:
     """Knows how long nothing is to be decided: until steps took some of the blocks that were looked
     at, or somebody calls.
-
-    Args:
-        block_size: Tokens of a block.
-        costs: Told of each step.
-        clock: Monotonic seconds.
 
     Attributes:
         left: Cached blocks that steps may take until then; below 0: the next step decides.
@@ -161,9 +148,6 @@ class QueueScan:
     what is freed stands behind all others. Only advice inserts blocks before the last one that was
     looked at: whoever lays them calls ``start_again``, and ``Victims.look`` looks at them.
 
-    Args:
-        pool: The live block pool.
-
     Attributes:
         reached: Cached blocks that stand before the next one.
         at_end: Whether no block stood behind the last one when that was looked at.
@@ -186,7 +170,6 @@ class QueueScan:
         self._seen.clear()
 
     def touched(self, blocks: Iterable[KVCacheBlock]) -> None:
-        """Note that a hit took ``blocks`` out of the queue; they may come back at its end."""
         if self._last is not None:
             hit = self._seen.intersection(map(_id_of, blocks))
             self._seen -= hit
@@ -205,12 +188,8 @@ class QueueScan:
     def look(
         self, ahead: int, taken: int, behind: KVCacheBlock | None = None
     ) -> list[KVCacheBlock]:
-        """This step's part of the next ``ahead`` cached blocks, in the queue's order.
-
-        Args:
-            taken: Blocks that this step took from the head.
-            behind: The last of those that advice laid at the head; None without.
-        """
+        """This step's part of the next ``ahead`` cached blocks, in the queue's order. The step took
+        ``taken`` from the head; advice laid those up to ``behind`` there."""
         count = min(ahead - self.reached, _LEAST + _TIMES_TAKEN * taken)
         if self._last is None:
             self._last = behind
@@ -248,15 +227,8 @@ class QueueScan:
 
 class CopyMarks:
     """What advice says of copies, as marks by the numbers of blocks: most blocks have none.
-
-    Args:
-        pool_blocks: Blocks of the pool.
-        finds: Finds the blocks that are worth a copy, where nobody did beforehand.
-        wanted: Keys of blocks that are worth a copy whatever the sidecar considers.
-
-    Attributes:
-        worth: Keys of those that it does consider worth one; None: all are.
-    """
+    ``wanted`` keys are worth a copy whatever the sidecar considers; ``worth``: those that it does;
+    None: all are."""
 
     def __init__(self, pool_blocks: int, finds: Finds, wanted: Container[int] = ()) -> None:
         self._wanted = wanted
@@ -456,13 +428,8 @@ class StartedCopies(NamedTuple):
 
 
 class StepTaken(NamedTuple):
-    """What an engine's step took.
-
-    Attributes:
-        tokens: That it computes.
-        evicted: Cached blocks that left the pool for it.
-        held_back: Protected blocks that were moved off the head since the engine's start.
-    """
+    """What an engine's step took: the tokens that it computes, cached blocks that left the pool for
+    it, and protected ones moved off the head since the engine's start."""
 
     tokens: int
     evicted: int = 0
@@ -475,16 +442,6 @@ class Spiller:
     A spill reads a block that no request holds. It becomes a copy only if the block still carries
     the same hash object when every worker is done: the scheduler knows of an eviction before any
     worker can overwrite the block, so a copy that could be torn is never found.
-
-    Args:
-        pool: The live block pool, of one KV cache group.
-        ledger: Where copies are recorded.
-        finds: Finds the blocks that are worth a copy, where nobody did beforehand.
-        spill_all: Whether blocks that the sidecar considers not worth a copy get one all the same.
-
-    Attributes:
-        marks: Which blocks are worth a copy.
-        load_victims: Copies what loads overwrite.
         freed: Told when blocks were given back.
         may_pass: Cached blocks that steps may take before anything is to be done, while nothing
             else happens; below 0: something is to be done in any case.
@@ -509,15 +466,9 @@ class Spiller:
     def step(
         self, ranking: EvictionRanking | None, taken: int, loads: int, wanted: int, step: StepTaken
     ) -> int:
-        """Begin to copy blocks that are about to go; returns how many can go without a loss.
-
-        Args:
-            ranking: The latest advice; None without any.
-            taken: Blocks that this step took from the pool to compute, blank ones too.
-            loads: Blocks that loads took besides.
-            wanted: Blocks that a prefetch would take besides.
-            step: What else the step took.
-        """
+        """Begin to copy blocks that are about to go; returns how many can go without a loss. The
+        step ``taken`` blocks from the pool to compute, blank ones too, and ``loads`` for loads; a
+        prefetch would take as many as are ``wanted``."""
         self.load_victims.advice = ranking
         self._note_what_changed(ranking, step)
         now, directory = self._ledger.clock(), self._ledger.directory
@@ -590,7 +541,6 @@ class Spiller:
             self._scan.start_again()
 
     def touched(self, blocks: Sequence[KVCacheBlock]) -> None:
-        """Note that a hit took ``blocks`` out of the free queue."""
         self._scan.touched(blocks)
         self.load_victims.look()
 

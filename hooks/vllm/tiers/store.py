@@ -47,18 +47,6 @@ class StoreTier:
     loaded by way of the memory. What requests leave goes there. After a reset of the prefix cache
     the weights may not be those by which records are named: from then on this engine neither reads
     the store nor writes to it.
-
-    Args:
-        pool: The live block pool.
-        group: The observed KV cache group.
-        bridge: The other tiers.
-        settings: Name the store.
-        workers: How many workers answer.
-        hello: What this engine says of itself.
-
-    Attributes:
-        sharer: Gives the store blocks.
-        lookup: Asks the store; None where there is none any more.
     """
 
     def __init__(
@@ -97,12 +85,10 @@ class StoreTier:
         return found
 
     def update_state_after_alloc(self, request: Request, blocks: KVCacheBlocks, _: int) -> None:
-        """Note that a request was given blocks."""
         self._offered(request.request_id)
         self.sharer.request_scheduled(request)
 
     def request_finished(self, request: Request, _: BlockIds) -> None:
-        """Note that a request ended: its blocks may be shared."""
         self._offered(request.request_id)
         if self.lookup is not None:
             self.lookup.forget(request.request_id)
@@ -125,7 +111,6 @@ class StoreTier:
         self._failed, self._loaded = counts.store_failed, counts.store_loaded
 
     def has_pending_push_work(self) -> bool:
-        """Whether there is something to share."""
         return self.sharer.busy
 
     def changed(self, changes: Changes) -> None:
@@ -134,7 +119,6 @@ class StoreTier:
             self.reset_cache()
 
     def reset_cache(self) -> bool:
-        """Give up the store."""
         self._ledger.reads_store = False
         self.sharer.end()
         if self.lookup is not None:
@@ -143,15 +127,11 @@ class StoreTier:
         return True
 
     def copies(self) -> list[AnyEvent]:
-        """Return what this engine knows to be in the store, for the sidecar."""
         return copied_events(self.sharer.known(), Tier.POOL, self._ledger.block_bytes)
 
     def _waits(self, lookup: StoreLookup, name: str, hashes: Sequence[bytes]) -> bool:
-        """Whether a request waits for the store's word; once it is there, a load may find it.
-
-        Args:
-            hashes: Of its blocks that the pool lacks.
-        """
+        """Whether a request waits for the store's word on ``hashes`` that the pool lacks; once it
+        is there, a load may find it."""
         if not lookup.asked(name):
             missing = hashes[self._ledger.directory.run(hashes) :]
             tokens = len(missing) * self._group.block_size
@@ -281,7 +261,6 @@ def new_store(
     settings: TierSettings | None,
     hello: Callable[[], EngineHello],
 ) -> StoreTier | None:
-    """Make what an engine with tiers shares, if a store is named."""
     if bridge is None or settings is None or settings.store is None:
         return None
     workers = config.parallel_config.world_size
@@ -318,13 +297,8 @@ def open_records(
 
 
 def records_name(config: VllmConfig, cache: PagedKv) -> str:
-    """Return what every worker on any machine calls records whose bytes would be these.
-
-    They depend on the model, its weights, and this worker's share of a block: its rank among those
-    of one engine, and the layout of its cache.
-
-    Raises:
-        StorageError: The weights cannot be told from others.
-    """
+    """Return what every worker on any machine calls records whose bytes would be these, by the
+    model, its weights, and this worker's share of a block: its rank among those of one engine, and
+    the layout of its cache. Raises StorageError: the weights cannot be told from others."""
     whole = repr((disk_identity(config), config.parallel_config.rank, cache.layout.record(1)))
     return hashlib.sha256(whole.encode()).hexdigest()[:_NAME_DIGITS]

@@ -57,16 +57,8 @@ class TierWorkerMetadata(KVConnectorWorkerMetadata):  # type: ignore[misc]
 
 
 class WorkerSide:
-    """Moves this worker's shard as ordered; answers what cannot be done as failed.
-
-    Args:
-        config: The engine's configuration.
-        settings: Budgets of one worker.
-        open_records: Opens the shard's records in the shared store, if there is one.
-
-    Attributes:
-        mover: Moves the shard's blocks; None before there is a cache, and where that failed.
-    """
+    """Moves this worker's shard as ordered; answers what cannot be done as failed. ``mover`` is
+    None before there is a cache, and where that failed."""
 
     def __init__(
         self,
@@ -94,16 +86,12 @@ class WorkerSide:
             )
 
     def serve(self, cache: PagedKv) -> None:
-        """Begin with this shard, with memory and disk anew; those of before must be closed.
-
-        Raises:
-            Exception: There is no memory, no disk, or no way to move this cache.
-        """
+        """Begin with this shard, with memory and disk anew; those of before must be closed. Raises
+        where there is no memory, no disk, or no way to move this cache."""
         self.mover = self._new_mover(cache)
         self._answers = self.mover.answers
 
     def submit(self, work: TierWork) -> None:
-        """Begin a step's work."""
         if self.mover is not None:
             self.mover.submit(work)
         else:
@@ -121,11 +109,9 @@ class WorkerSide:
         return self._failed_blocks
 
     def take_answer(self) -> TierAnswer:
-        """Take what was done since the last call."""
         return self._answers.take_answer()
 
     def close(self) -> None:
-        """Release memory and disk."""
         if self._sweep is not None:
             self._sweep.close()
         if self.mover is not None:
@@ -184,11 +170,8 @@ def granted_bytes(settings: TierSettings) -> int:
 
 
 def described(views: dict[str, Any], config: VllmConfig) -> PagedKv:
-    """Describe the engine's cache as one paged memory.
-
-    Raises:
-        LayoutError: Its layout is not known.
-    """
+    """Describe the engine's cache as one paged memory; raises LayoutError: its layout is not
+    known."""
     from vllm.platforms import current_platform
 
     from ....kernels import layout_engines as engines
@@ -345,11 +328,8 @@ def disk_identity(config: VllmConfig) -> str:
 
 
 def _loaded(model: ModelConfig, load: LoadConfig) -> object:
-    """Describe the weights that a loader takes.
-
-    Raises:
-        StorageError: They cannot be told from others.
-    """
+    """Describe the weights that a loader takes; raises StorageError: they cannot be told from
+    others."""
     if load.load_format not in _FROM_FILES:
         raise StorageError(
             f"load_format={load.load_format!r} does not load the files of {model.model}; these do: "
@@ -409,11 +389,7 @@ def _device() -> object:
 
 def weights_of(model: ModelConfig) -> object:
     """Describe what tells a model's weights from others of the same name and shape, without reading
-    them.
-
-    Raises:
-        StorageError: Nothing does: there is no file of weights, and no commit of a hub.
-    """
+    them; raises StorageError: nothing does, neither a file of weights nor a commit of a hub."""
     path = Path(getattr(model, "model_weights", "") or model.model)
     files, commit = sorted(_files(path)), _commit(model, str(path))
     if path.exists() and not any(name.endswith(_WEIGHTS) for name, *_ in files):

@@ -45,7 +45,6 @@ PATIENCE_S = 20.0
 
 
 def calls(*tools: str) -> AIMessage:
-    """What a model says to have tools called."""
     asked = [
         ToolCall(name=name, args={"what": "x"}, id=f"{name}-{n}") for n, name in enumerate(tools)
     ]
@@ -96,7 +95,6 @@ class Agent:
         raise ValueError(what)
 
     def _turn(self, state: MessagesState, config: RunnableConfig) -> dict[str, Any]:
-        """One request, under its thread's name."""
         thread = config["configurable"]["thread_id"]
         self._engine.run(list(range(BLOCK * (1 + len(state["messages"])))), thread)
         return {"messages": [self._model.invoke(state["messages"])]}

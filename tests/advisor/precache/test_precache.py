@@ -410,7 +410,7 @@ def test_what_differs_has_another_key(tmp_path: Path) -> None:
         ("render = 'turn'\ndrop_from = 'x'", "FILE.py:FUNCTION"),
         ("render = 'prompts.py:turn'", "wants drop_from"),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_precached_is_told_before_anything_is_asked(
     prefixes: str, problem: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +57,20 @@ def load_sidecar_keys(folder: Path) -> SidecarKeys:
     return curve_keys.load_sidecar_keys(folder, zmq.curve_public)
 
 
+class Started:
+    def __init__(self, endpoint: str = "tcp://127.0.0.1:0", keys: Path | None = None) -> None:
+        settings = {"sidecar.endpoint": endpoint, "sidecar.interval_s": 0.05}
+        if keys is not None:
+            settings["sidecar.keys"] = str(keys)
+        self.service = Service(load(overrides=settings), overrides=settings)
+        self._thread = threading.Thread(target=self.service.run)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self.service.stop()
+        self._thread.join(timeout=20)
+
+
 @pytest.fixture
 def keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A sidecar's folder; the engine ``gpu-0`` has its own beside it, in ``gpu-0``."""
@@ -70,20 +84,21 @@ def keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def sidecar(keys: Path, caplog: pytest.LogCaptureFixture) -> Iterator[Service]:
     """A sidecar that asks for keys, on all interfaces as for other machines."""
     caplog.set_level("INFO")
-    settings = {
-        "sidecar.endpoint": "tcp://0.0.0.0:0", "sidecar.keys": str(keys),
-        "sidecar.interval_s": 0.05,
-    }  # fmt: skip
-    service = Service(load(overrides=settings), overrides=settings)
-    thread = threading.Thread(target=service.run)
-    thread.start()
-    yield service
-    service.stop()
-    thread.join(timeout=20)
+    running = Started("tcp://0.0.0.0:0", keys)
+    yield running.service
+    running.stop()
 
 
 def reached(service: Service) -> str:
     return service.endpoint.replace("0.0.0.0", "127.0.0.1")
+
+
+@contextmanager
+def advised(endpoint: str) -> Iterator[FakeEngine]:
+    with FakeEngine(endpoint, options=QUICK) as engine:
+        engine.run(range(64), "chat")
+        until(lambda: engine.client.ranking() is not None, "advice")
+        yield engine
 
 
 def gets_advice(service: Service, within_s: float) -> bool:
@@ -96,10 +111,7 @@ def gets_advice(service: Service, within_s: float) -> bool:
 
 
 def test_an_engine_whose_key_is_allowed_gets_advice_until_it_is_taken_off(
-    keys: Path,
-    caplog: pytest.LogCaptureFixture,
-    sidecar: Service,
-    monkeypatch: pytest.MonkeyPatch,
+    keys: Path, caplog: pytest.LogCaptureFixture, sidecar: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(VARIABLE, str(keys.parent / "gpu-0"))
     assert gets_advice(sidecar, 20.0)
@@ -329,13 +341,9 @@ def test_addresses_and_folders_that_are_none_are_named(settings: dict[str, str],
 
 
 def test_keys_that_no_door_asks_for_are_told(keys: Path, caplog: pytest.LogCaptureFixture) -> None:
-    settings = {"sidecar.keys": str(keys), "sidecar.endpoint": f"ipc://{keys.parent}/s"}
-    service = Service(load(overrides=settings), overrides=settings)
+    running = Started(f"ipc://{keys.parent}/s", keys)
     assert "sidecar.keys are not used" in caplog.text
-    thread = threading.Thread(target=service.run)
-    thread.start()
-    service.stop()
-    thread.join(timeout=20)
+    running.stop()
 
 
 def test_the_commands_say_what_to_do_next(
@@ -361,45 +369,31 @@ def _own_runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("KVGRAPH_SIDECAR__TOKEN", raising=False)
 
 
-class OverTcp:
-    def __init__(self, endpoint: str = "tcp://127.0.0.1:0") -> None:
-        settings = {"sidecar.endpoint": endpoint, "sidecar.interval_s": 0.05}
-        self.service = Service(load(overrides=settings), overrides=settings)
-        self._thread = threading.Thread(target=self.service.run)
-        self._thread.start()
-
-    def stop(self) -> None:
-        self.service.stop()
-        self._thread.join(timeout=20)
-
-
 @pytest.fixture
-def tcp_sidecar() -> Iterator[OverTcp]:
-    tcp_sidecar = OverTcp()
+def tcp_sidecar() -> Iterator[Started]:
+    tcp_sidecar = Started()
     yield tcp_sidecar
     tcp_sidecar.stop()
 
 
-def test_an_engine_of_this_user_finds_the_token_by_itself(tcp_sidecar: OverTcp) -> None:
+def test_an_engine_of_this_user_finds_the_token_by_itself(tcp_sidecar: Started) -> None:
     note = leave_note(tcp_sidecar.service)
     assert note is not None
-    with FakeEngine(tcp_sidecar.service.endpoint, options=QUICK) as engine:
-        engine.run(range(64), "chat")
-        until(lambda: engine.client.ranking() is not None, "advice over tcp")
+    with advised(tcp_sidecar.service.endpoint):
+        pass
     assert check_sidecar(tcp_sidecar.service.endpoint).ok
 
 
 def test_an_engine_elsewhere_is_given_the_token(
-    tcp_sidecar: OverTcp, monkeypatch: pytest.MonkeyPatch
+    tcp_sidecar: Started, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AITHER_KVCACHE_SIDECAR_TOKEN", tcp_sidecar.service.token)
-    with FakeEngine(tcp_sidecar.service.endpoint, options=QUICK) as engine:
-        engine.run(range(64), "chat")
-        until(lambda: engine.client.ranking() is not None, "advice over tcp")
+    with advised(tcp_sidecar.service.endpoint):
+        pass
 
 
 def test_a_doctor_with_a_wrong_token_does_not_wait_for_ever(
-    tcp_sidecar: OverTcp, monkeypatch: pytest.MonkeyPatch
+    tcp_sidecar: Started, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AITHER_KVCACHE_SIDECAR_TOKEN", "wrong")
     began = time.monotonic()
@@ -409,7 +403,7 @@ def test_a_doctor_with_a_wrong_token_does_not_wait_for_ever(
 
 
 @pytest.mark.parametrize("token", [None, b"x", b"wrong", b"x" * 255])
-def test_without_the_token_nothing_is_heard(tcp_sidecar: OverTcp, token: bytes | None) -> None:
+def test_without_the_token_nothing_is_heard(tcp_sidecar: Started, token: bytes | None) -> None:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     socket = context.socket(zmq.DEALER)
     socket.setsockopt(zmq.LINGER, 0)
@@ -430,12 +424,10 @@ def test_without_the_token_nothing_is_heard(tcp_sidecar: OverTcp, token: bytes |
 
 
 def test_knowing_an_engines_public_id_does_not_give_its_place(
-    tcp_sidecar: OverTcp, monkeypatch: pytest.MonkeyPatch
+    tcp_sidecar: Started, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AITHER_KVCACHE_SIDECAR_TOKEN", tcp_sidecar.service.token)
-    with FakeEngine(tcp_sidecar.service.endpoint, options=QUICK) as engine:
-        engine.run(range(64), "chat")
-        until(lambda: engine.client.ranking() is not None, "advice over tcp")
+    with advised(tcp_sidecar.service.endpoint) as engine:
         shown = json.dumps(ask(tcp_sidecar.service.http, "/status"))
         assert engine.client.identity.hex() not in shown
         (public,) = tcp_sidecar.service.graph.engines
@@ -446,15 +438,13 @@ def test_knowing_an_engines_public_id_does_not_give_its_place(
 
 
 def test_a_sidecar_that_starts_anew_with_another_token_is_found_again() -> None:
-    first = OverTcp()
+    first = Started()
     endpoint = first.service.endpoint
     note = leave_note(first.service)
-    with FakeEngine(endpoint, options=QUICK) as engine:
-        engine.run(range(64), "chat")
-        until(lambda: engine.client.ranking() is not None, "advice")
+    with advised(endpoint):
         first.stop()
         note.remove()
-        second = OverTcp(endpoint)
+        second = Started(endpoint)
         try:
             assert second.service.token != first.service.token
             leave_note(second.service)
@@ -464,16 +454,15 @@ def test_a_sidecar_that_starts_anew_with_another_token_is_found_again() -> None:
 
 
 def test_an_ipc_endpoint_needs_no_token(tmp_path: Path) -> None:
-    tcp_sidecar = OverTcp(f"ipc://{tmp_path}/s")
+    tcp_sidecar = Started(f"ipc://{tmp_path}/s")
     try:
-        with FakeEngine(tcp_sidecar.service.endpoint, options=QUICK) as engine:
-            engine.run(range(64), "chat")
-            until(lambda: engine.client.ranking() is not None, "advice")
+        with advised(tcp_sidecar.service.endpoint):
+            pass
     finally:
         tcp_sidecar.stop()
 
 
-def test_the_note_is_its_owners_and_theready_line_tells_no_token(tcp_sidecar: OverTcp) -> None:
+def test_the_note_is_its_owners_and_theready_line_tells_no_token(tcp_sidecar: Started) -> None:
     before = os.umask(0)
     try:
         note = leave_note(tcp_sidecar.service)
@@ -521,7 +510,7 @@ def test_a_strange_note_costs_only_itself(content: bytes | None) -> None:
 
 
 def test_explain_reads_the_token_by_itself(
-    tcp_sidecar: OverTcp, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tcp_sidecar: Started, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keys = (1).to_bytes(8, "little")
     with tcp_sidecar.service.graph.lock:
@@ -539,7 +528,7 @@ def test_explain_reads_the_token_by_itself(
     assert tcp_sidecar.service.token not in json.dumps(status)
 
 
-def test_rows_beyond_an_engines_pool_are_forgotten(tcp_sidecar: OverTcp) -> None:
+def test_rows_beyond_an_engines_pool_are_forgotten(tcp_sidecar: Started) -> None:
     service = tcp_sidecar.service
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     socket = context.socket(zmq.DEALER)

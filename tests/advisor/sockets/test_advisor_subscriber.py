@@ -89,7 +89,6 @@ class Bench:
         return self.engines[-1]
 
     def receive(self, messages: int) -> list[tuple[str, list[AnyEvent]]]:
-        """What the subscriber makes of the next ``messages`` messages."""
         wanted = self.subscriber.counters["messages"] + messages
         taken: list[tuple[str, list[AnyEvent]]] = []
         deadline = time.monotonic() + 10

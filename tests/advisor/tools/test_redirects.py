@@ -39,8 +39,6 @@ class Redirecting(BaseHTTPRequestHandler):
 
 
 class Server(HTTPServer):
-    """A server on this machine."""
-
     def __init__(self, to: str = "", status: int = 302) -> None:
         super().__init__(("127.0.0.1", 0), Redirecting)
         self.asked: list[Any] = []

@@ -42,7 +42,6 @@ def window(asked: int) -> dict[str, Any]:
 
 
 def now(engine: str = "host:1") -> dict[str, Any]:
-    """What ``/v1/now`` answers."""
     return {
         "at": 1e9,
         "verdict": "80% of the prompt tokens were found",
@@ -176,7 +175,6 @@ class Terminal:
         self._shown = ""
 
     def await_frame(self, text: str, without: str = "\0", timeout_s: float = 60) -> None:
-        """Wait until the last whole frame has ``text``, and not ``without``."""
         deadline, frame = time.monotonic() + timeout_s, ""
         while text not in frame or without in frame:
             assert time.monotonic() < deadline, f"{text!r} is not in {frame!r}"

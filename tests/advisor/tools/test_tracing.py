@@ -251,8 +251,6 @@ def test_a_request_whose_end_is_never_heard_of_is_counted(receiver: Receiver) ->
 
 
 class Fallible:
-    """A sender that fails at first."""
-
     def __init__(self) -> None:
         self.sent = 0
         self.closed = False

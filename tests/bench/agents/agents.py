@@ -57,8 +57,6 @@ from .agents_arms import (
 
 @dataclass(frozen=True, slots=True)
 class AgentsResult:
-    """What was played, and what came of it."""
-
     out: Path
     requests: tuple[AgentRequest, ...]
     pools: tuple[int, ...]  # blocks of each pool; the first one's figures are the headline
@@ -68,7 +66,6 @@ class AgentsResult:
     busy: BusyRun | None = None
 
     def figures(self) -> Figures:
-        """The figures of ``kvgraph bench agents`` that these runs can give."""
         figures = Figures("agents")
         first = self.pools[0]
         figures.add("stock_share", self.shares(STOCK, first), "share of prompt", ".5 – .7")
@@ -94,7 +91,6 @@ class AgentsResult:
         return figures
 
     def shares(self, arm: AgentArm, pool: int) -> list[float]:
-        """Share of the prompt that each run of ``arm`` on ``pool`` found."""
         return [r.passed.share for r in self.runs if (r.arm, r.pool) == (arm.name, pool)]
 
     def lab_share(self, policy: str, pool: int) -> float | None:
@@ -116,7 +112,6 @@ class AgentsResult:
         return found
 
     def _closed(self, arm: AgentArm, belady: float) -> float:
-        """How much of the way from stock to Belady the arm goes."""
         stock = median(self.shares(STOCK, self.pools[0]))
         return (median(self.shares(arm, self.pools[0])) - stock) / (belady - stock)
 
@@ -155,15 +150,9 @@ SHARES: Final = (0.6, 0.4, 0.8)
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """How much of everything there is.
-
-    Attributes:
-        requests: The first so many of the fleet.
-        shares: One pool each; see ``SHARES``.
-        repeats: Runs of stock on the first pool.
-        hosts: Sizes of host memory, as shares of the first pool.
-        arms: What is played, unless the caller chooses.
-    """
+    """How much of everything there is: ``requests`` of the fleet, ``shares`` with a pool each (see
+    ``SHARES``), ``repeats`` of stock on the first pool, ``hosts``, shares of it, and ``arms``
+    unless the caller chooses."""
 
     requests: int = 400
     shares: tuple[float, ...] = SHARES
@@ -213,8 +202,6 @@ def run(
 
 
 class _Bench:
-    """Plays the arms on every pool, and the lab behind them."""
-
     def __init__(
         self,
         model: str,
@@ -243,7 +230,6 @@ class _Bench:
         self.pools = tuple(pool_for(requests, share, least, scratch) for share in scale.shares)
 
     def play(self) -> None:
-        """Everything, the first pool first: on its first run of stock the pace is measured."""
         for pool in self.pools:
             self._play_stock(pool, self._scale.repeats if pool == self.pools[0] else 1)
             for arm in (DEFAULT, HINTS):
@@ -261,7 +247,6 @@ class _Bench:
             self.busy = run_busy(room, self._requests, self.pace, self._shown)
 
     def result(self) -> AgentsResult:
-        """What was played so far."""
         return AgentsResult(
             self._out, self._requests, self.pools, self.pace, self.runs, self.lab, self.busy
         )

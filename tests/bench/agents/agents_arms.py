@@ -71,7 +71,6 @@ class LabRun:
 
     @property
     def share(self) -> float:
-        """Share of all prompt tokens that were found."""
         return int(self.hits.sum()) * BLOCK / self.prompt_tokens
 
 
@@ -125,12 +124,8 @@ class Telling:
 
 @dataclass(frozen=True, slots=True)
 class AgentPass:
-    """What came of sending every request.
-
-    Attributes:
-        sent_s: When each answered one was sent, in seconds since the pass began.
-        failed: Names of requests that were not answered to the end, where that may be.
-    """
+    """What came of sending every request: those answered, sent so many seconds after the pass
+    began, and the names of those that were not, where that may be."""
 
     result: PassResult
     sent_s: tuple[float, ...]
@@ -158,19 +153,11 @@ Midway = Callable[[int], Awaitable[None]]
 
 @dataclass
 class Sender:
-    """Sends requests when they are due, and keeps what comes back, in order of arrival.
-
-    Attributes:
-        urls: Where requests go.
-        telling: What they say.
-        pace: Seconds that a recorded second takes; 0: each as soon as the one before is answered.
-        pick: Chooses among the addresses.
-        arm: In its sessions' names, so that no pass continues sessions of another.
-        salted: Whether the arm's name salts the prefix cache too, since engines still have what
-            other passes asked for.
-        midway: Happens in the middle.
-        tolerant: Whether a request may fail.
-    """
+    """Sends requests when they are due, and keeps what comes back, in order of arrival. ``pace``:
+    seconds that a recorded second takes; 0: each as soon as the one before is answered. ``arm`` is
+    in its sessions' names, so that no pass continues sessions of another; ``salted``: it salts the
+    prefix cache too, since engines still have what other passes asked for. ``midway`` happens in
+    the middle."""
 
     urls: Sequence[str]
     requests: Sequence[AgentRequest]
@@ -193,11 +180,8 @@ class Sender:
         return asyncio.run(self.play(self._sessions()))
 
     async def play(self, lines: Iterable[Sequence[AgentRequest]] | None = None) -> AgentPass:
-        """Send lines of requests side by side; without any, each session's.
-
-        Raises:
-            AnswerError: A server did not give the recorded answer.
-        """
+        """Send lines of requests side by side; without any, each session's. Raises AnswerError: a
+        server did not give the recorded answer."""
         self._answers: dict[str, tuple[float, Answer]] = {}
         self._failed: list[str] = []
         self._running = [0] * len(self.urls)
@@ -276,8 +260,6 @@ _FLOAT_BYTES: Final = 4  # servers of benches run in float32
 
 @dataclass(frozen=True, slots=True)
 class AgentArm:
-    """One way to serve recorded agents."""
-
     name: str
     graph: bool  # whether ``AITHER_KVCACHE_GRAPH=1`` is set
     telling: Telling = SILENT  # what callers say
@@ -345,8 +327,6 @@ class Room:
 
 @dataclass(frozen=True, slots=True)
 class AgentRun:
-    """One arm on one pool, once."""
-
     arm: str
     name: str  # of its log and its recording
     pool: int
@@ -371,7 +351,6 @@ def run_arm(
     shown: DemoProgress,
     number: int = 0,
 ) -> AgentRun:
-    """Start the arm's server, send it every request, end it."""
     host = room.host if arm.hosted else 0
     room = replace(room, host=host)
     tag = "-".join(str(part) for part in (arm.name, room.pool, host, number) if part)
@@ -430,7 +409,6 @@ def watched(plan: ServerPlan, known: dict[Digest, SourceLayer]) -> Iterator[tupl
 def layers_by_block(
     requests: Sequence[AgentRequest], vocabulary: int, size: int = BLOCK
 ) -> dict[Digest, SourceLayer]:
-    """The source layer of every full block of ``size`` tokens of these prompts."""
     known: dict[Digest, SourceLayer] = {}
     for request in requests:
         layers = [_LAYERS[kind_of(token, vocabulary)] for token in request.prompt]
@@ -504,7 +482,6 @@ def busy_cores() -> Iterator[None]:
 
 
 def with_few_heads(requests: Sequence[AgentRequest]) -> tuple[AgentRequest, ...]:
-    """The requests, of which only the first ``HEADS`` different heads are stated."""
     heads: set[tuple[int, ...]] = set()
     kept = []
     for request in requests:

@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Final, Protocol, TypeVar
 
-from kvgraph.advisor.replay.recordings import read_sessions
+from kvgraph.advisor.replay.recorded_sessions import read_sessions
 from kvgraph.graph.wire.advice import HOLD_MAX_S
 
 from ..agents.agents_arms import HOST_LRU, AgentArm, Room, longest
@@ -40,8 +40,6 @@ from .closed_pass import (
 
 @dataclass(frozen=True, slots=True)
 class ClosedResult:
-    """What was played, and what came of it."""
-
     out: Path
     best: int  # agents at which stock is at its best
     scale: ClosedScale
@@ -71,7 +69,6 @@ class ClosedResult:
         return figures
 
     def of(self, arm: str, agents: int) -> list[ClosedRun]:
-        """Runs of ``arm`` with so many agents."""
         return [run for run in self.runs if (run.arm, run.agents) == (arm, agents)]
 
     def _add_over(self, figures: Figures, arm: str, suffix: str) -> None:
@@ -152,8 +149,6 @@ CLOCK: Final = Clock(PACE, 20.0, 100.0)
 
 @dataclass(frozen=True, slots=True)
 class ClosedScale:
-    """How much of everything there is."""
-
     clock: Clock = CLOCK
     # agents at which stock is at its best; None: searched among ``searched``
     best: int | None = None
@@ -245,7 +240,6 @@ CLOSED_FILE: Final = "closed.json"
 
 
 def save_closed(result: ClosedResult) -> Path:
-    """Write figures and runs, with the date and the command."""
     clock = result.scale.clock
     content = {
         **result.figures().as_dict(),

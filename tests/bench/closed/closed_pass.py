@@ -14,7 +14,7 @@ from typing import Final
 import httpx
 from kvgraph.advisor.replay.closed import MAX_PAUSE_S
 from kvgraph.advisor.replay.fleet_traffic import MAX_GAP_S, FleetRequest, lay_over_users
-from kvgraph.advisor.replay.recordings import Session
+from kvgraph.advisor.replay.recorded_sessions import Session
 
 from ..agents.agents_arms import HOST_LRU, AgentArm, Room, Telling, check_answer
 from ..errors import CompletionError, TrafficError
@@ -70,8 +70,6 @@ _SPARE: Final = 1.5  # of the recorded time that a run takes, at most: scripts m
 
 @dataclass(frozen=True, slots=True)
 class ClosedTurn:
-    """One turn of a user's script."""
-
     request: AgentRequest
     first: bool  # whether it begins a session
     pause_s: float  # recorded seconds from its answer to the user's next turn
@@ -127,8 +125,6 @@ class Clock:
 
 @dataclass(frozen=True, slots=True)
 class ClosedAnswer:
-    """One answered turn; ``sent_s`` in seconds since the run began."""
-
     sent_s: float
     first: bool
     answer: Answer
@@ -140,8 +136,6 @@ class ClosedAnswer:
 
 @dataclass(frozen=True, slots=True)
 class ClosedPass:
-    """What came of a run."""
-
     clock: Clock
     answers: tuple[ClosedAnswer, ...]
     # how long each turn that was not answered by the end had been waiting, and whether it was a
@@ -161,7 +155,6 @@ class ClosedPass:
 
     @property
     def cached_share(self) -> float:
-        """Share of the prompt tokens that were not computed."""
         prompt = sum(each.answer.prompt_tokens for each in self.counted)
         return sum(each.answer.cached_tokens for each in self.counted) / max(1, prompt)
 
@@ -251,8 +244,6 @@ CLOSED_ARMS: Final = (STOCK, LPM, OFF, HOLD, HOLD_TOLD, HOST_LRU, HOST_HOLD)
 
 @dataclass(frozen=True, slots=True)
 class ClosedRun:
-    """One arm, once."""
-
     arm: str
     agents: int
     passed: ClosedPass

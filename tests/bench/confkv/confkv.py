@@ -118,8 +118,6 @@ def int8_error(keys: Tensor) -> float:
 def _timed(
     action: Callable[..., Any], spent: list[float], inside: list[bool]
 ) -> Callable[..., Any]:
-    """The action; what it takes is added up, once where one calls another."""
-
     def run(*args: Any) -> Any:
         if inside[0]:
             return action(*args)
@@ -148,7 +146,6 @@ class Ablated(NamedTuple):
 
 def ablate(model: Any, texts: Tensor, hidden: int, steps: int, seed: int) -> Ablated:
     """Hide the last ``hidden`` tokens from one query at a time, at random places of the texts.
-
     Everything else keeps the keys and values that it has with nothing hidden."""
     random = np.random.default_rng(seed)
     each = -(-steps // len(texts))
@@ -273,8 +270,6 @@ _BUDGETS: Final = ConfKVSettings(low=64, high=256, window=32, slack=8)
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """Sizes, scaled to small models: a text has 1,024 tokens where the paper's have 4,096."""
-
     texts: int = 48  # held-out windows; three seeds choose their thirds
     length: int = 1024  # tokens of a window
     prompt: int = 256  # of which so many are read at once
@@ -288,7 +283,6 @@ class Scale:
     kvpress: Path | None = None
 
     def plays(self, part: str) -> bool:
-        """Whether this part is asked for."""
         return self.part in ("all", part)
 
 

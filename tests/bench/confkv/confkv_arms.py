@@ -29,11 +29,9 @@ class _Blind:
     __slots__ = ()
 
     def first(self, mass: Tensor) -> Tensor:
-        """Nothing."""
         return mass[:, -1] * 0.0
 
     def next(self, memory: Tensor, mass: Tensor) -> Tensor:
-        """Nothing."""
         return memory
 
 
@@ -45,7 +43,6 @@ class Window(_Blind):
     queries: int = 1
 
     def scores(self, memory: Tensor, position: Tensor, open_to: Tensor) -> Tensor:
-        """The position; sinks stand above all."""
         score = position.to(torch.float32)
         return score.masked_fill(position < self.sinks, torch.inf)
 
@@ -57,15 +54,12 @@ class HeavyHitters:
     queries: int = _EVERY_QUERY
 
     def first(self, mass: Tensor) -> Tensor:
-        """The sum over the prompt's queries."""
         return mass.sum(1)
 
     def next(self, memory: Tensor, mass: Tensor) -> Tensor:
-        """The sum so far."""
         return memory + mass
 
     def scores(self, memory: Tensor, position: Tensor, open_to: Tensor) -> Tensor:
-        """The sum."""
         return memory
 
 
@@ -76,15 +70,12 @@ class Scissorhands:
     queries: int = _HISTORY
 
     def first(self, mass: Tensor) -> Tensor:
-        """How many of the prompt's last queries did."""
         return (mass * mass.shape[2] > 1.0).float().sum(1)
 
     def next(self, memory: Tensor, mass: Tensor) -> Tensor:
-        """The count, of which the oldest part is forgotten."""
         return memory * (1.0 - 1.0 / _HISTORY) + (mass * mass.shape[1] > 1.0).float()
 
     def scores(self, memory: Tensor, position: Tensor, open_to: Tensor) -> Tensor:
-        """The count."""
         return memory
 
 
@@ -95,15 +86,12 @@ class SnapKV:
     queries: int = _OBSERVED
 
     def first(self, mass: Tensor) -> Tensor:
-        """The mean of the prompt's last queries."""
         return mean_of_queries(mass)
 
     def next(self, memory: Tensor, mass: Tensor) -> Tensor:
-        """A moving mean over as many."""
         return memory.lerp(mass, 1.0 / _OBSERVED)
 
     def scores(self, memory: Tensor, position: Tensor, open_to: Tensor) -> Tensor:
-        """The mean over neighbours in the cache."""
         pooled = torch.nn.functional.avg_pool1d(
             memory[:, None], POOLED, stride=1, padding=POOLED // 2
         )
@@ -175,7 +163,6 @@ def victims(it: ConfKVSettings, seed: int) -> dict[str, Ranker]:
 
 
 def confident(config: Any, it: ConfKVSettings) -> ConfKVCache:
-    """Ours."""
     return ConfKVCache(config, it)
 
 

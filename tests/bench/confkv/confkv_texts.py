@@ -50,8 +50,6 @@ def windows(tokenizer: Any, texts: list[str], count: int, length: int, seed: int
 
 
 class Told(NamedTuple):
-    """Made-up codes, all of as many tokens, so that they stand at the same places of a batch."""
-
     told: Tensor  # [codes, tokens], the sentence that tells each
     question: Tensor  # [codes, tokens], its beginning, without the code
     answer: Tensor  # [codes, tokens], the code

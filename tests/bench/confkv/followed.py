@@ -15,8 +15,6 @@ Floats = NDArray[np.float64]
 
 
 class Followed(NamedTuple):
-    """What came of it."""
-
     surprise: Floats  # [texts, tokens behind the prompt], nats
     right: NDArray[np.bool_]  # bool, the same shape: whether the token was the model's first choice
     confidence: Floats  # [texts, tokens behind the prompt], of the logits that judged each

@@ -38,7 +38,6 @@ class Perplexity:
     peak: dict[str, int] = field(default_factory=dict)
 
     def run(self) -> None:
-        """All arms: ours first, then the static ones with what ours took on average."""
         it, config = self.settings, self.model.config
         nats, _ = read_at_once(self.model, self.texts, self.prompt)
         self._note("full", nats, float(self.texts.shape[1]), 0)
@@ -75,7 +74,6 @@ class Perplexity:
         return list(np.nan_to_num(found, nan=0.0))
 
     def median(self, arm: str) -> float:
-        """The median of those."""
         return float(np.median(self.closed(arm)))
 
     def peak_ratio(self) -> float:

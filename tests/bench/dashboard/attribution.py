@@ -18,7 +18,7 @@ from kvgraph.advisor.assembly import new_graph
 from kvgraph.advisor.config.config import Config
 from kvgraph.advisor.page.misses import RequestView, request_view
 from kvgraph.advisor.planner import GraphEvictionAdvisor
-from kvgraph.advisor.replay.recordings import read_sessions
+from kvgraph.advisor.replay.recorded_sessions import read_sessions
 from kvgraph.graph.logs.history import History
 from kvgraph.graph.logs.reasons import Detail
 from kvgraph.graph.logs.requests import LIMIT
@@ -131,8 +131,6 @@ class ToldFleet:
 
 @dataclass(slots=True)
 class _Open:
-    """A request that is not answered."""
-
     user: int
     turn: ClosedTurn
 
@@ -157,7 +155,6 @@ class _Engine:
         client.linked_since = 0.0
 
     def ask(self, name: str, user: int, turn: ClosedTurn, salt: str | None, hinted: bool) -> None:
-        """Send a user's next turn."""
         asked = turn.request
         session = asked.session if hinted else None
         request = self.paper.make(
@@ -264,8 +261,6 @@ _DETAILS: Final[dict[tuple[str, int], str]] = {
 
 @dataclass(frozen=True, slots=True)
 class FleetPlan:
-    """One play: its engines, users and mishaps."""
-
     shapes: tuple[Shape, ...]
     users: int
     hinted: bool
@@ -296,8 +291,6 @@ class Said:
 
 @dataclass
 class Compared:
-    """Requests of a play, as said and as they were."""
-
     pairs: list[tuple[Said, Verdict]]
     wrong: list[tuple[Said, Verdict]]
 
@@ -365,17 +358,14 @@ class _Teller:
             self._note(self._history.requests.next - LIMIT // 4)
 
     def attach(self, fleet: ToldFleet) -> None:
-        """Listen to this fleet."""
         self._fleet, self._history = fleet, fleet.desk.graph.tables.history
 
     def said(self) -> list[Said]:
-        """What is said of every request."""
         assert self._history is not None
         self._note(self._history.requests.next)
         return self._said
 
     def close(self) -> None:
-        """Finish the log."""
         self._log.close()
 
     def _note(self, end: int) -> None:
@@ -399,7 +389,6 @@ def compared(said: Sequence[Said], verdicts: Sequence[Verdict]) -> Compared:
 
 
 def agree(said: Said, verdict: Verdict) -> bool:
-    """Whether all that is said of a request is so."""
     view, miss, blocks = said.view, said.view.miss, said.view.blocks
     assert miss is not None
     assert (view.request, view.engine) == (verdict.request, verdict.engine)

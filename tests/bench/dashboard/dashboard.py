@@ -116,7 +116,6 @@ def _look(figures: Figures, size: str, address: str, times: int) -> None:
 
 
 def _shown(said: str, pattern: str) -> int:
-    """A number of the line below the graph."""
     found = re.search(pattern, said)
     assert found is not None, said
     return int(found[1].replace(",", ""))

@@ -58,8 +58,7 @@ def run(figures: Figures, quick: bool) -> None:
 
 def _engine_costs(requests: int, blocks: int, rounds: int) -> list[float]:
     """µs: what the logs add to a step in which all of so many requests start: a number in each
-    event. Other steps carry nothing for the logs, which read the events that were there already.
-    """
+    event. Other steps carry nothing for the logs, which read the events that were there already."""
     hashes = _keys(0, blocks)
     bare = _timed(lambda: _start(requests, hashes), rounds)
     full = _timed(lambda: _start(requests, hashes, SIZE), rounds)
@@ -75,7 +74,6 @@ def _start(requests: int, hashes: bytes, loading: int = 0) -> None:
 
 
 def _timed(function: Callable[[], None], rounds: int) -> list[float]:
-    """Seconds of one call, the least of fifteen, so many times."""
     found = []
     for _ in range(rounds):
         took = []
@@ -89,8 +87,7 @@ def _timed(function: Callable[[], None], rounds: int) -> list[float]:
 
 def _ingest_costs(requests: int, blocks: int, turns: int) -> list[float]:
     """µs of a step in which so many requests start, as many end, and as many blocks leave as come:
-    what logs add to it; two graphs are told each step in turn.
-    """
+    what logs add to it; two graphs are told each step in turn."""
     now = [0.0]
     graphs = [_graph(now, kind) for kind in (History, _Silent)]
     added = []
@@ -149,7 +146,6 @@ def _churned(evictions: int) -> KVCacheGraph:
 
 
 def _rank(graph: KVCacheGraph) -> None:
-    """Note a ranking with the terms of its blocks, as the planner does."""
     ranking, view = graph.rank("e", POOL), View(graph.tables, graph.rules, 0, graph.clock())
     terms = TermsAtRanking.of(front_terms(view, graph.policy, graph.referee, ranking))
     graph.tables.history.ranked(0, ranking, graph.rules.protected_layers, terms)

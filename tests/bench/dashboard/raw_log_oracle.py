@@ -19,17 +19,9 @@ Block = tuple[str, str]  # a model and a hash: of one model, hashes mean the sam
 
 @dataclass
 class Verdict:
-    """One request, as it was first scheduled.
-
-    Attributes:
-        index: Of the first block that it did not find.
-        reason: Why, in the product's words; with a colon what tells apart cases of it.
-        left: When the block left the pool, in the log's seconds; None: it did not.
-        cause: Why its copy is gone.
-        others: Sessions of which any may be named as the one that went another way.
-        holders: Engines that have the block.
-        found, loaded, prefetched: Blocks.
-    """
+    """One request, as it was first scheduled: why (``reason``, in the product's words, behind a
+    colon what tells apart its cases) it did not find block ``index``, when that ``left`` the pool
+    (None: it did not), and who may be named beside it."""
 
     request: str
     engine: str

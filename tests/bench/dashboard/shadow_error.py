@@ -55,8 +55,6 @@ MANY: Final = Hours(240, 1.0, 20_000)
 
 @dataclass
 class _Played:
-    """Shadows of one play of the trace."""
-
     shadows: ShadowSet
     cpu_s: float
 
@@ -65,7 +63,6 @@ class _Played:
         return {pool.name: self.shadows.rate(pool) or 0.0 for pool in self.shadows.pools}
 
     def of(self, policy: str) -> dict[str, float]:
-        """The same, of one policy's shadows alone."""
         rates = self.rates()
         pools = (pool for pool in self.shadows.ranked if pool.policy_name == policy)
         return {pool.name: rates[pool.name] for pool in pools}
@@ -120,7 +117,6 @@ def _add_error(
 
 
 def _error(found: dict[str, float], full: dict[str, float]) -> float:
-    """The largest difference of these shadows, in points."""
     return max(100 * abs(found[name] - rate) for name, rate in full.items())
 
 

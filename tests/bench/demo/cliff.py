@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from kvgraph.advisor.replay.recordings import read_sessions
+from kvgraph.advisor.replay.recorded_sessions import read_sessions
 from kvgraph.advisor.replay.tables import pyplot
 from rich.console import Console
 from rich.table import Table
@@ -40,8 +40,6 @@ SEED: Final = 1
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """What happened within ``WINDOW_S`` seconds."""
-
     ends_s: float  # when it was over
     agents: int  # who were there by then
     turns_per_hour: float
@@ -51,8 +49,6 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class CliffResult:
-    """Stock, and kvgraph with admission, with the same agents."""
-
     out: Path
     stock: ClosedRun
     ours: ClosedRun

@@ -73,8 +73,6 @@ ENGINE_ARMS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class ArmResult:
-    """What one arm did, and what its cache lost meanwhile."""
-
     arm: str  # A key of ``HAD``
     passed: AgentPass
     tally: Tally
@@ -88,14 +86,11 @@ class ArmResult:
 
     @property
     def ttft_ms(self) -> list[float]:
-        """Time to first token of every request, in milliseconds."""
         return self.passed.result.ttft_ms
 
 
 @dataclass(frozen=True, slots=True)
 class DemoResult:
-    """All arms, stock first, and where logs, picture and figures lie."""
-
     name: str  # of the part, and of its files
     made_by: str  # what played the requests
     out: Path
@@ -105,7 +100,6 @@ class DemoResult:
     arms: tuple[ArmResult, ...]
 
     def add_to(self, figures: Figures) -> None:
-        """This part's figures of ``kvgraph bench demo``."""
         stock, _, told = self.arms
         shares = [arm.hit_rate for arm in self.arms]
         for name, share in zip(("stock", "nothing_said", "told"), shares, strict=True):

@@ -24,8 +24,6 @@ FIGURES_FILE: Final = "demo.json"
 
 @dataclass
 class DemoRun:
-    """The parts of a demo that were played."""
-
     out: Path
     cliff: CliffResult | None = None
     engine: EngineCliff | None = None
@@ -34,7 +32,6 @@ class DemoRun:
     minutes: float = 0.0
 
     def figures(self) -> Figures:
-        """The figures of ``kvgraph bench demo``."""
         figures = Figures("demo")
         figures.add("demo_minutes", self.minutes, "min", "≤ 8")
         for part in (self.cliff, self.engine, self.found):
@@ -43,7 +40,6 @@ class DemoRun:
         return figures
 
     def save(self) -> Path:
-        """Write figures and every part's details; no text of any request."""
         self.minutes = (monotonic() - self.began_s) / 60
         content = {**self.figures().as_dict(), **measured_now()}
         if self.cliff is not None:

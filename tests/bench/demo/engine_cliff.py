@@ -1,7 +1,5 @@
-"""The cliff on a real engine: more agents than fit wait for answers, stock and with the switch.
-
-One engine after the other, since two would share the machine's cores; each is started once.
-"""
+"""The cliff on a real engine: more agents than fit wait for answers, stock and with the switch. One
+engine after the other, since two would share the machine's cores; each is started once."""
 
 from __future__ import annotations
 
@@ -14,7 +12,7 @@ from statistics import median
 from time import perf_counter
 from typing import Any, Final
 
-from kvgraph.advisor.replay.recordings import read_sessions
+from kvgraph.advisor.replay.recorded_sessions import read_sessions
 from rich.console import Console
 from rich.table import Table
 
@@ -63,7 +61,6 @@ class EngineCliff:
         figures.add("engine_failed", stock.failed + ours.failed, "requests", "0")
 
     def details(self) -> dict[str, Any]:
-        """What was played, and both runs in numbers."""
         return {
             "agents": self.stock.agents,
             "pool_blocks": POOL,
@@ -91,7 +88,6 @@ def run_engine_cliff(
 
 
 def print_engine_cliff(result: EngineCliff, console: Console | None = None) -> None:
-    """The table for people."""
     console = console or Console()
     title = f"{result.stock.agents} agents on a real engine whose pool fits about twenty"
     table = Table(title=title, title_justify="left")

@@ -54,7 +54,6 @@ class LivePage:
 
     @property
     def endpoint(self) -> str:
-        """Where engines connect to it."""
         return self._sidecar.endpoint
 
     @property
@@ -69,7 +68,6 @@ class LivePage:
         return f"watch it at {self.address}\nor in a terminal: {ask} (or why, explain, status)"
 
     def status(self) -> dict[str, Any]:
-        """What its sidecar says of itself now."""
         return self._sidecar.status()
 
     def begin_anew(self) -> None:

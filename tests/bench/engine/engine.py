@@ -137,15 +137,9 @@ PARTS: Final = ("all", "engine", "sidecar", "profile")
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """How much is measured.
-
-    Attributes:
-        pairs: Rounds of each server between two starts.
-        fleets: How often all servers are started: two processes that are alike differ too.
-        tiers: Whether a server with tiers is measured too.
-        feed_s: Seconds for which a sidecar is fed.
-        profile_s: Of each engine that is profiled.
-    """
+    """How much is measured: ``pairs`` of rounds between two of so many starts (``fleets``: two
+    processes that are alike differ too), with or without ``tiers``, ``feed_s`` seconds for which a
+    sidecar is fed, and ``profile_s`` of each engine that is profiled."""
 
     pairs: int = 5
     fleets: int = 2
@@ -166,7 +160,6 @@ def run(
     part: str = "all",
 ) -> Figures:
     """Measure ``part``; every round is kept in ``raw``, if that is given, as soon as it is over.
-
     Interrupted, it gives what it has until then; the figure ``complete`` says whether it is all."""
     scale, console = QUICK if quick else Scale(), Console(stderr=True, quiet=not progress)
     scale = replace(scale, pairs=pairs or scale.pairs)
@@ -218,12 +211,10 @@ class Record:
     is_complete: bool = False  # whether nothing is to come any more
 
     def note(self, arm: str, done: Round) -> None:
-        """Keep a round."""
         self.rounds.setdefault(arm, []).append(done)
         self.save()
 
     def figures(self) -> Figures:
-        """Of what was measured until now, and of pairs in which every server had its turn."""
         figures = Figures("engine")
         pairs = min(map(len, self.rounds.values()), default=0)
         if pairs and set(STOCK) <= self.rounds.keys():

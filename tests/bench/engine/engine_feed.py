@@ -36,8 +36,6 @@ _ROOM: Final = 1.25  # the pool, by what live sessions hold: what ended stays un
 
 @dataclass(frozen=True)
 class Load:
-    """What one engine does."""
-
     # told in steps of 25 ms, or longer ones in which one request starts
     requests_per_s: float = REQUESTS_PER_S
     sessions: int = SESSIONS  # that are alive at once
@@ -55,8 +53,6 @@ class Load:
 
 @dataclass(eq=False)
 class _Session:
-    """One conversation."""
-
     name: str
     chain: Keys
     turn: int = 0
@@ -126,7 +122,6 @@ class SessionFeed(FakeEngine):
         self._news.after_step(self._stored)
 
     def resident(self) -> bytes:
-        """See ``EngineEnd``."""
         first, sessions = len(self._shared), list(self._idle.values())
         sessions += [each.session for each in list(self._running)]
         parts = [each.chain[first : each.held].tobytes() for each in sessions]

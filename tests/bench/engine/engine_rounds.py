@@ -40,10 +40,8 @@ class EngineThreads:
         self.core = cores[0]
 
     def cpu_s(self) -> float:
-        """CPU seconds so far of the core's main thread and of ours.
-
-        What a thread that ended has used is not in it; ours live as long as the engine.
-        """
+        """CPU seconds so far of the core's main thread and of ours. What a thread that ended has
+        used is not in it; ours live as long as the engine."""
         found = 0.0
         for task in self._tasks():
             if task.name == str(self.core) or _read(task / "comm").startswith(_OURS):
@@ -82,20 +80,16 @@ OUTPUT_TOKENS: Final = 96
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """One turn of one server."""
-
     tokens: int  # that came back
     wall_s: float  # how long it took
     cpu_s: float  # what the engine core's main thread and ours used meanwhile
 
     @property
     def rate(self) -> float:
-        """Output tokens per second."""
         return self.tokens / self.wall_s
 
     @property
     def cpu_per_1000(self) -> float:
-        """CPU seconds per 1,000 output tokens."""
         return 1000 * self.cpu_s / self.tokens
 
 
@@ -109,7 +103,6 @@ def rounds_in_turns(
     say: Say,
     note: Callable[[str, Round], None] = lambda arm, done: None,
 ) -> Rounds:
-    """Start all servers, and give each one round a pair."""
     turns = _turns(vocabulary_size(plans[0].model))
     rounds: Rounds = {plan.arm: [] for plan in plans}
     with contextlib.ExitStack() as stack:
@@ -125,7 +118,6 @@ def rounds_in_turns(
 
 
 def _in_order(servers: Sequence[Server], pair: int) -> Sequence[Server]:
-    """Who goes first changes from pair to pair."""
     first = pair % len(servers)
     return (*servers[first:], *servers[:first])
 
@@ -176,7 +168,6 @@ async def _send_all(url: str, turns: list[list[int]], run: str) -> int:
 
 
 def _turns(vocabulary: int) -> list[list[int]]:
-    """A prompt for each request."""
     random = np.random.default_rng(3)
     shape = (REQUESTS, PROMPT_TOKENS)
     prompts: list[list[int]] = random.integers(vocabulary // 8, vocabulary * 7 // 8, shape).tolist()

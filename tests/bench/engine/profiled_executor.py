@@ -42,8 +42,7 @@ _KEPT_EVERY: Final = 500  # interruptions; chosen: half a busy second
 
 class OwnTimes:
     """Counts seconds of the main thread's CPU time, by function and by whether code of ours called
-    it or is it.
-    """
+    it or is it."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -52,7 +51,6 @@ class OwnTimes:
         self._interruptions = 0
 
     def start(self) -> None:
-        """Begin; only the main thread may."""
         self._used = time.thread_time()
         signal.signal(signal.SIGPROF, self._interrupted)
         signal.setitimer(signal.ITIMER_PROF, _EVERY_S, _EVERY_S)

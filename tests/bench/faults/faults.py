@@ -26,14 +26,9 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How much of a fault is run.
-
-    Attributes:
-        full: At the size that its figures are stated for.
-        seed: Of everything random; printed with the result.
-        hours: How long random traffic goes on; None: as its figures need it.
-        only: Of ``mends``: those that have this text in their names or files.
-    """
+    """How much of a fault is run: ``full``, at the size that its figures are stated for; random
+    traffic for ``hours`` (None: as its figures need it); and of ``mends`` those that have the text
+    ``only`` in their names or files."""
 
     full: bool
     seed: int
@@ -41,7 +36,6 @@ class Size:
     only: str = ""
 
     def of(self, short: int, full: int) -> int:
-        """``short``, or ``full``."""
         return full if self.full else short
 
 
@@ -83,11 +77,8 @@ def run(
     hours: float | None = None,
     only: str = "",
 ) -> Figures:
-    """Run the named faults, or all of them; each one's record goes to ``out``.
-
-    Raises:
-        BenchError: A name is none.
-    """
+    """Run the named faults, or all of them; each one's record goes to ``out``. Raises BenchError: a
+    name is none."""
     there = {**FAULTS, **BY_NAME}
     unknown = [name for name in names if name not in there]
     if unknown:

@@ -14,12 +14,8 @@ from ..figures import Figure, Figures, machine
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One fault's result.
-
-    Attributes:
-        seconds: What it took.
-        load: The machine's load averages over 1 and 5 minutes when it ended: who else was busy.
-    """
+    """One fault's result, and the machine's load averages over 1 and 5 minutes when it ended: who
+    else was busy."""
 
     command: str
     date: str
@@ -32,7 +28,6 @@ class Record:
 
     @classmethod
     def of(cls, figures: Figures, full: bool, seed: int, seconds: float) -> Record:
-        """The record of what has just ended."""
         rows = {
             name: figure.as_dict() | {"target": figure.target}
             for name, figure in figures.figures.items()
@@ -44,20 +39,17 @@ class Record:
         return cls(command, now, machine(), load, round(seconds, 1), full, seed, rows)
 
     def write(self, path: Path) -> None:
-        """Keep it."""
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(asdict(self), indent=1) + "\n")
 
     @classmethod
     def read(cls, path: Path) -> Record | None:
-        """What was kept there, if that can be read."""
         try:
             return cls(**json.loads(path.read_text()))
         except (OSError, ValueError, TypeError):
             return None
 
     def figures_again(self) -> dict[str, Figure]:
-        """Its figures as they were measured."""
         return {
             name: Figure(
                 row["value"], row["unit"], tuple(row["spread"]), row["n"], row.get("target", "")

@@ -51,7 +51,7 @@ _CHATS, _FILES = "advisor/memory/chats", "tests/memory/test_memory_files.py"
 _CALLERS, _TOLD = "tests/memory/test_memory_callers.py", "tests/memory/test_memory_told.py"
 _TRACES, _TRAFFIC = "tests/replay/test_replay_traces.py", "tests/replay/test_replay_traffic.py"
 _READER, _FORMATS = "advisor/replay/reader.py", "advisor/replay/reader.py"
-_WEKA, _PLANS = "advisor/replay/recordings.py", "advisor/replay/plan.py"
+_WEKA, _PLANS = "advisor/replay/recorded_sessions.py", "advisor/replay/plan.py"
 _CONF, _FAULTS = "tests/confkv/test_conf_generate.py", "tests/engine/test_engine_faults.py"
 _KV_EVENTS = "tests/advisor/sockets/test_advisor_kv_events.py"
 _SLICES = "tests/graph/slices/test_graph_slices.py"
@@ -217,13 +217,9 @@ MENDS: Final = (
 
 
 def run(figures: Figures, size: Size, say: Say) -> None:
-    """Take each mend out in a copy of the tree, and count those that no test misses.
-
-    A figure of an entry's name is true where a test failed.
-
-    Raises:
-        BenchError: This is no clone, an entry fits the tree no more, or tests fail in any case.
-    """
+    """Take each mend out in a copy of the tree, and count those that no test misses; a figure of an
+    entry's name is true where a test failed. Raises BenchError: this is no clone, an entry fits the
+    tree no more, or tests fail in any case."""
     mends = [each for each in MENDS if size.only in each.name or size.only in each.file]
     if not mends:
         names = ", ".join(each.name for each in MENDS)
@@ -247,11 +243,8 @@ def run(figures: Figures, size: Size, say: Say) -> None:
 
 
 def copied_tree(directory: Path) -> Path:
-    """A copy of the tree that can be imported as kvgraph from ``directory``.
-
-    Raises:
-        BenchError: This is no clone.
-    """
+    """A copy of the tree that can be imported as kvgraph from ``directory``; raises BenchError:
+    this is no clone."""
     if not (ROOT / "pyproject.toml").exists():
         raise BenchError("mends are taken out of a clone's files: run it in one")
     tree = directory / "kvgraph"
@@ -262,11 +255,8 @@ def copied_tree(directory: Path) -> Path:
 
 @contextmanager
 def taken_out(tree: Path, mend: Mend) -> Iterator[None]:
-    """The tree without a mend, until the end of the block.
-
-    Raises:
-        BenchError: Its text does not stand in its file once.
-    """
+    """The tree without a mend, until the end of the block; raises BenchError: its text does not
+    stand in its file once."""
     path = tree / mend.file
     text = path.read_text()
     if text.count(mend.old) != 1:

@@ -26,15 +26,9 @@ from .routers.fleet_routers import add_routers
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """How much is played.
-
-    Attributes:
-        users, hours, agents: Recorded agents, and the fleet that serves them.
-        conversations, share: The fleet that serves the conversations, and how many of these.
-        sessions: That the router of 1,000 engines knows.
-        requests: Sent through the proxy.
-        moves: Sessions that change engines, by way of a store.
-    """
+    """How much is played: recorded agents of so many ``users`` for ``hours``, and the fleets that
+    serve them and ``share`` of the ``conversations``; ``sessions`` that the router of 1,000 engines
+    knows, ``requests`` sent through the proxy, and ``moves`` of sessions by way of a store."""
 
     users: int
     hours: float
@@ -60,17 +54,11 @@ def run(
     raw: Path | None = None,
     part: str = "all",
 ) -> Figures:
-    """Measure every figure.
-
-    Args:
-        quick: A short version, whose figures are no claims.
-        raw: Where all that each arm found, and each kill did, goes as JSON.
-        part: ``store``, ``kills`` and ``routers``: on real engines; ``stock``: the
-            router before engines without kvgraph; ``lab``: all others.
-
-    Raises:
-        BenchError: There are no recorded sessions, no vLLM to start, or no Mooncake.
-    """
+    """Measure every figure, or a short version (``quick``), whose figures are no claims. ``raw``:
+    where all that each arm found, and each kill did, goes as JSON. ``part``: ``store``, ``kills``
+    and ``routers`` on real engines; ``stock``: the router before engines without kvgraph; ``lab``:
+    all others. Raises BenchError: there are no recorded sessions, no vLLM to start, or no
+    Mooncake."""
     scale, figures = QUICK if quick else FULL, Figures("fleet")
     console = Console(stderr=True, quiet=not progress)
 

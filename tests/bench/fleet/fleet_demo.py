@@ -48,16 +48,10 @@ STORE_GIB: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class FleetDemo:
-    """What all arms did, ours first.
-
-    Attributes:
-        shared: What our router did before engines that share a store.
-        from_store: Blocks that they loaded from it in that arm.
-        from_store_later: … and in the one in which an engine was killed, at the others.
-        pool: KV blocks of each engine.
-        pace: Seconds that a recorded second took.
-        decisions: Of our router in its arm, by reason.
-    """
+    """What all arms did, ours first; ``shared``: our router before engines that share a store, of
+    which they loaded ``from_store`` blocks, and in the arm with a kill, at the others,
+    ``from_store_later``. ``pool``: KV blocks of each engine; ``pace``: seconds that a recorded
+    second took."""
 
     out: Path
     requests: int
@@ -86,17 +80,9 @@ class FleetDemo:
 
 
 def run_fleet_demo(out: Path, model: str | None = None, progress: bool = True) -> FleetDemo:
-    """Start the engines one after the other, play every arm, and kill an engine.
-
-    Args:
-        out: Where logs are kept.
-        model: Anything that vLLM loads; None: the demo's small random Llama.
-
-    Raises:
-        ServerError: An engine or the proxy did not start.
-        TrafficError: The recorded requests fit no pool.
-        AnswerError: An engine did not give the recorded answers.
-    """
+    """Start the engines one after the other, play every arm, and kill an engine; logs are kept in
+    ``out``. Raises ServerError: an engine or the proxy did not start; TrafficError: the recorded
+    requests fit no pool; AnswerError: an engine did not give the recorded answers."""
     plan, requests = plan_and_requests(out, model)
     with DemoProgress(len(requests), progress) as shown:
         with running_fleet(plan, shown) as (runtime, engines, _):
@@ -117,15 +103,8 @@ def run_fleet_demo(out: Path, model: str | None = None, progress: bool = True) -
 def plan_and_requests(
     out: Path, model: str | None = None, seed: int = SEED
 ) -> tuple[ServerPlan, Sequence[AgentRequest]]:
-    """An engine, and the requests that all of them get.
-
-    Args:
-        out: Where logs and the fleet are kept.
-        seed: Of the traffic: which sessions there are, and when.
-
-    Raises:
-        TrafficError: The recorded requests fit no pool.
-    """
+    """An engine, and the requests that all of them get, by the ``seed``; raises TrafficError: they
+    fit no pool."""
     name = model or str(ensure_model())
     requests = recorded_requests(SESSIONS, USERS, seed, REQUESTS, vocabulary_size(name))
     least = longest(requests) // BLOCK + KEPT_BACK
@@ -164,10 +143,7 @@ def rivals() -> list[tuple[str, Pick]]:
 
 def _settings(sidecar: SidecarProcess) -> tuple[tuple[str, str], ...]:
     """One thread an engine, and no cores of its own: vLLM would bind all three to the same."""
-    return (
-        *ONE_CORE.items(),
-        ("AITHER_KVCACHE_SIDECAR", sidecar.endpoint),
-    )
+    return (*ONE_CORE.items(), ("AITHER_KVCACHE_SIDECAR", sidecar.endpoint))
 
 
 def _store_settings(path: Path) -> tuple[tuple[str, str], ...]:

@@ -24,11 +24,7 @@ from ..lab.seed_workload import (
 SEED_SIZE: Final = FleetSize(8, 550)
 OTHER_SEEDS: Final = (2, 3, 4, 5)
 PAIRS: Final = ("AB", "AC", "BC")
-LEVERS: Final = {
-    "A": FleetArm(home=True),
-    "B": FleetArm(store=True),
-    "C": FleetArm(lifecycle=True),
-}
+LEVERS: Final = {"A": FleetArm(home=True), "B": FleetArm(store=True), "C": FleetArm(lifecycle=True)}
 TARGETS: Final = {"A": "≥ 3", "B": "≥ 6", "C": "≥ 5"}
 """For the seed's workload, in points."""
 
@@ -67,14 +63,8 @@ def add_arms(
     processes: int,
     progress: Callable[[int, int], None],
 ) -> dict[str, Any]:
-    """Play all arms on a trace.
-
-    Args:
-        name: Before the figures' names; empty: the seed's workload, for which targets are set.
-
-    Returns:
-        What each arm found, and what an endless cache finds.
-    """
+    """Play all arms on a trace called ``name`` in figures (empty: the seed's workload, for which
+    targets are set); returns what each arm found, and what an endless cache finds."""
     found = compare_arms(trace, size, processes=processes, progress=progress)
     most = endless(trace)
     _add(figures, found, most, name)

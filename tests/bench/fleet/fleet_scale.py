@@ -24,7 +24,6 @@ _SHARED: Final = 4096  # tokens of a prefix that all prompts share; chosen
 
 
 def add_times(figures: Figures, sessions: int) -> None:
-    """Time decisions with 3 engines, and with 1,000 of them and ``sessions`` sessions."""
     few, _ = _decisions(3, 10_000)
     many, memory = _decisions(1000, sessions)
     figures.add("route_p99_ms", quantile(few, 99), "ms", "< 2, at 1,000/s")

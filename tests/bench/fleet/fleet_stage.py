@@ -33,14 +33,8 @@ TOLD: Final = Telling(hinted=True)
 
 @dataclass(frozen=True, slots=True)
 class Killed:
-    """What happened when an engine was killed.
-
-    Attributes:
-        asked: Requests that it had and had not begun to answer.
-        begun: Answers that it had begun.
-        in_flight: Requests in flight in all.
-        status: What the proxy said at the end.
-    """
+    """What happened when an engine was killed that had ``asked`` requests it had not begun to
+    answer, and ``begun`` others, of all ``in_flight``; what the proxy said at the end."""
 
     passed: AgentPass
     asked: int
@@ -61,11 +55,8 @@ class Killed:
 
 @contextmanager
 def engine(plan: ServerPlan, number: int, shown: DemoProgress) -> Iterator[Server]:
-    """An engine that runs, linked to its sidecar.
-
-    Raises:
-        ServerError: It did not start, or has no sidecar.
-    """
+    """An engine that runs, linked to its sidecar; raises ServerError: it did not start, or has
+    none."""
     shown.starting(f"engine {number}")
     with Server(replace(plan, name=f"engine-{number}")) as server:
         check_advised(server)
@@ -73,11 +64,7 @@ def engine(plan: ServerPlan, number: int, shown: DemoProgress) -> Iterator[Serve
 
 
 class _Killing:
-    """Kills the engine that has the most requests, when it is called.
-
-    Attributes:
-        asked, begun, in_flight: As ``Killed`` has them.
-    """
+    """Kills the engine that has the most requests, when it is called."""
 
     def __init__(self, engines: Sequence[Server], route: RouteProcess) -> None:
         self._engines, self._route = engines, route
@@ -92,14 +79,8 @@ class _Killing:
 
 
 class FleetStage:
-    """Engines that run, and the requests that every arm gets.
-
-    Args:
-        out: Where the proxy's logs go.
-        runtime: Where the sidecar says that it runs.
-        store: Whether the engines share a store; they leave it alone once their caches are reset,
-            so that salts keep passes apart.
-    """
+    """Engines that run, and the requests that every arm gets. ``store``: they share one, and leave
+    it alone once their caches are reset, so that salts keep passes apart."""
 
     def __init__(
         self,
@@ -134,7 +115,6 @@ class FleetStage:
         return self._play(arm, [url], pace)
 
     def rival(self, arm: str, pick: Pick, pace: float) -> AgentPass:
-        """The pass of a router that picks for the callers."""
         return self._play(arm, self._urls, pace, pick)
 
     def killed(self) -> Killed:

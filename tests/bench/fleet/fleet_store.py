@@ -35,15 +35,10 @@ _WARMING: Final = 2  # sessions that are not counted
 
 @dataclass(slots=True)
 class _Moves:
-    """What came of sessions that changed engines.
-
-    Attributes:
-        moved, computed: Times to first token (s) of their second turns there, and of prompts of the
-            same length that nobody has.
-        found: Prompt tokens that were not computed; of ``asked``.
-        other_texts: Second turns whose answer is not the one that the first engine gives.
-        stored: Bytes in the store at the end.
-    """
+    """What came of sessions that changed engines: times to first token (s) of ``moved`` second
+    turns there, and of ``computed`` prompts of the same length that nobody has; prompt tokens
+    ``found`` of ``asked``; second turns whose answer is not the one that the first engine gives;
+    and bytes in the store at the end."""
 
     moved: list[float] = field(default_factory=list)
     computed: list[float] = field(default_factory=list)
@@ -54,16 +49,9 @@ class _Moves:
 
 
 def add_store(figures: Figures, sessions: int, say: Callable[[str], None]) -> None:
-    """Measure a turn on another engine against computing its prompt, and when to offload.
-
-    Args:
-        sessions: That change engines, in each arm.
-        say: Told what each arm found, as soon as it did.
-
-    Raises:
-        ServerError: An engine did not start.
-        BenchError: An answer through the store differs from the one without.
-    """
+    """Measure a turn on another engine against computing its prompt, of so many sessions in each
+    arm, and when to offload. Raises ServerError: an engine did not start; BenchError: an answer
+    through the store differs from the one without."""
     with tempfile.TemporaryDirectory() as folder:
         at_turn, at_eviction = (
             _arm(Path(folder) / when, when, sessions, say) for when in ("turn", "eviction")

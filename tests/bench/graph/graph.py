@@ -66,10 +66,8 @@ def add_sessions(graph: KVCacheGraph, count: int) -> None:
 
 
 def lock_seconds() -> dict[str, float]:
-    """The longest time for which each of these holds the lock, in a graph of production size.
-
-    Work that is done in slices holds it for one slice at a time.
-    """
+    """The longest time for which each of these holds the lock, in a graph of production size. Work
+    that is done in slices holds it for one slice at a time."""
     rng = np.random.default_rng(4)
     graph = build_graph(_LOCKED_BLOCKS, 0)
     add_random_edges(graph, _LINKS, rng)
@@ -105,7 +103,6 @@ def _pressure(rng: np.random.Generator, packed: bytes, count: int) -> Iterator[l
 
 
 def _longest(graph: KVCacheGraph, events: list[AnyEvent], engine: str = ENGINE) -> float:
-    """Seconds that the longest slice takes."""
     return _longest_slice(graph.slices(engine, events))
 
 
@@ -138,7 +135,6 @@ class LoadedSidecar:
         self.seq += 1
 
     def send_encoded(self, payload: bytes) -> None:
-        """Send a batch that was encoded beforehand."""
         self.socket.send_multipart([frames.HEADER, self.seq.to_bytes(8, "big"), payload])
         self.seq += 1
 
@@ -178,10 +174,8 @@ def loaded_sidecar(cores: list[int] | None = None) -> Iterator[LoadedSidecar]:
 
 
 def ingest_rates(rounds: int = 5, blocks: int = 600_000) -> list[float]:
-    """Blocks a second through ZeroMQ into a sidecar that has one core, once a round.
-
-    Events store 16 blocks each, 64 events a batch; planning and HTTP go on meanwhile.
-    """
+    """Blocks a second through ZeroMQ into a sidecar that has one core, once a round. Events store
+    16 blocks each, 64 events a batch; planning and HTTP go on meanwhile."""
     rng = np.random.default_rng(2)
     rates = []
     for _ in range(rounds):
@@ -283,7 +277,6 @@ class Traffic:
         self._requests = 0
 
     def batches(self, blocks: int) -> Iterator[list[AnyEvent]]:
-        """As many batches as store ``blocks``."""
         for _ in range(blocks // (_NEW * _REQUESTS_A_STEP * _STEPS_A_BATCH)):
             batch: list[AnyEvent] = []
             for _ in range(_STEPS_A_BATCH):

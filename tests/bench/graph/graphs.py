@@ -34,10 +34,8 @@ def random_keys(rng: np.random.Generator, count: int) -> Keys:
 
 
 def chain_events(keys: Keys) -> Iterator[RequestStarted | BlocksStored]:
-    """Requests whose prompts store these blocks, ``CHAIN_BLOCKS`` at a time.
-
-    Each prompt opens with a protected block; layers and importances vary by chain.
-    """
+    """Requests whose prompts store these blocks, ``CHAIN_BLOCKS`` at a time. Each prompt opens with
+    a protected block; layers and importances vary by chain."""
     for number, start in enumerate(range(0, len(keys), CHAIN_BLOCKS)):
         packed = keys[start : start + CHAIN_BLOCKS].astype("<u8").tobytes()
         tokens = len(packed) // 8 * BLOCK_SIZE
@@ -53,7 +51,6 @@ def chain_events(keys: Keys) -> Iterator[RequestStarted | BlocksStored]:
 
 
 def build_graph(blocks: int, edges: int, seed: int = 1) -> KVCacheGraph:
-    """A graph of ``blocks`` resident blocks in chains and ``edges`` edges of three types."""
     rng = np.random.default_rng(seed)
     graph = KVCacheGraph()
     graph.apply(ENGINE, [EngineHello(ENGINE, "synthetic", BLOCK_SIZE, blocks, "bench")])

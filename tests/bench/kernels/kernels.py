@@ -47,7 +47,6 @@ class GpuFigures(Figures):
     entries: list[dict[str, Any]] = field(default_factory=list)
 
     def print(self, as_json: bool = False, console: Console | None = None) -> None:
-        """The table of figures, or all lines of JSON."""
         console = console or Console()
         for entry in self.entries if as_json else []:
             console.file.write(json.dumps(entry) + "\n")

@@ -48,7 +48,6 @@ def main(model: str) -> dict[str, list[float]]:
 
 
 def engine_cache(llm: Any) -> PagedKv:
-    """The in-process engine's paged cache."""
     worker = llm.llm_engine.engine_core.engine_core.model_executor.driver_worker
     runner = getattr(worker, "worker", worker).model_runner
     views = sorted(runner.kv_caches, key=lambda view: int(view.storage_offset()))

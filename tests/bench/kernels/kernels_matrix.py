@@ -36,7 +36,6 @@ class Shape:
     pairing: Pairing = Pairing.NEOX
 
     def rope(self) -> Rope:
-        """Its rotation, unscaled."""
         exponents = torch.arange(0, self.rotated, 2, dtype=torch.float64) / self.rotated
         return Rope(self.theta**-exponents, self.start, self.pairing)
 
@@ -51,8 +50,6 @@ SHAPES: Final = (
 
 @dataclass(frozen=True)
 class Cell:
-    """One cell of the matrix."""
-
     shape: Shape
     page: int  # about how many bytes a page of the bf16 cache has; ``cache(1)`` says exactly
     pages: int
@@ -60,14 +57,10 @@ class Cell:
     aligned: bool  # whether tokens move by whole blocks
 
     def cache(self, blocks: int) -> KvLayout:
-        """The engine's side, in bf16."""
         shape, (layers, heads, tokens) = self.shape, self.geometry()
-        return gpu_layout(
-            "BLHNC", layers, blocks, heads, tokens, shape.key_dims, shape.value_dims
-        )  # fmt: skip
+        return gpu_layout("BLHNC", layers, blocks, heads, tokens, shape.key_dims, shape.value_dims)
 
     def record(self) -> KvLayout:
-        """The arena's side."""
         cache = self.cache(1)
         return cache.int8_record(self.pages) if self.int8 else cache.record(self.pages)
 
@@ -83,7 +76,6 @@ class Cell:
 
     @property
     def cache_bytes(self) -> int:
-        """Bytes of the engine's side."""
         return self.cache(1).block_bytes * self.pages
 
     @property
@@ -125,7 +117,6 @@ def places(cell: Cell) -> Places:
 
 
 def slots_of(blocks: Any, tokens: int) -> Any:
-    """All token slots of blocks, in order."""
     return (blocks[:, None] * tokens + torch.arange(tokens)).reshape(-1)
 
 
@@ -155,15 +146,12 @@ SOLO_SECONDS: Final = 10e-6
 
 @dataclass(frozen=True)
 class Measured:
-    """One figure."""
-
     name: str
     samples: list[float]  # one a cell, or one a repetition
     unit: str
     target: str = ""  # what is to be reached, in words
 
     def as_dict(self) -> dict[str, Any]:
-        """Median, extremes and count."""
         low, middle, high = (float(f"{x:.5g}") for x in np.percentile(self.samples, (0, 50, 100)))
         return {
             "value": middle, "unit": self.unit, "spread": [low, high], "n": len(self.samples),
@@ -201,7 +189,7 @@ def summary(
         Measured("splice_64_of_limit", [s / limit for s in seconds], "of 1.15×+10 µs", "≤ 1"),
         Measured("splice_vs_prefill_1280", [p / s for p, s in turns], "×", "≥ 10"),
         Measured("equals_reference", _worst(equal, min), "share of cells", "1"),
-    ]  # fmt: skip
+    ]
     return [figure for figure in made if figure.samples]
 
 

@@ -144,10 +144,8 @@ _EPSILON: Final = 1e-5
 
 
 class PrefillStack:
-    """Layers of their own weights in bf16: attention by torch's sdpa, gated MLP, no head.
-
-    Rotary angles are taken once, outside of what is timed, as engines do.
-    """
+    """Layers of their own weights in bf16: attention by torch's sdpa, gated MLP, no head. Rotary
+    angles are taken once, outside of what is timed, as engines do."""
 
     def __init__(self, shape: StackShape, tokens: int, device: str) -> None:
         self._shape = shape
@@ -358,10 +356,8 @@ class Workbench:
         made: dict[str, Action] = {
             "index_copy": IndexCopy(arena, at.records, cache, at.blocks),
             "copy_then_rotate": CopyThenRotate(copy, cache, at.new, at.delta, rope),
-            "three_passes": ThreePasses(
-                engine, arena, at.records, cache, at.blocks, DELTA, rope
-            ),
-        }  # fmt: skip
+            "three_passes": ThreePasses(engine, arena, at.records, cache, at.blocks, DELTA, rope),
+        }
         if not engine.problem:
             made["batched_copy"] = copy
         return made

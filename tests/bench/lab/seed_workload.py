@@ -84,7 +84,6 @@ class SeedShape:
 
     @property
     def turns_each(self) -> float:
-        """Mean turns of a session."""
         return 1 + sum(kind.share * (1 + kind.more_turns) for kind in (self.loops, self.talks))
 
 
@@ -106,8 +105,6 @@ def seed_workload(seed: int = 1, shape: SeedShape | None = None) -> Trace:
 
 
 class _Draws:
-    """Draws what sessions of one kind are made of."""
-
     def __init__(self, rng: random.Random, shape: SeedShape, kind: Kind, count: int) -> None:
         self.prefix = _popular(rng, shape, count)
         self.first = _lognormal(rng, kind.first, shape.first_sigma, count)
@@ -117,8 +114,6 @@ class _Draws:
 
 
 class _Sessions:
-    """Draws sessions one after the other."""
-
     def __init__(self, shape: SeedShape, rng: random.Random) -> None:
         self._shape, self._rng = shape, rng
         self._next_block = 0
@@ -289,7 +284,6 @@ SEED_FACTS: Final = WorkloadFacts(
 
 
 def workload_facts(trace: Trace, engines: int, capacity: int) -> WorkloadFacts:
-    """Measure a workload on ``engines`` engines of ``capacity`` blocks each."""
     routed = NotingRouter(PrefixAffinity(trace))
     pools = [Instance(capacity, LruOrder()) for _ in range(engines)]
     found = simulate(trace, pools, router=routed).hits
@@ -378,7 +372,6 @@ class FleetFound:
 
     @property
     def share(self) -> float:
-        """Found in either."""
         return self.pool + self.store
 
 

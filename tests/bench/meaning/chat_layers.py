@@ -63,7 +63,6 @@ class ChatMaker:
         self._has_system = system
 
     def chats(self, count: int) -> Iterator[MadeChat]:
-        """``count`` conversations."""
         for number in range(count):
             self._told = []
             messages = self._system(number) if self._has_system and number % 4 else []
@@ -139,11 +138,9 @@ class Labelled:
 
     @property
     def accuracy(self) -> float:
-        """Share of tokens."""
         return self.right / max(1, self.tokens)
 
     def add(self, truth: int, taken: int | None) -> None:
-        """Count one token."""
         self.tokens += 1
         self.right += truth == taken
         if truth != taken:

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
 
 class Call(NamedTuple):
-    """A tool call."""
-
     name: str
     arguments: dict[str, Any]
 
@@ -153,8 +151,6 @@ def gemma(calls: Sequence[Call], dense: bool) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """One family."""
-
     name: str  # of the family, and of its template's file unless ``template`` is another
     write: Writer  # writes calls as its models do
     special: tuple[str, ...]  # its own tokens
@@ -300,7 +296,6 @@ class FamilyWriter:
         self._special = re.compile("(" + "|".join(map(re.escape, known)) + ")")
 
     def tokens(self, text: str, special: bool = True) -> list[int]:
-        """The tokens of ``text``."""
         pattern = self._special if special else _OPEN
         tokens: list[int] = []
         for piece in filter(None, pattern.split(text)):

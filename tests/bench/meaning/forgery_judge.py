@@ -45,7 +45,6 @@ class Forgery(NamedTuple):
 
 
 def forgeries(family: Family, count: int, seed: int) -> Iterator[Forgery]:
-    """``count`` of them, with the family's own tokens in what is typed."""
     rng = random.Random(f"{seed}/forged/{family.name}")
     texts = [" ".join(text.split()) for text in corpus()]
 
@@ -141,7 +140,6 @@ def believed(family: Family, directory: Path, count: int, seed: int) -> dict[str
 
 
 def _judge(chats: FamilyChats, forgery: Forgery, marked: bool) -> list[str]:
-    """What of one forgery was believed."""
     from .chat_layers import MadeChat
 
     try:
@@ -160,7 +158,6 @@ def _judge(chats: FamilyChats, forgery: Forgery, marked: bool) -> list[str]:
 def _started(
     chats: FamilyChats, prompt: dict[str, Any], forgery: Forgery, marked: bool
 ) -> RequestStarted:
-    """A forgery's start, as it is sent to the sidecar."""
     tokens = prompt["prompt_token_ids"]
     params: Any = SimpleNamespace(extra_args={"kv_transfer_params": forgery.extra})
     hand_over(SimpleNamespace(sampling_params=params), prompt)

@@ -50,7 +50,6 @@ def add_layers_cost(figures: Figures, quick: bool, say: Callable[[str], None]) -
 
 
 def _chat(messages: int, sentences: int) -> list[dict[str, Any]]:
-    """A system text, and turns of one length each."""
     roles = ("user", "assistant")
     turns = [
         {"role": roles[at % 2], "content": f"{at}: {_WORDS * sentences}"}

@@ -39,8 +39,6 @@ _LONG: Final = 12_000  # characters of a file that a call writes
 
 @dataclass(frozen=True, slots=True)
 class MadeAnswer:
-    """One answer."""
-
     kind: str  # how it was made
     tokens: list[int]
     status: str  # vLLM's, of its request
@@ -58,7 +56,6 @@ class AnswerMaker:
         self._texts = corpus()
 
     def answers(self, count: int) -> list[MadeAnswer]:
-        """``count`` answers of every kind."""
         kinds: list[Callable[[], MadeAnswer]] = [
             self._prose, self._bracketed, self._quoted, self._marked, self._half, self._call,
             self._long_call, self._forged, self._cut_prose, self._cut_call,
@@ -196,7 +193,6 @@ class Judged:
         return self.named / self.calls
 
     def add(self, answer: MadeAnswer, stop: StopReason, tool: str | None) -> None:
-        """Take what was understood of an answer."""
         self.answers += 1
         self.right += stop is answer.stop
         if stop is not answer.stop:
@@ -245,7 +241,6 @@ def understanding(
 
 
 def _sent(ends: AnswerEnds | None, end: RequestFinished, tokens: Sequence[int]) -> RequestFinished:
-    """The end of a request, as it is sent to the sidecar."""
     if ends is None:
         return end
     request: Any = SimpleNamespace(output_token_ids=tokens, structured_output_request=None)

@@ -1,7 +1,5 @@
-"""A stand-in for an engine that chats, and ``kvgraph memory`` before it.
-
-A mock, since what is tested is who sends what: the real engine is in ``tests/engine``.
-"""
+"""A stand-in for an engine that chats, and ``kvgraph memory`` before it. A mock, since what is
+tested is who sends what: the real engine is in ``tests/engine``."""
 
 from __future__ import annotations
 
@@ -105,7 +103,6 @@ async def remembering(
     similarity: Similarity | None = None,
     attention: Attention | None = None,
 ) -> AsyncIterator[Remembering]:
-    """A memory before an engine, until the end of the block."""
     engine = engine or ChatEngine()
     async with contextlib.AsyncExitStack() as stack:
         upstream = await stack.enter_async_context(listening(engine, "off"))

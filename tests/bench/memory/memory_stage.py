@@ -36,13 +36,8 @@ _ALWAYS: Final = (("AITHER_KVCACHE_RECALL_ALWAYS", "1"),)
 
 @dataclass
 class Answered:
-    """What a chat's requests were answered.
-
-    Attributes:
-        prompt, spliced, decoded: Tokens.
-        peak: The most tokens that one request's prompt and answer had in the engine's pool.
-        recalled: Names of blocks that came back.
-    """
+    """What a chat's requests were answered: tokens, the most that one request's prompt and answer
+    had in the engine's pool, and the names of blocks that came back."""
 
     prompt: int = 0
     spliced: int = 0
@@ -51,7 +46,6 @@ class Answered:
     recalled: list[str] = field(default_factory=list)
 
     def note(self, answer: dict[str, Any], memory: dict[str, Any]) -> None:
-        """Add one request, as the engine counts it."""
         usage = answer["usage"]
         told = (answer.get("kv_transfer_params") or {}).get("kvgraph", {}).get("recall", {})
         self.prompt += usage["prompt_tokens"]
@@ -62,14 +56,8 @@ class Answered:
 
 
 class Chat:
-    """A client that repeats its whole chat.
-
-    Args:
-        client: Of the memory.
-        name: The beginning of its session's name, which is its cache salt too. No other chat has
-            that one: an engine remembers what other arms said.
-        recall: Whether the engine may bring text back at other positions, if the memory wants that.
-    """
+    """A client that repeats its whole chat. Its session's name begins with ``name`` and is its
+    cache salt too; no other chat has that one: an engine remembers what other arms said."""
 
     def __init__(self, client: httpx.AsyncClient, name: str, recall: bool = True) -> None:
         self._client, self._name = client, f"{name}-{secrets.token_hex(4)}"
@@ -78,11 +66,8 @@ class Chat:
         self.seen = Answered()
 
     async def say(self, *messages: dict[str, Any], keeps: bool = True) -> list[str]:
-        """Say something; returns the words of the answer.
-
-        Args:
-            keeps: Whether the chat goes on from here; else this was said aside.
-        """
+        """Say something; returns the words of the answer. ``keeps``: the chat goes on from here;
+        else this was said aside."""
         whole = [*self.messages, *messages]
         body = {"model": "demo", "messages": whole, "max_tokens": ANSWER, "temperature": 0,
                 "ignore_eos": True, "cache_salt": self._name, **self._said}  # fmt: skip
@@ -141,11 +126,9 @@ class Memory:
         self.proxy, self._client = proxy, client
 
     def chat(self, name: str, recall: bool = True) -> Chat:
-        """A new chat; see ``Chat``."""
         return Chat(self._client, name, recall)
 
     def blocks(self) -> list[Block]:
-        """All blocks of its chats."""
         return [block for chat in self.proxy.store.chats() for block in chat.blocks]
 
 

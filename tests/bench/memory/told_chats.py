@@ -17,13 +17,8 @@ Message = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """A chat before its questions.
-
-    Attributes:
-        messages: The user's, one a turn; each tells a fact.
-        keys: That each of them tells of.
-        values: What each says.
-    """
+    """A chat before its questions: the user's messages, one a turn; each tells a fact, of a key and
+    its value."""
 
     messages: list[str]
     keys: list[int]
@@ -39,11 +34,8 @@ class Told:
 
 
 def tell(turns: int, rng: random.Random, noise: int = _NOISE) -> Told:
-    """A chat of ``turns`` messages, of as many keys while there are some; later ones replace.
-
-    Args:
-        noise: Words around each fact.
-    """
+    """A chat of ``turns`` messages with ``noise`` words around each fact, of as many keys while
+    there are some; later ones replace."""
     keys = rng.sample(range(*KEYS), min(turns, KEYS[1] - KEYS[0]))
     keys += rng.choices(keys[len(keys) // 2 :], k=turns - len(keys))
     values = [[rng.randrange(*VALUES) for _ in range(SAID)] for _ in keys]
@@ -52,12 +44,10 @@ def tell(turns: int, rng: random.Random, noise: int = _NOISE) -> Told:
 
 
 def said(tokens: list[int]) -> str:
-    """Tokens as text."""
     return " ".join(f"{WORD}{token}" for token in tokens)
 
 
 def noise_of(words: int, rng: random.Random) -> list[int]:
-    """Words that tell nothing."""
     return [rng.randrange(*NOISE) for _ in range(words)]
 
 

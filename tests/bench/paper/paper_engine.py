@@ -53,11 +53,8 @@ class Shape:
 
 
 class PaperEngine:
-    """One engine: vLLM's scheduler, and workers that note instead of compute.
-
-    Attributes:
-        outputs: Tokens by request, as vLLM's front end would have got them.
-    """
+    """One engine: vLLM's scheduler, and workers that note instead of compute; ``outputs`` are
+    tokens by request, as vLLM's front end would have got them."""
 
     def __init__(
         self,
@@ -134,7 +131,6 @@ class PaperEngine:
         return self.outputs[request.request_id]
 
     def settle(self) -> None:
-        """Steps until nobody wants another one."""
         self.until(lambda: not self.scheduler.has_requests() and not self.batches)
 
     def until(self, done: Callable[[], object]) -> None:
@@ -178,7 +174,6 @@ class PaperEngine:
         return done
 
     def close(self) -> None:
-        """End what was started: the client's thread."""
         self.scheduler.shutdown()
 
     def is_whole(self) -> bool:

@@ -55,9 +55,7 @@ def _no_failure(job: Job) -> Collection[int]:
 @dataclass(slots=True)
 class _Move:
     """A job on its lane; ``forwards`` must have run before it moves blocks of the engine.
-
-    ``unread`` are a load's positions that its disk refused.
-    """
+    ``unread`` are a load's positions that its disk refused."""
 
     job: Job
     forwards: int
@@ -120,7 +118,6 @@ class PaperWorker:
 
     @property
     def busy(self) -> bool:
-        """Whether jobs are under way."""
         return any(self._lanes)
 
     def submit(self, work: TierWork, forwards: int) -> None:
@@ -384,7 +381,6 @@ class PaperModel:
                 )
 
     def write(self, text: Text, start: int, notes: list[int]) -> None:
-        """Leave ``notes`` at the positions from ``start`` on."""
         places = np.arange(start, start + len(notes))
         for group, window in enumerate(self._windows):
             if window == 0:

@@ -11,7 +11,7 @@ from kvgraph.advisor.replay.arms import BY_DEFAULT
 from kvgraph.advisor.replay.fast import lru_hits
 from kvgraph.advisor.replay.fleet_traffic import Signals
 from kvgraph.advisor.replay.reader import load_trace
-from kvgraph.advisor.replay.recordings import Session
+from kvgraph.advisor.replay.recorded_sessions import Session
 from kvgraph.advisor.replay.trace import Trace
 from rich.console import Console
 
@@ -82,7 +82,6 @@ class _Plan:
     conversations: str | None = None
 
     def add(self, trace: Trace, arm: str, capacities: list[int] | tuple[int, ...]) -> None:
-        """Play an arm on a trace."""
         self.traces[trace.name] = trace
         cells = {Cell(trace.name, arm, capacity) for capacity in capacities}
         self.cells |= cells

@@ -47,7 +47,6 @@ class Reversed:
         self._policy = policy
 
     def observe(self, view: View) -> None:
-        """Learn what the other policy learns."""
         self._policy.observe(view)
 
     def scores(self, view: View, picked: Selection) -> Scores:
@@ -55,7 +54,6 @@ class Reversed:
         return -self._policy.scores(view, picked)
 
     def terms(self, view: View, picked: Selection) -> Terms:
-        """The other's terms with the wrong sign."""
         terms = self._policy.terms(view, picked)
         return {name: -value for name, value in terms.items()}
 
@@ -82,8 +80,6 @@ _QUICK: Final = 0.05  # of another arm's time; chosen
 
 
 class Cell(NamedTuple):
-    """One simulation."""
-
     trace: str
     arm: str
     capacity: int

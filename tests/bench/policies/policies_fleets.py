@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 from kvgraph.advisor.replay.fleet_traffic import Signals, lay_over_users, trace_lines, write_trace
 from kvgraph.advisor.replay.reader import load_trace
-from kvgraph.advisor.replay.recordings import Session, read_sessions
+from kvgraph.advisor.replay.recorded_sessions import Session, read_sessions
 from kvgraph.advisor.replay.trace import Trace
 from kvgraph.graph.types import SourceLayer
 
@@ -35,7 +35,6 @@ def default_sessions() -> Path:
 
 
 def sessions_in(directory: Path, progress: Callable[[int], None]) -> list[Session]:
-    """Recorded sessions."""
     if not directory.exists():
         raise BenchError(f"{directory}: there are no sessions; name some with --sessions")
     return read_sessions(directory, progress=progress)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
-from kvgraph.advisor.replay.recordings import RecordedTurn, Session, read_sessions
+from kvgraph.advisor.replay.recorded_sessions import RecordedTurn, Session, read_sessions
 from kvgraph.hooks.recall.cover import SpliceLimits, cover
 from kvgraph.hooks.recall.spans import UNFINDABLE, Domain, Piece, SpanIndex, Tokens
 
@@ -44,8 +44,6 @@ class Compacted:
 
 @dataclass
 class _Context:
-    """A session."""
-
     name: str
     messages: list[Tokens] = field(default_factory=list)
     approximate: int | None = None
@@ -60,7 +58,6 @@ class _Context:
 def play_compactions(
     folder: Path, blocks: int, seed: int, sessions: int = SESSIONS, generations: int = GENERATIONS
 ) -> Compacted:
-    """Play recorded sessions, by time and all at once, through a pool of ``blocks`` blocks."""
     rng, done = np.random.default_rng(seed), Compacted()
     pool: OrderedDict[bytes, None] = OrderedDict()
     index = SpanIndex(BLOCK, blocks, rng)

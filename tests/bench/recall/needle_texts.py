@@ -26,8 +26,6 @@ Span = tuple[int, int]  # first token of the text, and the one behind the last
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A text with a question behind it."""
-
     body: list[int]  # the text: noise, and facts in it
     question: list[int]  # what is asked: ``ASK key``
     answer: list[int]  # what the key was told to be last
@@ -126,7 +124,6 @@ class Case:
 
 
 def cases(texts: int, seed: int) -> dict[str, list[Case]]:
-    """All cases, by where the text comes back."""
     rng, asked = np.random.default_rng(seed), draw(texts, seed)
     return {
         "front": [_landed(each, tail=False) for each in asked],
@@ -147,7 +144,6 @@ def serve_cases(serve: Callable[..., dict[str, Any]], texts: int, seed: int) -> 
 
 
 def add_places(figures: Figures, served: dict[str, Any]) -> None:
-    """The shares of right answers, with recall and computed."""
     for name, rows in served.items():
         for arm in ("spliced", "computed"):
             add_right(figures, f"place_{name}_{arm}", rows[arm])

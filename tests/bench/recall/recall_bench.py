@@ -39,13 +39,9 @@ class _Owner(NamedTuple):
 
 @dataclass
 class Crossed:
-    """What was seen.
-
-    Attributes:
-        cross_hits: Requests that read what is not theirs, or what is approximate unasked.
-        spliced: Requests with spliced tokens.
-        prompt, exact, recovered: Tokens of opted-in prompts: all, found exactly, spliced.
-    """
+    """What was seen: ``cross_hits`` of requests that read what is not theirs, or what is
+    approximate unasked; requests with ``spliced`` tokens; and tokens of opted-in prompts: all,
+    found exactly, recovered by a splice."""
 
     requests: int = 0
     cross_hits: int = 0
@@ -77,7 +73,6 @@ class _Play:
         self._watch()
 
     def run(self, requests: int) -> Crossed:
-        """Ask, a few at once."""
         while self.seen.requests < requests:
             running = [self._ask() for _ in range(self._rng.randrange(1, _AT_ONCE))]
             if self._rng.random() < 0.1:
@@ -108,9 +103,9 @@ class _Play:
         tokens = [*(token for part in parts for token in part), *_words(rng, 5)]
         self.seen.requests += 1
         request = self._engine.ask(tokens, rng.randrange(1, 30), cache_salt=salt, **fields)
-        self._sessions[request.request_id] = fields.get("kv_transfer_params", {}).get(
-            "kvgraph", {}
-        ).get("session")  # fmt: skip
+        self._sessions[request.request_id] = (
+            fields.get("kv_transfer_params", {}).get("kvgraph", {}).get("session")
+        )
         return request
 
     def _watch(self) -> None:
@@ -160,7 +155,6 @@ PLAIN: Final = 120  # requests of the real engine, half of them plain
 
 
 def run(progress: bool, part: str = "all", quick: bool = False, seed: int = 1) -> Figures:
-    """Run the parts that are asked for."""
     say: Callable[[str], None] = Console(stderr=True).print if progress else _nothing
     figures = Figures("recall")
     with tempfile.TemporaryDirectory(prefix="kvg-") as scratch:

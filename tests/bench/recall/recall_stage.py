@@ -1,7 +1,5 @@
-"""A real vLLM engine in a process of its own, with recall or stock; what it served, as JSON.
-
-Called as ``python -m kvgraph_bench.recall.recall_stage OPTIONS``; prints a line ``RESULT {json}``.
-"""
+"""A real vLLM engine in a process of its own, with recall or stock; what it served, as JSON. Called
+as ``python -m kvgraph_bench.recall.recall_stage OPTIONS``; prints a line ``RESULT {json}``."""
 
 from __future__ import annotations
 
@@ -141,10 +139,8 @@ def speed(stage: Stage, rounds: int) -> list[dict[str, float]]:
 
 
 def mixed(stage: Stage, requests: int) -> list[dict[str, Any]]:
-    """Plain requests and ones with recall in turn, over the same documents; what they say.
-
-    Half of the plain ones repeat the prompt of the one before, whose blocks are approximate.
-    """
+    """Plain requests and ones with recall in turn, over the same documents; what they say. Half of
+    the plain ones repeat the prompt of the one before, whose blocks are approximate."""
     rng, rows, prompt = random.Random(9), list[dict[str, Any]](), list[int]()
     documents = [stage.words(rng, rng.randrange(60, 200)) for _ in range(8)]
     for at in range(requests):

@@ -30,8 +30,6 @@ class Text(NamedTuple):
 
 
 class Chosen(NamedTuple):
-    """What one step reads of the text."""
-
     mask: Tensor  # bool [heads, tokens]
     distance: Tensor  # int [tokens]: how far behind the query each token is taken to stand
 
@@ -40,13 +38,9 @@ class Recalling(Protocol):
     """What a step reads of a text."""
 
     @property
-    def name(self) -> str:
-        """Of the arm."""
-        ...
+    def name(self) -> str: ...
 
-    def choose(self, query: Tensor, text: Text, ahead: int, budget: int, rope: Rope) -> Chosen:
-        """Choose ``budget`` tokens of each head at most."""
-        ...
+    def choose(self, query: Tensor, text: Text, ahead: int, budget: int, rope: Rope) -> Chosen: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +55,6 @@ class InfLLM:
     name: str = "infllm"
 
     def choose(self, query: Tensor, text: Text, ahead: int, budget: int, rope: Rope) -> Chosen:
-        """See ``Recalling``."""
         tokens, size = text.keys.shape[1], max(2, budget // 2 // BLOCKS)
         newest = budget - SINKS - BLOCKS * size
         whole = (tokens - newest - SINKS) // size
@@ -89,7 +82,6 @@ class ArkVale:
     name: str = "arkvale"
 
     def choose(self, query: Tensor, text: Text, ahead: int, budget: int, rope: Rope) -> Chosen:
-        """See ``Recalling``."""
         heads, tokens, _ = text.keys.shape
         distance = torch.arange(tokens - 1, -1, -1) + ahead
         first = tokens % PAGE or PAGE  # of the text; whole pages behind it
@@ -141,9 +133,9 @@ class RecallingModel:
             for layer, text, since in zip(self._model.layers, texts, own, strict=True):
                 query, key, value = self._projected(layer, hidden)
                 since.append((key, value))
-                read = self._step(query, text, since, by.choose(
-                    query[:, 0], text, step + 1, budget, self._rope
-                ))  # fmt: skip
+                read = self._step(
+                    query, text, since, by.choose(query[:, 0], text, step + 1, budget, self._rope)
+                )
                 hidden = self._behind(layer, hidden, read)
             said.append(int(self._head(self._model.norm(hidden))[0].argmax()))
         return said

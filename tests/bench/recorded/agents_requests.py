@@ -19,7 +19,7 @@ from kvgraph.advisor.replay.fleet_traffic import (
     write_trace,
 )
 from kvgraph.advisor.replay.reader import HEADER_VERSION, load_trace
-from kvgraph.advisor.replay.recordings import read_sessions
+from kvgraph.advisor.replay.recorded_sessions import read_sessions
 from kvgraph.advisor.replay.trace import Trace
 
 from ..errors import TrafficError
@@ -72,7 +72,6 @@ class TokenWriter:
 
 
 def kind_of(token: int, vocabulary: int) -> Kind:
-    """What a token of a text is of."""
     first, quarter = _bands(vocabulary)
     return Kind((token - first) // quarter)
 
@@ -96,8 +95,6 @@ Layers = tuple[tuple[str, int, int], ...]
 
 @dataclass(frozen=True, slots=True)
 class AgentRequest:
-    """One request."""
-
     name: str  # names the request across arms
     at: float  # recorded seconds since the fleet began
     session: str  # the name of this playing of a recorded session
@@ -109,7 +106,6 @@ class AgentRequest:
     layers: Layers  # ``(source layer, first token, end token)`` of the prompt's head
 
     def body(self, pace: float, hinted: bool, layered: bool = False) -> dict[str, Any]:
-        """The JSON of the request."""
         body: dict[str, Any] = {
             "model": "demo",
             "prompt": list(self.prompt),
@@ -199,7 +195,6 @@ class _Scribe:
         return Kind.TOOL if "tool_result" in request.turn.input_types else Kind.USER
 
     def _answer_numbers(self, request: FleetRequest, prompt: list[int]) -> list[int]:
-        """Numbers of the answer's blocks: the next prompt's, if it holds prompt and answer."""
         total = (request.turn.input_tokens + request.turn.output_tokens) // SHRINK
         wanted = total - len(prompt)
         if request.next_turn is not None:
@@ -256,10 +251,7 @@ def engine_trace(
 
 
 def _lines(
-    requests: Sequence[AgentRequest],
-    sent_s: Sequence[float],
-    took_s: Sequence[float],
-    pace: float,
+    requests: Sequence[AgentRequest], sent_s: Sequence[float], took_s: Sequence[float], pace: float
 ) -> Iterator[dict[str, Any]]:
     yield {"kvgraph_trace": HEADER_VERSION, "block_size": BLOCK}
     blocks = _Blocks()

@@ -75,7 +75,6 @@ class Gpu:
         self._arenas: list[Arena] = []
 
     def put(self, tensor: Any) -> Any:
-        """See ``Place``."""
         return tensor.cuda()
 
     def arena(self, layout: KvLayout, blocks: int) -> PagedKv:
@@ -86,7 +85,6 @@ class Gpu:
         return arena.kv
 
     def finish(self) -> None:
-        """See ``Place``."""
         torch.cuda.synchronize()
 
 
@@ -97,11 +95,9 @@ class Emulated:
     operations: Any = emulation
 
     def put(self, tensor: Any) -> Any:
-        """See ``Place``."""
         return tensor.clone()
 
     def arena(self, layout: KvLayout, blocks: int) -> PagedKv:
-        """See ``Place``."""
         return new_memory(layout)
 
     def finish(self) -> None:
@@ -264,7 +260,6 @@ def _bits(kv: PagedKv) -> Any:
 
 
 def every_slot() -> Any:
-    """All token slots of a cache."""
     return torch.arange(BLOCKS * TOKENS)
 
 

@@ -92,7 +92,6 @@ class Books:
         self.tally = Tally()
 
     def apply(self, payload: bytes) -> None:
-        """Book one batch."""
         for event in self._decoder.decode(payload).events:
             match event:
                 case _Stored():
@@ -198,10 +197,8 @@ class Ledger:
 def layers_of(
     tokens: Sequence[int], layers: Sequence[SourceLayer], size: int = BLOCK
 ) -> Iterable[tuple[Digest, SourceLayer]]:
-    """The layer of each full block of ``size`` tokens, of whose tokens each is of one layer.
-
-    A block that two layers share belongs to the more precious one, as in the graph.
-    """
+    """The layer of each full block of ``size`` tokens, of whose tokens each is of one layer. A
+    block that two layers share belongs to the more precious one, as in the graph."""
     for number, digest in enumerate(chain_of(tokens, size)):
         yield digest, min(layers[number * size : (number + 1) * size])
 

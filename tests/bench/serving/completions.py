@@ -131,12 +131,10 @@ class PassResult:
 
     @property
     def texts(self) -> dict[str, str]:
-        """Answer text by request name."""
         return {answer.name: answer.text for answer in self.answers}
 
     @property
     def ttft_ms(self) -> list[float]:
-        """Time to first token of every request, in milliseconds."""
         return [answer.ttft_s * 1e3 for answer in self.answers]
 
 

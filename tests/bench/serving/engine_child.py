@@ -35,7 +35,6 @@ class StepWatch:
         self._inside = False
 
     def over(self, connector: Any, calls: Sequence[str] = CALLS) -> None:
-        """Measure ``connector`` from now on."""
         for name in calls:
             setattr(connector, name, self._measured(getattr(connector, name)))
 
@@ -101,8 +100,6 @@ _ANSWER_TIMEOUT_S: Final = 300.0
 
 @dataclass
 class Served:
-    """What came of requests."""
-
     answered: int = 0  # with all the tokens that were asked for
     failed: int = 0  # otherwise, or with an exception
     # seconds that each engine step spent in our hooks
@@ -161,7 +158,6 @@ class EngineChild:
         return bool(self._ask("is_in_step"))
 
     def kill(self) -> None:
-        """SIGKILL."""
         self._process.kill()
         self._process.join()
 

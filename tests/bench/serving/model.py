@@ -43,10 +43,8 @@ def default_directory(shape: ModelShape) -> Path:
 
 
 def ensure_model(shape: ModelShape | None = None, directory: Path | None = None) -> Path:
-    """The directory of a model of ``shape``, written on first use.
-
-    The directory appears complete or not at all: it is written beside and renamed.
-    """
+    """The directory of a model of ``shape``, written on first use. The directory appears complete
+    or not at all: it is written beside and renamed."""
     shape = shape or ModelShape()
     directory = directory or default_directory(shape)
     if (directory / "config.json").exists():
@@ -66,7 +64,6 @@ def ensure_model(shape: ModelShape | None = None, directory: Path | None = None)
 
 
 def vocabulary_size(model: str) -> int:
-    """How many token ids ``model`` knows, from its configuration."""
     from transformers import AutoConfig
 
     config = AutoConfig.from_pretrained(model)

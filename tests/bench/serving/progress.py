@@ -42,7 +42,6 @@ class DemoProgress:
         self._progress.stop()
 
     def starting(self, arm: str) -> None:
-        """A server is coming up."""
         self._begin(f"{arm}: vLLM starts", None)
 
     def passing(self, arm: str, how: str, requests: int | None = None) -> None:
@@ -51,7 +50,6 @@ class DemoProgress:
         self._begin(f"{arm}: {how}", total or None)
 
     def answered(self, answer: Answer) -> None:
-        """A request of the pass was answered."""
         self._prompt += answer.prompt_tokens
         self._cached += answer.cached_tokens
         share = self._cached / self._prompt

@@ -46,8 +46,6 @@ LOG_TAIL_LINES: Final = 30
 
 @dataclass(frozen=True, slots=True)
 class ServerPlan:
-    """What to start."""
-
     model: str
     graph: bool  # whether ``AITHER_KVCACHE_GRAPH=1`` is set; nothing else differs
     directory: Path  # working directory; holds the log
@@ -151,7 +149,6 @@ class Server:
 
     @property
     def runs(self) -> bool:
-        """Whether its process is there."""
         return self._process is not None and self._process.poll() is None
 
     def kill(self) -> None:
@@ -167,7 +164,6 @@ class Server:
                 process.suspend()
 
     def thaw(self) -> None:
-        """Let the processes go on."""
         for process in self._family():
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.resume()
@@ -191,7 +187,6 @@ class Server:
         return True
 
     def log_tail(self) -> str:
-        """The last lines of the server's log."""
         lines = self.log.read_text(errors="replace").splitlines()
         return "\n".join(lines[-LOG_TAIL_LINES:])
 

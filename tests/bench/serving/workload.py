@@ -41,7 +41,6 @@ class Turn:
 
     @property
     def token_ids(self) -> list[int]:
-        """The prompt."""
         return [token for span in self.prompt for token in span.tokens]
 
     @property
@@ -86,14 +85,11 @@ class Workload:
 
     @property
     def prompt_tokens(self) -> int:
-        """Tokens of all prompts together."""
         return sum(len(turn.token_ids) for session in self.sessions for turn in session.turns)
 
 
 @dataclass
 class Writer:
-    """Writes spans of random tokens."""
-
     random: np.random.Generator
     vocabulary: int
 

@@ -84,7 +84,6 @@ class Publisher:
         self.pub.close(linger=0)
 
     def close(self) -> None:
-        """Give everything back."""
         self.kill()
         self.context.term()
 
@@ -103,7 +102,6 @@ class Publisher:
         return seq
 
     def send(self, seq: int, payload: bytes) -> None:
-        """Whatever the caller likes."""
         self.pub.send_multipart([self.topic or b"", seq.to_bytes(8, "big"), payload])
 
     def _serve(self) -> None:
@@ -130,11 +128,8 @@ class Publisher:
 
 
 class Watcher:
-    """A source, and the set of blocks that its events leave resident.
-
-    Attributes:
-        events: What was handed on, in order; None: everything is to be forgotten.
-    """
+    """A source, and the set of blocks that its events leave resident; ``events`` is what was handed
+    on, in order; None: everything is to be forgotten."""
 
     def __init__(
         self,
@@ -152,11 +147,9 @@ class Watcher:
 
     @classmethod
     def of(cls, publisher: Publisher, replay_timeout_s: float = REPLAY_TIMEOUT_S) -> Watcher:
-        """A watcher of ``publisher``, replay and all."""
         return cls(publisher.endpoint, publisher.replay_endpoint, replay_timeout_s)
 
     def step(self) -> None:
-        """Take what is there."""
         for observed in self.source.receive(100):
             if observed is None:
                 self.forgotten += 1
@@ -168,7 +161,6 @@ class Watcher:
                 self.events.append(event)
 
     def until(self, condition: Callable[[], bool], seconds: float = 20.0) -> None:
-        """Steps until ``condition`` holds."""
         deadline = time.monotonic() + seconds
         while not condition():
             assert time.monotonic() < deadline, (self.source.state, self.blocks)
@@ -180,7 +172,6 @@ class Watcher:
         return self.source.state in ("synced", "partial", "degraded")
 
     def close(self) -> None:
-        """Give everything back."""
         self.source.close()
         self.context.term()
 

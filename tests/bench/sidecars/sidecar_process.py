@@ -19,11 +19,8 @@ _HEARD_S: Final = 1.5  # chosen
 
 
 class SidecarProcess:
-    """``kvgraph serve`` on an ipc socket in ``directory``; a context manager.
-
-    Its policy ranks from the start, unless ``policy__guard`` says otherwise: rankings are what is
-    looked at.
-    """
+    """``kvgraph serve`` on an ipc socket in ``directory``; a context manager. Its policy ranks from
+    the start, unless ``policy__guard`` says otherwise: rankings are what is looked at."""
 
     def __init__(
         self,
@@ -50,7 +47,6 @@ class SidecarProcess:
 
     @property
     def process(self) -> psutil.Process:
-        """The running one."""
         assert self._child is not None
         return psutil.Process(self._child.pid)
 
@@ -84,7 +80,6 @@ class SidecarProcess:
         self.process.send_signal(signal.SIGSTOP)
 
     def go_on(self) -> None:
-        """SIGCONT."""
         self.process.send_signal(signal.SIGCONT)
 
     def status(self) -> dict[str, Any]:
@@ -93,11 +88,9 @@ class SidecarProcess:
         return status
 
     def rss(self) -> int:
-        """Bytes of memory in use."""
         return int(self.process.memory_info().rss)
 
     def cpu_s(self) -> float:
-        """CPU seconds used so far."""
         times = self.process.cpu_times()
         return float(times.user + times.system)
 

@@ -41,20 +41,16 @@ class EmptyConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     def get_num_new_matched_tokens(
         self, request: Any, num_computed_tokens: int
     ) -> tuple[int, bool]:
-        """No load brings anything."""
         return 0, False
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         """Do nothing."""
 
     def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:
-        """Nothing to do."""
         return _NOTHING
 
     def request_finished(self, request: Any, block_ids: Any) -> tuple[bool, None]:
-        """Let the blocks be freed."""
         return False, None
 
     def request_finished_all_groups(self, request: Any, block_ids: Any) -> tuple[bool, None]:
-        """Let the blocks be freed."""
         return False, None

@@ -37,7 +37,6 @@ class Clock:
     now: float = 1000.0
 
     def __call__(self) -> float:
-        """Seconds."""
         return self.now
 
 
@@ -136,7 +135,6 @@ def measure_apply(compiled: bool) -> list[float]:
 
 
 def add_steps(figures: Figures, say: Callable[[str], None]) -> None:
-    """Add all figures of production steps."""
     found: dict[str, list[float]] = {}
     for name, load, steps, tiers, target in _SETTINGS:
         say(f"{load.running} running, pool of {load.pool:,}{', 16k-token prompts' * load.prefill}")

@@ -29,8 +29,6 @@ BLOCK_BYTES: Final = 2 << 20  # of a model of 8 B parameters: 32 layers, 8 KV he
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What an engine is busy with."""
-
     running: int  # requests that decode
     pool: int  # blocks of the pool
     prefill: bool = False  # whether each step computes a prompt of 16k tokens beside
@@ -38,7 +36,6 @@ class Load:
 
     @property
     def tokens(self) -> int:
-        """Tokens of a step."""
         return self.running + PREFILL_TOKENS * self.prefill
 
 
@@ -52,10 +49,8 @@ class Running:
 
 
 class StepLoop:
-    """One engine; of two that are given the same load, every step does the same.
-
-    Its pool is empty before ``fill``.
-    """
+    """One engine; of two that are given the same load, every step does the same. Its pool is empty
+    before ``fill``."""
 
     def __init__(self, load: Load, connect: Callable[[Any], Any] | None = None) -> None:
         self.load = load

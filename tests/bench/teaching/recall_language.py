@@ -42,7 +42,6 @@ class Quiz:
 def make_quiz(
     texts: int, tokens: int, facts: int, questions: int, random: np.random.Generator
 ) -> Quiz:
-    """Draw texts of ``tokens`` tokens with ``facts`` facts each."""
     body = tokens - questions * FACT_TOKENS
     if facts * FACT_TOKENS > body:
         raise ValueError(f"{facts} facts do not fit into {body} tokens")

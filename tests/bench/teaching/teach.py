@@ -24,8 +24,6 @@ _LEAST: Final = 0.1  # of the rate, at the end
 
 @dataclass
 class Teacher:
-    """Teaches one model."""
-
     pupil: Pupil
     lessons: Lessons
     seed: int = 1
@@ -47,7 +45,6 @@ class Teacher:
         return self.model
 
     def _one(self) -> tuple[float, float, Batch]:
-        """One step; returns loss, share of right answers, and what was shown."""
         batch = self.lessons.batch(self.step, self.random)
         ids, targets = torch.from_numpy(batch.ids), torch.from_numpy(batch.targets)
         self.model.train()
@@ -110,8 +107,6 @@ _BASE: Final = 5e5  # of RoPE
 
 @dataclass(frozen=True, slots=True)
 class Pupil:
-    """One model to teach."""
-
     name: str
     family: str  # ``llama`` or ``gpt2``
     hidden: int
@@ -136,7 +131,6 @@ PUPILS: Final = {
 
 
 def make_model(pupil: Pupil) -> Any:
-    """A transformers model of this shape with random weights."""
     return _gpt2(pupil) if pupil.family == "gpt2" else _llama(pupil)
 
 

@@ -65,7 +65,6 @@ class TierResult:
     pace: float | None = None  # factor on the script's pauses; None if nothing was paused
 
     def figures(self) -> Figures:
-        """The figures of ``kvgraph bench tiers`` that these parts can give."""
         figures = Figures("tiers")
         sequential = {a.arm: a.sequential.result for a in self.arms.values() if a.sequential}
         concurrent = {a.arm: a.concurrent for a in self.arms.values() if a.concurrent}

@@ -215,7 +215,6 @@ class Arm:
 
     @property
     def tiers(self) -> bool:
-        """Whether our tiers are switched on."""
         return _WARM in self.settings
 
 
@@ -235,8 +234,6 @@ def read_counts(report: Mapping[str, Any]) -> TierCounts:
 
 @dataclass(frozen=True, slots=True)
 class PassRecord:
-    """One pass of one arm; ``tiers`` is None where there are none."""
-
     result: PassResult
     sources: dict[str, float]
     tiers: TierCounts | None

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from kvgraph.advisor.replay.fast import lru_hits
 from kvgraph.advisor.replay.fleet_traffic import BlockNumbers, FleetRequest, lay_over_users
-from kvgraph.advisor.replay.recordings import read_sessions
+from kvgraph.advisor.replay.recorded_sessions import read_sessions
 from kvgraph.advisor.replay.trace import Trace
 from kvgraph.hooks.requests.ends import AnswerReader, read_marks
 from kvgraph.hooks.settings import ENDS_VARIABLE
@@ -105,7 +105,6 @@ def run(arm: str, pool: int, cached: int, host: int = 0) -> AgentRun:
 
 
 def lab(policy: str, pool: int, blocks: int) -> LabRun:
-    """A policy of the lab that found ``blocks`` blocks of 100."""
     return LabRun(policy, pool, np.array([blocks], dtype=np.int32), 100 * BLOCK)
 
 

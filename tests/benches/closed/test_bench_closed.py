@@ -9,7 +9,7 @@ from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
-from kvgraph.advisor.replay.recordings import read_sessions
+from kvgraph.advisor.replay.recorded_sessions import read_sessions
 from kvgraph.dashboards.metrics import engine_metrics
 from kvgraph.dashboards.source import EngineStatus
 from kvgraph.graph.wire.events import HOLD_ENDS, AdmissionReport

@@ -81,9 +81,7 @@ def result(tmp_path: Path) -> FleetDemo:
     killed = Killed(arm("killed", 50, 1.0, failed=3), 5, 1, 17, status)
     arms = (arm("kvgraph route", 60, 0.5), arm("round robin", 20, 2.0), arm("hash", 50, 1.0))
     shared = arm("kvgraph route, a store", 70, 0.4)
-    return FleetDemo(
-        tmp_path, 20, 70, 0.01, arms, {"home": 15, "new": 5}, shared, 12, 34, killed
-    )  # fmt: skip
+    return FleetDemo(tmp_path, 20, 70, 0.01, arms, {"home": 15, "new": 5}, shared, 12, 34, killed)
 
 
 def test_figures_compare_with_the_best_rival(result: FleetDemo) -> None:

@@ -42,13 +42,17 @@ PHONE = {"width": 390, "height": 844}
 Begin = Callable[..., Visit]
 
 
-@pytest.fixture
-def opened(visit: Begin, busy_sidecar: PageSidecar) -> Visit:
+def open_page(visit: Begin, sidecar: PageSidecar) -> Visit:
     """The page, opened by the address that the sidecar gives."""
     begun = visit()
-    begun.page.goto(busy_sidecar.address)
+    begun.page.goto(sidecar.address)
     begun.page.get_by_text("live", exact=True).wait_for()
     return begun
+
+
+@pytest.fixture
+def opened(visit: Begin, busy_sidecar: PageSidecar) -> Visit:
+    return open_page(visit, busy_sidecar)
 
 
 def shows_no_trouble(opened: Visit) -> None:
@@ -339,15 +343,7 @@ def test_the_file_that_a_browser_is_given_leads_to_a_page_that_may_change_weight
 AWAY = ("Failed to load resource", "ERR_CONNECTION_REFUSED", "ERR_INCOMPLETE_CHUNKED_ENCODING")
 
 
-def open_page(visit: Begin, sidecar: PageSidecar) -> Visit:
-    begun = visit()
-    begun.page.goto(sidecar.address)
-    begun.page.get_by_text("live", exact=True).wait_for()
-    return begun
-
-
-def test_an_edge_type_is_taken_away_and_comes_back(visit: Begin, busy_sidecar: PageSidecar) -> None:
-    opened = open_page(visit, busy_sidecar)
+def test_an_edge_type_is_taken_away_and_comes_back(opened: Visit) -> None:
     page = opened.show("graph")
     canvas = page.locator("canvas")
     canvas.wait_for()
@@ -362,8 +358,7 @@ def test_an_edge_type_is_taken_away_and_comes_back(visit: Begin, busy_sidecar: P
     assert opened.faults == []
 
 
-def test_a_miss_is_followed_to_its_reason(visit: Begin, busy_sidecar: PageSidecar) -> None:
-    opened = open_page(visit, busy_sidecar)
+def test_a_miss_is_followed_to_its_reason(opened: Visit) -> None:
     page = opened.show("misses")
     page.locator(".requests button", has_text="evicted").first.click()
     reason = page.locator(".opened .reason")
@@ -374,8 +369,7 @@ def test_a_miss_is_followed_to_its_reason(visit: Begin, busy_sidecar: PageSideca
     assert opened.faults == []
 
 
-def test_a_block_explains_itself(visit: Begin, busy_sidecar: PageSidecar) -> None:
-    opened = open_page(visit, busy_sidecar)
+def test_a_block_explains_itself(opened: Visit) -> None:
     page = opened.show("graph?as=table&q=agent-03")
     page.locator(".table button").first.click()
     block = page.get_by_role("complementary", name="Block", exact=True)
@@ -384,10 +378,7 @@ def test_a_block_explains_itself(visit: Begin, busy_sidecar: PageSidecar) -> Non
     assert opened.faults == []
 
 
-def test_a_slow_request_is_found_and_says_what_would_have_made_it_fast(
-    visit: Begin, busy_sidecar: PageSidecar
-) -> None:
-    opened = open_page(visit, busy_sidecar)
+def test_a_slow_request_is_found_and_says_what_would_have_made_it_fast(opened: Visit) -> None:
     page = opened.show("misses")
     page.get_by_text("slowest", exact=True).click()
     opened.until("window.location.hash.includes('order=slowest')")
@@ -410,9 +401,8 @@ def test_a_slow_request_is_found_and_says_what_would_have_made_it_fast(
     ("view", "label"), [("misses", "Search requests"), ("sessions", "Search sessions")]
 )
 def test_what_is_typed_into_a_search_field_stays_in_it(
-    visit: Begin, busy_sidecar: PageSidecar, view: str, label: str
+    opened: Visit, view: str, label: str
 ) -> None:
-    opened = open_page(visit, busy_sidecar)
     page = opened.show(view)
     field = page.get_by_role("textbox", name=label)
     field.click()
@@ -426,10 +416,7 @@ def test_what_is_typed_into_a_search_field_stays_in_it(
     assert opened.faults == []
 
 
-def test_a_request_that_is_not_among_the_last_is_shown_all_the_same(
-    visit: Begin, busy_sidecar: PageSidecar
-) -> None:
-    opened = open_page(visit, busy_sidecar)
+def test_a_request_that_is_not_among_the_last_is_shown_all_the_same(opened: Visit) -> None:
     page = opened.show("misses?session=agent-03&request=1")
     page.locator(".opened").wait_for()
     assert page.locator(".requests [data-open=true] .who").inner_text() == "agent-01"

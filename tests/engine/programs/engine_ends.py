@@ -1,7 +1,5 @@
-"""One real vLLM engine whose model's template calls tools, made to answer what a test wants.
-
-Then it chats with a system text, a forged one, and hints about messages.
-"""
+"""One real vLLM engine whose model's template calls tools, made to answer what a test wants. Then
+it chats with a system text, a forged one, and hints about messages."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
-"""One real vLLM engine that plays recorded agents, as many of their requests as a file says.
-
-While it waits for the file to say more, the engine is idle and linked.
-"""
+"""One real vLLM engine that plays recorded agents, as many of their requests as a file says. While
+it waits for the file to say more, the engine is idle and linked."""
 
 from __future__ import annotations
 
@@ -10,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from kvgraph.advisor.replay.fleet_traffic import lay_over_users
-from kvgraph.advisor.replay.recordings import read_sessions
+from kvgraph.advisor.replay.recorded_sessions import read_sessions
 from kvgraph_bench.recorded.agents_forcing import ANSWER, OPTIONS
 from kvgraph_bench.recorded.agents_requests import AgentRequest, build_requests
 from one_engine import new_llm, run_program

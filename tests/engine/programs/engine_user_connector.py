@@ -11,8 +11,6 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 
 
 class UserConnector(KVConnectorBase_V1):  # type: ignore[misc]
-    """Without ``SupportsHMA``, as connectors of the older kind are."""
-
     steps = 0
     finished = 0
     params_seen = 0

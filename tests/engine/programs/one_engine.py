@@ -1,7 +1,5 @@
 """A small vLLM engine for a program, which takes its options as JSON and prints its result.
-
-Programs are called as ``python -P PROGRAM OPTIONS_JSON`` and print one line ``RESULT {json}``.
-"""
+Programs are called as ``python -P PROGRAM OPTIONS_JSON`` and print one line ``RESULT {json}``."""
 
 from __future__ import annotations
 
@@ -35,6 +33,5 @@ def wait_for(file: str, most_s: float = 120.0) -> None:
 
 
 def run_program(main: Callable[[dict[str, Any]], Any]) -> None:
-    """Run a program's ``main`` with the options of its command line."""
     result = main(json.loads(sys.argv[1]))
     sys.stdout.write(f"\nRESULT {json.dumps(result)}\n")

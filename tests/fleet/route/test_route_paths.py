@@ -92,8 +92,6 @@ async def test_the_bytes_of_headers_and_the_body_pass_unchanged(odd: bytes, size
 
 
 class InPieces(Body):
-    """A body that is written piece by piece."""
-
     async def __aiter__(self) -> AsyncIterator[bytes]:
         for at in range(0, len(self.data), 8):
             yield self.data[at : at + 8]

@@ -40,9 +40,7 @@ from small_world import SIZE, World, pack
 
 Step = Callable[[World], object]
 POOL = int(Tier.POOL)
-WITH_STORE = TierReport(
-    4096, *[0] * 13, 0.0, *[0] * 5, 0.0, 0.0, 0.0, reads_store=True
-)  # fmt: skip
+WITH_STORE = TierReport(4096, *[0] * 13, 0.0, *[0] * 5, 0.0, 0.0, 0.0, reads_store=True)
 
 
 @pytest.fixture
@@ -457,9 +455,7 @@ def test_prefetched_blocks_are_counted_once(world: World) -> None:
         assert int(record["pool"]) == 3 - prefetched
 
 
-def test_an_evicted_block_that_is_wanted_again_is_regretted_within_the_window(
-    world: World,
-) -> None:
+def test_an_evicted_block_that_is_wanted_again_is_regretted_within_the_window(world: World) -> None:
     world.serve(1, 2, 3)
     world.evict(3)
     world.serve(1, 2, 3, found=2)
@@ -482,9 +478,7 @@ def test_what_is_computed_again_is_told_apart_by_whose_it_was(world: World) -> N
     assert world.history.beyond.sum(axis=1).tolist() == [2, 1]
 
 
-def test_a_name_that_was_forgotten_and_a_row_that_was_reused_tell_nothing_old(
-    world: World,
-) -> None:
+def test_a_name_that_was_forgotten_and_a_row_that_was_reused_tell_nothing_old(world: World) -> None:
     world.serve(1, 2, 3)
     world.evict(1, 2, 3)
     world.graph.configure(world.graph.rules, GraphLimits(max_ghosts=0, ghost_share=0.0))
@@ -496,9 +490,7 @@ def test_a_name_that_was_forgotten_and_a_row_that_was_reused_tell_nothing_old(
     assert world.last() == (Reason.NEVER_SEEN, Detail.NONE, 0)
 
 
-def test_an_engine_that_comes_back_has_its_log_and_what_it_held_is_unheard_of(
-    world: World,
-) -> None:
+def test_an_engine_that_comes_back_has_its_log_and_what_it_held_is_unheard_of(world: World) -> None:
     world.serve(1, 2, 3)
     world.evict(2)
     world.graph.forget_engine("a")

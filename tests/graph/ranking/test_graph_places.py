@@ -251,7 +251,6 @@ class Own:
         return np.asarray(view.now - picked.of(view.blocks.created))
 
     def terms(self, view: View, picked: Selection) -> Terms:
-        """None."""
         return {}
 
 
@@ -259,7 +258,6 @@ class Detached(Own):
     """The same, of which copies may be asked."""
 
     def detached(self, view: View, sessions: Rows) -> Policy:
-        """Itself."""
         assert not is_free(self.graph)
         return self
 
@@ -268,7 +266,6 @@ class Learning(Detached):
     """The same, which learns for a long time."""
 
     def look(self, view: View) -> Callable[[], None]:
-        """Note whether others get the lock, now and when it learns."""
         self.asked.append(is_free(self.graph))
         return lambda: self.asked.append(is_free(self.graph))
 

@@ -116,9 +116,7 @@ def test_who_is_due_first_comes_first_and_as_a_whole(cache: Cache) -> None:
     assert cache.order() == [11, 12, 1, 2]
 
 
-def test_what_stands_before_a_due_block_comes_with_it_whoever_walked_it_last(
-    cache: Cache,
-) -> None:
+def test_what_stands_before_a_due_block_comes_with_it_whoever_walked_it_last(cache: Cache) -> None:
     cache.turn("agent", 1, 2, 3, waiting_for_tool=True, expected_return_s=5.0)
     cache.turn("chat", 1, 2, 9, session_ended=True)
     cache.lose(1, 2, 3, 9)

@@ -13,12 +13,7 @@ from kvgraph.graph.ranking.policy import Rules, Scores, Terms, View
 from kvgraph.graph.ranking.rules import RULES as LAID
 from kvgraph.graph.tables.blocks import Selection
 from kvgraph.graph.types import Authority, BlockFlag, SessionState, SourceLayer, Tier
-from kvgraph.graph.wire.events import (
-    EngineHello,
-    RequestFinished,
-    Segment,
-    SessionSignal,
-)
+from kvgraph.graph.wire.events import EngineHello, RequestFinished, Segment, SessionSignal
 from turns import SIZE, turn_events
 from wire_keys import pack
 
@@ -258,7 +253,6 @@ PROTECTED, SUPERSEDED, OVER, PINNED, DUE, PLAIN = range(1, 7)
 
 
 def one_block(graph: KVCacheGraph, key: int, layer: SourceLayer) -> None:
-    """A session of one block."""
     graph.apply("e", turn_events(str(key), key, segments=(Segment(int(layer), 0, SIZE),)))
 
 

@@ -13,12 +13,7 @@ from kvgraph.graph.kvcache_graph import KVCacheGraph
 from kvgraph.graph.ranking.formulas import ClassicPolicy, LruPolicy
 from kvgraph.graph.ranking.policy import Policy, Rules, Weights
 from kvgraph.graph.types import EdgeType, SourceLayer
-from kvgraph.graph.wire.events import (
-    BlocksStored,
-    ConfidenceSampled,
-    Segment,
-    SessionSignal,
-)
+from kvgraph.graph.wire.events import BlocksStored, ConfidenceSampled, Segment, SessionSignal
 from small_world import World
 from turns import SIZE, finished, started, turn_events
 from wire_keys import pack

@@ -199,9 +199,7 @@ def test_a_session_tells_what_it_holds_in_which_tier(cache: Cache) -> None:
     assert (held["blocks_hot"], held["blocks_warm"], held["blocks_cold"]) == (2, 2, 1)
 
 
-def test_idle_copies_are_demoted_tail_first_lost_sessions_before_others(
-    cache: Cache,
-) -> None:
+def test_idle_copies_are_demoted_tail_first_lost_sessions_before_others(cache: Cache) -> None:
     cache.turn("agent", 1, 2, 3, waiting_for_tool=True)
     cache.turn("chat", 11, 12, session_ended=True)
     cache.apply(BlocksSpilled(pack(1, 2, 3, 11, 12), WARM, 4096))

@@ -66,7 +66,6 @@ class World:
         return count
 
     def resident(self, engine: str = "e") -> Keys:
-        """Its keys, in order."""
         blocks, column = self.graph.tables.blocks, self.graph.tables.engines[engine]
         return np.sort(blocks.keys[: blocks.size][blocks.resident(column)])
 
@@ -345,7 +344,6 @@ _SPREADS = {
 
 
 def taken(slices: Generator[None, None, Rows]) -> Rows:
-    """What slices return at their end."""
     while True:
         try:
             next(slices)
@@ -525,7 +523,6 @@ def held(graph: KVCacheGraph, column: int) -> int:
 
 
 def noted(slices: Iterator[None], note: Callable[[], object]) -> Iterator[None]:
-    """The slices, with a note after each."""
     for each in slices:
         note()
         yield each

@@ -450,12 +450,10 @@ def test_an_engine_that_was_shut_down_leaves_no_pool_behind(
 
 
 def hashes_of(engine: Any, prompt: list[int]) -> list[bytes]:
-    """Block hashes of the prompt's full blocks."""
     return list(engine.make("probe", prompt, 1).block_hashes)
 
 
 def in_pool(engine: Any, prompt: list[int]) -> int:
-    """How many of the prompt's blocks the pool holds."""
     held = engine.pool.cached_block_hash_to_block
     return sum(
         held.get_one_block(each + bytes(4)) is not None for each in hashes_of(engine, prompt)

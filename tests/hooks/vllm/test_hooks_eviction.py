@@ -90,8 +90,9 @@ def test_a_step_without_news_moves_nothing() -> None:
     assert queue_of(pool) == order
 
 
-def test_a_block_that_was_used_after_the_ranking_stays_where_that_put_it() -> None:
-    """What a ranking says of a session is void once the session came back."""
+def used_since(used: slice) -> tuple[Any, FreeQueueArranger, Any, list[int], list[int]]:
+    """A pool whose ranked blocks were in part used after the ranking: pool, arranger, advice, the
+    ranking's keys, and the used ones."""
     now = 1000.0
     pool, keys, index = cached_pool(64, lambda: now)
     arranger = FreeQueueArranger(pool, index, blocks_per_step=4)
@@ -101,11 +102,17 @@ def test_a_block_that_was_used_after_the_ranking_stays_where_that_put_it() -> No
     advice = ranking(order, known_of=now)
     arranger.step(advice)
     now = 1011.0
-    back = order[8:12]
+    back = order[used]
     pool.touch([by_key[key] for key in back])
     arranger.step(advice)
     index.remember(back, [by_key[key].block_id for key in back])
     pool.free_blocks([by_key[key] for key in back])
+    return pool, arranger, advice, order, back
+
+
+def test_a_block_that_was_used_after_the_ranking_stays_where_that_put_it() -> None:
+    """What a ranking says of a session is void once the session came back."""
+    pool, arranger, advice, order, back = used_since(slice(8, 12))
     evicted = []
     for _ in range(8):
         arranger.step(advice)
@@ -118,24 +125,10 @@ def test_a_block_that_was_used_after_the_ranking_stays_where_that_put_it() -> No
 
 
 def test_a_block_of_the_window_that_was_used_since_leaves_it() -> None:
-    now = 1000.0
-    pool, keys, index = cached_pool(64, lambda: now)
-    arranger = FreeQueueArranger(pool, index, blocks_per_step=4)
-    by_key = {key_of(b.block_hash[:-4]): b for b in queue_of(pool)}
-    order = keys.tolist()[:20]
-    now = 1010.0
-    advice = ranking(order, known_of=now)
-    arranger.step(advice)
-    now = 1011.0
-    back = order[5:8]  # they stand in the window
-    pool.touch([by_key[key] for key in back])
-    arranger.step(advice)
-    index.remember(back, [by_key[key].block_id for key in back])
-    pool.free_blocks([by_key[key] for key in back])
+    pool, arranger, advice, _, back = used_since(slice(5, 8))  # they stand in the window
     for _ in range(3):
         pool.get_new_blocks(4)
         arranger.step(advice)
-    assert all(by_key[key] in queue_of(pool) for key in back)
     assert keys_in_queue(pool)[-3:] == back
 
 

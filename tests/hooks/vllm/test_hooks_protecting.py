@@ -315,9 +315,7 @@ def test_callers_cannot_have_more_than_half_of_a_pool() -> None:
     assert told.remains(None, math.inf) == 100
 
 
-def test_what_is_stated_is_kept_before_any_sidecar_answers(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_what_is_stated_is_kept_before_any_sidecar_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AITHER_KVCACHE_HINTS", "all")
     pool = new_pool(64)
     connector = connected(pool)
@@ -457,10 +455,7 @@ SHAPES = {
 
 class LateSidecar:
     """Graph and planner of a sidecar; what it hears and what it says is as late as chance has it.
-
-    Args:
-        dies: Whether another one takes its place now and then, which knows nothing.
-    """
+    ``dies``: another one takes its place now and then, which knows nothing."""
 
     def __init__(
         self, engine: PaperEngine, clock: Callable[[], float], rng: random.Random, dies: bool

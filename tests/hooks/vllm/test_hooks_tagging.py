@@ -268,8 +268,7 @@ def test_a_stated_tenant_wins_over_the_salt_where_it_is_believed() -> None:
 
 
 @pytest.mark.parametrize(
-    "name",
-    ["a\0b", "x" * 10_000_000, "\u202egnirts", "🦆" * 300, "../../etc/passwd", "a\nb", '"}'],
+    "name", ["a\0b", "x" * 10_000_000, "\u202egnirts", "🦆" * 300, "../../etc/passwd", "a\nb", '"}']
 )
 def test_any_name_can_be_sent_and_is_what_it_was(name: str) -> None:
     for field in ("session", "tenant"):
@@ -314,9 +313,7 @@ def meant(request: Any, trust: HintTrust = HintTrust.ALL, tag: Any = None) -> Ch
 
 
 def envelope(kind: str, version: str = "1.0", **payload: Any) -> dict[str, Any]:
-    action = {
-        "action_id": "a1", "action_type": kind, "action_version": version, "payload": payload,
-    }  # fmt: skip
+    action = {"action_id": "a1", "action_type": kind, "action_version": version, "payload": payload}
     return {"protocol_version": "0.1", "message_id": "m1", "actions": [action]}
 
 
@@ -325,10 +322,7 @@ DIRECTIVES = [
     {"start": 32, "end": None, "priority": 20, "duration": 60.0},
     {"covers_output": True, "priority": 90},
 ]
-RETAINED = (
-    Segment(CONTEXT, 0, 32, 0.8, pinned_s=60.0),
-    Segment(CONTEXT, 32, PROMPT, 0.2),
-)
+RETAINED = (Segment(CONTEXT, 0, 32, 0.8, pinned_s=60.0), Segment(CONTEXT, 32, PROMPT, 0.2))
 
 
 @pytest.mark.parametrize("place", ["kv_hint", "kv_hints", "the request", "json"])

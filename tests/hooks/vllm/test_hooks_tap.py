@@ -41,9 +41,8 @@ def without_mask(original: Callable[..., None]) -> Callable[..., None]:
         block_size: int, kv_cache_group_id: int,
     ) -> None:  # fmt: skip
         original(
-            self, request, blocks, num_cached_blocks, num_full_blocks, block_size,
-            kv_cache_group_id,
-        )  # fmt: skip
+            self, request, blocks, num_cached_blocks, num_full_blocks, block_size, kv_cache_group_id
+        )
 
     return cache_full_blocks
 

@@ -30,8 +30,6 @@ _CONTEXT, _LIBRARY, _KERNEL = 0xC0DE, 0x1000, 0x2000
 
 
 class _Config(ctypes.Structure):
-    """CUlaunchConfig."""
-
     _fields_ = (
         ("grid", _U * 3), ("block", _U * 3), ("shared", _U), ("stream", _P), ("attributes", _P),
         ("count", _U),

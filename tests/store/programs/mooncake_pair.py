@@ -70,9 +70,7 @@ def without_master(records: SealedRecords) -> dict[str, Any]:
         time.sleep(0.005)
         gaps.append(time.monotonic() - last)
         last = time.monotonic()
-    return {
-        "master_dead": answers, "refused_s": max(seconds[1:]), "longest_gap_s": max(gaps)
-    }  # fmt: skip
+    return {"master_dead": answers, "refused_s": max(seconds[1:]), "longest_gap_s": max(gaps)}
 
 
 if __name__ == "__main__":

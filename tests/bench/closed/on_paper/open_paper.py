@@ -1,7 +1,5 @@
-"""Requests by the clock on paper: sessions side by side, whatever the engine can take.
-
-The demo's second half, without its machine: every run of the same requests gives the same times.
-"""
+"""Requests by the clock on paper: sessions side by side, whatever the engine can take. The demo's
+second half, without its machine: every run of the same requests gives the same times."""
 
 from __future__ import annotations
 
@@ -52,8 +50,6 @@ _HOST_ARMS: Final = (PAPER_HOST_LRU, PAPER_QUIET_TIERS, PAPER_QUEUED_TIERS, PAPE
 
 @dataclass(frozen=True, slots=True)
 class OpenRun:
-    """One arm, once; times in the service model's seconds."""
-
     arm: str
     answers: Sequence[ClosedAnswer]
     wall_s: float  # until the last answer
@@ -61,17 +57,14 @@ class OpenRun:
 
     @property
     def cached_share(self) -> float:
-        """Share of the prompt tokens that were not computed."""
         prompt = sum(each.answer.prompt_tokens for each in self.answers)
         return sum(each.answer.cached_tokens for each in self.answers) / prompt
 
     @property
     def mean_ttft_s(self) -> float:
-        """Mean time to first token."""
         return sum(each.answer.ttft_s for each in self.answers) / len(self.answers)
 
     def ttft_s(self, percentile: int) -> float:
-        """A percentile of all times to first token."""
         return quantile([each.answer.ttft_s for each in self.answers], percentile)
 
 
@@ -234,7 +227,6 @@ class Setting:
 
     @property
     def name(self) -> str:
-        """As a figure's name ends."""
         return f"_at_{self.running}_{self.load:g}"
 
 
@@ -244,8 +236,6 @@ SETTINGS: Final = (Setting(1, 0.3), Setting(1, 0.75), Setting(64, 0.75), Setting
 
 @dataclass(frozen=True, slots=True)
 class OpenResult:
-    """All arms under all settings."""
-
     out: Path
     pool: int  # blocks of ``BLOCK_SIZE`` tokens
     runs: Sequence[tuple[Setting, OpenRun]]
@@ -277,7 +267,6 @@ class OpenResult:
         return figures
 
     def save(self) -> Path:
-        """Write figures and runs, with the date and the command."""
         content = {
             **self.figures().as_dict(),
             **measured_now(),

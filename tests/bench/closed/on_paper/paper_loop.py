@@ -44,8 +44,6 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class PaperArm:
-    """One way to serve."""
-
     name: str
     stock: bool = False  # without our connector
     longest_first: bool = False  # who waits starts by the longest cached prefix: SGLang's order
@@ -60,7 +58,6 @@ class PaperArm:
 
     @property
     def hosted(self) -> bool:
-        """Whether there is host memory."""
         return self.host > 0.0
 
 
@@ -84,8 +81,6 @@ _QUEUE: Final = 1 << 20  # events: none is dropped between two rounds
 
 
 class PaperSidecar:
-    """What a sidecar knows of one engine, and what it says to it."""
-
     def __init__(self, engine: PaperEngine, arm: PaperArm, time: Callable[[], float]) -> None:
         self._side, self._time = engine.side, time
         if arm.hold:
@@ -155,7 +150,6 @@ class PaperLink:
     def reported(
         self, step: SchedulerOutput, tokens: dict[str, list[int]], now: float
     ) -> ModelRunnerOutput:
-        """What a runner tells at the end of a step that gave ``tokens``, at ``now``."""
         batch = Batch(step, {}, [self._said(now)], runner_output(tokens))
         return aggregated(batch, self._engine.aggregator)
 
@@ -187,8 +181,6 @@ _IDLE_S: Final = 0.05  # a step that schedules nothing; chosen
 
 
 class Asked(Protocol):
-    """A request whose answer is known."""
-
     @property
     def turn(self) -> ClosedTurn:
         """What it asks, and what is answered."""
@@ -196,15 +188,8 @@ class Asked(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PaperService:
-    """How fast a model is, in seconds and tokens.
-
-    Attributes:
-        prefill: Tokens a second.
-        decode_s: Of a step in which somebody decodes, at least.
-        step_tokens: That a step computes at most.
-        sequences: Requests that run at once at most.
-        step_s: Of any step, whatever it computes.
-    """
+    """How fast a model is: ``prefill`` tokens a second, of at most ``step_tokens`` in a step;
+    ``step_s`` seconds of any step, ``decode_s`` at least of one in which somebody decodes."""
 
     prefill: float
     decode_s: float
@@ -255,8 +240,6 @@ AGENTS: Final = PaperService(
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """A turn that somebody sends; ``at_s``: when it was due."""
-
     user: int
     turn: ClosedTurn
     at_s: float
@@ -348,7 +331,6 @@ class PaperLoop:
         self._scheduler.add_request(self.request(name, asked))
 
     def request(self, name: str, asked: AgentRequest) -> Request:
-        """What a client of this arm sends."""
         session = asked.session if self._arm.hinted else None
         make = self.engine.make
         request = make(name, list(asked.prompt), len(asked.answer), session_id=session)
@@ -406,19 +388,15 @@ def _with_events(config: VllmConfig) -> VllmConfig:
 
 @dataclass(slots=True)
 class Unanswered:
-    """A request that is not answered."""
-
     sent: Sent
     first_s: float | None = None
     cached: int = 0
 
     @property
     def turn(self) -> ClosedTurn:
-        """What it asks."""
         return self.sent.turn
 
     def answer(self, now: float) -> ClosedAnswer:
-        """Its answer, which ends now."""
         asked, at_s = self.turn.request, self.sent.at_s
         first = self.first_s if self.first_s is not None else now
         answer = Answer(

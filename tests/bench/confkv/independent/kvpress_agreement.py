@@ -22,11 +22,7 @@ from ..confkv_arms import POOLED, STREAMING, HeavyHitters, SnapKV
 KEPT: Final = 0.25  # of a prompt; chosen
 RECENT: Final = 32  # newest tokens that stay: the queries that SnapKV looks at
 _LONGEST_S: Final = 1800.0
-ARMS: Final[dict[str, Ranker]] = {
-    "snapkv": SnapKV(),
-    "h2o": HeavyHitters(),
-    "streaming": STREAMING,
-}
+ARMS: Final[dict[str, Ranker]] = {"snapkv": SnapKV(), "h2o": HeavyHitters(), "streaming": STREAMING}
 
 Kept = list[list[list[int]]]  # positions, of each prompt and layer
 
@@ -51,7 +47,6 @@ def agreement(ours: Kept, theirs: Kept) -> list[float]:
 
 
 def _kept(model: Any, prompt: Tensor, keep: int, ranker: Ranker) -> list[list[int]]:
-    """What our cache keeps of a prompt."""
     settings = ConfKVSettings(low=keep, high=keep, window=RECENT, slack=1)
     cache = ConfKVCache(model.config, settings, ranker=ranker)
     with torch.inference_mode():

@@ -13,20 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from kvpress import (  # type: ignore[import-not-found]
-    ObservedAttentionPress,
-    SnapKVPress,
-    StreamingLLMPress,
-)
+from kvpress import ObservedAttentionPress, SnapKVPress, StreamingLLMPress  # type: ignore[import-not-found]
 from transformers import AutoModelForCausalLM
 
 
 class KeptByScore:
-    """In the place of a press's ``compress``: evicts nothing, and remembers what would stay.
-
-    Attributes:
-        kept: Positions that stay, a list for each layer.
-    """
+    """In the place of a press's ``compress``: evicts nothing, and remembers what would stay, a list
+    for each layer."""
 
     def __init__(self, press: Any, keep: int, recent: int, queries: int = 0) -> None:
         self._score, self._keep, self._recent = press.score, keep, recent
@@ -36,7 +29,6 @@ class KeptByScore:
     def __call__(
         self, module: Any, hidden: Any, keys: Any, values: Any, attentions: Any, kwargs: Any
     ) -> tuple[Any, Any]:
-        """Called once for each layer, in their order."""
         score = self._score(module, hidden, keys, values, attentions, kwargs)[0].mean(0)
         score = score * self._seen
         score[len(score) - self._recent :] = torch.inf

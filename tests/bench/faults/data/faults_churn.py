@@ -46,7 +46,6 @@ class _Source:
         self._graph = graph
 
     def status(self) -> SidecarStatus:
-        """See ``StatusSource``."""
         stats = self._graph.stats()
         engine = EngineStatus(
             id="e", name="e", model="m", version="v", kind="hook", state="synced", silent_s=0.0,
@@ -59,7 +58,6 @@ class _Source:
         )  # fmt: skip
 
     def totals(self) -> LogTotals:
-        """See ``StatusSource``."""
         return log_totals(self._graph.tables, ShadowRunner(self._graph, self._graph.clock))
 
 

@@ -48,11 +48,7 @@ _NASTY: Final[Sequence[Any]] = (
 
 
 class Mutants:
-    """An endless source of events, each a valid one of which something was changed.
-
-    Args:
-        rng: Chooses everything.
-    """
+    """An endless source of events, each a valid one of which something was changed."""
 
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
@@ -137,10 +133,7 @@ class Mutants:
 
 def apply_mutants(seed: int, count: int) -> dict[str, int]:
     """Apply ``count`` mutants; how many were refused, unknown and applied, and what went wrong.
-
-    Raises:
-        AssertionError: An invariant of the graph does not hold, or it outgrew its limits.
-    """
+    Raises AssertionError: an invariant of the graph does not hold, or it outgrew its limits."""
     rng = random.Random(seed)
     mutants, now = Mutants(rng), [0.0]
     graph = KVCacheGraph(limits=_LIMITS, clock=lambda: now[0])

@@ -36,7 +36,6 @@ class TrueLog:
         self._rng = rng
 
     def batch(self) -> list[dict[str, Any]]:
-        """The next events."""
         rng, events = self._rng, []
         for _ in range(rng.randrange(1, 4)):
             if self.cached and rng.random() < 0.4:
@@ -94,10 +93,8 @@ WAYS: Final[dict[str, Callable[[Publisher, random.Random], None]]] = {
 
 
 def replay(directory: Path, way: str, rng: random.Random) -> tuple[bool, bool, int]:
-    """One round: whether the picture is right, whether it says that it is not, attempts a gap.
-
-    A round has several gaps, each with attempts of its own: their mean, rounded up.
-    """
+    """One round: whether the picture is right, whether it says that it is not, attempts a gap. A
+    round has several gaps, each with attempts of its own: their mean, rounded up."""
     with watched(directory) as (publisher, watcher):
         log = TrueLog(rng)
         publisher.mute = {seq for seq in range(1, _BATCHES) if rng.random() < 0.15}

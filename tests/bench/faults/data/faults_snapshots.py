@@ -38,7 +38,6 @@ def grown(graph: KVCacheGraph, generation: int) -> None:
 
 
 def base() -> KVCacheGraph:
-    """The graph before any generation."""
     graph = KVCacheGraph(clock=lambda: 1000.0)
     graph.apply("e", [BlocksStored(np.arange(1, 1 + BLOCKS, dtype="<u8").tobytes(), None, 16)])
     return graph

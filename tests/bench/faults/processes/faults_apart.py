@@ -21,7 +21,6 @@ _PATIENCE_S: Final = 30.0
 
 
 def ages_beside_a_stopped_engine(directory: Path, seconds: float, seed: int) -> list[float]:
-    """Ages in seconds of the ranking that an engine holds while another one is stopped."""
     rng = random.Random(seed)
     with (
         SidecarProcess(directory) as sidecar,

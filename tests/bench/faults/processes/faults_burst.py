@@ -60,23 +60,18 @@ class BurstingEngine:
         self.waits.append(time.perf_counter() - started)
 
     def hello(self) -> EngineHello:
-        """See ``EngineEnd``."""
         return EngineHello("burst", "synthetic", 16, POOL + 10 * BLOCKS, "bench")
 
     def resident(self) -> bytes:
-        """See ``EngineEnd``."""
         return _keys(self._first, self._next - self._first)
 
     def copies(self) -> list[AnyEvent]:
-        """See ``EngineEnd``."""
         return []
 
     def held(self) -> list[AnyEvent]:
-        """See ``EngineEnd``."""
         return []
 
     def heartbeat(self, dropped: int) -> list[AnyEvent]:
-        """See ``EngineEnd``."""
         return [Pressure(POOL, 0, POOL, 1, 0)]
 
 

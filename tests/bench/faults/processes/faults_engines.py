@@ -35,14 +35,10 @@ _PATIENCE_S: Final = 30.0
 
 @dataclass
 class Gone:
-    """How it went.
-
-    Attributes:
-        hooked: Seconds from each kill until the sidecar knew no block of that engine.
-        observed: The same for engines that publish KV events.
-        foreign: Rankings that named blocks which the engine that got them never had.
-        strange: Restarted publishers of which more than their own blocks was known.
-    """
+    """How it went: seconds from each kill until the sidecar knew no block of that engine,
+    ``hooked`` or ``observed`` (of those that publish KV events); ``foreign`` rankings named blocks
+    which the engine that got them never had; of ``strange`` restarted publishers more than their
+    own blocks was known."""
 
     hooked: list[float] = field(default_factory=list)
     observed: list[float] = field(default_factory=list)
@@ -75,7 +71,6 @@ class EngineProcess:
         psutil.Process(self.process.pid).suspend()
 
     def kill(self) -> None:
-        """SIGKILL."""
         self.process.kill()
         self.process.join()
 

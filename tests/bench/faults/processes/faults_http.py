@@ -38,14 +38,10 @@ _ESTABLISHED: Final = 1  # in TCP_INFO
 
 @dataclass
 class Crowd:
-    """Clients of one sidecar, each on a thread of its own, all in a process of their own.
-
-    Attributes:
-        waits: Seconds until an answer other than 503, of clients that read.
-        refused: Seconds until a 503, of the same.
-        failed: Questions without any answer.
-        cut: Seconds until a client that does not read was cut off, or the end came.
-    """
+    """Clients of one sidecar, each on a thread of its own, all in a process of their own: ``waits``
+    seconds until an answer other than 503, of clients that read; ``refused`` until a 503; ``cut``
+    until a client that does not read was cut off, or the end came; ``failed`` questions without any
+    answer."""
 
     http: str
     token: str
@@ -131,8 +127,6 @@ def _wait_for_a_cut(line: socket.socket, stopping: threading.Event) -> None:
 
 @dataclass(frozen=True)
 class Seen:
-    """What the crowd and the engine saw."""
-
     waits: list[float]
     refused: list[float]
     failed: int
@@ -192,7 +186,6 @@ def is_advised(engine: FakeEngine) -> bool:
 
 
 def token_in(directory: Path) -> str:
-    """The token of the sidecar whose runtime directory this is."""
     (note,) = directory.glob("kvgraph-*/*.json")
     return RunningSidecar(**json.loads(note.read_text())).token
 

@@ -44,13 +44,8 @@ _LOOK_EVERY_S: Final = 1.0
 
 
 class ChurningEngine:
-    """An engine whose pool is full: with each batch as many blocks leave as enter.
-
-    Args:
-        endpoint: The sidecar's.
-        share: Of batches that are lost on the way.
-        rng: Chooses them.
-    """
+    """An engine whose pool is full: with each batch as many blocks leave as enter, and a ``share``
+    of them, which ``rng`` chooses, is lost on the way."""
 
     def __init__(self, endpoint: str, share: float, rng: random.Random) -> None:
         self._share, self._rng = share, rng
@@ -71,7 +66,6 @@ class ChurningEngine:
 
     @property
     def cached(self) -> int:
-        """Blocks in its pool."""
         return self._next - self._first
 
     def greet(self) -> None:
@@ -113,7 +107,6 @@ class ChurningEngine:
             self.greet()
 
     def close(self) -> None:
-        """Leave."""
         self._context.destroy(linger=0)
 
     def _send(self, events: list[AnyEvent]) -> None:
@@ -125,8 +118,6 @@ class ChurningEngine:
 
 @dataclass
 class Observed:
-    """What was seen of the sidecar meanwhile."""
-
     lags: list[float] = field(default_factory=list)  # seconds
     rss: list[tuple[float, int]] = field(default_factory=list)  # when, bytes
 

@@ -34,13 +34,8 @@ _PASS: Final = 40  # requests, one at a time
 
 @dataclass
 class Stopped:
-    """How it went.
-
-    Attributes:
-        served: While the sidecar was stopped, requests at once.
-        ours, stock: Times to first token in seconds, a list a pass.
-        back_s: From its going on until the engine was in step; None: never.
-    """
+    """How it went: requests served while the sidecar was stopped, times to first token in seconds,
+    a list a pass, and those from its going on until the engine was in step; None: never."""
 
     served: Served = field(default_factory=Served)
     ours: list[list[float]] = field(default_factory=list)
@@ -49,11 +44,7 @@ class Stopped:
 
 
 def stop_for(directory: Path, seconds: float, say: Say) -> Stopped:
-    """Stop the sidecar for so long.
-
-    Raises:
-        ServerError: An engine ended, or hangs.
-    """
+    """Stop the sidecar for so long; raises ServerError: an engine ended, or hangs."""
     told, model = Stopped(), ensure_model(TINY, directory / "tiny")
     with ExitStack() as stack:
         sidecar = stack.enter_context(SidecarProcess(directory))

@@ -19,13 +19,8 @@ _NAME: Final = "model"
 
 @dataclass(frozen=True, slots=True)
 class Waits:
-    """What requests waited for.
-
-    Attributes:
-        longest_s: The longest time in which some request waited for the store's word.
-        requests: How many waited, of ``asked``.
-        step_s: For which asking kept the engine's thread at most.
-    """
+    """What requests waited for: the longest time for the store's word, how many waited, of
+    ``asked``, and how long asking kept the engine's thread at most."""
 
     longest_s: float
     requests: int

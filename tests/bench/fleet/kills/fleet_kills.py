@@ -19,17 +19,9 @@ LONGEST_S: Final = 900.0
 
 
 def add_kills(figures: Figures, say: Callable[[str], None]) -> dict[str, dict[str, Any]]:
-    """Kill each part of a fleet of real engines with requests in flight.
-
-    Returns:
-        What came of each wave, by what was killed in it.
-
-    Args:
-        say: Told what each kill did.
-
-    Raises:
-        BenchError: Mooncake does not run here, or the stage broke.
-    """
+    """Kill each part of a fleet of real engines with requests in flight; returns what came of each
+    wave, by what was killed in it. Raises BenchError: Mooncake does not run here, or the stage
+    broke."""
     if reason := why_not():
         raise BenchError(f"the store's master and owner cannot be killed: {reason}")
     breaker = run_apart(STAGE, "breaker", say, LONGEST_S)
@@ -42,7 +34,6 @@ def add_kills(figures: Figures, say: Callable[[str], None]) -> dict[str, dict[st
 
 
 def add_waves(figures: Figures, waves: dict[str, dict[str, Any]]) -> None:
-    """Add what came of each wave, by what was killed in it."""
     failed = {name: failed_in(name, facts) for name, facts in waves.items()}
     figures.add("failed_after_kill", sum(failed.values()), "requests", "0")
     figures.add("in_flight_at_kill", min(each["in_flight"] for each in waves.values()), "requests",

@@ -1,7 +1,5 @@
-"""Three real engines, two proxies, a sidecar and Mooncake's store, each killed in turn.
-
-It runs in a network of its own (``apart.py``).
-"""
+"""Three real engines, two proxies, a sidecar and Mooncake's store, each killed in turn. It runs in
+a network of its own (``apart.py``)."""
 
 from __future__ import annotations
 
@@ -43,12 +41,6 @@ _SETTLED_S: Final = 2.0  # until what was computed is in the store; chosen
 
 
 class KillStage:
-    """What runs, and the waves.
-
-    Args:
-        folder: For logs and sockets.
-    """
-
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._dice = random.Random(11)
@@ -124,7 +116,6 @@ class KillStage:
         return facts
 
     async def _give(self, engine: Server, prompts: list[list[int]]) -> None:
-        """Have an engine compute prompts."""
         async with httpx.AsyncClient(timeout=120, trust_env=False) as client:
             url = f"{engine.url}/v1/completions"
             bodies = [

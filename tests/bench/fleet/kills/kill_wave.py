@@ -23,8 +23,6 @@ _SHOWN: Final = 200  # characters of an answer that says why there is none; chos
 
 
 class Fate(StrEnum):
-    """What came of a request."""
-
     WHOLE = "whole"
     CUT = "cut"  # its answer had begun
     FAILED = "failed"  # it had not
@@ -32,13 +30,8 @@ class Fate(StrEnum):
 
 @dataclass(slots=True)
 class Asked:
-    """One request.
-
-    Attributes:
-        text: What came of its answer.
-        again: How often its client asked another address.
-        found: Prompt tokens that were not computed.
-    """
+    """One request: what came of its answer, how often its client asked ``again`` elsewhere, and the
+    prompt tokens that were found."""
 
     began: bool = False
     again: int = 0
@@ -49,13 +42,8 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class WaveEnd:
-    """What came of a wave.
-
-    Attributes:
-        in_flight: Requests when something was killed.
-        begun: Of these, whose client had got a part of the answer.
-        asked: All requests.
-    """
+    """What came of a wave: requests ``in_flight`` when something was killed, and of these those
+    ``begun``, whose client had got a part of the answer."""
 
     in_flight: int
     begun: int
@@ -91,11 +79,8 @@ class KillWave:
         self._asked = [Asked() for _ in bodies]
 
     async def play(self, kill: Callable[[], Awaitable[None]]) -> WaveEnd:
-        """Send all, ``kill`` as soon as enough are in flight and some answers have begun.
-
-        Raises:
-            BenchError: So many never were.
-        """
+        """Send all, ``kill`` as soon as enough are in flight and some answers have begun; raises
+        BenchError: so many never were."""
         timeout = httpx.Timeout(_PATIENCE_S, connect=5.0)
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
         async with httpx.AsyncClient(timeout=timeout, limits=limits, trust_env=False) as client:

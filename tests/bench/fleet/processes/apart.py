@@ -34,7 +34,6 @@ _TAIL: Final = 12  # lines of what a stage said, where it failed; chosen
 
 
 def has_networks() -> bool:
-    """Whether a process can get a network of its own here."""
     found = shutil.which("unshare") is not None
     return found and not subprocess.run([*APART, "true"], stderr=subprocess.DEVNULL).returncode
 
@@ -42,17 +41,9 @@ def has_networks() -> bool:
 def run_apart(
     module: str, what: str, say: Callable[[str], None], longest_s: float
 ) -> dict[str, Any]:
-    """Run a stage; returns its result.
-
-    Args:
-        module: The stage's.
-        what: It is told.
-        say: Told each of its lines that is for people.
-        longest_s: It is killed after so long.
-
-    Raises:
-        BenchError: It broke; with the end of what it said.
-    """
+    """Run a stage ``what``, a function of ``module``, for ``longest_s`` at most; returns its
+    result. ``say`` is told each of its lines that is for people. Raises BenchError: it broke; with
+    the end of what it said."""
     command = [*APART, sys.executable, "-P", "-m", __name__, module, what]
     tail: deque[str] = deque(maxlen=_TAIL)
     began = time.monotonic()

@@ -20,11 +20,7 @@ _START_S: Final = 90.0  # on a busy machine it takes long to import
 
 
 class ProxyProcess(ABC):
-    """A router before some engines, on a free port; a context manager.
-
-    Args:
-        log: What it says goes there.
-    """
+    """A router before some engines, on a free port, that writes to ``log``; a context manager."""
 
     def __init__(self, log: Path) -> None:
         self.port = free_port()
@@ -68,7 +64,6 @@ class ProxyProcess(ABC):
             self._process = None
 
     def stop(self, grace_s: float = 40.0) -> None:
-        """Tell it to stop, and end it if it has not after ``grace_s``."""
         if self._process is None:
             return
         process, self._process = self._process, None
@@ -80,11 +75,7 @@ class ProxyProcess(ABC):
             process.wait()
 
     def _wait(self) -> None:
-        """Until it is up.
-
-        Raises:
-            ServerError: It is not.
-        """
+        """Until it is up; raises ServerError if it is not."""
         assert self._process is not None
         deadline = time.monotonic() + _START_S
         while time.monotonic() < deadline and self._process.poll() is None:

@@ -13,14 +13,6 @@ from .proxy_process import ProxyProcess
 
 
 class RouteProcess(ProxyProcess):
-    """The command before some engines.
-
-    Args:
-        urls: The engines'.
-        runtime: Where sidecars say that they run.
-        log: What it says goes there.
-    """
-
     def __init__(self, urls: Sequence[str], runtime: Path, log: Path) -> None:
         super().__init__(log)
         self._urls, self._runtime = urls, runtime

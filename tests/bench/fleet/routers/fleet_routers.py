@@ -19,17 +19,9 @@ _P95: Final = "95"  # a key of JSON's
 
 
 def add_routers(figures: Figures, say: Callable[[str], None]) -> dict[str, Any]:
-    """Let routers take turns before three real engines: each plays the same fleets.
-
-    Args:
-        say: Told what each did.
-
-    Returns:
-        What each did in each take.
-
-    Raises:
-        BenchError: No process can get a network of its own here, or the stage broke.
-    """
+    """Let routers take turns before three real engines: each plays the same fleets. Returns what
+    each did in each take; raises BenchError: no process can get a network of its own here, or the
+    stage broke."""
     if not has_networks():
         raise BenchError("no network of its own can be made here, and Ray listens beyond loopback")
     if not has_ray():

@@ -38,19 +38,13 @@ class Asked:
 
 @serve.deployment(max_ongoing_requests=1000, ray_actor_options={"num_cpus": 0.1})
 class Engine:
-    """One of the engines that run.
-
-    Args:
-        urls: All of them; replicas take one each.
-        folder: Where replicas leave word which they took.
-    """
+    """One of the engines that run: replicas take one each, and leave word in ``folder`` which."""
 
     def __init__(self, urls: list[str], folder: str) -> None:
         url = next(each for number, each in enumerate(urls) if _take(Path(folder, str(number))))
         self._client = httpx.AsyncClient(base_url=url, timeout=None, trust_env=False)
 
     async def answer(self, asked: Asked) -> AsyncIterator[bytes]:
-        """The engine's stream."""
         path = "/v1/completions"
         async with self._client.stream("POST", path, json=asked.body) as answer:
             async for chunk in answer.aiter_raw():

@@ -14,17 +14,11 @@ from ..processes.proxy_process import ProxyProcess
 
 
 def has_ray() -> bool:
-    """Whether Ray is installed."""
     return importlib.util.find_spec("ray") is not None
 
 
 class RayProcess(ProxyProcess):
-    """``ray_front`` as a process; only in a network of its own.
-
-    Args:
-        urls: The engines'.
-        log: What it says goes there.
-    """
+    """``ray_front`` as a process; only in a network of its own."""
 
     def __init__(self, urls: Sequence[str], log: Path) -> None:
         super().__init__(log)

@@ -28,11 +28,8 @@ RAY: Final = "Ray's prefix-aware router"
 
 
 def play(folder: str) -> dict[str, Any]:
-    """What each router did in each take.
-
-    Args:
-        folder: For logs and sockets; its name is short.
-    """
+    """What each router did in each take; the name of the ``folder`` for logs and sockets is
+    short."""
     return {"takes": [_fleet(number, Path(folder)) for number in range(TAKES)]}
 
 

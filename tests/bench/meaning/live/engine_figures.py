@@ -41,16 +41,14 @@ Message = dict[str, Any]
 
 
 class Reply(NamedTuple):
-    """What a chat was answered."""
-
     text: str
     cached: int  # tokens of its prompt that the engine had
     first_s: float  # seconds until something of it came
 
 
-def chat_plan(model: Path, graph: bool, directory: Path, name: str, *settings: tuple[str, str]) -> (
-    ServerPlan
-):  # fmt: skip
+def chat_plan(
+    model: Path, graph: bool, directory: Path, name: str, *settings: tuple[str, str]
+) -> ServerPlan:
     """What to start; its sidecar's notes lie in ``runtime_of(directory)``."""
     runtime_of(directory).mkdir(mode=0o700, exist_ok=True)
     return ServerPlan(
@@ -66,7 +64,6 @@ def runtime_of(directory: Path) -> Path:
 
 
 def client_of(server: Server) -> OpenAI:
-    """A client as anybody has it."""
     from openai import OpenAI
 
     return OpenAI(base_url=f"{server.url}/v1", api_key="none", timeout=300)
@@ -89,7 +86,6 @@ def ask(client: OpenAI, messages: list[Message], tokens: int) -> Reply:
 
 
 def said(role: str, text: str) -> Message:
-    """A message."""
     return {"role": role, "content": text}
 
 
@@ -149,7 +145,6 @@ class Left:
 
     @property
     def dead_first(self) -> float:
-        """Share."""
         return self.dead / max(1, self.dead + self.live)
 
 
@@ -164,8 +159,6 @@ def dead_branches(
 
 
 class _Chats:
-    """Chats that grow."""
-
     def __init__(self, server: Server, client: OpenAI, words: Words) -> None:
         self._url, self._client, self._words = server.url, client, words
         self.known: dict[Digest, SourceLayer] = {}
@@ -323,7 +316,6 @@ class _Bench:
         self._model = write_chat_model(directory / "model", QUICK_MODEL)
 
     def long_chat(self, name: str, graph: bool) -> None:
-        """The long chat, and compacted chats on stock."""
         prefix = "" if graph else "stock_"
         with self._server(chat_plan(self._model, graph, self._directory, name)) as (server, ledger):
             self._add_survival(f"{prefix}identity_survival", self._words(), server)

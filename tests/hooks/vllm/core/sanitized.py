@@ -30,8 +30,6 @@ class Block:
 
 
 class Queue:
-    """vLLM's free queue."""
-
     def __init__(self, blocks: list[Block]) -> None:
         self.fake_free_list_head, self.fake_free_list_tail = Block(-1), Block(-1)
         self.link(self.fake_free_list_head, self.fake_free_list_tail)
@@ -40,11 +38,9 @@ class Queue:
 
     @staticmethod
     def link(one: Block, other: Block) -> None:
-        """Let ``other`` follow ``one``."""
         one.next_free_block, other.prev_free_block = other, one
 
     def append(self, block: Block) -> None:
-        """Free a block."""
         self.link(self.fake_free_list_tail.prev_free_block, block)
         self.link(block, self.fake_free_list_tail)
 
@@ -69,7 +65,6 @@ class Pool:
         self, request: Any, blocks: list[Block], num_cached_blocks: int, num_full_blocks: int,
         block_size: int, kv_cache_group_id: int,
     ) -> None:  # fmt: skip
-        """Give blocks their hashes."""
         for at in range(num_cached_blocks, num_full_blocks):
             blocks[at]._block_hash = request.block_hashes[at] + bytes(4)
 
@@ -201,7 +196,6 @@ def main(steps: int = 1500, blocks: int = 200) -> str:
 
 
 def rng_key(block_hash: bytes) -> int:
-    """The key of a hash."""
     return int.from_bytes(block_hash[-8:], "big")
 
 

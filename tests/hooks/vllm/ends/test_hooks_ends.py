@@ -108,7 +108,7 @@ def read(marks: EndMarks, text: str) -> Ending:
         (BY_TOKEN, "anything <eom>", Ending(True, None)),
         (BY_TOKEN, "anything <eom> else <end>", END_OF_TURN),
     ],
-)  # fmt: skip
+)
 def test_an_answer_is_read_by_where_it_ends(marks: EndMarks, text: str, ending: Ending) -> None:
     assert read(marks, text) == ending
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,7 @@ from kvgraph.hooks.vllm.tap import PoolTap
 from kvgraph_bench.hotpath import a_ranking, cached_pool
 from kvgraph_bench.paper.paper_engine import PaperEngine, Shape
 from paper import text
-from pool_engine import Engine, prompt
+from pool_engine import Engine, counted_walks, prompt
 
 pytestmark = pytest.mark.usefixtures("vllm_loaded")
 BLOCKS = 4001
@@ -33,11 +32,8 @@ def ranking(order: Any = (), protected: Any = ()) -> EvictionRanking:
 
 
 class World:
-    """A real pool of cached blocks, followed and arranged as in an engine.
-
-    Args:
-        usual: Blocks that a step of late took.
-    """
+    """A real pool of cached blocks, followed and arranged as in an engine; a step of late took
+    ``usual`` blocks."""
 
     def __init__(self, usual: int) -> None:
         self.pool, _, self.index = cached_pool(BLOCKS)
@@ -234,20 +230,6 @@ def busy_engine(prompts: int = 4) -> Engine:
     return engine
 
 
-def counted_walks(pool: Any) -> list[int]:
-    """Numbers of the blocks that anybody looks at in the queue from now on."""
-    looked: list[int] = []
-    walk = pool.free_block_queue.iter_blocks_after
-
-    def counting(cursor: object) -> Iterator[Any]:
-        for block in walk(cursor):
-            looked.append(block.block_id)
-            yield block
-
-    pool.free_block_queue.iter_blocks_after = counting
-    return looked
-
-
 def test_a_ranking_that_finds_the_same_worth_a_copy_has_nothing_looked_at_again() -> None:
     engine = busy_engine()
     looked, taken = counted_walks(engine.pool), 0
@@ -310,15 +292,7 @@ class Queue:
         self.now = 1000.0
         self.pool, self.keys, index = cached_pool(blocks, self.clock)
         self.arranger = FreeQueueArranger(self.pool, index, REACH, 60.0, self.clock)
-        self.looked = 0
-        walk = self.pool.free_block_queue.iter_blocks_after
-
-        def counting(cursor: object) -> Iterator[Any]:
-            for block in walk(cursor):
-                self.looked += 1
-                yield block
-
-        self.pool.free_block_queue.iter_blocks_after = counting
+        self.looked = counted_walks(self.pool)
 
     def clock(self) -> float:
         return self.now
@@ -331,7 +305,6 @@ class Queue:
         self.arranger.step(None, a_ranking(self.keys[:0], protected=protected))
 
     def hit(self, ids: list[int]) -> None:
-        """A request finds these blocks, and ends."""
         blocks = [self.pool.blocks[number] for number in ids]
         self.pool.touch(blocks)
         self.arranger.touched(blocks)
@@ -356,12 +329,13 @@ def test_all_of_the_queue_is_looked_at_once_and_the_least_precious_go_first() ->
     queue = Queue(2001)
     protected = queue.keys[:-2][np.random.default_rng(1).permutation(1998)]
     queue.step(protected)
-    assert queue.looked >= 2000
-    queue.looked, taken = 0, []
+    assert len(queue.looked) >= 2000
+    queue.looked.clear()
+    taken = []
     for _ in range(40):
         taken += queue.pool.get_new_blocks(32)
         queue.step(protected)
-    assert queue.looked <= 40 * 2 * REACH
+    assert len(queue.looked) <= 40 * 2 * REACH
     wanted = queue.keys[-2:].tolist()[::-1] + protected[: 40 * 32 - 2].tolist()
     of_block = dict(zip(range(1, 2001), queue.keys.tolist(), strict=True))
     assert [of_block[block.block_id] for block in taken] == wanted
@@ -374,7 +348,7 @@ def test_where_all_is_in_use_nobody_looks_for_what_is_protected() -> None:
     laid = queue.arranger.moved
     for _ in range(9):
         queue.step(queue.keys[:1000])
-    assert queue.looked <= 10 * 2 * 10
+    assert len(queue.looked) <= 10 * 2 * 10
     assert queue.arranger.moved == laid <= 10, "it stands in its order since the first step"
 
 
@@ -420,8 +394,6 @@ def test_what_was_laid_before_victims_is_looked_at_when_it_is_protected() -> Non
 
 
 class Copies:
-    """Copies nothing."""
-
     def freed(self) -> None: ...
     def touched(self, blocks: object) -> None: ...
     def gone(self, keys: object) -> None: ...

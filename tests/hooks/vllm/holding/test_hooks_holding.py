@@ -668,9 +668,7 @@ def test_the_bound(
 
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_schedulers_that_are_made_hold_where_it_is_switched_on(
-    paper: Callable[..., Any],
-    monkeypatch: pytest.MonkeyPatch,
-    asynchronous: bool,
+    paper: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, asynchronous: bool
 ) -> None:
     from vllm.v1.core.sched.scheduler import Scheduler
 

@@ -346,9 +346,7 @@ def test_a_tenant_that_opens_sessions_does_not_starve_another_where_there_is_no_
     assert sum(name in greedy for name in before) <= 6, "the others wait behind themselves"
 
 
-def test_sessions_that_never_end_keep_nobody_out_for_longer_than_the_bound(
-    hall: Hall,
-) -> None:
+def test_sessions_that_never_end_keep_nobody_out_for_longer_than_the_bound(hall: Hall) -> None:
     """Two that are live and resident ask without an end; there never is room."""
     hall.say(None)
     texts = {name: tokens_of(6, at) for at, name in enumerate("ab")}

@@ -225,10 +225,8 @@ GROUPS = {
 
 
 class Watched:
-    """An engine, and for each request which groups could not go on where its match ended.
-
-    Of a request that is looked up several times, the last counts.
-    """
+    """An engine, and for each request which groups could not go on where its match ended. Of a
+    request that is looked up several times, the last counts."""
 
     def __init__(self, paper: Callable[..., Any], shape: Shape) -> None:
         self.engine = paper(shape, clock=time.monotonic)

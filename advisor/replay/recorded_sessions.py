@@ -31,8 +31,6 @@ Word = Annotated[str, msgspec.Meta(max_length=64)]
 
 @dataclass(frozen=True, slots=True)
 class RecordedTurn:
-    """One request of a session, as it was recorded."""
-
     at: float  # seconds since the session began
     input_tokens: int
     output_tokens: int
@@ -46,8 +44,6 @@ class RecordedTurn:
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """A recorded session; a subagent is one of its own."""
-
     name: str  # the file's, and a number behind it for subagents
     block_size: int  # tokens a hash id stands for
     # ``tool_tokens``, ``system_tokens``: the head of the prompt, in this order.
@@ -95,9 +91,7 @@ def read_sessions(
     path: Path, *, progress: Callable[[int], None] = lambda files: None
 ) -> list[Session]:
     """Read the sessions of a file, or of a directory's ``.json`` and ``.json.gz`` files, by name.
-
-    Raises TraceError.
-    """
+    Raises TraceError."""
     paths = [path]
     if path.is_dir():
         paths = sorted(p for p in path.iterdir() if p.name.endswith((".json", ".json.gz")))
