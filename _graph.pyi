@@ -1,5 +1,6 @@
 """The graph's compiled loops; see ``core/``. Arrays are one-dimensional and without gaps; of an
-argument that is said to be *out*, the first places take what is found."""
+argument that is said to be *out*, the first places take what is found.
+"""
 
 from collections.abc import Sequence
 from typing import Any

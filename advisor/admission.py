@@ -1,6 +1,7 @@
 """``Admission``: how much new context an engine has room for. While it computes again much of what
 it held a moment ago (that share of its prompts is its regret), new context starts only in the room
-that live, resident sessions leave."""
+that live, resident sessions leave.
+"""
 
 from __future__ import annotations
 

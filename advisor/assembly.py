@@ -60,7 +60,8 @@ def assemble(
     clock: Callable[[], float],
 ) -> Sidecar:
     """Make every part. Engines can connect from here on, and are not read yet.
-    Raises ConfigError."""
+    Raises ConfigError.
+    """
     wake, graph = Wake(), new_graph(config, clock)
     opened.callback(wake.close)
     token = config.sidecar.token or secrets.token_urlsafe(24)

@@ -91,7 +91,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def build_app(command: str | None) -> typer.Typer:
     """Make the command line; only ``command`` is imported, of the others the help is listed.
-    Raises KvGraphError."""
+    Raises KvGraphError.
+    """
     entries = {each.name: each for each in importlib.metadata.entry_points(group=COMMAND_GROUP)}
     absent = [name for name in _OF_A_CLONE if name not in entries]
     if command in absent:

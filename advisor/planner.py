@@ -32,7 +32,8 @@ class PrefetchOrder(NamedTuple):
 
 class PrefetchOrders:
     """Keeps one prefetch order per engine. Callers hold the graph's lock unless a method says
-    otherwise."""
+    otherwise.
+    """
 
     def __init__(
         self, graph: KVCacheGraph, bounds: PrefetchConfig, clock: Callable[[], float]
@@ -47,7 +48,8 @@ class PrefetchOrders:
 
     def cannot_wait(self, seconds: float) -> bool:
         """Whether a session is expected back within ``seconds`` that was not due before. Takes no
-        lock."""
+        lock.
+        """
         tables, within_s = self._graph.tables, min(seconds, self._graph.rules.horizon_s)
         if not self.bounds.enabled or tables.sessions.soonest >= self._clock() + within_s:
             return False
@@ -61,7 +63,8 @@ class PrefetchOrders:
 
     def made(self, engine: str) -> PrefetchOrder:
         """Return an engine's prefetch order. The last one is returned again if it was empty,
-        nothing changed on the engine since, and no session is due."""
+        nothing changed on the engine since, and no session is due.
+        """
         # With a session due it is computed even for an unchanged graph: its return comes closer.
         version, before = self._graph.changes.of(engine), self.latest.get(engine)
         idle = before is not None and not len(before.keys) and not self.due

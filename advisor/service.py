@@ -41,7 +41,8 @@ _LONGEST_SLEEP_S: Final = 1.0  # then the configuration file and the parent are 
 
 class Service:
     """One sidecar. Everything that touches a socket happens in the thread that calls ``run``.
-    Raises ConfigError."""
+    Raises ConfigError.
+    """
 
     def __init__(
         self,

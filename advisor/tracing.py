@@ -120,7 +120,8 @@ _INSTALL: Final = "pip install 'kvgraph[otel]'"
 
 def sender_for(config: TracingConfig) -> Sender | None:
     """A sender, by the configuration or by OpenTelemetry's variables; None without an endpoint.
-    Raises ConfigError."""
+    Raises ConfigError.
+    """
     if os.environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
         return None
     if (endpoint := config.endpoint) is not None:

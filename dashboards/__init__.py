@@ -1,2 +1,3 @@
 """What people look at: the sidecar's HTTP surface, its metrics, and its page (TypeScript in
-``web``, built into ``page``)."""
+``web``, built into ``page``).
+"""

@@ -46,7 +46,8 @@ def create_app(
     pages: Pages,
 ) -> FastAPI:
     """Make the application; starts nothing. Wrong input is answered with 4xx and a ``detail``; an
-    unknown block or session with 404."""
+    unknown block or session with 404.
+    """
     app = FastAPI(title="kvgraph", docs_url=None, redoc_url=None, openapi_url=None)
     app.add_middleware(BodyLimit)
     app.add_middleware(TrustedHosts, hosts=allowed_hosts)  # the outer one

@@ -32,7 +32,8 @@ LOOPBACK: Final = frozenset({"127.0.0.1", "::1"})
 
 class TimeoutProtocol(H11Protocol):
     """uvicorn's HTTP/1.1 protocol with deadlines; its own waits for ever for a request to arrive.
-    With too many connections, the one silent for longest is cut."""
+    With too many connections, the one silent for longest is cut.
+    """
 
     deadline_s: float = DEADLINE_S
 
@@ -132,7 +133,8 @@ def held_by_kernel(connection: socket.socket | None, queue: int = termios.TIOCOU
 
 class HttpServer:
     """Listens at once, serves after ``start``; see ``TimeoutProtocol`` for its deadlines.
-    Raises OSError."""
+    Raises OSError.
+    """
 
     def __init__(self, app: ASGIApp, host: str, port: int) -> None:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -248,7 +250,8 @@ _log = logging.getLogger(__name__)
 
 class TrustedHosts:
     """ASGI middleware: answers only requests whose Host, and Origin if any, is among ``hosts``.
-    Each other name is logged once, with the setting ``option`` that would allow it."""
+    Each other name is logged once, with the setting ``option`` that would allow it.
+    """
 
     def __init__(
         self, app: ASGIApp, hosts: Collection[str], option: str = "http.allowed_hosts"

@@ -1,5 +1,6 @@
 """Decides which requests with new context wait for room, and which may start. The engine's hook
-calls it in its steps, and the replay lab as its clock advances; it imports neither."""
+calls it in its steps, and the replay lab as its clock advances; it imports neither.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +51,8 @@ class Pacing:
 
     def takes(self, blocks: int) -> float:
         """Seconds that ``blocks`` recently took from start to end, turns in between included.
-        Infinite before the first measurement."""
+        Infinite before the first measurement.
+        """
         return math.inf if self._block_s is None else blocks * self._block_s
 
     def note_step(self, now: float, free: bool, wasted: float = 0.0) -> None:
@@ -82,7 +84,8 @@ _KEPT_S: Final = 10.0  # starts are remembered this long; advice is valid for 2 
 
 class RoomLedger:
     """Tracks how much of the advised room is used by requests that the advice does not know. These
-    are requests released but not yet started, and those started since the advice was computed."""
+    are requests released but not yet started, and those started since the advice was computed.
+    """
 
     def __init__(self) -> None:
         self._promised: dict[str, int] = {}  # let go, and not scheduled yet
@@ -133,7 +136,8 @@ AT_EASE: Final = 0.15  # below this share a saturated engine no longer counts as
 
 class Saturation:
     """Measures how many recent requests found others in the engine's queue. It counts requests
-    rather than seconds, so it means the same at any pace of users or engine."""
+    rather than seconds, so it means the same at any pace of users or engine.
+    """
 
     def __init__(self) -> None:
         self.share = 0.0  # share of these requests, recent ones weighted more
@@ -226,7 +230,8 @@ class HoldingRule:
         self, asks: Held, advice: AdmissionAdvice | None, *, idle: bool, queued: bool
     ) -> bool:
         """Decide whether to hold a request that arrived at ``asks.since``. ``idle``: the engine has
-        no work but held requests. ``queued``: other requests are in its queue."""
+        no work but held requests. ``queued``: other requests are in its queue.
+        """
         if self._met is None:  # those that arrive together do not count as meeting one another
             # Who waits for room would stand in the queue otherwise: without these, holding would
             # end itself by shortening the queue, and the engine would thrash again.
@@ -239,7 +244,8 @@ class HoldingRule:
 
     def turn_comes(self, asks: Held, advice: AdmissionAdvice | None) -> bool:
         """Decide again whether to hold a request that is about to start. Its context may have been
-        evicted while it queued."""
+        evicted while it queued.
+        """
         if self.is_let_in(asks.request_id):
             return False
         if not asks.blocks or advice is None or not self._must_wait(asks, advice):
@@ -264,7 +270,8 @@ class HoldingRule:
 
     def passes(self, advice: AdmissionAdvice | None, now: float) -> bool:
         """Note a step in which no request is held and there is room for all. False: nothing was
-        noted, and ``released`` must be called."""
+        noted, and ``released`` must be called.
+        """
         if len(self._order) or self._pacing.measures:
             return False
         if advice is not None and advice.room_blocks is not None:
@@ -274,7 +281,8 @@ class HoldingRule:
 
     def rested(self, at: float) -> None:
         """Note that steps passed, the last at this time, in which ``passes`` would have said True
-        and was not asked; -inf: none did."""
+        and was not asked; -inf: none did.
+        """
         if at > self._ran_at:
             self._met, self._ran_at = None, at
 
@@ -344,7 +352,8 @@ class HoldingRule:
 
     def _patient(self, latest: float, due: float, now: float) -> Iterator[Held]:
         """Requests that start together: enough to fill one step, or a small part of the pool, which
-        the last may exceed."""
+        the last may exceed.
+        """
         bounds = self._bounds
         left = min(bounds.step_blocks, max(1, bounds.pool_blocks // _TOGETHER))
         while left > 0 and (held := self._order.pop_patient(latest, due, now)) is not None:

@@ -1,5 +1,6 @@
 """Answers questions about blocks, sessions and memories; never changes the graph. Answers are plain
-dicts for JSON. A block is named by its key in hexadecimal, since JavaScript cannot hold 64 bits."""
+dicts for JSON. A block is named by its key in hexadecimal, since JavaScript cannot hold 64 bits.
+"""
 
 from __future__ import annotations
 
@@ -301,7 +302,8 @@ def _parent(tables: Tables, row: int) -> str | None:
 
 def session_row(tables: Tables, name: str, tenant: str | None) -> int:
     """The row of a session; without a tenant, the one without tenant or the only one of that name.
-    Raises GraphError."""
+    Raises GraphError.
+    """
     if tenant is not None:
         row = tables.sessions.find(name, tables.tenants.find(tenant))
         if row == NO_ROW:
@@ -396,7 +398,8 @@ def _identity(tables: Tables, row: int) -> str | None:
 
 def row_of(tables: Tables, key: BlockKey) -> int:
     """The row of the block with this key; among several models' blocks, a held one, the latest
-    used. Raises GraphError."""
+    used. Raises GraphError.
+    """
     if not 0 <= key < 1 << 64:
         raise GraphError(f"a block key is a number from 0 to 2**64 - 1, not {key}")
     blocks = tables.blocks

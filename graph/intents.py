@@ -139,7 +139,8 @@ def _room(
 
 def target_rows(tables: Tables, target: Target) -> Rows:
     """int32 ``[n]``: the target's rows, nearest to the start of their chains first. Rows of other
-    tenants are left out. Raises GraphError."""
+    tenants are left out. Raises GraphError.
+    """
     if target.named != 1:
         raise GraphError(
             "a target names one of block, session, identity and memory_id; "

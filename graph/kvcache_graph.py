@@ -54,7 +54,8 @@ class ChangeCounts:
 
     def changed(self, engine: str) -> None:
         """Count a change by this engine's events. Other engines that hold the same blocks are not
-        counted: an engine without events loses no block."""
+        counted: an engine without events loses no block.
+        """
         self._own[engine] += 1
         self.total += 1
 
@@ -177,7 +178,8 @@ class KVCacheGraph:
 
     def ruling(self, engine: str) -> PolicyChoice | None:
         """Whether policy or LRU ranks this engine's blocks; None without a referee, or before it
-        saw the engine."""
+        saw the engine.
+        """
         if self.referee is None:
             return None
         return self.referee.policy_choices().get(self.tables.engines.get(engine, NO_ROW))

@@ -47,7 +47,8 @@ class _Names(msgspec.Struct):
 
 def save(graph: KVCacheGraph, path: Path) -> int:
     """Write a snapshot, and return its bytes; an earlier file stays in place until the new one is
-    complete. Raises SnapshotError."""
+    complete. Raises SnapshotError.
+    """
     with graph.lock:
         arrays = columns_of(graph.tables, graph.clock())
         arrays |= _prefixed("embeddings", graph.embeddings())

@@ -74,7 +74,8 @@ def graph_stats(view: View, counters: Mapping[str, int], embedding_bytes: int) -
 
 def protection_said(kept: int, beyond: int, budget: ProtectionBudget | None) -> str:
     """What protection holds and costs, in words: of blocks ``kept``, and of those named ``beyond``
-    them, which go like others."""
+    them, which go like others.
+    """
     points = None if budget is None else budget.points
     said = f"protected: {kept:,} blocks"
     if kept and points is not None:
@@ -164,7 +165,8 @@ def held_chains(tables: Tables, tips: Rows, engines: EngineColumns) -> HeldChain
 
 def shared_chains(tables: Tables, tips: Rows) -> Rows:
     """int32 ``[chains]``: how many first blocks of each chain are in a shared store, as reported by
-    any engine; 0 for a chain that is too long to scan."""
+    any engine; 0 for a chain that is too long to scan.
+    """
     rows, given_up = _last_held(tables, tips, None, int(Tier.POOL))
     depth = known_depth(tables.blocks.depth[rows])
     return np.where(~given_up & (rows != NO_ROW), depth + 1, 0).astype(np.int32)

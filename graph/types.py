@@ -109,7 +109,8 @@ class StopReason(IntEnum):
 
 class SessionState:
     """What a session is doing, as reported by the engine or inferred from its requests. Plain
-    integers: numpy compares its own scalars with an enum fifty times as slowly."""
+    integers: numpy compares its own scalars with an enum fifty times as slowly.
+    """
 
     IDLE: Final = 0  # between turns
     RUNNING: Final = 1  # a request of it is in the engine

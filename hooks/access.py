@@ -1,5 +1,6 @@
 """``EndpointAccess``: the keys or token with which an engine opens its sidecar's endpoint. Only its
-owner can connect to an ipc socket; a tcp endpoint wants keys or a token."""
+owner can connect to an ipc socket; a tcp endpoint wants keys or a token.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ _NAME: Final = b"engine"
 
 def engine_keys() -> EngineKeys | None:
     """Load the CURVE keys that the environment names; None: it names none.
-    Raises ConfigError."""
+    Raises ConfigError.
+    """
     named = os.environ.get(KEYS_VARIABLE, "").strip()
     try:
         return load_engine_keys(Path(named), zmq.curve_public) if named else None
@@ -33,7 +35,8 @@ def engine_keys() -> EngineKeys | None:
 
 class EndpointAccess:
     """Authenticates at one endpoint: by keys if the environment names some, else by a token. The
-    token is that of the endpoint, or of the sidecar's runtime note. Raises ConfigError."""
+    token is that of the endpoint, or of the sidecar's runtime note. Raises ConfigError.
+    """
 
     def __init__(self, endpoint: str) -> None:
         self._endpoint = endpoint
@@ -76,7 +79,8 @@ _MOST_BYTES: Final = 16 << 20  # of an answer; chosen
 
 def answer_of(sidecar: RunningSidecar, path: str) -> dict[str, Any]:
     """Return a sidecar's JSON answer for ``path``, asked with its token. Raises OSError or
-    http.client.HTTPException: it does not answer; ValueError: that is no object."""
+    http.client.HTTPException: it does not answer; ValueError: that is no object.
+    """
     headers = {"Authorization": f"Bearer {sidecar.token}"}
     request = urllib.request.Request(f"{sidecar.http}{path}", headers=headers)
     with opener(through_proxies=False).open(request, timeout=_PATIENCE_S) as answer:

@@ -1,6 +1,7 @@
 """``FakeEngine``: a fake engine for tests, without vLLM, model or GPU. It keeps a paged pool with a
 prefix cache, evicts by the sidecar's ranking (or else the least recently used block), and talks
-through the real ``AdvisorClient`` over a real socket."""
+through the real ``AdvisorClient`` over a real socket.
+"""
 
 from __future__ import annotations
 

@@ -182,7 +182,8 @@ class EngineSettings(BaseModel):
 
     def tiers(self) -> TierSettings | None:
         """Return the configured tiers; None: none. Raises ConfigError: a variable is invalid, or
-        needs another."""
+        needs another.
+        """
         self.require("warm_gib", "cold_gib")
         store = self.shared_store()
         if store is not None and not self.warm_gib:
@@ -210,7 +211,8 @@ class EngineSettings(BaseModel):
 
     def shared_store(self) -> StoreSettings | None:
         """Return the configured shared store; None: none. Raises ConfigError: a variable is
-        invalid, or needs another."""
+        invalid, or needs another.
+        """
         self.require("store_gib", "store_at", "store_salted", "store_open")
         if not self.store:
             return None
@@ -251,7 +253,8 @@ def _settings(texts: tuple[tuple[str, str], ...]) -> EngineSettings:
 
 def engine_settings(*used: str) -> EngineSettings:
     """Read the settings from this process's environment; never raises: an invalid variable counts
-    as its default, and is logged if it is among the fields ``used`` next."""
+    as its default, and is logged if it is among the fields ``used`` next.
+    """
     settings = EngineSettings.read(os.environ)
     for complaint in filter(None, map(settings.complaint, used)):
         taken = "" if "counts as" in complaint else "; its default is taken"

@@ -101,7 +101,8 @@ class Arena:
 
     def allocate(self, count: int) -> Int64s:
         """Allocate records of undefined content; returns their handles, int64 [count].
-        Raises SlotError."""
+        Raises SlotError.
+        """
         if not self.can_allocate(count):
             raise SlotError(f"{count} records asked for, {self.capacity - self.used} are free")
         # Lowest first keeps records together, so that whole slabs fall free.
@@ -113,7 +114,8 @@ class Arena:
 
     def free(self, handles: Handles) -> None:
         """Free records that nothing moves to or from any more. Slabs that become empty are returned
-        to the machine, unless they are page-locked. Raises SlotError."""
+        to the machine, unless they are page-locked. Raises SlotError.
+        """
         slots = self.slots(handles)
         if len(np.unique(slots)) != len(slots):
             raise SlotError("a record is to be freed twice")

@@ -1,5 +1,6 @@
 """Compiles C++ and CUDA sources at first use, and keeps the results, under a lock, in a cache
-directory: ``AITHER_KVCACHE_KERNEL_CACHE``, or one below the user's."""
+directory: ``AITHER_KVCACHE_KERNEL_CACHE``, or one below the user's.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +37,8 @@ def cache_directory() -> Path:
 def compiled(name: str, ingredients: list[str], build: Callable[[Path], None]) -> Path:
     """The file that ``build`` makes, made once per machine, named ``name`` and a digest of
     ``ingredients``, everything it depends on: sources, options, compiler, processor. Raises
-    BuildError."""
+    BuildError.
+    """
     digest = hashlib.sha256("\0".join(ingredients).encode()).hexdigest()[:16]
     stem, dot, suffix = name.partition(".")
     path = cache_directory() / f"{stem}-{digest}{dot}{suffix}"

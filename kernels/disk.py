@@ -44,7 +44,8 @@ _DIGEST_BYTES: Final = 16
 
 class DiskTier:
     """Records by key; the least recently written or read one is replaced first. A key is
-    ``KEY_BYTES`` bytes; every method raises ``StorageError`` for any other."""
+    ``KEY_BYTES`` bytes; every method raises ``StorageError`` for any other.
+    """
 
     def __init__(self, path: Path, record_bytes: int, capacity: int, identity: str) -> None:
         """Open or create the file, with all its space reserved and mode 0600; raises StorageError.

@@ -21,7 +21,8 @@ def cpu_layout(
     dtype: torch.dtype = torch.bfloat16,
 ) -> KvLayout:  # fmt: skip
     """A cache layout of vLLM's CPU backend: LBHNC, K and V interleaved inside a (block, head).
-    Raises LayoutError."""
+    Raises LayoutError.
+    """
     key, value = _cpu_planes(isa, tokens, head_dim)
     page = 2 * tokens * head_dim
     check_dtype(dtype)
@@ -42,7 +43,8 @@ def from_views(
     tokens: int | None = None,
 ) -> PagedKv:
     """Describe an engine's per-layer cache views [B, H, N, C], as vLLM hands them to a connector.
-    Raises LayoutError."""
+    Raises LayoutError.
+    """
     views = views if tokens is None else [_whole_blocks(view, tokens) for view in views]
     first = views[0]
     blocks, heads, each, cell = first.shape

@@ -1,6 +1,7 @@
 """The operations for callers: each checks its arguments and takes the fastest back end: CUDA
 kernels for GPU memory, compiled C++ for host memory, torch if that cannot be compiled, or always
-with ``AITHER_KVCACHE_KERNELS=reference`` (default ``auto``), read once per process."""
+with ``AITHER_KVCACHE_KERNELS=reference`` (default ``auto``), read once per process.
+"""
 
 from __future__ import annotations
 
@@ -26,13 +27,15 @@ CHOICES: Final = ("auto", "reference")
 
 def prepare(cache: PagedKv, arena: PagedKv) -> None:
     """Compile and measure ahead of the first copies, which would wait for it: seconds on a GPU.
-    Raises BuildError."""
+    Raises BuildError.
+    """
     backend(cache, arena).prepare(cache, arena)
 
 
 def spill(blocks: Blocks, records: Blocks) -> None:
     """Copy blocks of a cache to records of the arena; see ``reference.spill``.
-    Raises SlotError or LayoutError."""
+    Raises SlotError or LayoutError.
+    """
     _check_blocks(blocks, records)
     backend(blocks.kv, records.kv).spill(blocks, records)
 
@@ -45,7 +48,8 @@ def load(records: Blocks, blocks: Blocks) -> None:
 
 def splice(source: PagedKv, target: PagedKv, slots: SlotMap, rope: Rope) -> None:
     """Copy tokens to other positions, K rotated by Δ; see ``reference.splice``.
-    Raises SlotError or LayoutError."""
+    Raises SlotError or LayoutError.
+    """
     _check(source, slots.source, source.layout.slots, "slot", lowest=None)
     _check(target, slots.target, target.layout.slots, "slot", lowest=None)
     _check_pairs(*slots)
@@ -72,7 +76,8 @@ def observer(cache: PagedKv) -> Observer:
 @functools.cache
 def fastest(on_gpu: bool) -> Backend:
     """The back end for memory on a GPU or on the host; the switch is read at the first call.
-    Raises KernelError."""
+    Raises KernelError.
+    """
     chosen = os.environ.get(SWITCH, "auto")
     if chosen not in CHOICES:
         raise KernelError(f"{SWITCH}={chosen!r} is not known; allowed: {', '.join(CHOICES)}")

@@ -1,5 +1,6 @@
 """int8 quantisation: per token and head as vLLM's ``int8_per_token_head``, or per head and
-channel."""
+channel.
+"""
 
 from __future__ import annotations
 

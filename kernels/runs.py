@@ -22,7 +22,8 @@ class CopyPlan(NamedTuple):
 
 def copy_plan(source: KvLayout, target: KvLayout) -> CopyPlan:
     """The longest runs in which whole blocks go from ``source`` to ``target`` unchanged.
-    Raises LayoutError."""
+    Raises LayoutError.
+    """
     check_same_model(source, target)
     if source.dtype != target.dtype or _interior(source) != _interior(target):
         raise LayoutError(

@@ -133,7 +133,8 @@ class EngineRun:
 class EngineProcess:
     """A script of ``engine/programs``, which takes its options as JSON, with a vLLM engine in it,
     running beside the test; ``env``: variables beyond this process's own, of which no ``AITHER_…``
-    is handed on."""
+    is handed on.
+    """
 
     def __init__(self, script: str, options: dict[str, Any], **env: str) -> None:
         programs = Path(__file__).parent / "engine" / "programs"
@@ -268,7 +269,8 @@ def recalls(
     paper: Callable[..., Any], paper_config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., Any]:
     """Makes a ``PaperEngine`` of a shape whose model is calibrated, with these limits; ``shared``:
-    whether text is, that nobody says whose it is."""
+    whether text is, that nobody says whose it is.
+    """
     from kvgraph.hooks.recall.gate import DIRECTORY_VARIABLE
     from kvgraph_bench.recall.approximate import keep_calibration, recalling
 

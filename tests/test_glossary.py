@@ -31,7 +31,8 @@ def files() -> list[str]:
 @cache
 def classes() -> dict[str, set[str]]:
     """Classes of the tree, each with the names of its methods, fields and attributes of self; what
-    stands in none is of the class ``""``."""
+    stands in none is of the class ``""``.
+    """
     inside = [path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")]
     found = {"": {name for path in inside for name in (path.stem, path.parent.name)}}
     for path in (*ROOT.glob("*.py"), *inside):

@@ -1,2 +1,3 @@
 """Configuration from a TOML file, the environment and the command line; a changed file is reloaded
-only if valid."""
+only if valid.
+"""

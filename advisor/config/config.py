@@ -1,6 +1,7 @@
 """Configuration, validated, then frozen: defaults < file (``--config`` or ``KVGRAPH_CONFIG``) <
 environment (``KVGRAPH_<SECTION>__<KEY>``) < command line. A ``ConfigError`` names the key, the
-value, where it came from and what is allowed."""
+value, where it came from and what is allowed.
+"""
 
 from __future__ import annotations
 
@@ -167,7 +168,8 @@ class _Environment(EnvSettingsSource):
 def load(path: Path | None = None, overrides: Mapping[str, Any] | None = None) -> Config:
     """Load and validate the configuration from a TOML file (None: the one that ``KVGRAPH_CONFIG``
     names, if any), the environment and ``overrides``, dotted keys and values as in ``{"score.age":
-    "0.02"}``. Raises ConfigError."""
+    "0.02"}``. Raises ConfigError.
+    """
     path = path or config_path()
     _check_environment()
     layers = {
@@ -193,7 +195,8 @@ def config_path() -> Path | None:
 
 def check_regular(path: Path) -> None:
     """Refuse what somebody has put in a file's place meanwhile: a pipe would be waited for, and a
-    running loop must not wait. Raises ConfigError."""
+    running loop must not wait. Raises ConfigError.
+    """
     if path.exists() and not path.is_file():
         raise ConfigError(f"{str(path)!r} is no regular file, and only such a one is read again")
 

@@ -1,5 +1,6 @@
 """Edits weights in the configuration file on behalf of the page; ``ConfigWatch`` reloads it as
-after an edit by hand. So every change is visible in the file and survives a restart."""
+after an edit by hand. So every change is visible in the file and survives a restart.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +29,8 @@ from .sections import EdgeTypesConfig, ScoreConfig
 
 def with_values(text: str, section: str, values: Mapping[str, Any]) -> str:
     """Set these keys of a section in the text of a TOML file, and leave everything else as it was.
-    Raises ValueError or TypeError."""
+    Raises ValueError or TypeError.
+    """
     windows = text.count("\r\n") == text.count("\n") > 0
     document = tomlkit.parse(text.replace("\r\n", "\n") if windows else text)
     table: Any = document
@@ -240,7 +242,8 @@ LATER_GRAPH_KEYS: Final = ("max_sessions", "max_names")  # do, since they size e
 
 class ConfigWatch:
     """Reloads ``path`` when its modification time changes, or on request. An invalid file changes
-    nothing: the present values stay, and one log line says why."""
+    nothing: the present values stay, and one log line says why.
+    """
 
     def __init__(
         self,

@@ -225,7 +225,8 @@ class ScoreConfig(Section):
 
     def rules(self, horizon_s: float) -> Rules:
         """The rules that bind every policy; a session expected back within ``horizon_s`` seconds is
-        due."""
+        due.
+        """
         return Rules(
             session_memory_s=self.session_memory_s,
             edge_types={kind: getattr(self.edge_types, kind.name.lower()) for kind in EdgeType},

@@ -1,2 +1,3 @@
 """Many engines as one: one router, for the replay lab and ``kvgraph route``, decides which of them
-a request goes to, and counts why."""
+a request goes to, and counts why.
+"""

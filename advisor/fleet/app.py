@@ -25,7 +25,8 @@ _COUNTS = tuple(each.name for each in fields(Counts))
 
 def proxy_status(proxy: FleetProxy) -> dict[str, Any]:
     """Return what ``GET /fleet`` shows: engines, routing decisions, request counts; no session is
-    named."""
+    named.
+    """
     board, health = proxy.board, proxy.health
     engines = [
         {

@@ -1,5 +1,6 @@
 """``EngineBoard``: the engines' state in columns: which take requests, how fast they are, what they
-have queued."""
+have queued.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +61,8 @@ class MeasuredSpeeds:
 
     def seconds(self) -> Floats | None:
         """float64 ``[engines]``: seconds per prompt token; an engine without timings has the
-        fleet's mean. None before any timing."""
+        fleet's mean. None before any timing.
+        """
         if not self._latest:
             return None
         speeds: Floats = np.exp(np.median(self._latest) + self._effects)
@@ -69,7 +71,8 @@ class MeasuredSpeeds:
 
     def _shrunk(self) -> Floats:
         """float64 ``[engines]``: each engine's difference from the mean, in logarithms, less the
-        noise."""
+        noise.
+        """
         counts, timed = np.minimum(self._counts, _KEPT), self.timed
         medians = self._medians[timed]
         mean = np.average(medians, weights=counts[timed])  # as timings weigh in the level

@@ -1,5 +1,6 @@
 """``Callers``: reads a request: its caller, its session, its prompt, and whether it may be
-repeated."""
+repeated.
+"""
 
 from __future__ import annotations
 
@@ -166,7 +167,8 @@ def is_served(path: str) -> bool:
 
 def check_path(path: str) -> None:
     """Refuse a path that is not served, or has a segment ``.`` or ``..``, percent-encoded or not.
-    Raises BadRequestError."""
+    Raises BadRequestError.
+    """
     path = path.partition("?")[0]
     if not is_served(path):
         raise BadRequestError("the path leads elsewhere than to /v1/…")
@@ -185,7 +187,8 @@ class _Name(NamedTuple):
 class Callers:
     """Reads requests and finds their sessions. Safe to use from several threads. Where
     ``harnesses``, the session names of known agent harnesses count; one such name may stand for
-    several chats at a time."""
+    several chats at a time.
+    """
 
     def __init__(self, harnesses: bool = True) -> None:
         self._harnesses = harnesses

@@ -156,7 +156,8 @@ def _stamp(path: Path) -> tuple[int, int] | None:
 
 def sidecars_with(others: Sequence[str]) -> Callable[[], list[RunningSidecar]]:
     """Return a function that lists this machine's sidecars and those at the URLs ``others``.
-    Raises ConfigError."""
+    Raises ConfigError.
+    """
     urls = [url.rstrip("/") for url in others]
     if wrong := [url for url in urls if not is_address(url)]:
         raise ConfigError(f"--sidecar {wrong[0][:MOST_SHOWN]!r}: allowed: http://HOST:PORT")

@@ -1,5 +1,6 @@
 """The engines behind the proxy: which are listed (``EngineRoster``), which are up
-(``HealthWatch``)."""
+(``HealthWatch``).
+"""
 
 from __future__ import annotations
 
@@ -178,7 +179,8 @@ class HealthWatch:
 
     def dropped(self, upstream: Upstream, why: str) -> None:
         """Note that an engine dropped a request: it is down for a while, whatever its health
-        says."""
+        says.
+        """
         number = upstream.number
         doubt = self._doubt_s.get(number, INTERVAL_S / 2)
         if self._board.up[number]:  # one death drops many requests, and is doubted once
@@ -324,7 +326,8 @@ class EngineRoster:
 
     def list_again(self, engines: Sequence[EngineAddress]) -> None:
         """Replace the list of engines: new ones are added, missing ones drain.
-        Raises ConfigError."""
+        Raises ConfigError.
+        """
         known = {upstream.url: upstream.number for upstream in self.upstreams}
         # All are read before any is added: a bad list changes nothing.
         urls = [engine_in(each.url).url for each in engines if each.url not in known]

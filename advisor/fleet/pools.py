@@ -41,7 +41,8 @@ class PoolShadows:
 
     def holdings(self, links: Sequence[PromptPrefix], engines: int) -> Holdings:
         """Estimate how much of a prompt each of so many engines holds; ``lost`` marks those that
-        held a part and evicted it."""
+        held a part and evicted it.
+        """
         tokens = np.zeros(engines, dtype=np.int64)
         lost = np.zeros(engines, dtype=np.bool_)
         missing = (1 << engines) - 1
@@ -64,7 +65,8 @@ class PoolShadows:
     ) -> list[Hashable]:
         """Add a prompt to an engine's pool, unless it is larger than the pool; nothing is evicted
         for it before ``taken``. Returns keys of the links that the engine did not hold, for
-        ``refused``."""
+        ``refused``.
+        """
         if not links or 0 < pool_tokens < links[-1].tokens:
             return []
         new: list[Hashable] = []

@@ -1,5 +1,6 @@
 """``PromptReader`` makes digests of prompts; ``LastPrompts`` finds the session that a prompt
-continues."""
+continues.
+"""
 
 from __future__ import annotations
 
@@ -94,7 +95,8 @@ class PromptReader:
 
     def read(self, body: Mapping[str, Any], scope: bytes) -> Prompt:
         """Read the prompt of a completion, a chat or a response; it has no links if there is none.
-        ``scope`` is a digest of the prompt's owner: equal prompts of other scopes differ."""
+        ``scope`` is a digest of the prompt's owner: equal prompts of other scopes differ.
+        """
         messages = body.get("messages", body.get("input"))
         if isinstance(messages, list):
             return self._chat(body, messages, scope)
@@ -156,7 +158,8 @@ class PromptReader:
 
 def words_of(text: str) -> Words:
     """Return the words of a text, each hashed with the one before it; of a long text, those at
-    either end."""
+    either end.
+    """
     if len(text) > 2 * _EXCERPT:
         text = f"{text[:_EXCERPT]} {text[-_EXCERPT:]}"
     words = _WORD.findall(text)

@@ -1,5 +1,6 @@
 """``FleetProxy``: sends each request to the engine that the router chooses, or to another if it
-fails."""
+fails.
+"""
 
 from __future__ import annotations
 
@@ -225,7 +226,8 @@ class FleetProxy:
 
     def _taken(self, asked: ParsedRequest, placed: Placed, queued: int, seconds: float) -> None:
         """Note that an engine began to answer ``seconds`` after it was asked, and learn its speed;
-        ``queued`` tokens had to be computed until then, the request's own among them."""
+        ``queued`` tokens had to be computed until then, the request's own among them.
+        """
         engine = placed.choice.engine
         self.board.note_answer(engine, refused=False)
         if asked.turn is not None:

@@ -1,5 +1,6 @@
 """``Relay``: the HTTP side that `kvgraph route` and `kvgraph memory` share: bodies in, answers
-out."""
+out.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +40,8 @@ class FullError(BadRequestError):
 
 class BodyRoom:
     """The bytes that all request bodies share until they were sent on: at ``most`` so many may be
-    ``taken``."""
+    ``taken``.
+    """
 
     def __init__(self, most: int | None = None) -> None:
         self.most, self.taken = MOST_BODIES if most is None else most, 0
@@ -87,7 +89,8 @@ class RelayedProxy(Protocol[Known]):
 
     async def begin(self, asked: ParsedRequest) -> tuple[Reply, Known]:
         """Get a request answered, as far as the answer's first bytes.
-        Raises BadRequestError, NoEngineError or NothingAnsweredError."""
+        Raises BadRequestError, NoEngineError or NothingAnsweredError.
+        """
         ...
 
     def rest(self, reply: Reply, known: Known) -> AsyncGenerator[bytes, None]:

@@ -20,7 +20,8 @@ _MOST_RUNNING: Final = 100_000  # requests that are tracked until they end; chos
 
 class ReplicaChoice:
     """A ``FleetRouter`` over replicas that come and go. Numbers are never reused: a replica that is
-    gone costs a decision what an engine costs that is down."""
+    gone costs a decision what an engine costs that is down.
+    """
 
     def __init__(self, stickiness: Stickiness | None = None, speed: Speed | None = None) -> None:
         self._speed = speed
@@ -51,7 +52,8 @@ class ReplicaChoice:
         session: str = "",  # as the caller's header names it; empty: it does not
     ) -> list[str]:
         """Return ``replicas``, the one chosen for a request first and then by cost; the choice is
-        kept until ``routed``."""
+        kept until ``routed``.
+        """
         turn = self._turn(body, session)
         board = self.router.board
         holdings = self._pools.holdings(turn.prompt.links, len(board))

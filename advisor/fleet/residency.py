@@ -187,7 +187,8 @@ class ResidencyView:
     def corrected(self, name: str, remembered: Holdings) -> Holdings:
         """Correct the estimate of what engines hold, by what each got, by what sidecars report:
         these alone know what their engines lost, which may evict in another order, and have
-        copies."""
+        copies.
+        """
         pool, copied = remembered.pool.copy(), remembered.copied.copy()
         lost = remembered.lost.copy()
         advised = [self._likeliest(each) for each in self._votes]

@@ -1,5 +1,6 @@
 """``FleetRouter``: chooses the engine of a request. The replay lab and the proxy run the same
-object."""
+object.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +31,8 @@ class Home(NamedTuple):
 
 class Homes:
     """Remembers sessions' homes, the longest idle first; keeps the board's ``live`` and ``fresh``
-    columns."""
+    columns.
+    """
 
     def __init__(
         self, board: EngineBoard, live_s: float = LIVE_S, most: int = MOST_SESSIONS
@@ -52,7 +54,8 @@ class Homes:
 
     def counted(self, session: Hashable) -> float:
         """Return a session's expected live tokens: its last context, times ``return_rate`` after
-        one turn."""
+        one turn.
+        """
         home = self._live.get(session)
         if home is None:
             return 0.0

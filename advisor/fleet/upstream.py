@@ -1,5 +1,6 @@
 """``Upstream``: one engine behind the proxy, its connections and its answers; and the list of
-engines."""
+engines.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +55,8 @@ def is_address(url: str) -> bool:
 
 def engines_in(path: Path) -> list[EngineAddress]:
     """Read a file with one engine a line; empty lines and those that begin with # are skipped.
-    Raises ConfigError."""
+    Raises ConfigError.
+    """
     try:
         lines = path.read_text().splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -105,7 +107,8 @@ _DROPPED: Final = frozenset(
 
 class NothingAnsweredError(Exception):
     """An engine went away before the first byte of its answer. ``sent``: it may have received the
-    request. ``refused``: nothing listens at any address of its host."""
+    request. ``refused``: nothing listens at any address of its host.
+    """
 
     def __init__(self, why: str, sent: bool = True, refused: bool = False) -> None:
         super().__init__(why)
@@ -150,7 +153,8 @@ class Reply(NamedTuple):
 
     async def whole(self) -> bytes:
         """Return all bytes of the answer to a question of the proxy's own.
-        Raises BrokenAnswerError."""
+        Raises BrokenAnswerError.
+        """
         content = bytearray()
         async with contextlib.aclosing(self.chunks()) as chunks:
             async for chunk in chunks:
@@ -202,7 +206,8 @@ class Upstream:
 
     async def begin(self, call: Call) -> Reply:
         """Send a request and wait for the first bytes of its answer.
-        Raises BadRequestError, NothingAnsweredError or SilentError."""
+        Raises BadRequestError, NothingAnsweredError or SilentError.
+        """
         asking = asyncio.create_task(self._begin(call))
         self._unanswered.add(asking)
         asking.add_done_callback(self._unanswered.discard)
@@ -222,7 +227,8 @@ class Upstream:
 
     async def ask(self, path: str, timeout_s: float) -> OwnAnswer:
         """Return the answer to a request of the proxy's own.
-        Raises SilentError or NothingAnsweredError."""
+        Raises SilentError or NothingAnsweredError.
+        """
         unlimited = aiohttp.ClientTimeout(total=None)
         try:
             async with (
@@ -317,7 +323,8 @@ def _in_latin1(value: bytes) -> str:
 
 class _RequestAsItCame(aiohttp.ClientRequest):
     """A request whose headers go out as the bytes that Latin-1 makes of them. aiohttp writes them
-    in UTF-8, and a client may have sent other bytes."""
+    in UTF-8, and a client may have sent other bytes.
+    """
 
     async def send(self, conn: Any) -> aiohttp.ClientResponse:
         plain = all(map(str.isascii, (*self.headers.keys(), *self.headers.values())))
@@ -392,7 +399,8 @@ def _is_preamble(first: bytes) -> bool:
 
 def _why(error: Exception) -> str:
     """Say what went wrong, without what was answered. aiohttp's words for an answer that is no HTTP
-    quote it, and answers do not belong in a log."""
+    quote it, and answers do not belong in a log.
+    """
     name = type(error).__name__
     if isinstance(error, aiohttp.ClientResponseError | aiohttp.ClientPayloadError):
         return f"{name}: its answer is no HTTP"

@@ -117,7 +117,8 @@ def _of(session: str, tenant: str | None) -> IntentTarget:
 
 class MessageHint(TypedDict, total=False):
     """A hint on one message, given by its index, or on all messages of a role. ``importance`` is
-    from 0 to 1, ``priority`` from 0 to 100; ``pinned`` is true or a number of seconds."""
+    from 0 to 1, ``priority`` from 0 to 100; ``pinned`` is true or a number of seconds.
+    """
 
     index: int
     role: str

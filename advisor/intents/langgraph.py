@@ -249,7 +249,8 @@ class LangGraphCallbacks(BaseCallbackHandler):
 
     def watch(self, checkpointer: Saver) -> Saver:
         """Signal it for each thread that ``checkpointer`` deletes from now on; returns the
-        checkpointer."""
+        checkpointer.
+        """
         delete, adelete = checkpointer.delete_thread, checkpointer.adelete_thread
 
         def deleting(thread_id: str) -> None:

@@ -47,7 +47,8 @@ class Similarity(Protocol):
 
     async def of(self, said: str, blocks: Sequence[Block]) -> Shares:
         """Return how much each of ``blocks`` is about ``said``: float64 ``[blocks]``, each from 0
-        to 1. Raises SimilarityError."""
+        to 1. Raises SimilarityError.
+        """
         ...
 
     async def close(self) -> None: ...
@@ -68,7 +69,8 @@ async def relevance_of(similarity: Similarity, said: str, blocks: Sequence[Block
 
 class WordSimilarity:
     """BM25 (Lucene's form) of the words of ``said``, as a share of ``said`` 's own score. Rare
-    words weigh most; a block without any of the words gets 0."""
+    words weigh most; a block without any of the words gets 0.
+    """
 
     async def of(self, said: str, blocks: Sequence[Block]) -> Shares:
         if not blocks or not said.strip():
@@ -187,7 +189,8 @@ class Attention(Protocol):
 
     async def of(self, chat: ChatSession, always: Collection[int]) -> Shares:
         """Return the model's attention to each of ``chat.blocks``: float64, from 0 to 1, the most
-        that any block gets that may leave; ``always`` is the ``id`` of those that never do."""
+        that any block gets that may leave; ``always`` is the ``id`` of those that never do.
+        """
         ...
 
 

@@ -1,5 +1,6 @@
 """``ChatSession`` and its ``Block`` s: messages that leave a prompt, and come back to it,
-together."""
+together.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ THOUGHTS: Final = ("reasoning_content", "reasoning")
 
 class Block(msgspec.Struct):
     """One or more messages of a chat; a tool's results stay with their call, since engines require
-    that."""
+    that.
+    """
 
     name: str  # unique name within the chat
     source: str  # ``system``, ``user``, ``assistant`` or ``tool``
@@ -77,7 +79,8 @@ def source_of(message: Message) -> str:
 
 def digest_of(message: Message) -> bytes:
     """Return a digest of the part of a message that clients send back unchanged. It leaves out the
-    reasoning of an answer, and white space at both ends of a text."""
+    reasoning of an answer, and white space at both ends of a text.
+    """
     calls = [
         [call.get("id"), *called(call)]
         for call in message.get("tool_calls") or ()
@@ -308,7 +311,8 @@ class ChatSession(msgspec.Struct, weakref=True):
 
     def drop_thoughts(self, ended: bool) -> None:
         """Remove the assistant's thoughts of earlier turns, and of the current one once it has
-        ``ended``."""
+        ``ended``.
+        """
         spoke = [number for number, block in enumerate(self.blocks) if block.source == "user"]
         for block in self.blocks if ended else self.blocks[: spoke[-1] if spoke else 0]:
             kept = [without_thoughts(each) for each in block.messages]
@@ -380,7 +384,8 @@ class ChatSession(msgspec.Struct, weakref=True):
 
 class _Fit:
     """How well a client's messages match a version of its chat, leading system messages aside:
-    ``common`` of the first of ``known`` messages are repeated."""
+    ``common`` of the first of ``known`` messages are repeated.
+    """
 
     def __init__(
         self, version: ChatSession, messages: Sequence[Message], digests: Sequence[bytes]

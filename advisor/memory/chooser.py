@@ -72,7 +72,8 @@ _OK, _NO_SUCH_PATH = 200, 404
 
 class TokenCounter:
     """Counts tokens by the engine's ``/tokenize``, for ``most_s`` seconds a time; what is not
-    counted is estimated: four characters are a token."""
+    counted is estimated: four characters are a token.
+    """
 
     def __init__(self, upstream: Upstream, most_s: float = _MOST_S) -> None:
         self._upstream, self._most_s = upstream, most_s
@@ -151,7 +152,8 @@ def scores(
     chat: ChatSession, blocks: Sequence[Block], about: Shares, attention: Shares, by: MemorySettings
 ) -> Shares:
     """Return each block's score from similarity, recency and attention, but not below its floor:
-    float64 ``[blocks]``, 0 to 1."""
+    float64 ``[blocks]``, 0 to 1.
+    """
     age = np.array([chat.turn - block.turn for block in blocks], dtype=np.float64)
     worth = by.similarity * about + by.recency * np.exp2(-age / by.half_life)
     worth = (1 - by.attention) * worth + by.attention * attention
@@ -180,7 +182,8 @@ def evict(
     chat: ChatSession, about: Shares, attention: Shares, by: MemorySettings, until: int
 ) -> list[Block]:
     """Let the lowest-scoring blocks leave until the prompt takes at most ``until`` tokens; return
-    them."""
+    them.
+    """
     worth = scores(chat, chat.blocks, about, attention, by)
     always = stays(chat, by)
     gone: list[Block] = []

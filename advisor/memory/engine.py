@@ -62,7 +62,8 @@ class EngineAsker:
     async def begin(self, engine: Upstream, call: Call, prompt: EnginePrompt) -> tuple[Reply, Form]:
         """Send a request in the first form that the engine accepts; return the answer's beginning,
         and the form. Raises NothingAnsweredError, BadRequestError, or orjson.JSONEncodeError if its
-        hints are nested too deeply to be written as JSON."""
+        hints are nested too deeply to be written as JSON.
+        """
         first = Form.OURS if time.monotonic() >= self._hints_from else Form.PLAIN
         used, body = first, prompt.body(first)
         reply, tried = await _send(engine, call, body), [body]
@@ -109,7 +110,8 @@ _TEXTS: Final = ("content", "reasoning_content", "reasoning", "refusal")
 
 class CompletionReader:
     """Collects the assistant's message from the first choice of a completion; malformed answers
-    give none."""
+    give none.
+    """
 
     def __init__(self, streams: bool) -> None:
         self.streams = streams

@@ -1,5 +1,6 @@
 """``MemoryProxy``: sends an engine the prompt that a chat's budget allows, and stores the
-answer."""
+answer.
+"""
 
 from __future__ import annotations
 
@@ -86,7 +87,8 @@ def prompt_of(
     names: bool = False,  # whether blocks that may leave later get a hint with their name
 ) -> tuple[list[Message], list[object]]:
     """Return the messages of blocks and their hints, the client's own hints first because engines
-    cap the number."""
+    cap the number.
+    """
     messages, said, named = list[Message](), list[object](), list[object]()
     for block in blocks:
         # System blocks never leave; a name would protect them in the engine for other chats too.
@@ -178,7 +180,8 @@ class MemoryProxy:
 
     async def rest(self, reply: Reply, turn: ChatTurn | None) -> AsyncGenerator[bytes, None]:
         """Yield the rest of an answer; the chat is stored by the time it ends.
-        Raises BrokenAnswerError."""
+        Raises BrokenAnswerError.
+        """
         kinds = [value for key, value in reply.headers if key.lower() == b"content-type"]
         reader = CompletionReader(any(b"event-stream" in kind for kind in kinds))
         ended = turn is None

@@ -80,7 +80,8 @@ class ChatRequest(NamedTuple):
 
 def read_chat_request(body: bytes) -> ChatRequest | None:
     """Parse a request's body; None if it is no chat, or its client wants no memory.
-    Raises BadRequestError."""
+    Raises BadRequestError.
+    """
     try:
         fields = orjson.loads(body)
     except orjson.JSONDecodeError:

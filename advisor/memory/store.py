@@ -321,7 +321,8 @@ class ChatStore:
 
     def forget_aside(self, caller: str, name: str) -> bool:
         """Remove the unreadable files of a caller's chats of this name; return whether there were
-        any."""
+        any.
+        """
         return self._files is not None and self._files.forget_aside(name, caller) > 0
 
     def forget(self, key: str) -> None:

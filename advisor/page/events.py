@@ -142,7 +142,8 @@ def _changeable(request: RequestView) -> tuple[str | None, str | None]:
 
 def _fresh(news: News, told: News | int | None) -> News | None:
     """What a client has not seen since ``told``, the last news sent on this connection, or before
-    any the request that it resumes from; None if it has seen everything."""
+    any the request that it resumes from; None if it has seen everything.
+    """
     requests, now = news.requests, news.now
     last = told.newest if isinstance(told, News) else told
     newest, oldest = news.newest, requests[0].id if requests else 0

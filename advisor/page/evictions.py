@@ -129,7 +129,8 @@ def evictions_of(
     page: Page, limit: int, engine: str | None = None, before: int | None = None, after: str = ""
 ) -> Evictions:
     """The newest ``limit`` evictions of an engine, or of the first one: those before a number, or
-    those that are new since the mark ``after``."""
+    those that are new since the mark ``after``.
+    """
     tables = page.graph.tables
     with page.questions.turn():
         history, name, since = tables.history, chosen_engine(tables, engine), None

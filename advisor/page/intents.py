@@ -129,7 +129,8 @@ def add_routes(paths: APIRouter, page: Page, edits: Callable[..., None]) -> None
 
 def replies_of(page: Page, wishes: IntentWishes) -> IntentReplies:
     """Apply wishes to the graph, in their order, and return what became of each.
-    Raises BusyError."""
+    Raises BusyError.
+    """
     with page.questions.turn():
         page.graph.changes.all_changed()
         replies = [_reply(_done(page.graph, wish)) for wish in wishes.intents]

@@ -96,7 +96,8 @@ def chosen_engine(tables: Tables, engine: str | None) -> str | None:
 @cached(FIFOCache(_WRITTEN), key=id, lock=Lock())
 def _written(model: BaseModel) -> tuple[BaseModel, bytes]:
     """An answer's JSON, written once however many ask; its model is kept, so that no other gets its
-    id."""
+    id.
+    """
     return model, orjson.dumps(model.model_dump())
 
 

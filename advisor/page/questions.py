@@ -85,7 +85,8 @@ class QueryGate:
 
 class RecentAnswers:
     """Keeps answers by question, each for ``FRESH_S``; thread-safe. While one thread works out a
-    new answer, or the graph is busy, others get the previous one, up to ``STALE_S`` old."""
+    new answer, or the graph is busy, others get the previous one, up to ``STALE_S`` old.
+    """
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock

@@ -260,7 +260,8 @@ def _sentence(pool: LruPool | PolicyPool) -> str:
 
 def lru_tokens(runner: ShadowRunner, asked: Mapping[float, int], now: float) -> dict[float, int]:
     """Prompt tokens that LRU would have found, by the starts of ten-second steps. ``asked`` is the
-    tokens of all prompts by the same starts: engines with shadows stand for all."""
+    tokens of all prompts by the same starts: engines with shadows stand for all.
+    """
     told = [np.empty((3, 0))]  # starts, tokens, of these found
     with runner.lock:
         for shadows in runner.sets.values():

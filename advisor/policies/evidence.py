@@ -1,6 +1,7 @@
 """``PolicySelector``: chooses whether a policy or LRU ranks a pool, by how many blocks more either
 finds, request by request. Until an engine's own evidence is sure, that of all engines, which serve
-the same traffic, may let the policy begin there."""
+the same traffic, may let the policy begin there.
+"""
 
 from __future__ import annotations
 
@@ -23,14 +24,16 @@ _AHEAD: Final = 0.02  # … and by this share of a pool's blocks
 @dataclass(slots=True)
 class Evidence:
     """Blocks that a policy found more than LRU: their sum over requests, negative if LRU found
-    more, and the sum of squares."""
+    more, and the sum of squares.
+    """
 
     ahead: float = 0.0
     spread: float = 0.0
 
     def note(self, difference: int, fade: float) -> None:
         """Add a request in which the policy found so many blocks more; everything noted before
-        counts ``fade`` times, in [0, 1]."""
+        counts ``fade`` times, in [0, 1].
+        """
         self.ahead = self.ahead * fade + difference
         self.spread = self.spread * fade + difference * difference
 
@@ -42,7 +45,8 @@ class Evidence:
 @dataclass(slots=True)
 class PolicySelector:
     """Chooses whether a policy or LRU ranks a pool, by how many blocks each would have found there;
-    old evidence fades."""
+    old evidence fades.
+    """
 
     capacity: int  # blocks of the pool
     trusted: bool = False  # whether the policy ranks
@@ -59,7 +63,8 @@ class PolicySelector:
 
     def note(self, difference: int, walked: int) -> None:
         """Note that the policy found so many blocks more than LRU in a request of ``walked``
-        blocks."""
+        blocks.
+        """
         fade = fading(walked, self.capacity)
         self.since.note(difference, fade)
         self.ever.note(difference, fade)
@@ -98,7 +103,8 @@ class PolicySelector:
 
 def fading(walked: int, capacity: int) -> float:
     """Return the factor for earlier evidence after so many walked blocks, in a pool of
-    ``capacity``."""
+    ``capacity``.
+    """
     return float(0.5 ** (walked / (_MEMORY * capacity)))
 
 

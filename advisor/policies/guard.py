@@ -1,6 +1,7 @@
 """``Guard``: keeps every engine at least as good as LRU, by simulating the order that does not
 rank: its hits in a shadow pool are compared with the other's, request by request, over a memory of
-some pools' worth of blocks. Further shadows measure what protecting blocks costs."""
+some pools' worth of blocks. Further shadows measure what protecting blocks costs.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +37,8 @@ _TOGETHER: Final = "finds more on all engines of its model together than"
 class Guard:
     """Decides for each engine whether the policy called ``name`` may rank. Where it ``yields``, LRU
     ranks where it finds more; otherwise the policy ranks from the start, and only the cost of
-    protection is judged."""
+    protection is judged.
+    """
 
     def __init__(self, name: str, yields: bool = True) -> None:
         self._name = name
@@ -60,7 +62,8 @@ class Guard:
 
     def watch(self, view: View, scores: Scoring) -> None:
         """Compare hits since the last ranking, and decide which order ranks and how much may be
-        kept."""
+        kept.
+        """
         tables = view.tables
         with view.lock:
             case = self._followed(view)
@@ -74,7 +77,8 @@ class Guard:
 
     def _followed(self, view: View) -> _Case | None:
         """Return the engine's case, after every walk since the last call, and the decision which
-        order ranks; None without a pool."""
+        order ranks; None without a pool.
+        """
         tables, engine = view.tables, view.engine
         capacity = tables.pool_blocks.get(engine, 0) - 1  # vLLM keeps one for itself
         if capacity < 1:
@@ -107,7 +111,8 @@ class Guard:
 
     def _price(self, case: _Case, view: View, scores: Scoring) -> None:
         """Decide how much may be kept: what costs little of the policy's gain; under LRU, only what
-        is free."""
+        is free.
+        """
         if case.price is None:
             return
         by_policy = case.selector.trusted

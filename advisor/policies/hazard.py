@@ -107,7 +107,8 @@ class ReturnModel:
     def index(self, features: Features, age: Floats) -> Floats:
         """float64 ``[n]``, 1/s: the best rate of returns per second of waiting, of ``features``,
         float32 ``[n, features]``, NaN where one does not apply, and ``age``, seconds waited; see
-        ``gittins``."""
+        ``gittins``.
+        """
         rates = np.exp(self.log_rates(features), dtype=np.float64)
         return gittins(rates, np.minimum(age, OLDEST - 1e-3))
 

@@ -142,7 +142,8 @@ class Returns:
 
     def look(self, sessions: SessionTable, now: float) -> Callable[[], None]:
         """Take in who waits and who returned; what is returned learns from it, and reads no
-        session."""
+        session.
+        """
         news = self._waits.observe(sessions)
         self._pace.note(news.pauses)
         self._size.note(news.prompts)
@@ -177,7 +178,8 @@ class Returns:
 
     def stranger_rates(self) -> Floats:
         """float64, by ``AGES``: the rate for blocks of no session, as of an unknown session's first
-        turn, 1/model second."""
+        turn, 1/model second.
+        """
         return self._model.index(np.repeat(stranger(), len(AGES), axis=0), AGES)
 
     def _trust_the_prior(self, pace: float) -> None:
@@ -259,7 +261,8 @@ class LifecyclePolicy:
 
     def detached(self, view: View, sessions: Rows) -> Policy:
         """Return a copy that scores as this policy does now; see
-        ``graph.ranking.policy.Detachable``."""
+        ``graph.ranking.policy.Detachable``.
+        """
         return self._as_of_now(view, sessions)
 
     def scores(self, view: View, picked: Selection) -> Scores:
@@ -268,7 +271,8 @@ class LifecyclePolicy:
 
     def terms(self, view: View, picked: Selection) -> Terms:
         """Return the score's terms: the session's rate of return, sharing, the place in the
-        chain."""
+        chain.
+        """
         return self._as_of_now(view, picked.of(view.blocks.session)).terms(view, picked)
 
     def _as_of_now(self, view: View, wanted: Rows) -> _Scorer:
@@ -335,7 +339,8 @@ class _Scorer:
     def _by_session(self, view: View, picked: Selection) -> tuple[Floats, Mask]:
         """float64 ``[len(picked)]``: a tie by depth, less the claim of each block's session; and
         which of them the next turn cannot match: those behind the end of the last turn (a partial
-        block), and those of a branch that the session left behind."""
+        block), and those of a branch that the session left behind.
+        """
         blocks, session = view.blocks, picked.of(view.blocks.session)
         scores, off_chain = np.empty(len(picked)), np.empty(len(picked), dtype=np.bool_)
         core.by_session(
@@ -351,7 +356,8 @@ class _Scorer:
 
     def _steered(self, view: View, picked: Selection) -> Floats:
         """float64 ``[len(picked)]``: what edges, importance and confidence add, by the configured
-        weights."""
+        weights.
+        """
         worth = graph_worth(view, self.weights, picked)
         worth += self.weights.importance * _more_than_ordinary(view, picked)
         worth -= _USUAL_WORTH
@@ -378,7 +384,8 @@ class _Scorer:
 
 def _more_than_ordinary(view: View, picked: Selection) -> Floats:
     """float64 ``[len(picked)]``: a block's importance relative to its session's mean, less an
-    ordinary session's: who calls everything important says nothing."""
+    ordinary session's: who calls everything important says nothing.
+    """
     importance = picked.of(view.blocks.importance)
     if not len(importance) or importance.min() == importance.max() == _ORDINARY:
         return np.zeros(len(picked))

@@ -1,6 +1,7 @@
 """``ProtectionPrice``: measures in hits what protection and leases cost, and bounds their share of
 the pool. Once a block is protected, up to three simulated pools keep nothing, the current share,
-and a larger one. The share grows only after a trial, and shrinks as soon as it costs too much."""
+and a larger one. The share grows only after a trial, and shrinks as soon as it costs too much.
+"""
 
 from __future__ import annotations
 
@@ -141,7 +142,8 @@ class ProtectionPrice:
 
     def rank(self, view: View, scores: Scoring) -> bool:
         """Rank the simulated pools as the engine's pool, if it is time to; returns whether it
-        was."""
+        was.
+        """
         turned = self._walked >= _TURNED * self._capacity
         if view.now - self._ranked_at < _RANK_EVERY_S and not turned:
             return False
@@ -158,7 +160,8 @@ class ProtectionPrice:
 
     def settle(self, view: View, allowed: float, by_policy: bool) -> bool:
         """Decide how much may be kept from now on, at a cost of ``allowed`` percentage points;
-        returns whether that changed. ``by_policy``: the policy ranks, and not LRU."""
+        returns whether that changed. ``by_policy``: the policy ranks, and not LRU.
+        """
         hard, said = view.rules.protected_share, (by_policy, view.rules.protected_price_points)
         if said != self._said or hard != self._hard:  # another ranks, or somebody said so
             share = self._now.share if self._hard is None else first_share(self._capacity)

@@ -1,5 +1,6 @@
 """What an engine's pool would hold under another order: counted, not stored. As in vLLM's pool, the
-blocks of a request are in use from its start, and join the free queue tail first at its end."""
+blocks of a request are in use from its start, and join the free queue tail first at its end.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +39,8 @@ class LruStack:
 
     def use(self, rows: Rows, keys: Keys) -> None:
         """Note that a request starts or ends, and so uses these blocks of a chain, int32 ``[n]``,
-        from its start; the first counts as used last: it is evicted after the others."""
+        from its start; the first counts as used last: it is evicted after the others.
+        """
         self._stack.use(rows, keys)
 
 

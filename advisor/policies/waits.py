@@ -81,7 +81,8 @@ _NO_WAITS: Final = NewWaits(np.empty(0), np.empty(0))
 
 class Waits:
     """Follows every session's present wait, and keeps the last waits that ended. A wait ends with
-    the next turn. A session that its caller has ended is in no wait: no return is expected."""
+    the next turn. A session that its caller has ended is in no wait: no return is expected.
+    """
 
     def __init__(self) -> None:
         self._since = np.empty(0)  # by session row; NaN: not waiting
@@ -121,7 +122,8 @@ class Waits:
 
     def cohort(self, now: float, oldest_s: float) -> Cohort:
         """Return the waits that began in the last ``oldest_s`` seconds, ended or not. Were only
-        ended ones learned from, short waits would be counted too often."""
+        ended ones learned from, short waits would be counted too often.
+        """
         began = now - oldest_s
         if self._done > _KEPT:
             began = max(began, float(self._done_since.min()))

@@ -1,2 +1,3 @@
 """``kvgraph precache``: computes stable prefixes ahead of requests, on any OpenAI-compatible
-server."""
+server.
+"""

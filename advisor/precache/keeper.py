@@ -166,7 +166,8 @@ def _warmed(prefix: Prefix, tokens: int, cached: int | None) -> WarmResult:
 
 class ServerRefusalError(KvGraphError):
     """A server did not do what was asked; ``is_final``: it would refuse again. ``said`` is the
-    beginning of its answer."""
+    beginning of its answer.
+    """
 
     def __init__(self, message: str, *, is_final: bool = False, said: str = "") -> None:
         super().__init__(message)

@@ -1,2 +1,3 @@
 """Process-level services: ending with the parent, snapshots, keys, rate-limited logs, HTTP
-serving."""
+serving.
+"""

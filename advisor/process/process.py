@@ -64,7 +64,8 @@ def collect_seldom() -> None:
 
 class RateLimitedLog:
     """Logs each kind of problem at most once per ``every_s``, with the count of omitted lines.
-    Kinds are constants, never input, so that their number is bounded."""
+    Kinds are constants, never input, so that their number is bounded.
+    """
 
     def __init__(
         self, logger: logging.Logger, clock: Callable[[], float], every_s: float = 10.0
@@ -193,7 +194,8 @@ class HeadDeadline(H11Protocol):
 
 class ApiGate:
     """ASGI middleware: allows only API methods, under the names ``hosts`` (None: any; probes may
-    use others), and tells probes when the service is stopping."""
+    use others), and tells probes when the service is stopping.
+    """
 
     def __init__(self, app: ASGIApp, hosts: Sequence[str] | None) -> None:
         self.leaving = False  # it was told to stop
@@ -254,7 +256,8 @@ def _is_ipv6(name: str) -> bool:
 
 async def serve_at(app: ASGIApp, host: str, port: int, allowed_hosts: Sequence[str] = ()) -> None:
     """Serve until told to stop, then finish running requests. ``allowed_hosts`` are further names,
-    such as a reverse proxy's. Beyond loopback, any name is accepted if there are none."""
+    such as a reverse proxy's. Beyond loopback, any name is accepted if there are none.
+    """
     # A page of another origin must not reach engines through a browser on this machine.
     guards = is_loopback(host) or allowed_hosts
     front = ApiGate(app, [*LOOPBACK_HOSTS, host, *allowed_hosts] if guards else None)

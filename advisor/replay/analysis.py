@@ -114,7 +114,8 @@ def session_blocks(trace: Trace) -> Any:
 
 def needed_at_once(trace: Trace) -> tuple[Any, Any]:
     """Return, at each arrival, the sessions that are between two turns and the distinct blocks they
-    hold."""
+    hold.
+    """
     last, session, chains = trace.last.tolist(), trace.session.tolist(), trace.chains()
     held: dict[int, list[int]] = {}
     holders: dict[int, int] = {}

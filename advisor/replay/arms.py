@@ -98,7 +98,8 @@ def arm_names() -> list[str]:
 
 def chosen_arms(names: Sequence[str]) -> list[str]:
     """Return the arms that ``names`` ask for; ``all`` is every one that can run here.
-    Raises ReplayError."""
+    Raises ReplayError.
+    """
     known = arm_names()
     more = [*ALGORITHMS, *order_names()]
     allowed = [*known, *(name for name in more if name not in known)]
@@ -126,7 +127,8 @@ def new_order(name: str, trace: Trace, settings: Settings) -> EvictionOrder:
 
 def new_orders(name: str, trace: Trace, settings: Settings, engines: int) -> list[EvictionOrder]:
     """Make an eviction order per engine; a graph policy's engines share one sidecar.
-    Raises ReplayError."""
+    Raises ReplayError.
+    """
     if name in ORDERS:
         return [ORDERS[name](trace) for _ in range(engines)]
     policy = graph_policies().get(without_suffix(name))

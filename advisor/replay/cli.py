@@ -68,7 +68,8 @@ def _check_files(paths: Sequence[Path]) -> None:
 
 def check_writable(option: str, path: Path | None) -> None:
     """Refuse a file that cannot be written before anything is computed for it.
-    Raises ReplayError."""
+    Raises ReplayError.
+    """
     if path is None:
         return
     wrong = None

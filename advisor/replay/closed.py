@@ -63,7 +63,8 @@ class SimulatedHold:
 
     def arrives(self, asked: ArrivedRequest, now: float, *, idle: bool, queued: bool) -> bool:
         """Note that a request arrived; returns whether it must wait for room. ``idle``: nothing
-        runs, and nobody else waits for the engine. ``queued``: somebody else waits for it."""
+        runs, and nobody else waits for the engine. ``queued``: somebody else waits for it.
+        """
         if self._word is None:
             return False
         held = self._rule.arrives(asked.as_held(now), self._word(now), idle=idle, queued=queued)
@@ -84,7 +85,8 @@ class SimulatedHold:
 
     def released(self, now: float, *, idle: bool, free: bool) -> list[ArrivedRequest]:
         """Return the requests that may start now, in this order. ``idle``: nothing runs, and nobody
-        else waits for the engine. ``free``: nobody else does, and it computes no prompt."""
+        else waits for the engine. ``free``: nobody else does, and it computes no prompt.
+        """
         if self._word is None:
             return []
         found = self._rule.released(self._word(now), now, idle=idle, free=free)

@@ -191,7 +191,8 @@ def closed_table(rows: Sequence[ClosedRow]) -> Table:
 
 def draw_cliff(rows: Sequence[ClosedRow], path: Path) -> None:
     """Save a picture of turns per hour and TTFT over agents, a row of two per capacity.
-    Raises ReplayError."""
+    Raises ReplayError.
+    """
     plots = pyplot()
     capacities = sorted({row.capacity for row in rows})
     arms = list(dict.fromkeys(row.arm for row in rows if row.arm != "lru"))

@@ -29,7 +29,8 @@ def lru_hits(trace: Trace, capacity: int) -> Ints:
 
 def lru_matches(starts: Starts, blocks: Ints, limits: Ints, capacity: int) -> Ints:
     """``lru_hits`` of plain chains, of which a match may cover at most ``limits`` blocks; ``[chains
-    + 1]`` ``starts`` say where in ``blocks``, ids from 0 on, each begins and the last one ends."""
+    + 1]`` ``starts`` say where in ``blocks``, ids from 0 on, each begins and the last one ends.
+    """
     hits = np.zeros(len(limits), dtype=np.int32)
     known = int(blocks.max()) + 1 if len(blocks) else 0
     core.lru(
@@ -127,7 +128,8 @@ def is_installed() -> bool:
 
 def library_hits(trace: Trace, capacity: int, policy: str) -> Ints:
     """int32 ``[requests]``: matched prompt blocks under one of ``ALGORITHMS``.
-    Raises ReplayError."""
+    Raises ReplayError.
+    """
     cache, request = new_cache(policy, capacity)
     limits = trace.matchable.tolist()
     hits = np.zeros(len(trace), dtype=np.int32)

@@ -329,7 +329,8 @@ def trace_lines(
 
 def write_trace(lines: Iterator[dict[str, Any]], path: Path) -> int:
     """Write a trace, gzipped if the name ends in ``.gz``; returns the number of lines.
-    Raises TraceError."""
+    Raises TraceError.
+    """
     count = 0
     try:
         with path.open("wb") as raw, _zipped(raw) if path.suffix == ".gz" else raw as file:

@@ -87,7 +87,8 @@ class SimulatedSidecar:
     def hear(self, engine: str, before: float, others_before: float) -> None:
         """Apply all that happened to an engine before a time, and to the others before
         ``others_before``. What became and ceased to be resident meanwhile is applied last, in one
-        run: a ranking sees the same columns, and the graph applies a run at once."""
+        run: a ranking sees the same columns, and the graph applies a run at once.
+        """
         stored: dict[str, list[AnyEvent]] = {}
         changed: dict[str, dict[int, bool]] = {}
         while (heard := self._next_due(engine, before, others_before)) is not None:
@@ -165,7 +166,8 @@ class GraphOrder(EvictionOrder):
     @classmethod
     def alone(cls, trace: Trace, policy: Policy, *, hints: bool = False) -> GraphOrder:
         """Make the order of an engine with a sidecar of its own, with the defaults of
-        ``SimulatedSidecar``."""
+        ``SimulatedSidecar``.
+        """
         return cls(SimulatedSidecar(trace, policy, hints=hints))
 
     def serves(self, capacity: int) -> None:

@@ -86,7 +86,8 @@ def next_uses(trace: Trace) -> list[list[int]]:
 
 class LfuHistoryOrder(HeapOrder):
     """Evicts the least often used block, the oldest among equals. An evicted block keeps its count;
-    libcachesim's LFU forgets it with its object, as most do."""
+    libcachesim's LFU forgets it with its object, as most do.
+    """
 
     def __init__(self) -> None:
         super().__init__()

@@ -219,7 +219,8 @@ def cheapest(found: Sequence[PlanFound], ttft_s: float) -> PlanFound | None:
 
 def run_plan(trace: Trace, plan: Plan, terms: PlanTerms) -> PlanFound:
     """Replay a trace under a plan. Engines compute one prompt after the other in the order of
-    arrival, and copies are loaded in that time; decoding takes none."""
+    arrival, and copies are loaded in that time; decoding takes none.
+    """
     orders = new_orders(terms.policy, trace, Settings(), plan.engines)
     pools = [_instance(order, plan, terms) for order in orders]
     router = NotingRouter(_router(trace, plan, terms))
@@ -249,7 +250,8 @@ def blocks_needed(trace: Trace) -> Ints:
 def waits(at: Seconds, needs: Seconds, where: Sequence[int]) -> tuple[Seconds, float]:
     """Return seconds from each arrival to its end, first come first served at each engine, and the
     share of the time in which the busiest one works. ``at``, ascending, and ``needs``: float64
-    ``[requests]``, seconds; ``where``: the engine of each."""
+    ``[requests]``, seconds; ``where``: the engine of each.
+    """
     free: dict[int, float] = {}
     work: dict[int, float] = {}
     ends = np.zeros(len(at))

@@ -119,7 +119,8 @@ def decode_line(data: bytes) -> Line:
 
 def decoded(decoder: msgspec.json.Decoder[_T], data: bytes) -> _T:
     """Decode JSON in which an empty cell of a table may be NaN or an empty text, if nothing else
-    fits."""
+    fits.
+    """
     try:
         return decoder.decode(data)
     except msgspec.DecodeError:
@@ -181,7 +182,8 @@ def read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
 
 def read_whole(path: Path, limit: int) -> bytes:
     """Return a file's content, gzipped or not, without a byte order mark, if it has at most
-    ``limit`` bytes. Raises TraceError."""
+    ``limit`` bytes. Raises TraceError.
+    """
     try:
         with _open(path) as file:
             data = file.read(limit + 1)
@@ -198,7 +200,8 @@ def read_whole(path: Path, limit: int) -> bytes:
 
 def new_file(path: Path) -> TextIO:
     """Create a text file, gzipped if its name ends in ``.gz``; it must not exist.
-    Raises TraceError."""
+    Raises TraceError.
+    """
     try:
         return cast(TextIO, gzip.open(path, "xt") if path.suffix == ".gz" else path.open("x"))
     except OSError as error:

@@ -91,7 +91,8 @@ def read_sessions(
     path: Path, *, progress: Callable[[int], None] = lambda files: None
 ) -> list[Session]:
     """Read the sessions of a file, or of a directory's ``.json`` and ``.json.gz`` files, by name.
-    Raises TraceError."""
+    Raises TraceError.
+    """
     paths = [path]
     if path.is_dir():
         paths = sorted(p for p in path.iterdir() if p.name.endswith((".json", ".json.gz")))

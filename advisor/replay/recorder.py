@@ -1,5 +1,6 @@
 """``Recorder`` writes what a live engine does as a trace, without tokens or names: blocks, sessions
-and tenants are keyed hashes, and the key is forgotten with the recording."""
+and tenants are keyed hashes, and the key is forgotten with the recording.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ _MAX_RUNNING: Final = 65_536  # requests; chosen
 
 class Recorder:
     """Writes one line per finished request, of a sidecar's events; a full disk ends it.
-    Raises TraceError."""
+    Raises TraceError.
+    """
 
     def __init__(
         self,

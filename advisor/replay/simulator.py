@@ -21,7 +21,8 @@ from .trace import Ints, ServiceModel, Trace
 
 class EvictionOrder(ABC):
     """An instance's free cached blocks, and the order in which it loses them. The instance reports
-    what happens, in the engine's order; ``take`` and ``freed`` keep the set."""
+    what happens, in the engine's order; ``take`` and ``freed`` keep the set.
+    """
 
     def serves(self, capacity: int) -> None:  # noqa: B027
         """Note how many blocks the instance has."""
@@ -29,7 +30,8 @@ class EvictionOrder(ABC):
     @abstractmethod
     def freed(self, request: int, blocks: Sequence[int], now: float) -> None:
         """Note that these blocks became free, in this order (tail first); ``request`` used them
-        last."""
+        last.
+        """
 
     @abstractmethod
     def reused(self, blocks: Sequence[int]) -> None:
@@ -51,7 +53,8 @@ class EvictionOrder(ABC):
 
     def copied(self, made: Sequence[int], gone: Sequence[int], now: float) -> None:  # noqa: B027
         """Note that the tier below holds copies of the blocks ``made``, and none of ``gone`` any
-        more."""
+        more.
+        """
 
     def finished(self, request: int, now: float) -> None:  # noqa: B027
         """Note that a request ended, and that its blocks are about to be freed."""
@@ -104,7 +107,8 @@ class HostTier:
 
     def store(self, blocks: Sequence[int]) -> tuple[list[int], list[int]]:
         """Keep copies of evicted blocks, the first of them the first to go; returns copies that
-        were made, and then those that are gone, perhaps of the same blocks."""
+        were made, and then those that are gone, perhaps of the same blocks.
+        """
         made, gone = [], []
         for block in blocks:
             if block in self._held:
@@ -119,7 +123,8 @@ class HostTier:
 
     def touch(self, blocks: Sequence[int]) -> None:
         """Note that these copies were read; tail first, so that a chain loses its tail first here
-        too."""
+        too.
+        """
         self._held.used(blocks)
 
 
@@ -204,7 +209,8 @@ class Instance:
 
     def finish(self, request: int, chain: Sequence[int], now: float) -> None:
         """End a request and free the blocks of its chain that no other request holds, the last
-        first."""
+        first.
+        """
         self._order.finished(request, now)
         self.blank += self._unhashed.pop(request)
         self.running -= 1
@@ -225,7 +231,8 @@ class Instance:
         self, chain: Sequence[int], limit: int
     ) -> tuple[int, Sequence[int], Sequence[int], Sequence[int]]:
         """How many of the first ``limit`` blocks are matched, and which of all are cached, which of
-        these are free, and which are not cached."""
+        these are free, and which are not cached.
+        """
         held = [*map(self._references.get, chain)]
         blank = held.count(None)
         match = held.index(None) if blank else len(chain)
@@ -296,7 +303,8 @@ def simulate(
 ) -> Outcome:
     """Serve every request of ``trace``; deterministic. Without ``load``, one after the other in no
     time: the setting in which hit rates of policies are compared, since all see the same order of
-    events. ``progress`` is told the number of requests served, now and then."""
+    events. ``progress`` is told the number of requests served, now and then.
+    """
     run = _Run(trace, instances, load)
     for request, at in enumerate(trace.at.tolist()):
         run.finish_until(at)

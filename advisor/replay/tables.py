@@ -115,7 +115,8 @@ def _equal_columns(rates: dict[str, dict[int, float]], guard: bool) -> Iterator[
 
 def pyplot() -> Any:
     """Return ``matplotlib.pyplot``, drawing into files and opening no display.
-    Raises ReplayError."""
+    Raises ReplayError.
+    """
     try:
         import matplotlib
     except ImportError:
@@ -161,7 +162,8 @@ def rates_table(table: HitTable) -> Table:
 
 def draw(table: HitTable, path: Path) -> None:
     """Save the picture: hit rate over capacity, in the band between LRU and Belady.
-    Raises ReplayError."""
+    Raises ReplayError.
+    """
     plots = pyplot()
     figure, axes = plots.subplots(figsize=(9, 5.4), layout="constrained")
     _draw_band(axes, table)

@@ -186,7 +186,8 @@ BYTES_PER_TOKEN: Final = 131_072
 @dataclass(frozen=True, slots=True)
 class ServiceModel:
     """The time an engine takes for a request: prefill at a constant rate, then a step per token.
-    The defaults are an 8B model on one H100-class GPU; chosen."""
+    The defaults are an 8B model on one H100-class GPU; chosen.
+    """
 
     prefill_tokens_per_s: float = 20_000.0  # prompt tokens computed per second
     decode_s_per_token: float = 0.02  # seconds per output token

@@ -36,7 +36,8 @@ class WindowRequest(NamedTuple):
 
 class Ceiling(NamedTuple):
     """Blocks that some requests asked for, and what of them Belady's algorithm would have found and
-    the live engine did."""
+    the live engine did.
+    """
 
     asked: int = 0
     found: int = 0

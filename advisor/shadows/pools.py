@@ -93,7 +93,8 @@ class GuardedPool:
 @dataclass(frozen=True, slots=True)
 class OtherWeights:
     """A policy with other weights and rules; it shares what the policy learns. Asked under the
-    graph's lock: the policy is given these weights for as long as it scores."""
+    graph's lock: the policy is given these weights for as long as it scores.
+    """
 
     policy: Policy
     weights: Weights | None  # None for a policy that heeds none
@@ -235,7 +236,8 @@ def policy_pool(
     beside: LruPool, name: str, policy: Policy, guard: Guarding, uses: SimulatedPools
 ) -> PolicyPool:
     """A policy's pool, as large as one of LRU. What leaves a pool and is copied is found as if it
-    had stayed: so pool and tiers are one pool, as large as both."""
+    had stayed: so pool and tiers are one pool, as large as both.
+    """
 
     def scores(view: View, picked: Selection) -> Scores:
         return whole_scores(view, policy, picked)

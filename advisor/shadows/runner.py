@@ -134,7 +134,8 @@ def _no_guard(blocks: int) -> PolicySelector | None:
 
 class ShadowSet:
     """All shadows of one engine. ``asked``, ``ours``: blocks that all sessions asked for, and what
-    the live pool found; ``sampled``: those that sessions of the sample asked for."""
+    the live pool found; ``sampled``: those that sessions of the sample asked for.
+    """
 
     def __init__(
         self,
@@ -300,7 +301,8 @@ class ShadowSet:
     @property
     def is_bounded(self) -> bool:
         """Whether the ceiling is known, and of the same requests as all others: it stands above who
-        has no more room. A sample is an estimate, which may say more while little was heard."""
+        has no more room. A sample is an estimate, which may say more while little was heard.
+        """
         within = self.blocks + self.copies
         beside = (self.beside_belady.get(x.name) for x in self.pools if size_of(x) <= within)
         shares = [each.share or 0.0 for each in beside if each is not None]
@@ -326,7 +328,8 @@ class ShadowSet:
 
     def weigh_otherwise(self, weights: OtherWeights, view: View) -> None:
         """Follow other weights from now on, in a pool that holds what the live one does; whatever
-        other weights were followed before are not any more."""
+        other weights were followed before are not any more.
+        """
         lru = self.lru[0]
         self.weigh_alike()
         begun = self._counted(lru)
@@ -342,7 +345,8 @@ class ShadowSet:
 
     def ranking(self, view: View) -> Iterator[None]:
         """Rank what each policy's shadow holds again, and resize it to what the sample now asks
-        for; shadow by shadow."""
+        for; shadow by shadow.
+        """
         blocks = view.blocks
         resident = blocks.holding(view.engine).rows
         part = self.sample.part_of(resident, blocks.keys[resident])
@@ -533,7 +537,8 @@ class ShadowRunner:
 
     def _look_ahead(self) -> None:
         """Compute Belady's hits of the window, while the results are looked at: once a minute, or
-        less often where that would take more than its share of a core."""
+        less often where that would take more than its share of a core.
+        """
         now = self._clock()
         if now - self._looked > _ASKED_LATELY_S:
             with self.lock:
@@ -555,7 +560,8 @@ class ShadowRunner:
 
     def _judge(self) -> None:
         """Do less if this takes more of a core than allowed: at once, since one tick may take all
-        that it has for long."""
+        that it has for long.
+        """
         now = self._clock()
         too_much = self._spent > _SHARE_OF_A_CORE * _JUDGED_OVER_S
         if too_much:

@@ -126,7 +126,8 @@ class PublisherRun:
 
 class KvOrder:
     """Follows a publisher's sequence numbers, and decides what happens to each batch. It opens no
-    socket: ``replay`` requests what is missing. Its owner shares ``counters``."""
+    socket: ``replay`` requests what is missing. Its owner shares ``counters``.
+    """
 
     def __init__(
         self, name: str, replay: KvReplay, counters: Counter[str], clock: Callable[[], float]

@@ -63,7 +63,8 @@ class AdvicePublisher:
         admissions: Mapping[str, AdmissionAdvice] = _NO_ADVICE,
     ) -> None:
         """Send what is new. Mappings are replaced by whoever changes them, and not changed: they
-        are not looked through again, which is far more often asked for than there is news."""
+        are not looked through again, which is far more often asked for than there is news.
+        """
         peers = list(peers)
         standing = [(peer.identity, peer.synced) for peer in peers]
         asked = (rankings, wanted, admissions)

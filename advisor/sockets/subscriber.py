@@ -111,7 +111,8 @@ class Peer:
 
 def engine_id(identity: bytes) -> str:
     """An engine's public id, derived from its socket identity, which must stay secret. Whoever knew
-    the identity could take the engine's place."""
+    the identity could take the engine's place.
+    """
     return hashlib.blake2b(identity, digest_size=8, person=b"kvgraph engine").hexdigest()
 
 

@@ -79,7 +79,8 @@ _SUPERSEDED, _SHARED = 1, 2  # flags of the API
 
 def node_link(view: GraphView) -> dict[str, Any]:
     """The graph as node-link data, as networkx and d3 read it; nodes are blocks and memories.
-    ``networkx.node_link_graph(…, edges="edges")`` reads it."""
+    ``networkx.node_link_graph(…, edges="edges")`` reads it.
+    """
     names = _block_names(view.nodes.key)
     memories = [f"memory:{name}" for name in view.names.memories]
     return {

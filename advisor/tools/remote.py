@@ -114,7 +114,8 @@ def answer_to(
     request: urllib.request.Request, timeout_s: float = TIMEOUT_S, most_bytes: int = _MAX_ANSWER
 ) -> Any:
     """Send a request and decode the JSON answer; ``timeout_s`` is for each read of the socket.
-    Raises UnknownError, RefusedError, BusySidecarError or RemoteError."""
+    Raises UnknownError, RefusedError, BusySidecarError or RemoteError.
+    """
     url = f"{request.type}://{request.host}"
     try:
         with _opener.open(request, timeout=timeout_s) as answer:

@@ -1,5 +1,6 @@
 """Applies runs of stored and removed blocks together, as vector operations, and their copies. A run
-that removes a block and stores it afterwards is applied in parts, in none of which that happens."""
+that removes a block and stores it afterwards is applied in parts, in none of which that happens.
+"""
 
 from __future__ import annotations
 
@@ -76,7 +77,8 @@ class CopyRecorder:
 
     def forget(self, engine: int, now: float, part: slice) -> None:
         """Forget an engine's copies in these block rows: they are gone or about to be listed
-        again."""
+        again.
+        """
         blocks = self._tables.blocks
         if not blocks.had_copies:
             return

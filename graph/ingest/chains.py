@@ -52,14 +52,16 @@ class ChainLinker:
 
     def from_root(self, row: int, length: int) -> Rows:
         """int32 ``[length]``: the chain that ends at ``row``; empty if its length differs or is
-        unknown."""
+        unknown.
+        """
         if row == NO_ROW:
             return np.empty(0, dtype=np.int32)
         return np.frombuffer(core.chain(self._tables.blocks, row, length), dtype=np.int32)
 
     def _told(self, unlinked: tuple[int, bytes, bytes] | None) -> None:
         """See to what could not be linked: the reported start of a chain contradicts earlier
-        reports, or parents must become shallower first."""
+        reports, or parents must become shallower first.
+        """
         if unlinked is not None:
             cut, rows, parents = unlinked
             self._counters["links_refused"] += cut

@@ -1,5 +1,6 @@
 """Applies an engine's events to the tables. Runs of stored and removed blocks are applied together,
-and so are runs of requests."""
+and so are runs of requests.
+"""
 
 from __future__ import annotations
 
@@ -109,7 +110,8 @@ class Ingest:
 
     def forgetting(self, engine: int, now: float) -> Iterator[None]:
         """Forget an engine that is gone, and its copies, in slices. Its column is not reused before
-        the last one."""
+        the last one.
+        """
         self._tables.leaving.add(engine)
         self._tables.models.pop(engine, None)
         self._tables.pool_blocks.pop(engine, None)

@@ -55,7 +55,8 @@ def continued(owners: Rows, first_reach: Rows, reach: Rows, turns: Rows) -> int:
 
 def deepest(owners: Rows) -> tuple[int, int]:
     """The owner of the deepest known block (``NO_ROW``: none, ``SHARED``: several), and the number
-    of known blocks. ``owners`` is as in ``continued``."""
+    of known blocks. ``owners`` is as in ``continued``.
+    """
     unseen = np.flatnonzero(owners == NO_ROW)
     known = int(unseen[0]) if len(unseen) else len(owners)
     return int(owners[known - 1]) if known else NO_ROW, known
@@ -164,7 +165,8 @@ class RequestSessions:
 
     def supersede(self, session: int, rows: Rows) -> None:
         """Mark blocks of the session's last turn that this turn abandoned as superseded. Not while
-        another request of the session runs: then the two are siblings."""
+        another request of the session runs: then the two are siblings.
+        """
         left = core.supersede(self._tables.blocks, self._tables.sessions, rows, session)
         if left:
             self._counters["blocks_superseded"] += left

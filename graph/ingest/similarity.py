@@ -153,7 +153,8 @@ class SemanticLinker:
 
     def embed(self, rows: Rows, vectors: Vectors, now: float) -> None:
         """Set the embedding of each (distinct) block row, float32 ``[n, dim]``, finite and not
-        zero, and link it to its neighbours; ``accepts(dim)`` holds."""
+        zero, and link it to its neighbours; ``accepts(dim)`` holds.
+        """
         index = self._ensure(vectors.shape[1])
         self._drop(rows)
         index.add(rows.astype(np.uint64), vectors)

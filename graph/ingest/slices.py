@@ -75,7 +75,8 @@ def _key_bytes(event: AnyEvent) -> int:
 
 def _parts(event: AnyEvent) -> list[AnyEvent]:
     """Split an event with many keys into equivalent smaller ones; others are returned as they are.
-    An event whose keys are malformed stays whole and is refused later."""
+    An event whose keys are malformed stays whole and is refused later.
+    """
     if not isinstance(event, _CUT) or len(event.hashes) % 8:
         return [event]
     hashes, parts = event.hashes, list[AnyEvent]()
@@ -100,7 +101,8 @@ T = TypeVar("T")
 
 def oldest(rows: Sequence[Rows], times: Sequence[Times], count: int) -> Generator[None, None, Rows]:
     """int32 ``[count]``: the rows with the smallest times, of ``rows``, int32 ``[n]`` each,
-    ascending; among equal ones the first. In slices; there are as many rows."""
+    ascending; among equal ones the first. In slices; there are as many rows.
+    """
     if not count:
         return np.empty(0, dtype=np.int32)
     border = yield from _nth(times, count - 1)
@@ -155,7 +157,8 @@ _NONE: Final[Rows] = np.empty(0, dtype=np.int32)
 class GhostKeeper:
     """Releases rows of blocks that no engine holds any more (ghosts), the longest unused first.
     ``forget_all`` is called once with all that are about to be reused, bool ``[blocks.size]``,
-    ``forget_some`` with each slice's rows, int32, before they are released."""
+    ``forget_some`` with each slice's rows, int32, before they are released.
+    """
 
     def __init__(
         self,
@@ -171,7 +174,8 @@ class GhostKeeper:
 
     def releasing(self) -> Iterator[None]:
         """Release ghosts beyond the limit, slice by slice; no event may be applied meanwhile. First
-        they lose all that refers to them, then their rows."""
+        they lose all that refers to them, then their rows.
+        """
         rows = yield from self._surplus()
         if not len(rows):
             return

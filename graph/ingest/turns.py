@@ -74,7 +74,8 @@ class HeldBook:
 
     def since(self, session: str, tenant: str | None) -> dict[int, float]:
         """Engine → since when a request of this session has waited there. Without a tenant, a
-        session of any tenant matches."""
+        session of any tenant matches.
+        """
         found: dict[int, float] = {}
         for engine, waiting in self._held.items():
             for held in waiting.values():
@@ -110,7 +111,8 @@ class TurnRecorder:
 
     def apply(self, engine: int, turns: Sequence[Turn], now: float) -> None:
         """Apply requests that started and ended, in order. What their chains show about blocks is
-        written at once for all of them; what they show about sessions, one after the other."""
+        written at once for all of them; what they show about sessions, one after the other.
+        """
         whole = [turn for turn in turns if len(turn.hashes) % 8 == 0]
         if any(turn.skipped for turn in whole):
             whole = [self._with_skipped(engine, turn) for turn in whole]
@@ -227,7 +229,8 @@ class TurnRecorder:
         self, engine: int, turns: Sequence[Turn]
     ) -> tuple[Sequence[Turn], list[str], Counts, KnownBlocks]:
         """Drop turns whose chain has a key twice; returns turns, the name by which each one's chain
-        is remembered, how many blocks it has, and where these are."""
+        is remembered, how many blocks it has, and where these are.
+        """
         keys = as_keys(b"".join([turn.hashes for turn in turns]))
         counts = np.array([len(turn.hashes) // 8 for turn in turns], dtype=np.int64)
         names = [turn.session or turn.request_id for turn in turns]

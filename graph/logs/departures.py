@@ -101,7 +101,8 @@ class CurrentRanking:
 
     def unprotected(self, keys: Keys, place: Places, used: npt.NDArray[np.float64]) -> Mask:
         """Which of these protected blocks the ranking knew and did not protect. Layers are
-        protected up to a share only. ``used`` is when each block was used last."""
+        protected up to a share only. ``used`` is when each block was used last.
+        """
         made = self._made[-1][0] if self._made else -np.inf
         known: Mask = (place != UNPLACED) | (used <= made)
         return known & ~np.isin(keys, self._kept)
@@ -112,7 +113,8 @@ class CurrentRanking:
 
     def terms(self, keys: Keys, place: Places) -> TermsAtRanking:
         """The latest score terms of these blocks; NaN for blocks the ranking does not name.
-        ``place`` is the result of ``places``."""
+        ``place`` is the result of ``places``.
+        """
         if not self._terms.names:
             return TermsAtRanking((), np.empty((len(place), 0), dtype=np.float16))
         if self._termed is not self._order:
@@ -247,7 +249,8 @@ class Departures:
 
     def stop_computing(self, engine: int, rows: Rows, others: Iterable[Rows]) -> None:
         """Note that a request no longer computes these blocks. ``others`` are the blocks that the
-        engine's other requests compute."""
+        engine's other requests compute.
+        """
         marks = self._log(engine).marks
         found = core.unmark(marks, self._tables.blocks, engine, rows, RowMark.COMPUTING)
         if not found:
@@ -289,7 +292,8 @@ class Departures:
 
     def arrived(self, engine: int) -> None:
         """Bind an engine to its column: a returning engine keeps its log, a different one starts
-        anew. Until an engine takes the column, reports for it belong to the old one."""
+        anew. Until an engine takes the column, reports for it belong to the old one.
+        """
         name = self._tables.name_of(engine) if engine in self._left else None
         if name is not None and self._left.pop(engine) != name:
             del self.evictions[engine]

@@ -25,7 +25,8 @@ _LARGEST: Final = float(np.finfo(np.float16).max)
 
 class TermsAtRanking(NamedTuple):
     """Score terms of blocks when they were ranked. ``parts`` is ``[n, names]``; NaN for a block
-    whose terms are unknown."""
+    whose terms are unknown.
+    """
 
     names: tuple[str, ...]
     parts: Parts
@@ -51,7 +52,8 @@ NO_TERMS: Final = TermsAtRanking((), np.empty((0, 0), dtype=np.float16))
 
 class TermRing:
     """Score terms of an engine's last evictions, by record id. Terms with other names, as another
-    policy has, restart the ring."""
+    policy has, restart the ring.
+    """
 
     def __init__(self) -> None:
         self._names: tuple[str, ...] = ()
@@ -128,7 +130,8 @@ class Eviction(NamedTuple):
 
 class RowMark:
     """Marks per block row: how it left the pool, whether it is being computed or was prefetched,
-    and why its copy is gone."""
+    and why its copy is gone.
+    """
 
     HERE: Final = 0  # it did not, or never was there
     EVICTED: Final = 1

@@ -100,7 +100,8 @@ class ContentIndex:
 
     def add(self, contents: Keys, keys: Keys, salt: int) -> None:
         """Store that block ``keys[i]``, the graph's uint64, has the content ``contents[i]``, a
-        uint64 digest of its tokens, under the cache salt of this digest."""
+        uint64 digest of its tokens, under the cache salt of this digest.
+        """
         if not len(self._slots):
             self._slots = np.zeros(1 << _BITS, dtype=_SLOT)
         first, second = _slots_of(contents)
@@ -210,7 +211,8 @@ class StepSums:
 
     def merged(self, now: float, most: int) -> tuple[float, list[float], dict[str, Sums]]:
         """Merge adjacent steps of ``series_by_name`` until about ``most`` are left; returns the
-        seconds of a merged step, when each begins, and its sums by column."""
+        seconds of a merged step, when each begins, and its sums by column.
+        """
         starts, sums = self.series(now)
         many = 1 << (max(1, -(-len(starts) // most)) - 1).bit_length()
         step_s = many * self.step_s
@@ -297,7 +299,8 @@ class History(Departures):
 
     def greeting(self, engine: int, now: float) -> Iterator[None]:
         """Handle an engine's hello, in slices: earlier ends of its requests may have been lost. A
-        request that still runs is closed when its end is reported within ten minutes."""
+        request that still runs is closed when its end is reported within ten minutes.
+        """
         self.arrived(engine)
         self.stop_computing_all(engine)
         for count, number in enumerate(self.running.doubt(engine, now), start=1):
@@ -331,7 +334,8 @@ class History(Departures):
         hold: Hold | None = None,
     ) -> None:  # fmt: skip
         """Record that a request was scheduled, and how long it was held; ``keys`` are the graph's
-        of its ``rows``. Call it before its session and its blocks are updated."""
+        of its ``rows``. Call it before its session and its blocks are updated.
+        """
         self._drop(engine, event.request_id)
         log, size = self._log(engine), event.block_size
         reach = min(len(rows), max(0, event.prompt_tokens - 1) // size)
@@ -405,7 +409,8 @@ class History(Departures):
 
     def listen(self) -> list[ReplayedWalk]:
         """Return the starts and ends of requests since the last call, the oldest first. The first
-        call starts the recording, and returns none."""
+        call starts the recording, and returns none.
+        """
         if self._heard is None:
             self._heard = ReplayQueue()
         return self._heard.take()
@@ -466,7 +471,8 @@ class History(Departures):
 
 class NoHistory(History):
     """A history that records no requests or evictions, for graphs whose logs nobody reads. It saves
-    a tenth of ingest's time."""
+    a tenth of ingest's time.
+    """
 
     def evicted(self, engine: int, rows: Rows, now: float) -> None:
         pass

@@ -235,7 +235,8 @@ class OpenCases:
 
     def is_open(self, engine: int, miss: Miss, rows: Rows) -> bool:
         """Whether the missing block is in the pool according to the tables. ``rows`` are the whole
-        prompt's block rows, int32."""
+        prompt's block rows, int32.
+        """
         if miss.reason in (Reason.NOT_CACHEABLE, Reason.OTHER_GROUP):
             return False  # that it was there changes nothing
         return self._tables.blocks.tiers.item(engine, rows.item(miss.index)) & HELD == _HOT
@@ -257,7 +258,8 @@ class OpenCases:
 
     def step_reported(self, engine: int, now: float) -> None:
         """Close an engine's cases now that their step's evictions are reported. A case whose block
-        is among these gets a new miss."""
+        is among these gets a new miss.
+        """
         for number, case in self._open.pop(engine, {}).items():
             self._closed(number, self._judged(engine, case, now))
 

@@ -101,7 +101,8 @@ CAUSE_TEXTS: Final = (
 
 class Detail(IntEnum):
     """Distinguishes the cases of a ``Reason``. For EVICTED the detail is a ``DepartureRule``
-    instead, for COPY_LOST a ``Cause``, for OTHER_GROUP an index into ``EngineHello.groups``."""
+    instead, for COPY_LOST a ``Cause``, for OTHER_GROUP an index into ``EngineHello.groups``.
+    """
 
     NONE = 0
     PARTIAL = 1  # NOT_CACHEABLE: the last block is computed in any case

@@ -74,7 +74,8 @@ class PromptBlocks(Struct, frozen=True, gc=False):
 
 class OtherParty(NamedTuple):
     """The session or engine, besides the request's own, that explains a miss: the one that has the
-    missing block, or took its place; None where none is involved."""
+    missing block, or took its place; None where none is involved.
+    """
 
     session: str | None = None
     tenant: str | None = None
@@ -319,7 +320,8 @@ class RequestLog:
 
     def slowest(self, now: float) -> npt.NDArray[np.int64]:
         """int64 ``[n]``: all requests, longest first, by time since arrival. Requests that run, or
-        may, are counted up to ``now``; those whose end is lost by their wait alone."""
+        may, are counted up to ``now``; those whose end is lost by their wait alone.
+        """
         numbers = np.arange(self.first, self.next)
         ring = self.records(numbers)
         may_run = np.isnan(ring["ran"]) | (ring["ran"] == DOUBTED)
@@ -338,7 +340,8 @@ class RequestLog:
 
     def ahead(self, number: int) -> npt.NDArray[np.int64]:
         """int64 ``[n]``: requests that the engine first scheduled while this one waited, oldest
-        first."""
+        first.
+        """
         ring, record = self._ring, self.record(number)
         begun = ring["at"] < record["at"]
         begun &= ring["at"] >= record["at"] - record["waited"]

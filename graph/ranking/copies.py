@@ -144,7 +144,8 @@ class CopyOrder(Generic[K]):
 
     def used(self, blocks: Sequence[K]) -> None:
         """Note that a request uses this chain in the pool; of its copies, the tail's go before the
-        head's."""
+        head's.
+        """
         once, twice = self._once, self._twice
         if not twice and once.keys().isdisjoint(blocks):
             return
@@ -158,7 +159,8 @@ class CopyOrder(Generic[K]):
 
     def leaves(self, block: K) -> None:
         """Note that no request uses this block, and that the pool lost it, or is about to. Without
-        this note, copies of such blocks would replace each other without end."""
+        this note, copies of such blocks would replace each other without end.
+        """
         self.all_leave((block,))
 
     def all_leave(self, blocks: Iterable[K]) -> None:
@@ -181,7 +183,8 @@ class CopyOrder(Generic[K]):
 
     def first(self, advised: Iterable[K] = ()) -> Iterator[K]:
         """Names in the order in which copies go; a name may come twice, and one of ``advised`` may
-        have no copy."""
+        have no copy.
+        """
         return chain(self._twice, () if self._plain else advised, self._once)
 
 
@@ -228,7 +231,8 @@ def prefetch_candidates(view: View, n: int, active: Rows) -> Rows:
 
 def _chains_first(view: View, held: Selection, rows: Rows, pull: Floats) -> Rows:
     """The rows with a pull and all before them in their chains, the strongest pull first. Leaves
-    out blocks that could not be matched anyhow, because a block before them is not ``held``."""
+    out blocks that could not be matched anyhow, because a block before them is not ``held``.
+    """
     blocks = view.blocks
     above = held.parents()
     top = held.rows[_top(above)]
@@ -283,7 +287,8 @@ def _in_use(view: View, active: Rows) -> Mask:
 
 def _due_pull(view: View, rows: Rows) -> Floats:
     """float64 ``[n]``: in (1, 2] for blocks of due sessions, falling from the first session to the
-    last; 0 for all others."""
+    last; 0 for all others.
+    """
     sessions = view.sessions
     soon = sessions.soon(view.rules.horizon_s, view.now)
     pull = np.zeros(sessions.size + 1)  # the last one stands for NO_ROW
@@ -305,7 +310,8 @@ def _followers_pull(view: View, rows: Rows, in_use: Mask) -> Floats:
 
 def _next_pull(view: View, rows: Rows, in_use: Mask) -> Floats:
     """float64 ``[n]`` up to 1: the share of those who walked a block in use that went on to this
-    one. The block in use is the last before it in its chain that is not among ``rows`` itself."""
+    one. The block in use is the last before it in its chain that is not among ``rows`` itself.
+    """
     blocks = view.blocks
     before = blocks.parent[rows[_top(Selection(blocks, rows).parents())]]
     share = blocks.walkers[rows] / np.maximum(1.0, blocks.walkers[before])

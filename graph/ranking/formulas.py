@@ -74,7 +74,8 @@ class LruPolicy:
 
 def score_terms(view: View, weights: Weights, picked: Selection) -> dict[str, Term]:
     """The score's terms: per term a list of weights and of the values, ``[n]``, that they
-    multiply."""
+    multiply.
+    """
     return {
         "age": [(weights.age, view.now - picked.last_used())],
         **_graph_terms(view, weights, picked),
@@ -85,7 +86,8 @@ def score_terms(view: View, weights: Weights, picked: Selection) -> dict[str, Te
 
 def graph_worth(view: View, weights: Weights, picked: Selection) -> npt.NDArray[np.float64]:
     """float64 ``[len(picked)]``: points for what the graph knows besides time: edges, importance,
-    and how sure the model is."""
+    and how sure the model is.
+    """
     worth, kinds, blocks = np.zeros(len(picked)), view.rules.edge_types, view.blocks
     others: dict[EdgeType, float] = {
         kind: weight for kind, weight in kinds.items() if kind not in _OF_CHAINS
@@ -125,7 +127,8 @@ def _over_types(
     factor: float, kinds: Mapping[EdgeType, float], values: Values, view: View, picked: Selection
 ) -> Term:
     """One weight and one array of values per edge type; types without an edge or a weight are left
-    out."""
+    out.
+    """
     return [
         (factor * weight, values(kind, picked))
         for kind, weight in kinds.items()
@@ -135,7 +138,8 @@ def _over_types(
 
 def _surer(factor: float, view: View, picked: Selection) -> Term:
     """By how much surer the model was than in the mean when it wrote to each block's session; left
-    out where no session was sampled."""
+    out where no session was sampled.
+    """
     confidence = view.sessions.confidence[: view.sessions.size]
     sampled = confidence >= 0
     if not factor or not sampled.any():

@@ -22,7 +22,8 @@ Detach = Callable[[View, Rows], Policy]
 class CopiedColumns(NamedTuple):
     """Some blocks, or runs of them, as of a moment, and who scores them: copies of what is
     ``live``, a view and rows. Without ``detached`` the policy has to be asked itself, of what is
-    live and with the lock."""
+    live and with the lock.
+    """
 
     view: View
     front: Front
@@ -58,7 +59,8 @@ class CopiedColumns(NamedTuple):
 def copied(view: View, policy: Policy, rows: Rows) -> CopiedColumns:
     """Copy what the scores of some blocks, int32 ``[n]`` rows, ascending, depend on, so that they
     can be computed without the graph's lock. Where no rule and no copy in a colder tier can tell
-    the blocks of a run apart, one row stands for each run of consecutive blocks."""
+    the blocks of a run apart, one row stands for each run of consecutive blocks.
+    """
     # What is kept is counted in blocks, and copies are of blocks. Without the lock this is a guess,
     # which spares the copies of runs that would be of no use.
     alone = view.blocks.had_copies or names_any(view, Selection(view.blocks, rows))

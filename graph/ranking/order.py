@@ -1,5 +1,6 @@
 """How a ranking is made: a policy's scores, higher ones first, under the rules that bind every
-policy; vector expressions over columns, which walk no edges."""
+policy; vector expressions over columns, which walk no edges.
+"""
 
 from __future__ import annotations
 
@@ -92,7 +93,8 @@ def resident_scores(view: View, policy: Policy) -> tuple[Rows, Scores]:
 
 def whole_scores(view: View, policy: Policy, picked: Selection) -> Scores:
     """float64 ``[len(picked)]``: scores of any blocks under the rules, chains tail first, as if a
-    pool held just these."""
+    pool held just these.
+    """
     front = copied(view, policy, picked.rows)
     return front.by_block(front.whole(_ruled_scores(front, policy)))
 
@@ -116,7 +118,8 @@ def _ruled_scores(front: CopiedColumns, policy: Policy, there: Mask | None = Non
 
 def _tail_first(scores: Scores, blocks: BlockTable, held: Selection, among: Mask) -> Scores:
     """float64 ``[len(held)]``: scores with chains whole ``among`` some blocks, ``-inf`` for the
-    others."""
+    others.
+    """
     if among.all():  # as always where an engine has no other tiers
         return keep_chains_whole(scores, held.parents())
     chosen = np.full(len(scores), _NEVER)
@@ -136,7 +139,8 @@ def _demoting(
 
 def _highest(scores: Scores, among: Mask, limit: int) -> Places:
     """Places of the ``limit`` highest scores where ``among`` is true, highest first; of equals the
-    first place."""
+    first place.
+    """
     places = np.empty(min(max(0, limit), len(scores)), dtype=np.int64)
     return places[: core.highest(scores, among, places)]
 
@@ -182,7 +186,8 @@ def _observe(view: View, policy: Policy) -> None:
 
 def _keeps_nothing(view: View, for_copies: bool) -> bool:
     """Whether the view's engine has neither tiers nor a block that may be protected or leased: then
-    there is nothing to say where LRU rules."""
+    there is nothing to say where LRU rules.
+    """
     if not for_copies:
         return not names_anything(view)
     reports = view.tables.reports.get(view.engine)
@@ -193,7 +198,8 @@ def _keeps_nothing(view: View, for_copies: bool) -> bool:
 
 def _only_kept(view: View, limit: int, for_copies: bool) -> EvictionRanking:
     """Without an order. What is leased, and what stands before it in its chains, is kept as what is
-    protected is; it goes before that, each chain tail first."""
+    protected is; it goes before that, each chain tail first.
+    """
     with view.lock:
         if _keeps_nothing(view, for_copies):
             return EvictionRanking.empty(view.now)
@@ -248,7 +254,8 @@ def is_under_lru(engine: int, policy: Policy, referee: Referee | None) -> bool:
 class RankingSources:
     """Who ranks blocks on each engine, and what they said last, to explain a block's rank.
     ``referee`` says which engines evict in LRU's order instead; rankings ``known`` need not be
-    computed again."""
+    computed again.
+    """
 
     policy: Policy
     referee: Referee | None
@@ -257,7 +264,8 @@ class RankingSources:
 
 def places(view: View, order: RankingSources, row: int) -> dict[str, dict[str, Any]]:
     """Per engine that has the block in its pool: who ranks, and how many blocks go before it. Where
-    LRU rules although the policy is another, ``policy_rank`` is the policy's place for it."""
+    LRU rules although the policy is another, ``policy_rank`` is the policy's place for it.
+    """
     found = {}
     for engine, column in view.tables.engines.items():
         resident = view.blocks.resident(column)
@@ -278,7 +286,8 @@ def places(view: View, order: RankingSources, row: int) -> dict[str, dict[str, A
 
 def who_ranks(order: RankingSources, ranks: Mapping[str, Mapping[str, Any]]) -> str:
     """A sentence: whether score and terms decide on the engines that have a block, ranked as
-    ``places`` found."""
+    ``places`` found.
+    """
     name = order.policy.name
     others = sorted(engine for engine in ranks if ranks[engine]["ranked_by"] == LruPolicy.name)
     if not others or isinstance(order.policy, LruPolicy):
@@ -299,7 +308,8 @@ def _policy_place(view: View, order: RankingSources, engine: str, row: int) -> i
 
 def _lru_place(view: View, row: int) -> int:
     """The place in the engine's own order: the longest unused first, and what is leased or
-    protected last."""
+    protected last.
+    """
     resident = view.blocks.holding(view.engine)
     within = limits_of_kept(view, resident) == Limit.NONE
     safe, leased = is_protected(view, resident), is_pinned(view, resident)

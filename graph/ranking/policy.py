@@ -1,6 +1,7 @@
 """``Policy``: scores the blocks that an engine may lose, in the live sidecar and in the replay lab.
 The rules that bind every policy (superseded first, protected last, a chain tail first) are laid
-over its scores by ``rules.lay_rules``."""
+over its scores by ``rules.lay_rules``.
+"""
 
 from __future__ import annotations
 
@@ -194,7 +195,8 @@ class Policy(Protocol):
 
 def terms_of(policy: Policy, view: View, picked: Selection) -> Terms:
     """A policy's terms, which somebody else may have written, in a view of an engine or of none;
-    raises GraphError unless they are one number for each picked block."""
+    raises GraphError unless they are one number for each picked block.
+    """
     terms = policy.terms(view.of(NO_ROW), picked)
     shapes = {name: np.shape(each) for name, each in terms.items()}
     if wrong := [f"{name} {shape}" for name, shape in shapes.items() if shape != (len(picked),)]:
@@ -217,7 +219,8 @@ class Learner(Protocol):
 
     def look(self, view: View) -> Callable[[], None]:
         """``observe`` in two parts: this one reads the columns, under the graph's lock; what it
-        returns learns from what was read, and is called without the lock."""
+        returns learns from what was read, and is called without the lock.
+        """
 
 
 class Detachable(Protocol):

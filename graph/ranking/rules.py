@@ -1,7 +1,8 @@
 """The rules that bind every policy: what goes first, what is kept, and what is lost last. Each
 weight, a small integer, is more than all lighter ones together, so that the weightiest rule in
 which two blocks differ decides; scores decide between equals, clipped to less than one step of the
-ranks."""
+ranks.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +41,8 @@ class Limit(IntEnum):
 
 def kept_share(view: View) -> float:
     """The share of the engine's pool that is kept whatever scores say: the operator's word, or what
-    its price allows."""
+    its price allows.
+    """
     if view.kept_share is not None:
         return view.kept_share
     if view.rules.protected_share is not None:
@@ -121,7 +123,8 @@ def _in_order(view: View, picked: Selection, named: Mask, protected: Mask) -> Pl
 
 def _costs(picked: Selection, places: Places) -> npt.NDArray[np.int64]:
     """int64 ``[len(places)]``: how many of the picked ones each keeps and none before it does;
-    those that are wanted most come first in ``places``."""
+    those that are wanted most come first in ``places``.
+    """
     nobody = len(places)
     keeper = np.full(len(picked), nobody * APART)
     keeper[places] = np.arange(nobody) * APART
@@ -143,7 +146,8 @@ def is_inferred(view: View, picked: Selection) -> Mask:
 
 def is_wanted(view: View, picked: Selection) -> Mask:
     """Whether a live session may ask for the block again: several sessions share it and one used it
-    lately, or its own is expected back."""
+    lately, or its own is expected back.
+    """
     lately = picked.last_used() >= view.now - LATELY_S
     nobodys = picked.of(view.blocks.session) == NO_ROW
     expected = np.where(nobodys, lately, _chances(view, picked) >= _CHANCE)
@@ -165,7 +169,8 @@ def _chances(view: View, picked: Selection) -> npt.NDArray[np.float64]:
 def _most_wanted_first(view: View, picked: Selection, protected: Mask) -> npt.NDArray[np.intp]:
     """What is protected comes before what is only leased. Then comes what several sessions share,
     by layer, importance and last use; then what belongs to one session, by the chance of its
-    return: each block costs as much to keep as to compute again. Chains from their start on."""
+    return: each block costs as much to keep as to compute again. Chains from their start on.
+    """
     blocks = view.blocks
     layer, depth = picked.of(blocks.layer), picked.of(blocks.depth)
     shared = _is_shared(view, picked)
@@ -315,7 +320,8 @@ def is_protected(view: View, picked: Selection) -> Mask:
 
 def beyond_share(view: View) -> Rows:
     """Rows in the pool of the view's engine that a protected layer names or a lease holds, and that
-    are evicted like others all the same: more are named than may be kept."""
+    are evicted like others all the same: more are named than may be kept.
+    """
     resident = view.blocks.holding(view.engine)
     return np.asarray(resident.rows[limits_of_kept(view, resident) != Limit.NONE])
 
@@ -324,7 +330,8 @@ def limits_of_kept(
     view: View, picked: Selection, there: Mask | None = None
 ) -> npt.NDArray[np.uint8]:
     """uint8 ``[len(picked)]``: the ``Limit`` beyond which each block is that is protected or
-    leased; ``there`` as in ``limited_by``."""
+    leased; ``there`` as in ``limited_by``.
+    """
     protected, leased = is_protected(view, picked), is_pinned(view, picked)
     return limited_by(view, picked, protected, leased, there)
 
@@ -346,7 +353,8 @@ PROTECTED_BELOW: Final = (sum(min(0, rule.weight) for rule in RULES[:-1]) - 0.5)
 def lay_rules(scores: Scores, view: View, picked: Selection, there: Mask | None = None) -> Scores:
     """float64 ``[len(picked)]``: a policy's scores, which are not changed, of blocks that the
     view's engine holds, under the rules; ``there``, bool: which of them are in the pool; None:
-    all."""
+    all.
+    """
     ruled = _in_band(scores)
     ranks = _ranks(view, picked, there)
     if ranks.any():
@@ -357,7 +365,8 @@ def lay_rules(scores: Scores, view: View, picked: Selection, there: Mask | None 
 
 def standings(view: View, picked: Selection) -> list[list[str]]:
     """The names of the rules that bind each of ``picked`` in its engine's ranking, in the rules'
-    order; in a view of no engine, what binds them wherever they are held."""
+    order; in a view of no engine, what binds them wherever they are held.
+    """
     binding = [rule for rule in RULES if not rule.with_copies or _has_copies(view)]
     names = [rule.name for rule in binding]
     each_rule = [rule.applies(view, picked).tolist() for rule in binding]

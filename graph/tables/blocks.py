@@ -104,7 +104,8 @@ class EdgeSums(Columns):
 
 def known_depth(depth: Rows) -> Rows:
     """int32 ``[n]``: how many blocks stand before each, as far as its chain is known; of the
-    ``depth`` column."""
+    ``depth`` column.
+    """
     beyond = np.maximum(depth - FIRST_KNOWN, 0)
     return np.where(depth < UNPLACED, depth, beyond).astype(np.int32)
 
@@ -218,7 +219,8 @@ class BlockTable(BlockColumns):
     def ensure(self, keys: Keys, now: float, salt: np.uint64 = NO_SALT) -> tuple[Rows, Mask]:
         """Rows of a model's ``keys`` (repeats allowed), int32 ``[n]``, created where unknown, in
         the order of ``keys``, and a bool ``[n]`` that is true where the row is new. ``now``:
-        monotonic seconds."""
+        monotonic seconds.
+        """
         rows, new = self._index.ensure(_salted(keys, salt), self._take, self.alive)
         if new.any():
             self._begin(rows[new], salt, now)
@@ -262,7 +264,8 @@ class BlockTable(BlockColumns):
 
     def holding(self, engine: int, tiers: int = int(Tier.HOT)) -> Selection:
         """What this engine holds in any of some tiers, its pool for one. Its cost grows with
-        these blocks, and those that came at the same time, and not with the table."""
+        these blocks, and those that came at the same time, and not with the table.
+        """
         if not self.had_copies:
             tiers &= ~_COPIES  # whoever asks for these, too, finds as much
         return Selection(self, self._held[engine].marked(self.tiers[engine], tiers))
@@ -312,7 +315,8 @@ class BlockTable(BlockColumns):
 
     def unhold(self, engine: int, keys: Keys, salt: np.uint64) -> Rows:
         """Note that blocks left an engine's pool; returns the rows of those that were there, int32,
-        ascending."""
+        ascending.
+        """
         self._held[engine].changed()
         return self._index.unhold(self.tiers[engine], _salted(keys, salt))
 
@@ -419,7 +423,8 @@ class Selection:
 
 def places_of(rows: Rows, parent: Rows) -> Places:
     """intp ``[n + 1]``: where each parent stands among ``rows``, int32 ``[n]``, ascending; ``n``
-    where it does not."""
+    where it does not.
+    """
     places = np.empty(len(rows) + 1, dtype=np.int64)
     core.parents(rows, parent, places)
     return places

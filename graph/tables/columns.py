@@ -40,7 +40,8 @@ def column(dtype: Any, fill: Any, *, time: bool = False, rare: bool = False) -> 
 class Columns:
     """Arrays of one length: the columns that subclasses declare with ``column``. A rare column is
     one value, seen as an array that cannot be written, until ``for_writing`` makes it an array like
-    the others."""
+    the others.
+    """
 
     _declared: ClassVar[dict[str, Column]] = {}
     _touched = 0  # rows whose memory is there
@@ -68,7 +69,8 @@ class Columns:
 
     def columns_nbytes(self, size: int) -> int:
         """Bytes that the first ``size`` rows take in all columns: of room for further ones the
-        system gives memory as it is written."""
+        system gives memory as it is written.
+        """
         return sum(values.itemsize * size for values in self._arrays().values())
 
     def for_writing(self, name: str) -> npt.NDArray[Any]:
@@ -97,7 +99,8 @@ class Columns:
         self, own: Mapping[str, bytes] = _NOTHING
     ) -> tuple[list[npt.NDArray[Any]], list[bytes]]:
         """The columns that take room, and the value of a fresh row in each: its ``own``, if
-        any."""
+        any.
+        """
         if self._room is None:  # asked for with every batch of blocks that are new
             arrays = self._arrays()
             filled = [self._filled[name] for name in arrays]
@@ -115,7 +118,8 @@ class Columns:
 
     def growing(self, capacity: int) -> Iterator[None]:
         """``grow``, one column at a time and the long ones in parts; the column that was declared
-        first is the last."""
+        first is the last.
+        """
         for name, each in reversed(self._declared.items()):
             if getattr(self, name).flags.writeable:
                 room = yield from taken_in_parts(getattr(self, name), capacity)
@@ -127,7 +131,8 @@ class Columns:
 
     def growing_ahead(self, size: int) -> Iterator[None]:
         """Make more room, one column at a time, where ``size`` of many rows leave little; no row
-        may be taken meanwhile."""
+        may be taken meanwhile.
+        """
         capacity = len(getattr(self, next(iter(self._declared))))
         if capacity < _MANY_ROWS:
             return
@@ -149,7 +154,8 @@ class Columns:
 
 def more_than(capacity: int) -> int:
     """Rows that a full table gets room for: twice as many, so that each is moved once or twice in
-    all. What is not written takes no memory."""
+    all. What is not written takes no memory.
+    """
     return 2 * capacity
 
 
@@ -275,7 +281,8 @@ class Interner:
 
     def restore(self, names: Iterable[str]) -> None:
         """Fill an empty table with the names of another, by their ids, whatever the limit is now:
-        columns hold the ids."""
+        columns hold the ids.
+        """
         self._names = list(names)
         self._ids = {name: number for number, name in enumerate(self._names)}
 
@@ -289,7 +296,8 @@ class Interner:
 
 class TenantNames(Interner):
     """Tenants by number. Past the limit names are not kept, but tenants are still told apart: each
-    gets an id below ``NO_ROW``, a keyed hash that a caller cannot choose."""
+    gets an id below ``NO_ROW``, a keyed hash that a caller cannot choose.
+    """
 
     def __init__(self, limit: int) -> None:
         super().__init__(limit)

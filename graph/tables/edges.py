@@ -1,6 +1,7 @@
 """The edge store: edges that no column implies (CO_ATTEND, SEMANTIC, MEMORY_REF), in columns, and
 running sums at each block, so that a score never walks edges; ``AllEdges`` answers for edges of any
-type."""
+type.
+"""
 
 from __future__ import annotations
 
@@ -142,7 +143,8 @@ class EdgeStore(Columns):
         self, kind: EdgeType, sources: Rows, targets: Rows, weights: Weights, now: float
     ) -> None:
         """Set the weight of edges ``sources[i] → targets[i]``, creating those that are not there.
-        Repeated pairs are allowed; the last weight wins."""
+        Repeated pairs are allowed; the last weight wins.
+        """
         keys, last = _last_of_each(_edge_keys(kind, sources, targets))
         sources, targets, weights = sources[last], targets[last], weights[last]
         rows = self._index.find(keys)
@@ -244,7 +246,8 @@ class EdgeStore(Columns):
 
     def at(self, among: Mask, start: int, end: int) -> Rows:
         """int32: edges from ``start`` to ``end`` at blocks of which ``among``, bool
-        ``[blocks.size]``, is true."""
+        ``[blocks.size]``, is true.
+        """
         part = slice(start, end)
         touching = among[self.source[part]]
         inner = np.flatnonzero(np.isin(self.kind[part], [int(kind) for kind in BLOCK_TO_BLOCK]))

@@ -50,7 +50,8 @@ class Front(BlockTable):
 
     def take(self, start: int) -> int:
         """Copy ``PART`` rows from the ``start``-th on, or half as many more if they are the last,
-        with the graph's lock; returns where the next part begins."""
+        with the graph's lock; returns where the next part begins.
+        """
         end = start + PART if len(self._wanted) - start > PART * 3 // 2 else len(self._wanted)
         source, rows = self._source, self._wanted[start:end]
         columns = self._columns()
@@ -160,7 +161,8 @@ class Front(BlockTable):
     ) -> tuple[Keys, Keys]:
         """uint64 ``[≤ n]`` twice: engines' keys of blocks in runs, by the offset of each in its
         run, and of those of them whose run is marked, bool ``[size]``. A block that is gone by now
-        has none. To be called with the graph's lock."""
+        has none. To be called with the graph's lock.
+        """
         source, keys = self._source, np.empty((2, len(runs)), dtype=np.uint64)
         found, marked = core.keys_of_runs(
             self._found["there"], self.created, runs, offsets, source.created, source.keys,

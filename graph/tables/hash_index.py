@@ -1,6 +1,7 @@
 """A vectorised hash map from uint64 keys to row numbers: open addressing with double hashing, whose
 probes are compiled (``core/index.hpp``). It stores rows only, 4 bytes per slot: the keys are in the
-owner's key column, which the index grows."""
+owner's key column, which the index grows.
+"""
 
 from __future__ import annotations
 
@@ -82,7 +83,8 @@ class HashIndex:
 
     def growing(self, capacity: int) -> Iterator[None]:
         """Make room for rows below ``capacity``, slice by slice; no key may be added or removed
-        meanwhile."""
+        meanwhile.
+        """
         room = yield from taken_in_parts(self.keys, capacity)
         self.keys = refilled(room, self.keys)
         yield
@@ -119,7 +121,8 @@ class HashIndex:
 
     def unhold(self, tiers: npt.NDArray[np.uint8], keys: Keys) -> Rows:
         """Clear the bit of an engine's pool in its ``tiers``; returns the rows of those keys that
-        had it, ascending."""
+        had it, ascending.
+        """
         rows = core.unhold(self._slots.rows, self.keys, tiers, np.ascontiguousarray(keys))
         return np.frombuffer(rows, dtype=np.int32)
 
@@ -137,7 +140,8 @@ class HashIndex:
         """The row of each key (repeats allowed), int32 ``[n]``, after adding those that are not in
         the map, and a bool ``[n]`` that is true where the key was added. ``take`` gives rows for so
         many new keys, in the order in which those first appear. ``alive``, bool ``[capacity]``,
-        marks the rows in use, where keys that come together are likely to have consecutive ones."""
+        marks the rows in use, where keys that come together are likely to have consecutive ones.
+        """
         keys = np.ascontiguousarray(keys)
         self._make_room(keys)
         slots, found = self._slots.rows, np.empty(len(keys), dtype=np.int32)
@@ -209,7 +213,8 @@ _MOST_NAMES: Final = 16_384  # of known chains; chosen
 
 class KnownChains:
     """The rows of chains that were told last, each by the name of who told it. They are guesses, of
-    which whoever takes them checks every key: rows are reused, and names are anybody's."""
+    which whoever takes them checks every key: rows are reused, and names are anybody's.
+    """
 
     def __init__(self) -> None:
         self._rows: dict[str, Rows] = {}  # the longest ago noted first

@@ -1,5 +1,6 @@
 """``ProtectionBudget``: how much of a pool is kept whatever scores say; its price is measured by
-``advisor/policies/protection_price.py``."""
+``advisor/policies/protection_price.py``.
+"""
 
 from __future__ import annotations
 

@@ -317,7 +317,8 @@ class SessionOutlook(SessionColumns):
 
     def note_turn(self, state: int, turns: int, away_s: float, tool: int) -> None:
         """Note that a session in ``state`` has one more turn after ``turns`` others; it was last
-        seen ``away_s`` ago, and waited for ``tool``, if it did."""
+        seen ``away_s`` ago, and waited for ``tool``, if it did.
+        """
         if turns and state == SessionState.ENDED:  # it goes on: that it was over was wrong
             self._ended[_place(turns)] -= 1
         if turns and state == SessionState.WAITING_FOR_TOOL:

@@ -1,5 +1,6 @@
 """Sessions: what a caller names (``session_id``), or else a chain of requests each of which extends
-the one before. Rows are reused when ``limit`` is reached: those quiet for longest go first."""
+the one before. Rows are reused when ``limit`` is reached: those quiet for longest go first.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +65,8 @@ _OF_RANKINGS: Final = (
 
 class SessionTable(SessionOutlook):
     """Sessions by row; row numbers stand in the block table's ``session`` column. ``clear`` is told
-    of rows that are about to be reused: nothing may name them any more."""
+    of rows that are about to be reused: nothing may name them any more.
+    """
 
     def __init__(self, limit: int, clear: Callable[[Rows], None] = lambda rows: None) -> None:
         super().__init__()
@@ -88,7 +90,8 @@ class SessionTable(SessionOutlook):
 
     def copied(self) -> SessionTable:
         """The same sessions as of now, to be ranked by while these change: with the columns that
-        rankings ask for, and without names."""
+        rankings ask for, and without names.
+        """
         size, one = self.size, copy.copy(self)
         for name in _OF_RANKINGS:
             setattr(one, name, getattr(self, name)[:size].copy())
@@ -123,7 +126,8 @@ class SessionTable(SessionOutlook):
     def ensure(self, name: str, tenant: int, now: float) -> int:
         """Return a session's row. An unknown one gets a row, as seen ``now`` on the graph's clock;
         if the table is full, that of a session which is forgotten for it. Sessions of one name
-        under two tenants are different ones."""
+        under two tenants are different ones.
+        """
         row = self.find(name, tenant)
         if row != NO_ROW:
             return row
@@ -143,7 +147,8 @@ class SessionTable(SessionOutlook):
         tip: int = NO_ROW,
     ) -> None:  # fmt: skip
         """Note that a request entered an engine: ``reach`` full blocks of its prompt (-1: not all
-        are known), the last of which is at row ``tip`` (``NO_ROW``: it has none)."""
+        are known), the last of which is at row ``tip`` (``NO_ROW``: it has none).
+        """
         self.changes += 1
         was = core.begin_turn(self, row, engine, now, prompt_tokens, reach, tip)
         if was is not None:
@@ -151,7 +156,8 @@ class SessionTable(SessionOutlook):
 
     def end_turn(self, row: int, tip: int, now: float, prompt: int = 0, total: int = 0) -> None:
         """A request of the session left the engine; its chain ended at block row ``tip``, after
-        ``prompt`` tokens, and ``total`` with its answer."""
+        ``prompt`` tokens, and ``total`` with its answer.
+        """
         self.changes += 1
         if core.end_turn(self, row, tip, now, prompt, total):
             self.take_back_end(row)

@@ -143,7 +143,8 @@ class Tables:
 
     def column_of(self, engine: str, model: str) -> int:
         """The engine's residency column; one that speaks for the first time is given a free one,
-        for ``model`` as far as it names none. Raises GraphError: all columns are taken."""
+        for ``model`` as far as it names none. Raises GraphError: all columns are taken.
+        """
         if engine not in self.engines:
             free = sorted(set(range(MAX_ENGINES)) - set(self.engines.values()) - self.leaving)
             if not free:

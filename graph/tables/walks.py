@@ -119,7 +119,8 @@ class EngineReports:
     @property
     def prefill_tokens_per_s(self) -> float:
         """The engine's speed in tokens per second while it computes prompts; 0: not measured yet.
-        An engine with tiers measures it by when steps end, another one by when they begin."""
+        An engine with tiers measures it by when steps end, another one by when they begin.
+        """
         for report in (self.tiers, self.pressure):
             if report is not None and report.prefill_tokens_per_s:
                 return report.prefill_tokens_per_s
@@ -160,12 +161,14 @@ class ChainLinks:
 
     def walk(self, rows: Rows, hits: int, size: int, now: float) -> None:
         """Note that one more request walked these rows, no row twice, in blocks of ``size`` tokens,
-        and that it found the first ``hits`` of them."""
+        and that it found the first ``hits`` of them.
+        """
         core.walk(self._blocks, rows, hits, size, now)
 
     def releasing(self, gone: Mask) -> Iterator[None]:
         """Remove all links of the rows of which ``gone``, bool ``[blocks.size]``, is true, and
-        which are about to be reused; slice by slice."""
+        which are about to be reused; slice by slice.
+        """
         for part in self._blocks.parts():
             core.unlink(self._blocks, gone, part.start, part.stop)
             yield

@@ -76,7 +76,8 @@ _MOST_BYTES: Final = 1 << 16  # of a note; chosen
 
 def runtime_dir() -> Path:
     """This user's private directory for sockets and notes, created when missing (0700).
-    Raises ConfigError."""
+    Raises ConfigError.
+    """
     base = os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
     path = Path(base) / f"kvgraph-{os.getuid()}"
     try:
@@ -171,7 +172,8 @@ def is_alive(pid: int) -> bool:
 
 class Wake:
     """Wakes a loop that sleeps in poll, from another thread or a signal handler. ``fd`` is readable
-    while a wake-up is due."""
+    while a wake-up is due.
+    """
 
     def __init__(self) -> None:
         self.fd, self._writer = os.pipe()

@@ -392,7 +392,8 @@ def hashing_of(hello: EngineHello) -> str:
 
 def disagreements(engines: Iterable[BlockHashing]) -> list[str]:
     """One sentence for each model whose engines hash blocks differently. An engine that does not
-    say how it hashes agrees with all."""
+    say how it hashes agrees with all.
+    """
     kinds: dict[str, dict[str, list[str]]] = {}
     for each in engines:
         if each.told:

@@ -121,7 +121,8 @@ class EventMessage(NamedTuple):
 
 def decode_events(frames: Sequence[bytes]) -> EventMessage:
     """Decode one message; a malformed payload is reported in ``refused``, not raised.
-    Raises WireError or VersionError."""
+    Raises WireError or VersionError.
+    """
     seq, payload = _unframe(frames)
     try:
         return EventMessage(seq, _events.decode(payload).events)
@@ -131,7 +132,8 @@ def decode_events(frames: Sequence[bytes]) -> EventMessage:
 
 def decode_advice(frames: Sequence[bytes], now: float) -> tuple[int, AnyAdvice]:
     """Decode one advice message, received at ``now``, to its number and content, dated by the
-    receiver's clock; raises like ``decode_events``."""
+    receiver's clock; raises like ``decode_events``.
+    """
     seq, payload = _unframe(frames)
     try:
         message = _advice.decode(payload)

@@ -148,7 +148,8 @@ def run(
     device: str, quick: bool, furthest: int, rng: random.Random,
 ) -> tuple[Calibration, str]:  # fmt: skip
     """Measure a model; returns the calibration, and a description of the text.
-    Raises ConfigError or KernelError."""
+    Raises ConfigError or KernelError.
+    """
     import torch
 
     from ..vllm.recall.support import model_identity

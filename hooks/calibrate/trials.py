@@ -30,7 +30,8 @@ class SplicedModel:
     @torch.inference_mode()  # type: ignore[untyped-decorator]
     def states(self, ids: Tensor, start: int = 0, before: Layers | None = None) -> Layers:
         """Keys and values of ``ids``, int64 [tokens], from position ``start`` on, behind
-        ``before``."""
+        ``before``.
+        """
         out = self._run(ids, start, before)
         known = _tokens(before)
         return [
@@ -41,7 +42,8 @@ class SplicedModel:
     @torch.inference_mode()  # type: ignore[untyped-decorator]
     def logits(self, ids: Tensor, before: Layers | None = None) -> Tensor:
         """Logits of the tokens after each of ``ids``, behind ``before``; float32 [tokens,
-        vocabulary]."""
+        vocabulary].
+        """
         logits: Tensor = self._run(ids, _tokens(before), before).logits[0].float()
         return logits
 
@@ -53,7 +55,8 @@ class SplicedModel:
 
     def check_rotation(self, ids: Tensor) -> None:
         """Compare keys that were moved with keys that were computed there, in every layer.
-        Raises ConfigError."""
+        Raises ConfigError.
+        """
         moved, there = self.moved(self.states(ids), _SHIFT), self.states(ids, _SHIFT)
         for number, ((got, _), (wanted, _)) in enumerate(zip(moved, there, strict=True)):
             error = float((got.float() - wanted.float()).norm() / wanted.float().norm())
@@ -278,7 +281,8 @@ def judge_margins(
     bar: PassMark = DEFAULT_BAR,
 ) -> tuple[CalibrationVerdict, list[CellResult]]:
     """Judge one grid after the other, each of a longer margin, until one passes. Returns the
-    verdict on the last grid that was measured, and the results of all."""
+    verdict on the last grid that was measured, and the results of all.
+    """
     verdict, shown = judge([], bar), list[CellResult]()
     for cells in grids:
         if shown and (verdict.passed or not cells):

@@ -1,5 +1,6 @@
 """The attention function that a model runs with the cache; equal to sdpa until something is
-evicted."""
+evicted.
+"""
 
 from __future__ import annotations
 

@@ -33,7 +33,8 @@ LogitsCallback = Callable[[Any, Tensor], None]
 
 class LogitsWatch:
     """Calls ``callback(cache, logits)`` after every forward pass whose output carries the cache.
-    ``callback`` must not hold a reference to the cache."""
+    ``callback`` must not hold a reference to the cache.
+    """
 
     def __init__(self, cache: Any, callback: LogitsCallback) -> None:
         # A cache is never told its model. So a hook on all modules looks for an output that

@@ -17,7 +17,8 @@ from .stores import FloatStore, MixedStore, room_for
 class Ranker(Protocol):
     """Orders the tokens of a layer by one float32 each, which moves with the token; the lowest
     scores are evicted first. ``queries``: of how many of a prompt's last queries it needs the
-    attention; at least 1."""
+    attention; at least 1.
+    """
 
     @property
     def queries(self) -> int: ...
@@ -38,7 +39,8 @@ class Ranker(Protocol):
 
     def scores(self, memory: Tensor, position: Tensor, open_to: Tensor) -> Tensor:
         """The scores of tokens, [batch, tokens], given ``memory``, float32, ``position``, int64, in
-        the text, and ``open_to``, bool: which may be evicted (the others' scores do not matter)."""
+        the text, and ``open_to``, bool: which may be evicted (the others' scores do not matter).
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +215,8 @@ class ConfLayer(CacheLayerMixin):  # type: ignore[misc]
         self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
     ) -> tuple[Tensor, Tensor]:
         """Store new tokens, and return what attention reads while this layer is exact.
-        Raises UnsupportedError."""
+        Raises UnsupportedError.
+        """
         self._refuse(key_states)
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
@@ -258,7 +261,8 @@ class ConfLayer(CacheLayerMixin):  # type: ignore[misc]
 
     def shrink(self, budgets: Sequence[int]) -> None:
         """Evict what exceeds ``budgets`` (of a layer of mean depth), once in ``slack`` steps. Each
-        row is then cut to the lowest of its budgets since the last time."""
+        row is then cut to the lowest of its budgets since the last time.
+        """
         # All rows are cut in the same step: moving one row's tokens moves those of all.
         self._lowest = [min(pair) for pair in zip(self._lowest, budgets, strict=True)]
         if self._steps % self._settings.slack:

@@ -106,7 +106,8 @@ class Replayed:
 
 def layer_shares(layers: int, pyramid: float) -> list[float]:
     """Return each layer's budget in units of the mean budget, the first layer's first. It falls
-    linearly from ``1 + pyramid`` to ``1 - pyramid``; a single layer gets 1."""
+    linearly from ``1 + pyramid`` to ``1 - pyramid``; a single layer gets 1.
+    """
     if layers == 1:
         return [1.0]
     return [1.0 + pyramid * (1.0 - 2.0 * depth / (layers - 1)) for depth in range(layers)]

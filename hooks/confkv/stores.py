@@ -44,7 +44,8 @@ class Store(Protocol):
 
 class FloatStore:
     """Keys and values in the model's own type, contiguous; both [batch, heads, held, dims].
-    ``keys`` and ``values`` are examples; ``most`` is its capacity, unless a prompt brings more."""
+    ``keys`` and ``values`` are examples; ``most`` is its capacity, unless a prompt brings more.
+    """
 
     def __init__(self, keys: Tensor, values: Tensor, most: int) -> None:
         self._most = most
@@ -110,7 +111,8 @@ def gathered(values: Tensor, slots: Tensor) -> Tensor:
 
 class Cells:
     """int8 tokens of one plane, keys or values, with a scale per head and channel. A scale only
-    grows: if a new token does not fit, the cells of its channel are quantised again."""
+    grows: if a new token does not fit, the cells of its channel are quantised again.
+    """
 
     def __init__(self, like: Tensor, most: int) -> None:
         batch, heads, _, dims = like.shape

@@ -1,5 +1,6 @@
 """`kvgraph doctor`: checks what an engine on this machine needs to be advised, and names the
-remedy."""
+remedy.
+"""
 
 from .command import app
 

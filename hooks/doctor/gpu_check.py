@@ -1,5 +1,6 @@
 """Checks of GPUs: whether a kernel compiles, launches and computes right, and host memory can be
-page-locked."""
+page-locked.
+"""
 
 from __future__ import annotations
 

@@ -46,7 +46,8 @@ _REFUSED: Final = (
 class SocketOpener:
     """Opens sockets to one sidecar's ROUTER, and tells when another one is due; raises ConfigError:
     the keys that the environment names cannot be used. ZeroMQ may hold ``send_hwm`` frames for a
-    slow sidecar."""
+    slow sidecar.
+    """
 
     def __init__(self, endpoint: str, identity: bytes, send_hwm: int) -> None:
         self._endpoint = endpoint
@@ -69,7 +70,8 @@ class SocketOpener:
 
     def is_outdated(self, now: float) -> bool:
         """Tell whether a new socket may be accepted where this one is not: by another token, or
-        keys. Called while no sidecar is reachable; checks once per second at most."""
+        keys. Called while no sidecar is reachable; checks once per second at most.
+        """
         if not self._access.may_change or now - self._token_checked < _ASK_AGAIN_S:
             return False
         self._token_checked = now
@@ -91,7 +93,8 @@ class SocketOpener:
 class LinkState:
     """Tracks whether a sidecar answers, and logs changes. Without a connection for ``absent_s``
     seconds it counts as absent, without a message for ``silent_s`` as silent; one that refused this
-    engine is asked again after ``refused_s``."""
+    engine is asked again after ``refused_s``.
+    """
 
     def __init__(
         self, endpoint: str, absent_s: float, silent_s: float, refused_s: float, clock: Clock
@@ -138,7 +141,8 @@ def wait_for_advice(
     socket: zmq.Socket[bytes], wake: Wake, seconds: float, or_room: bool = False
 ) -> bool:
     """Sleep until advice arrives, ``wake`` is set, a sidecar takes messages (``or_room``), or a
-    timeout; returns whether advice arrived."""
+    timeout; returns whether advice arrived.
+    """
     poller = zmq.Poller()
     poller.register(socket, zmq.POLLIN | zmq.POLLOUT if or_room else zmq.POLLIN)
     poller.register(wake.fd, zmq.POLLIN)

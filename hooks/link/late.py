@@ -37,7 +37,8 @@ class PromptDigests:
 
     def digests(self) -> bytes:
         """Return eight bytes for each full block: a digest of the prompt up to its end, without the
-        salt."""
+        salt.
+        """
         hasher, size = blake2b(digest_size=_BYTES, key=self._key), self._block_size
         found: list[bytes] = []
         step = max(1, _AT_ONCE // size) * size
@@ -82,7 +83,8 @@ class RecentPrompts:
     def add(self, tokens: Sequence[int], hashes: Sequence[bytes], missing: int) -> int:
         """Remember a prompt of full blocks with ``hashes``, each of which covers all before it and
         a cache salt; returns how many tokens of its block ``missing``, the first not found, an
-        earlier prompt has too: less than a block, 0 where no other prompt parts from it there."""
+        earlier prompt has too: less than a block, 0 where no other prompt parts from it there.
+        """
         same = self._same(tokens, hashes, missing) if 0 < missing < len(hashes) else 0
         self._prompts.append(_Prompt(tokens, hashes))
         self._tokens += len(tokens)
@@ -168,7 +170,8 @@ class PromptRequest(Protocol):
 
 class SaltedContents:
     """Digests requests' contents apart from their salts, from the first salted request on. An
-    engine whose callers use no salts pays nothing."""
+    engine whose callers use no salts pays nothing.
+    """
 
     def __init__(self, mailbox: Mailbox, block_size: int) -> None:
         self._mailbox = mailbox
@@ -177,7 +180,8 @@ class SaltedContents:
 
     def of(self, request: PromptRequest) -> PromptDigests | None:
         """Return a request's content to be digested on the client's thread; reads a few attributes.
-        None where hashes differ by more than a salt: with an adapter, images, or embeddings."""
+        None where hashes differ by more than a salt: with an adapter, images, or embeddings.
+        """
         salt, key = request.cache_salt, self._mailbox.content_key
         self._has_salts = self._has_salts or salt is not None
         tokens: Sequence[int] | None = getattr(request, "prompt_token_ids", None)

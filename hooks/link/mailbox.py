@@ -28,7 +28,8 @@ def looked_up(
 ) -> EvictionRanking:
     """Return ``ranking`` with what an engine looks up in it, made here and not in a step: the
     blocks that ``finds`` finds of its keys, and those worth a copy if anybody asks for
-    ``copies``."""
+    ``copies``.
+    """
     return replace(
         ranking,
         order_blocks=None if finds is None else finds(ranking.order),
@@ -54,7 +55,8 @@ _TOLD: Final = (
 
 class Mailbox:
     """Holds the latest of each kind of advice; old advice reads as none. One thread puts in, any
-    thread reads: a reader reads one attribute and one clock."""
+    thread reads: a reader reads one attribute and one clock.
+    """
 
     # finds a ranking's blocks when it arrives; None: whoever applies it does
     finds: Finds | None = None
@@ -92,7 +94,8 @@ class Mailbox:
 
     def wanted(self) -> Keys | None:
         """Return the keys that the sidecar suggests to prefetch, best first; as old as the
-        ranking."""
+        ranking.
+        """
         return self.order if self.ranking() is not None else None
 
     def admission(self) -> AdmissionAdvice | None:

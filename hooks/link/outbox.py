@@ -49,7 +49,8 @@ logger = logging.getLogger(__name__)
 
 class Later(Protocol):
     """Becomes events on the sending thread, for what would take an engine's thread too long. It
-    keeps its place in the queue."""
+    keeps its place in the queue.
+    """
 
     def events(self) -> Sequence[AnyEvent]:
         """Return the events; raises if they cannot be made, and then they are lost."""
@@ -57,7 +58,8 @@ class Later(Protocol):
 
 class Outbox:
     """A bounded queue of events, sent in numbered batches. Engine threads call ``emit``; all else
-    is called by the sending thread."""
+    is called by the sending thread.
+    """
 
     def __init__(self, limit: int, batch_limit: int) -> None:
         # Entries that were never sent: the queue was full, or no sidecar was there.
@@ -103,7 +105,8 @@ class Outbox:
 
     def drain(self, socket: zmq.Socket[bytes], tips: bool = False) -> bool:
         """Send what is queued now, requests by their ``tips`` or whole; returns whether all was.
-        Events that engine threads add meanwhile wait for the next call."""
+        Events that engine threads add meanwhile wait for the next call.
+        """
         queue, remaining = self._queue, len(self._queue)
         while remaining > 0 and socket.poll(0, zmq.POLLOUT):
             batch = [queue.popleft() for _ in range(min(remaining, self._batch_limit))]

@@ -1,5 +1,6 @@
 """Keeps the calibrations of models: how far their keys may move. There is one file per model, in
-the user's cache directory. Without one that passed, nothing is spliced."""
+the user's cache directory. Without one that passed, nothing is spliced.
+"""
 
 from __future__ import annotations
 

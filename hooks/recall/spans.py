@@ -1,5 +1,6 @@
 """``SpanIndex``: finds spans of tokens in known blocks, at any alignment. Tokens are kept in the
-engine's process only, for the most recently added blocks."""
+engine's process only, for the most recently added blocks.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ _HALF: Final = np.uint64(32)
 class Fingerprints:
     """Computes multilinear hashes of windows of ``window`` tokens; callers compare the tokens of
     equal ones. ``rng`` draws the coefficients, so that nobody outside this process can make windows
-    collide."""
+    collide.
+    """
 
     def __init__(self, window: int, rng: np.random.Generator) -> None:
         self.window = window
@@ -222,7 +224,8 @@ class SpanIndex:
 
     def add(self, domain: Domain, hashes: Sequence[bytes], tokens: Tokens, first: int = 0) -> None:
         """Add a sequence's full blocks from the ``first`` on, those that are new in ``domain``;
-        ``tokens`` are ``UNFINDABLE`` where nothing may be found."""
+        ``tokens`` are ``UNFINDABLE`` where nothing may be found.
+        """
         size, before = self._size, b""
         for at, block_hash in enumerate(hashes):
             if block_hash in self._blocks:
@@ -277,7 +280,8 @@ class SpanIndex:
         usable: Callable[[bytes], bool],
     ) -> Piece | None:
         """Return a piece that continues the exact prefix ending in ``block_hash``; None if there is
-        none. It is shorter than a block, computed behind the same text and at the same position."""
+        none. It is shorter than a block, computed behind the same text and at the same position.
+        """
         prompt = TokenBytes.of(tokens[at : at + self._size])
         there = [
             each for each in self._blocks.following(block_hash, domains) if usable(each.block_hash)

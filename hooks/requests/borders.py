@@ -55,7 +55,8 @@ class BorderTable(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknow
     @property
     def has_system(self) -> bool:
         """Whether system texts have a border of their own; otherwise they are parts of user
-        turns."""
+        turns.
+        """
         return any(border.layer <= LAYER_BY_NAME["rules"] for border in self.borders)
 
     def are_of(self, model: str) -> bool:
@@ -75,7 +76,8 @@ def configured_table(
     extra_config: Mapping[str, Any], environment: Mapping[str, str]
 ) -> BorderTable | None:
     """Return the table of a connector's configuration, or else of the environment; None without
-    any. A malformed table leaves a warning and is ignored."""
+    any. A malformed table leaves a warning and is ignored.
+    """
     text = str(extra_config.get(LAYERS_KEY) or environment.get(LAYERS_VARIABLE) or "")
     if not text.strip().startswith("{"):  # 1 or 0 is the operator's switch, and no table
         return None
@@ -88,7 +90,8 @@ def configured_table(
 
 def stated_sections(environment: Mapping[str, str]) -> dict[str, int]:
     """Return the operator's section lines and their layers, or the defaults. A malformed value
-    leaves a warning, and the defaults count."""
+    leaves a warning, and the defaults count.
+    """
     text = environment.get(SECTIONS_VARIABLE, "").strip()
     try:
         stated = json.loads(text) if text else SECTIONS
@@ -160,7 +163,8 @@ class LayerReader:
     def marked(self, tokens: Sequence[int], forged: Collection[int], tools: bool) -> list[Run]:
         """Return the layers of a prompt whose messages are known. ``forged``: positions where a
         message's author typed a border's first token. ``tools``: the prompt describes tools, in the
-        first text that does so."""
+        first text that does so.
+        """
         real = (each for each in self.strong(tokens) if each.start not in forged)
         found = list(_without_mentions(real))
         if tools:
@@ -192,7 +196,8 @@ class LayerReader:
 
     def _of_tools(self, tokens: Sequence[int], strong: Sequence[BorderMatch]) -> list[BorderMatch]:
         """Return the text borders that begin and end the description of tools, where no special
-        token begins it."""
+        token begins it.
+        """
         user = next((each.start for each in strong if each.layer == USER), len(tokens))
         begun = next((each for each in strong if each.layer == SourceLayer.CAPABILITIES), None)
         found: list[BorderMatch] = []
@@ -296,7 +301,8 @@ text's first token may lose a space. Chosen."""
 
 class TokenPlaces:
     """Maps characters of decoded text to tokens, without the tokenizer's offsets. Tokens are
-    decoded in parts, each only a few times, however long the text is."""
+    decoded in parts, each only a few times, however long the text is.
+    """
 
     def __init__(self, decode: Decode, tokens: Sequence[int]) -> None:
         self._decode = decode
@@ -351,7 +357,8 @@ def runs_of(marks: Sequence[int]) -> list[Run]:
 
 def decoder(tokenizer: Any) -> Callable[[Sequence[int]], str]:
     """Return a function that decodes tokens, special ones included; to nothing if there is no
-    tokenizer."""
+    tokenizer.
+    """
 
     def decode(tokens: Sequence[int]) -> str:
         if tokenizer is None or not len(tokens):

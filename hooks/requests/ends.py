@@ -66,7 +66,8 @@ def configured_marks(
     extra_config: Mapping[str, Any], environment: Mapping[str, str]
 ) -> EndMarks | None:
     """Return the marks of a connector's configuration, or else of the environment; None without
-    any. Malformed marks leave a warning and are ignored."""
+    any. Malformed marks leave a warning and are ignored.
+    """
     text = extra_config.get(ENDS_KEY) or environment.get(ENDS_VARIABLE)
     if not text or str(text).strip().lower() in OFF:
         return None

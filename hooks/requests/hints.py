@@ -85,7 +85,8 @@ def translate_hints(request: Any) -> dict[str, Any]:
 
 def says_nothing(request: Any) -> bool:
     """Whether a request has nothing that ``translate_hints`` or ``HintReader`` read, as most have
-    that name no session; else they must be asked."""
+    that name no session; else they must be asked.
+    """
     if request.kv_transfer_params or request.session_id or request.cache_salt:
         return False
     sampling = getattr(request, "sampling_params", None)
@@ -267,7 +268,8 @@ def read_hint_policy(settings: EngineSettings) -> HintPolicy:
 
 def hint_policy(settings: EngineSettings) -> HintPolicy:
     """Return the configured policy; a mistake leaves a warning, and then no hint counts. A secret
-    that every user of the machine can read also leaves a warning, but is used."""
+    that every user of the machine can read also leaves a warning, but is used.
+    """
     try:
         policy = read_hint_policy(settings)
     except ConfigError as error:
@@ -303,7 +305,8 @@ def exposed_secret(settings: EngineSettings) -> ExposedSecret | None:
 
 def tenant_of_salt(salt: str | None) -> str | None:
     """Return a tenant name that stands for a cache salt; None without a salt. The salt is a secret
-    and never leaves the engine, so the name is a digest of it."""
+    and never leaves the engine, so the name is a digest of it.
+    """
     if not salt:
         return None
     digest = hashlib.blake2b(
@@ -352,7 +355,8 @@ NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
 
 def may_be_shared(params: object) -> bool:
     """Return whether blocks of a request with these ``kv_transfer_params`` may go to a shared
-    store. Any caller may forbid it, trusted or not, even with a malformed value."""
+    store. Any caller may forbid it, trusted or not, even with a malformed value.
+    """
     tag = params.get(KEY) if isinstance(params, dict) else None
     return not isinstance(tag, dict) or tag.get(SHARE, True) is True
 

@@ -66,7 +66,8 @@ def layer_of(role: str) -> str:
 
 def take_hints(extra: dict[str, Any], once: Once) -> dict[str, Any]:
     """Remove all hints for kvgraph from a request's own copy of its extra arguments, and return
-    them."""
+    them.
+    """
     transfer = extra.get("kv_transfer_params")
     transfer = dict(transfer) if isinstance(transfer, dict) else {}
     stated = _object(extra.pop(KEY, None), once) | _object(transfer.pop(KEY, None), once)
@@ -332,7 +333,8 @@ class TooDeepError(ValueError):
 
 def strings_in(value: Any, depth: int = 0) -> Iterator[str]:
     """Yield all strings in a message in order, keys of nested objects included.
-    Raises TooDeepError."""
+    Raises TooDeepError.
+    """
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping | list | tuple):
@@ -417,7 +419,8 @@ class MessagePlaces:
         self, messages: Sequence[ClientMessage], wanted: Collection[int]
     ) -> list[tuple[int, int] | None]:
         """Return token ranges ``[start, end)`` of the ``wanted`` ones of ``messages``; None for
-        each that is not found."""
+        each that is not found.
+        """
         places: list[tuple[int, int] | None] = []
         cursor = 0
         for at, message in enumerate(messages[: max(wanted, default=-1) + 1]):

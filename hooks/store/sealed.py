@@ -28,7 +28,8 @@ _LONGEST_REST_S: Final = 30.0  # rests double up to this; chosen
 
 class StoreBreaker:
     """A circuit breaker: opens after a call that failed or was slow, then lets one call try. Any
-    thread may call it."""
+    thread may call it.
+    """
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock, self._lock = clock, threading.Lock()

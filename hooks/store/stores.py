@@ -34,7 +34,8 @@ class SharedStore(Protocol):
 
     def put(self, key: str, parts: Sequence[ReadableBuffer]) -> None:
         """Store ``parts`` as one value; an existing value may stay as it is. OSError if it is
-        full."""
+        full.
+        """
 
     def remove(self, key: str) -> None:
         """Remove a value, unless the store refuses to do so now."""
@@ -45,7 +46,8 @@ class SharedStore(Protocol):
 
 def open_store(settings: StoreSettings, adds: bool = True) -> SharedStore:
     """Open the store that ``settings`` name; ``adds``: this client may add room to it. Raises
-    StorageError: it cannot be used; the message says why."""
+    StorageError: it cannot be used; the message says why.
+    """
     if settings.is_mooncake:
         return MooncakeStore(settings.place, settings.capacity_bytes if adds else 0)
     return DirectoryStore(settings.place, settings.capacity_bytes)

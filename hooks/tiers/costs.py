@@ -1,5 +1,6 @@
 """``TransferCosts``: decides between loading and computing blocks, from the measured speed of
-both."""
+both.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +58,8 @@ class TransferCosts:
         self, tokens: int, warm_bytes: int, cold_bytes: int, store_bytes: int = 0
     ) -> bool:
         """Tell whether loading these bytes takes no longer than computing ``tokens`` tokens. If it
-        takes longer, raises the bandwidths a little; see the class."""
+        takes longer, raises the bandwidths a little; see the class.
+        """
         if not self.prefill_tokens_per_s:
             return True
         if self.load_s(warm_bytes, cold_bytes, store_bytes) <= tokens / self.prefill_tokens_per_s:
@@ -69,7 +71,8 @@ class TransferCosts:
 
     def worth_splicing(self, tokens: int, record_bytes: int, loads: bool) -> bool:
         """Tell whether splicing ``tokens`` tokens, out of records of so many bytes, takes no longer
-        than computing them."""
+        than computing them.
+        """
         if self.splices_always or not self.prefill_tokens_per_s:
             return True
         takes_s = _over(self.queued_bytes + record_bytes, self.splice_bytes_per_s)
@@ -94,7 +97,8 @@ class TransferCosts:
 
     def store_limit_s(self, tokens: int) -> float:
         """Return how long a load of ``tokens`` tokens may read the store: as long as computing them
-        takes. So a store that turns slow costs a request no more than its prefill once again."""
+        takes. So a store that turns slow costs a request no more than its prefill once again.
+        """
         if not self.prefill_tokens_per_s:
             return _UNMEASURED_LIMIT_S
         return max(_LEAST_LIMIT_S, tokens / self.prefill_tokens_per_s)
@@ -111,7 +115,8 @@ class TransferCosts:
 
     def spliced(self, size: int, transfer_s: float, waited_s: float) -> None:
         """Note that a load with splices, of ``size`` bytes, took ``transfer_s`` seconds, and that
-        the scheduler received its end ``waited_s`` seconds after ordering it."""
+        the scheduler received its end ``waited_s`` seconds after ordering it.
+        """
         self.splice_bytes_per_s = _speed(self.splice_bytes_per_s, size, transfer_s)
         self.splice_wait_s = _mean(self.splice_wait_s, max(0.0, waited_s - transfer_s))
 
@@ -127,7 +132,8 @@ class TransferCosts:
 
     def step_ended(self) -> None:
         """Note that the oldest step's output arrived. Steps overlap: one counts from the end of the
-        one before it."""
+        one before it.
+        """
         if not self._steps:
             return
         tokens, began = self._steps.popleft()

@@ -1,5 +1,6 @@
 """``CopyDirectory``: which blocks have copies in the WARM and COLD tiers; the scheduler's
-record."""
+record.
+"""
 
 from __future__ import annotations
 
@@ -142,7 +143,8 @@ class Copies:
 
     def complete(self, copies: Sequence[Copy], era: int) -> tuple[list[bytes], list[Copy]]:
         """Have copies found that were begun in this ``era``; returns their hashes, and those that
-        are not found: of another era, or second ones."""
+        are not found: of another era, or second ones.
+        """
         found, completed, refused = self._found, list[bytes](), list[Copy]()
         for copy in copies:
             copy.pins -= 1
@@ -169,7 +171,8 @@ class Copies:
 
     def drop(self, copies: Sequence[Copy]) -> tuple[list[bytes], list[int]]:
         """Have copies found no more, all of which are; returns their hashes, and the numbers of
-        those that no job uses."""
+        those that no job uses.
+        """
         hashes = [copy.block_hash for copy in copies]
         deque(map(self._found.pop, hashes), maxlen=0)
         self._order.discard_all(hashes)
@@ -178,7 +181,8 @@ class Copies:
 
     def unpin(self, copies: Iterable[Copy]) -> list[int]:
         """Note that a job that used these copies is done; returns the numbers of those that nobody
-        uses or finds any more."""
+        uses or finds any more.
+        """
         found, unused = self._found.get, list[int]()
         for copy in copies:
             copy.pins = pins = copy.pins - 1

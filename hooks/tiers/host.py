@@ -91,21 +91,24 @@ SWEEP_S: Final = 300.0  # between two sweeps; chosen
 
 class DiskOrphans:
     """Disk tiers' files of other models, weights and caches than this engine's. A file that some
-    process has open is no orphan, whatever its age."""
+    process has open is no orphan, whatever its age.
+    """
 
     def __init__(self, directory: Path, own: str) -> None:
         self._directory, self._own = directory, own
 
     def age_out(self, used: Path) -> None:
         """Remove those unused for a day, by the file system's clock.
-        Raises StorageError or OSError."""
+        Raises StorageError or OSError.
+        """
         os.utime(used)
         long_ago = used.stat().st_mtime - ORPHAN_S
         _remove([path for used, path in self._oldest_first() if used < long_ago], "a day unused")
 
     def make_room(self, opened: Callable[[], T]) -> T:
         """Call ``opened``; while it lacks disk space, remove the oldest orphan and call it again.
-        Raises StorageError."""
+        Raises StorageError.
+        """
         for _, path in self._oldest_first():
             try:
                 return opened()

@@ -100,7 +100,8 @@ class TierWork(msgspec.Struct, frozen=True):
 
 class JobDone(msgspec.Struct, frozen=True):
     """One worker's answer; ``failed`` are positions in the job's lists (of a load, in its
-    ``targets``)."""
+    ``targets``).
+    """
 
     id: int
     failed: frozenset[int]
@@ -174,7 +175,8 @@ class JobBook:
 
     def answer_all(self, done: Iterable[JobDone]) -> None:
         """Handle workers' answers; one that raises keeps no other from being handled.
-        Raises what the last of those that failed raised."""
+        Raises what the last of those that failed raised.
+        """
         failure: Exception | None = None
         for each in done:
             try:
@@ -186,7 +188,8 @@ class JobBook:
 
     def answer(self, done: JobDone) -> None:
         """Handle one worker's answer. What failed for one worker has failed; the slowest sets the
-        time."""
+        time.
+        """
         entry = self._open.get(done.id)
         if entry is None:
             return  # answered already: a worker that repeats itself changes nothing

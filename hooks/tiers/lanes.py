@@ -1,5 +1,6 @@
 """Threads that move a worker's records to and from disk and store, and its blocks to and from the
-device."""
+device.
+"""
 
 from __future__ import annotations
 
@@ -100,7 +101,8 @@ class Records(Protocol):
 
 class RecordLane:
     """Reads and writes records on a thread of its own; called by the memory's thread alone. Without
-    records, every job is refused."""
+    records, every job is refused.
+    """
 
     def __init__(
         self,
@@ -127,7 +129,8 @@ class RecordLane:
 
     def close(self) -> bool:
         """Finish what was begun; False if that takes too long: the records must stay open then.
-        What a hanging thread would write must still be what the record's checksum covers."""
+        What a hanging thread would write must still be what the record's checksum covers.
+        """
         return self.records is None or self._thread.close()
 
     def keep_back(self, copies: Sequence[int]) -> list[int]:
@@ -157,7 +160,8 @@ class RecordLane:
         self, hashes: Mapping[int, bytes], records: Sequence[int], within_s: float
     ) -> Set[int]:
         """Read the records of ``hashes`` by their positions; returns the positions that failed.
-        Once ``within_s`` seconds are over, nothing more is read."""
+        Once ``within_s`` seconds are over, nothing more is read.
+        """
         until = time.perf_counter() + within_s
         return {
             at
@@ -277,7 +281,8 @@ class RecordLanes:
 
     def close(self) -> bool:
         """Finish what was begun and close the records; False if a lane hangs: what it uses stays
-        open."""
+        open.
+        """
         disk, store_in, store_out = (lane.close() for lane in self)
         ended = ((disk, self.disk.records), (store_in and store_out, self.store_in.records))
         for over, records in ended:
@@ -369,7 +374,8 @@ class TransferLane:
 
     def put(self, fence: Fence, move: Callable[[], None], told: OnDone) -> None:
         """Run ``move`` behind ``fence``; ``told`` gets the seconds that it took, and its error.
-        ``told`` is called on the lane's thread, once nothing of the move is under way any more."""
+        ``told`` is called on the lane's thread, once nothing of the move is under way any more.
+        """
         self._orders.put(_Order(fence, move, told))
 
     def close(self) -> bool:

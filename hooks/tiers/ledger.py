@@ -1,5 +1,6 @@
 """``TierLedger``: the scheduler's shared state of the tiers: directory, open jobs, costs,
-counters."""
+counters.
+"""
 
 from __future__ import annotations
 
@@ -179,7 +180,8 @@ class TierLedger:
 
     def make_room(self, count: int, first: Iterable[bytes]) -> int:
         """Return how many copies of ``count`` can be begun now; gives up or demotes others for
-        them."""
+        them.
+        """
         directory = self.directory
         missing = count - directory.room
         if directory.cold_capacity:
@@ -228,7 +230,8 @@ class TierLedger:
 
     def started(self, starts: Sequence[WorkerStart]) -> None:
         """Take the workers' capacities: the least of each, and the records that are on every disk.
-        After a reset that came first, the records may be of older weights: they are erased."""
+        After a reset that came first, the records may be of older weights: they are erased.
+        """
         directory = self.directory
         directory.warm_capacity = min(start.warm_capacity for start in starts)
         directory.cold_capacity = min(start.cold_capacity for start in starts)

@@ -1,5 +1,6 @@
 """``TierMover``: a worker's side of the tiers; moves its shard of the blocks, on threads of its
-own."""
+own.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +38,8 @@ if TYPE_CHECKING:
 
 class DirtyCopies:
     """Complete copies that are on no disk, and that a later process may find there; by their ids.
-    The scheduler says whether a copy is complete, and whose it is: a worker cannot know."""
+    The scheduler says whether a copy is complete, and whose it is: a worker cannot know.
+    """
 
     def __init__(self) -> None:
         self._hashes: dict[int, bytes] = {}
@@ -79,7 +81,8 @@ def splicer(
     rope: Rope | None,  # how keys are moved; None where they cannot be
 ) -> Callable[[], None]:
     """Return a function that brings ``runs`` to their new positions; without runs it does nothing.
-    Raises RopeError or KernelError."""
+    Raises RopeError or KernelError.
+    """
     if not runs:
         return _nothing
     if rope is None:

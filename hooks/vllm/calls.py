@@ -1,5 +1,6 @@
 """``Calls``: to which of our parts each of vLLM's calls goes, in order; a part has methods with
-vLLM's own names, of those calls that concern it."""
+vLLM's own names, of those calls that concern it.
+"""
 
 from __future__ import annotations
 

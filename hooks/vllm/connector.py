@@ -1,5 +1,6 @@
 """The KV connector that observes a vLLM scheduler, arranges its free queue, and keeps its tiers. KV
-is moved only where the engine was given memory for it; without, the workers have no connector."""
+is moved only where the engine was given memory for it; without, the workers have no connector.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +46,8 @@ if TYPE_CHECKING:
 
 class WorkerCalls(KVConnectorBase_V1):  # type: ignore[misc]
     """The half of a connector that a worker calls; ``worker`` moves its shard of the blocks, in an
-    engine with tiers."""
+    engine with tiers.
+    """
 
     worker: WorkerSide | None = None
 
@@ -65,7 +67,8 @@ class WorkerCalls(KVConnectorBase_V1):  # type: ignore[misc]
 
     def get_block_ids_with_load_errors(self) -> set[int]:
         """Return the blocks of requests in ``get_finished`` whose load failed; vLLM computes
-        them instead."""
+        them instead.
+        """
         return self.worker.take_failed() if self.worker is not None else set()
 
     def build_connector_worker_meta(self) -> TierWorkerMetadata | None:
@@ -196,7 +199,8 @@ class KvGraphConnector(WorkerCalls, SupportsHMA):  # type: ignore[misc]
 
     def bind_scheduler(self, scheduler: Scheduler) -> None:
         """Hold new sessions of ``scheduler`` while there is no room for them; raises TypeError if
-        that cannot be done with it."""
+        that cannot be done with it.
+        """
         if self.side is not None:
             self.side.hold_at(scheduler, self.holds, self.holds_no_longer)
             self.calls = self.side.calls()
@@ -237,7 +241,8 @@ class KvGraphConnector(WorkerCalls, SupportsHMA):  # type: ignore[misc]
         self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int
     ) -> None:
         """Note that a request was given blocks; ``num_external_tokens`` tokens of them are to be
-        loaded."""
+        loaded.
+        """
         calls = self.calls
         try:
             for note in calls.update_state_after_alloc:

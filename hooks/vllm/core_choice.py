@@ -94,7 +94,8 @@ _BLOCK_SIZE: Final = 16
 
 def prove(rounds: int = _ROUNDS, seed: int = _SEED) -> str | None:
     """Run both over the same random traffic of so many ``rounds``, or steps; returns where they
-    differ, None if nowhere."""
+    differ, None if nowhere.
+    """
     scratch = _Scratch(random.Random(seed))
     for _ in range(rounds):
         scratch.step()

@@ -30,7 +30,8 @@ _READ: Final = ("request", "blocks", "num_cached_blocks", "num_full_blocks", "kv
 class CoreIndex(BlockIndex):
     """The index of a pool with one group of full attention, whose every change the core hears;
     ``gone`` is told which keys the engine evicted, when that is worked through. Raises TypeError:
-    the pool is not as the core knows it; ImportError: there is no core."""
+    the pool is not as the core knows it; ImportError: there is no core.
+    """
 
     def __init__(
         self, pool: BlockPool, group: ObservedGroup, clock: Callable[[], float] = time.monotonic
@@ -84,7 +85,8 @@ class CoreIndex(BlockIndex):
 
     def holders(self, keys: Keys) -> BlockIds:
         """Numbers of the blocks that hold ``keys``, or held them last; 0 where none is known, and
-        where a key comes again. Takes long without the GIL."""
+        where a key comes again. Takes long without the GIL.
+        """
         self.catch_up()
         found = np.empty(len(keys), dtype=np.int64)
         self.core.holders(np.ascontiguousarray(keys, dtype=np.uint64), found)
@@ -92,7 +94,8 @@ class CoreIndex(BlockIndex):
 
     def forget(self, hashes: Sequence[bytes], keys: Sequence[int]) -> Sequence[int]:
         """Take note that a block of each hash was evicted, of which the core did not hear; see
-        ``BlockIndex``."""
+        ``BlockIndex``.
+        """
         self.catch_up()
         return unpack(self.core.forget_keys(np.fromiter(keys, np.uint64, len(keys))))
 
@@ -106,7 +109,8 @@ class CoreIndex(BlockIndex):
 
 def _places(pool: Any) -> tuple[int, int, int, int, int]:
     """Places of the parameters that are read of a call that caches blocks; raises TypeError if
-    vLLM's method does not name one."""
+    vLLM's method does not name one.
+    """
     names = list(inspect.signature(pool.cache_full_blocks).parameters)
     if missing := [each for each in _READ if each not in names]:
         raise TypeError(f"cache_full_blocks has no {', '.join(missing)}")
@@ -124,7 +128,8 @@ def _nobody_asks(keys: Sequence[int]) -> None:
 class CoreTap(PoolTap):
     """Follows a pool as ``PoolTap`` does; ``next`` takes what changed. ``whole``: somebody in the
     step itself must see all that was cached. ``sessions``: of whom what is cached is told by a
-    session's name."""
+    session's name.
+    """
 
     def __init__(self, pool: BlockPool, group: int, index: CoreIndex) -> None:
         super().__init__(pool, group)
@@ -134,7 +139,8 @@ class CoreTap(PoolTap):
 
     def next(self, whole: bool = False) -> Batch | None:
         """Take what changed, up to a reset or until now, with what was cached in any case if
-        ``whole``; None: nothing since the last call. Raises what a note of a change ran into."""
+        ``whole``; None: nothing since the last call. Raises what a note of a change ran into.
+        """
         if self._unread is not None:
             raise self._unread
         batch = self._core.take(self.sessions, whole or self.whole)

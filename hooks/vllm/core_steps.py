@@ -89,7 +89,8 @@ def new_meter(index: BlockIndex, config: VllmConfig) -> PrefillMeter:
 
 class CoreSteps:
     """Takes an engine's steps with the compiled core. ``step`` takes one: 0 if that was all, else
-    what ``finish`` must do (see ``Core.step``); ``core.taken`` says how many blocks it evicted."""
+    what ``finish`` must do (see ``Core.step``); ``core.taken`` says how many blocks it evicted.
+    """
 
     def __init__(
         self,

@@ -71,7 +71,8 @@ def observed_group(kv_cache: KVCacheConfig, pool: BlockPool) -> ObservedGroup:
 
 def most_blocks_per_step(config: VllmConfig, group: ObservedGroup) -> int:
     """An upper bound of what one step allocates: every batched token new, and a tail per
-    request, in each group."""
+    request, in each group.
+    """
     scheduler = config.scheduler_config
     blocks = scheduler.max_num_batched_tokens // group.block_size + scheduler.max_num_seqs
     return int(blocks) * group.groups_take

@@ -42,7 +42,8 @@ def stands(block: KVCacheBlock, block_hash: bytes) -> bool:
 
 class FoundBlocks(NamedTuple):
     """Free blocks that hold wanted keys: of each, its number, itself, and its hash with the group's
-    id."""
+    id.
+    """
 
     places: Sequence[int]  # of their keys among those that were asked for
     ids: BlockIds
@@ -99,7 +100,8 @@ _MOST_BEHIND: Final = 128  # steps, in memory with what they cached; the client'
 
 class LateNotes:
     """Calls that note changes, made later, on whichever thread comes first. One at a time and in
-    their order, as counting needs it."""
+    their order, as counting needs it.
+    """
 
     def __init__(self) -> None:
         self._waiting: deque[Callable[[], None]] = deque()
@@ -107,14 +109,16 @@ class LateNotes:
 
     def add(self, note: Callable[[], None]) -> None:
         """Add a call, which must ask for nothing that is noted late; where many wait, the oldest is
-        made."""
+        made.
+        """
         self._waiting.append(note)
         if len(self._waiting) > _MOST_BEHIND:
             self._make_beyond(_MOST_BEHIND, wait=False)
 
     def make_all(self, wait: bool = True) -> None:
         """Make all calls that wait; also (``wait``) while another thread is making some, to which
-        they are left otherwise."""
+        they are left otherwise.
+        """
         self._make_beyond(0, wait)
 
     def _make_beyond(self, most: int, wait: bool) -> None:
@@ -170,7 +174,8 @@ class BlockIndex:
 
     def doubt(self) -> None:
         """Note that some changes were missed: from now on duplicates are looked for in the pool, as
-        without ``hears_all``."""
+        without ``hears_all``.
+        """
         self._hears_all = False
 
     def cached(self, keys: Sequence[int], block_ids: Iterable[int]) -> None:
@@ -226,7 +231,8 @@ class BlockIndex:
         self, keys: Keys, since: float, at: BlockIds | None = None, but: Mask | None = None
     ) -> FoundBlocks:
         """The free blocks that hold ``keys`` and that no request gave back after ``since``; checked
-        as in ``find``."""
+        as in ``find``.
+        """
         ids = self.holders(keys) if at is None else at
         unused = (self._freed_at[ids] <= since) & (ids != NOBODY)
         if but is not None:
@@ -289,7 +295,8 @@ class BlockIndex:
 
     def _holder(self, block_hash: Any) -> KVCacheBlock | None:
         """A block that holds a hash now. Of duplicates vLLM takes the first, which fails if the
-        engine's thread changes them just then; it does not do so twice in a row."""
+        engine's thread changes them just then; it does not do so twice in a row.
+        """
         block_of = self._pool.cached_block_hash_to_block.get_one_block
         try:
             return block_of(block_hash)

@@ -119,13 +119,15 @@ class PromptDemand:
 
     def most(self, decoding: int, fetched: int = 0) -> tuple[int, int, int]:
         """Blocks of all groups that the next step can take: for so many requests that decode, for
-        prompts, and for loads, those of prompts and so many others that are ``fetched``."""
+        prompts, and for loads, those of prompts and so many others that are ``fetched``.
+        """
         take, loads = self._groups_take, fetched + self.loaded
         return take * decoding, take * self.prompts, take * loads
 
     def looked_up(self, request: Request, computed_tokens: int, to_load: int = 0) -> None:
         """Note that a step may begin to compute what ``request`` lacks, or to load ``to_load``
-        tokens of it."""
+        tokens of it.
+        """
         self.finished(request.request_id)
         if to_load:
             self._loads[request.request_id] = blocks = to_load // self._block_size

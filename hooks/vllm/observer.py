@@ -51,7 +51,8 @@ _Late = tuple[Sequence[CachedRun], PackedHashes, bool]
 
 class LateChanges:
     """A step's changes, until they are noted in the index and told. Is a
-    ``hooks.link.outbox.Later``."""
+    ``hooks.link.outbox.Later``.
+    """
 
     __slots__ = ("_changes", "_error", "_events", "_reporter", "_sessions")
 
@@ -70,7 +71,8 @@ class LateChanges:
 
     def note(self) -> None:
         """Note the changes in the index, once; never raises. What is not noted in full is not found
-        in the index, and its events are lost."""
+        in the index, and its events are lost.
+        """
         changes, self._changes = self._changes, None
         if changes is None:
             return
@@ -84,7 +86,8 @@ class LateChanges:
 
     def events(self) -> list[AnyEvent]:
         """Take what is told of the changes; they are in the index from then on.
-        Raises what stopped them."""
+        Raises what stopped them.
+        """
         self._reporter.catch_up()  # in their order, also where older ones are never told
         events, self._events = self._events or [], []
         if self._error is not None:
@@ -94,7 +97,8 @@ class LateChanges:
 
 class ChangeReporter:
     """Notes changes in the index of blocks, and makes their events. Works beside the engine's
-    steps, and reads what these only add to: a request's hashes, and its list of blocks."""
+    steps, and reads what these only add to: a request's hashes, and its list of blocks.
+    """
 
     def __init__(
         self,
@@ -173,7 +177,8 @@ class Scheduled(NamedTuple):
 
 def waited_s(request: Request) -> float:
     """Seconds since a request arrived, for people to read; 0 where the clock was set meanwhile. By
-    the wall clock: vLLM's API process dates arrivals by it."""
+    the wall clock: vLLM's API process dates arrivals by it.
+    """
     waited = time.time() - request.arrival_time
     return waited if 0.0 < waited < _LONGEST_WAIT_S else 0.0
 
@@ -185,7 +190,8 @@ _SLICE: Final = 4096  # blocks between two chances for the engine's thread; chos
 
 def resident_keys(pool: BlockPool, suffix: bytes) -> bytes:
     """Keys of all cached blocks of a group, packed, each once. Reads the pool's list of blocks,
-    which never changes, in slices, so that the engine's thread can run in between."""
+    which never changes, in slices, so that the engine's thread can run in between.
+    """
     hashes: set[bytes] = set()
     for start in range(0, len(pool.blocks), _SLICE):
         for block in pool.blocks[start : start + _SLICE]:
@@ -264,7 +270,8 @@ class EngineObserver:
 
     def request_scheduled(self, request: Request, to_load: int = 0, spliced: int = 0) -> None:
         """Note that a request got blocks, ``to_load`` tokens of which a load fills, ``spliced`` of
-        them from other positions; reported the first time only, not after a preemption."""
+        them from other positions; reported the first time only, not after a preemption.
+        """
         if request.request_id in self.running:
             return
         prompt = request.num_prompt_tokens
@@ -329,7 +336,8 @@ class EngineObserver:
 
     def requests_preempted(self, request_ids: Iterable[str]) -> None:
         """Note that requests lost their blocks, which can be evicted now, and will be scheduled
-        again."""
+        again.
+        """
         for request_id in request_ids:
             if (known := self.running.get(request_id)) is not None:
                 hashes = self._group.hashes(known.request, known.request.num_tokens)
@@ -443,7 +451,8 @@ class ChangeFeed:
 
     def take(self) -> int:
         """Hand on what changed since the last call; returns how many blocks were evicted, since a
-        reset if there was one."""
+        reset if there was one.
+        """
         evicted = 0
         for changes in self._tap.take():
             evicted = self._observer.blocks_changed(changes)

@@ -70,7 +70,8 @@ def own_transfer_config(
     endpoint: str, tiers: TierSettings | None = None, ends: str = "", layers: str = ""
 ) -> KVTransferConfig:
     """A transfer configuration with our connector; ``ends`` and ``layers`` are an ``EndMarks.text``
-    and a ``BorderTable.text``, or empty: nobody knows."""
+    and a ``BorderTable.text``, or empty: nobody knows.
+    """
     from vllm.config import KVTransferConfig
 
     extra: dict[str, Any] = {ENDPOINT_KEY: endpoint}
@@ -188,7 +189,8 @@ def follow_schedulers() -> None:
 
 def bind_scheduler(scheduler: Scheduler) -> None:
     """Show ``scheduler`` to our connector: its own, or the one beside its user's.
-    Raises TypeError."""
+    Raises TypeError.
+    """
     from .connector import KvGraphConnector
 
     if problems := live_misfits(Part.ADMISSION):

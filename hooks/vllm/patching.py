@@ -74,7 +74,8 @@ def restored() -> Iterator[None]:
 
 def after(owner: type, name: str, then: Method, lost: str) -> None:
     """Have ``then(result, *args)`` called after each ``owner.name(*args)`` from now on. Whatever it
-    raises is logged as ``kvgraph: {lost}``, and vLLM gets its own result."""
+    raises is logged as ``kvgraph: {lost}``, and vLLM gets its own result.
+    """
 
     def followed(original: Method) -> Method:
         def method(*args: Any, **kwargs: Any) -> Any:

@@ -1,6 +1,7 @@
 """The vLLM plugin: with ``AITHER_KVCACHE_GRAPH=1`` every engine gets our connector. vLLM loads it
 in each of its processes, perhaps repeatedly, and does not catch what it raises: so ``register`` is
-idempotent and never raises, and whatever goes wrong later leaves one warning and a stock engine."""
+idempotent and never raises, and whatever goes wrong later leaves one warning and a stock engine.
+"""
 
 from __future__ import annotations
 

@@ -41,7 +41,8 @@ _SOME: Final = ("triggered_tags", "token_triggered_tags", "tags_with_separator")
 def is_bound(structural_tag: str | None) -> bool:
     """Whether all of an answer, or a call in it, was required by vLLM's ``structural_tag``, in
     JSON. None: another kind of form, which binds all of an answer, as does one that cannot be
-    read."""
+    read.
+    """
     if structural_tag is None:
         return True
     try:
@@ -90,7 +91,8 @@ class AnswerEnds:
 
     def of(self, event: RequestFinished, request: Request) -> RequestFinished | LateEnd:
         """What to queue for the end of ``request``: ``event``, or what becomes it when it is
-        sent."""
+        sent.
+        """
         told = event.waiting_for_tool is False or event.session_ended
         known = event.waiting_for_tool is not None and event.tool is not None
         if told or known or self._given_up or event.reason != _STOPPED:
@@ -265,7 +267,8 @@ def segments(runs: Sequence[Run], known: int, size: int, tokens: int) -> list[Se
     """What is told of a prompt of so many tokens: the most precious layer of each block of
     ``size``. The first ``known`` tokens, which the prefix cache held, were told by those who
     computed them; what is to be protected is told again, so that it stays true of a session that
-    goes on."""
+    goes on.
+    """
     told: list[Segment] = []
     for run in _by_block(runs, size):
         start, end = run.start * size, min(run.end * size, tokens)

@@ -463,7 +463,8 @@ or said in docs/engines.md."""
 
 def unknown_places(package: Path) -> list[str]:
     """Places of a vLLM's sources that read ``SET`` and were not looked at, sorted. Whoever reads
-    the value may ask about it under any name, so a function counts that mentions it."""
+    the value may ask about it under any name, so a function counts that mentions it.
+    """
     return sorted(set(_places(package)) - KNOWN)
 
 

@@ -65,7 +65,8 @@ _FETCHERS: Final = (
 class SchedulerDependencies:
     """What a scheduler side meets that is not vLLM; a test passes its own. ``connect`` makes the
     client that tells a sidecar, not started; ``costs`` the book of what moving and computing blocks
-    takes."""
+    takes.
+    """
 
     connect: Callable[[EngineEnd], AdvisorClient]
     clock: Clock = time.monotonic
@@ -75,7 +76,8 @@ class SchedulerDependencies:
 class SchedulerSide:
     """Everything that lives in the scheduler's process, wired together; ``calls`` lists it.
     ``bridge`` and ``store`` are None without tiers, ``recall`` and ``holding`` where they are off.
-    ``pool`` is observed from here on."""
+    ``pool`` is observed from here on.
+    """
 
     def __init__(
         self,
@@ -178,7 +180,8 @@ class SchedulerSide:
     ) -> None:
         """From now on, hold new sessions of ``scheduler`` while there is no room for them.
         ``holds`` asks ``holding`` whether to hold a request, ``gone`` tells it of a held one that
-        was removed; neither may raise."""
+        was removed; neither may raise.
+        """
         bridge = self.bridge
         sessions = LiveSessions(
             self._pool, self.group, self._meaning,
@@ -213,7 +216,8 @@ class SchedulerSide:
 
     def _looked_up(self, request: Request, computed_tokens: int, found: Found) -> Found:
         """Arrange the queue for what a load brings beyond the ``computed_tokens`` in the prefix
-        cache, and for what is to be computed."""
+        cache, and for what is to be computed.
+        """
         to_load = found[0] or 0
         self._demand.looked_up(request, computed_tokens, to_load)
         self._heed_news()
@@ -259,7 +263,8 @@ class SchedulerSide:
 
     def step(self, tokens: int, preempted: Iterable[str] = ()) -> TierWork | None:
         """Report what changed and apply advice; called once per engine step of ``tokens`` tokens,
-        after its allocations; ``preempted`` requests had to give up their blocks."""
+        after its allocations; ``preempted`` requests had to give up their blocks.
+        """
         steps, bridge = self._steps, self.bridge
         if steps is None:
             return self._python_step(tokens, preempted)
@@ -357,7 +362,8 @@ class SchedulerSide:
 
     def _heed_news(self) -> None:
         """Arrange the queue before a step allocates, where the last step did not foresee it: advice
-        may have come since, as to an idle engine, and a prompt may need more than it took."""
+        may have come since, as to an idle engine, and a prompt may need more than it took.
+        """
         more = self.arranger.expect(*self._demand.most(len(self.observer.running)))
         ranking = self.client.ranking()
         if ranking is None:

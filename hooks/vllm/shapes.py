@@ -41,7 +41,8 @@ def reason_to_decline(config: VllmConfig) -> str | None:
 
 def _reason_without_connector(config: VllmConfig) -> str | None:
     """What this engine does as long as it has no connector, and would not do with ours; None if
-    there is nothing. See ``reliance.conditions``."""
+    there is nothing. See ``reliance.conditions``.
+    """
     if ahead := getattr(config, "num_hash_lookahead_tokens", 0):
         return (
             f"blocks are hashed with {ahead} tokens behind them for the draft model, and this vLLM "
@@ -60,7 +61,8 @@ def _reason_without_connector(config: VllmConfig) -> str | None:
 
 def reason_for_no_tiers(config: VllmConfig) -> str | None:
     """Why an advised engine cannot have tiers, as far as its configuration tells; None if
-    it can."""
+    it can.
+    """
     from vllm import envs
 
     if problems := live_misfits(Part.TIERS):
@@ -82,7 +84,8 @@ def reason_for_no_tiers(config: VllmConfig) -> str | None:
 
 def reason_for_no_samples(config: VllmConfig) -> str | None:
     """Why no decode step of an advised engine can be sampled, as far as its configuration tells;
-    None if they can."""
+    None if they can.
+    """
     from vllm.platforms import current_platform
 
     if problems := live_misfits(Part.SAMPLING):

@@ -1,6 +1,7 @@
 """Notes what a block pool caches and evicts, as it happens, at the cost of one append each. vLLM's
 own KV events carry tokens and extra keys too: building them costs a decode step of 32 requests more
-than all the rest of our observing, so the pool's methods are followed on the instance instead."""
+than all the rest of our observing, so the pool's methods are followed on the instance instead.
+"""
 
 from __future__ import annotations
 
@@ -148,7 +149,8 @@ class PoolTap:
 
     def detach(self, but_resets: bool = False) -> None:
         """Leave the pool as it was; with ``but_resets``, go on lending and renewing, and note
-        nothing."""
+        nothing.
+        """
         for name in _FOLLOWED[: -1 if but_resets else None]:
             self._pool.__dict__.pop(name, None)
         self._take_latest()
@@ -287,7 +289,8 @@ def _does_nothing(pool: BlockPool, emit: Callable[..., Any]) -> bool:
 
 def _is_called_by_place(kind: type, name: str) -> bool:
     """Whether all calls in a class's source pass one argument by its place, as ``writelines`` takes
-    it."""
+    it.
+    """
     try:
         calls = re.findall(rf"self\.{name}\((.*)", inspect.getsource(kind))
     except OSError:
@@ -297,7 +300,8 @@ def _is_called_by_place(kind: type, name: str) -> bool:
 
 def _reader(function: Callable[..., Any], names: Sequence[str]) -> _Reader:
     """Finds the arguments called ``names`` of a call of ``function``, passed in whichever way. A
-    tuple, or the value itself where there is one name."""
+    tuple, or the value itself where there is one name.
+    """
     places = {name: at for at, name in enumerate(inspect.signature(function).parameters)}
     if missing := [name for name in names if name not in places]:
         raise TypeError(f"{function.__qualname__} has no {', '.join(missing)}")
@@ -329,7 +333,8 @@ def returned(
     cached: Sequence[CachedRun], evicted: Sequence[int], gone: Sequence[int], scale: int
 ) -> list[CachedRun]:
     """Runs of evicted blocks that are not gone, as the step ``cached`` them last, in order;
-    ``evicted`` and ``gone`` are keys, ``scale`` hashes of a request make a block."""
+    ``evicted`` and ``gone`` are keys, ``scale`` hashes of a request make a block.
+    """
     if len(gone) == len(evicted):
         return []
     back, runs = set(evicted).difference(gone), list[CachedRun]()

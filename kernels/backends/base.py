@@ -1,6 +1,7 @@
 """The contract of back ends: modules whose functions have these signatures, and leave the same bits
 as ``reference``, which documents each. Block numbers, slots and Δ are int64 in host memory, unless
-a back end says otherwise; ``ops`` has checked them."""
+a back end says otherwise; ``ops`` has checked them.
+"""
 
 from __future__ import annotations
 
@@ -19,18 +20,21 @@ class Backend(Protocol):
 
     def prepare(self, cache: PagedKv, arena: PagedKv) -> None:
         """Compile and measure what the first moves between the two would otherwise wait for; raises
-        BuildError."""
+        BuildError.
+        """
 
     def spill(self, blocks: Blocks, records: Blocks) -> None:
         """Copy blocks [n] of a cache, byte for byte, to records [n] of the arena. Raises
-        LayoutError: the two differ inside a block, or this back end cannot address them."""
+        LayoutError: the two differ inside a block, or this back end cannot address them.
+        """
 
     def load(self, records: Blocks, blocks: Blocks) -> None:
         """Copy records [n] of the arena back to blocks [n] of a cache; raises like ``spill``."""
 
     def splice(self, source: PagedKv, target: PagedKv, slots: SlotMap, rope: Rope) -> None:
         """Copy tokens [T] to other slots [T]: K rotated by Δ [T], V as it is. Raises LayoutError:
-        the layouts hold different models, or this back end cannot address them."""
+        the layouts hold different models, or this back end cannot address them.
+        """
 
     def rotate_in_place(self, cache: PagedKv, slots: Tensor, delta: Tensor, rope: Rope) -> None:
         """Rotate the keys of slots [T] by Δ [T] without moving them; raises like ``splice``."""

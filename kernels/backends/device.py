@@ -36,7 +36,8 @@ def prepare(cache: PagedKv, arena: PagedKv) -> None:
 
 def spill(blocks: Blocks, records: Blocks) -> None:
     """Copy like ``reference.spill``, by the copy engine or a kernel, whichever was measured faster.
-    Raises LayoutError or TransferError."""
+    Raises LayoutError or TransferError.
+    """
     _copy_blocks(blocks, records)
 
 
@@ -46,7 +47,8 @@ def load(records: Blocks, blocks: Blocks) -> None:
 
 def splice(source: PagedKv, target: PagedKv, slots: SlotMap, rope: Rope) -> None:
     """Move like ``reference.splice``, by one kernel or staged by the copy engine, whichever was
-    measured faster. Raises LayoutError."""
+    measured faster. Raises LayoutError.
+    """
     if not len(slots.delta):
         return
     device = device_of(source, target)

@@ -1,5 +1,6 @@
 """Attention over tokens stored in parts, some of them in int8, tile by tile. An int8 part has one
-scale per head and channel, so that K's scales multiply the queries, V's the sum."""
+scale per head and channel, so that K's scales multiply the queries, V's the sum.
+"""
 
 from __future__ import annotations
 

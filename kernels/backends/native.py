@@ -1,5 +1,6 @@
 """``reference``'s operations in C++ for memory on the CPU, with the same bits. The library is
-compiled by the machine's own compiler at the first operation."""
+compiled by the machine's own compiler at the first operation.
+"""
 
 from __future__ import annotations
 

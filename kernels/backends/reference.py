@@ -1,5 +1,6 @@
 """Spill, load, splice and rotate in plain torch on any device; other back ends must equal it. Each
-operation uses the layout's address functions: layer by layer, all tokens at once."""
+operation uses the layout's address functions: layer by layer, all tokens at once.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ def prepare(cache: PagedKv, arena: PagedKv) -> None:
 
 def spill(blocks: Blocks, records: Blocks) -> None:
     """Copy whole blocks of a cache, byte for byte, to records in ``blocks.layout.record(…)``.
-    Raises LayoutError."""
+    Raises LayoutError.
+    """
     _copy_blocks(blocks, records)
 
 

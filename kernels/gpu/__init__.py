@@ -1,2 +1,3 @@
 """GPU-only code: kernel calls and launches, copy engines, streams, and measuring the fastest
-method."""
+method.
+"""

@@ -1,5 +1,6 @@
 """Builds launches of the CUDA kernels: name, macros, grid and arguments. The same call runs on a
-GPU (``device``) and, for tests, on a CPU."""
+GPU (``device``) and, for tests, on a CPU.
+"""
 
 from __future__ import annotations
 
@@ -254,7 +255,8 @@ def move_call(
     grid: int = DEFAULT_GRID, device: str = "cpu",
 ) -> MoveCall:  # fmt: skip
     """``reference.splice`` as a launch; with ``keys_only`` and one memory, ``rotate_in_place``.
-    Raises LayoutError."""
+    Raises LayoutError.
+    """
     check_same_model(source.layout, target.layout)
     deltas, rows = torch.unique(slots.delta, return_inverse=True)
     rows = torch.where(slots.delta == 0, -1, rows)
@@ -330,7 +332,8 @@ def attention_mass_call(
     scale: float, device: str = "cpu",
 ) -> tuple[KernelCall, Tensor]:  # fmt: skip
     """``attention.attention_mass`` per query head as a launch, and its result [S, heads,
-    blocks]."""
+    blocks].
+    """
     samples, heads, _ = queries.shape
     width = block_table.shape[1]
     mass = torch.empty(samples, heads, width, dtype=torch.float32, device=device)

@@ -1,7 +1,8 @@
 """Copies runs of bytes by the GPU's copy engines in one driver call, ``cuMemcpyBatchAsync`` (CUDA
 12.8 and later); it is called through its pointer with numpy arrays, because the Python binding
 would make an object of every address. Where the driver lacks or refuses it, each run is a
-``cuMemcpyAsync``."""
+``cuMemcpyAsync``.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +42,8 @@ class CopyEngine:
     def copy(self, sources: Integers, targets: Integers, size: int, stream: int) -> None:
         """Queue copies of ``size`` bytes each, in no order among themselves, between addresses,
         int64 [R], in page-locked host memory or a GPU's, on a CUDA stream that is not the default
-        one. Raises TransferError."""
+        one. Raises TransferError.
+        """
         if self._batch and len(sources):
             error = self._batch(sources, targets, np.full(len(sources), size, np.uintp), stream)
             if not error:

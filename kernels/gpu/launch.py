@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 def run(call: KernelCall) -> None:
     """Launch on torch's current stream; returns at once.
-    Raises BuildError or TransferError."""
+    Raises BuildError or TransferError.
+    """
     with bound(next(tensor.device for tensor in call.held if tensor.is_cuda)) as index:
         launcher(call, index)(call)
 
@@ -49,7 +50,8 @@ def bound(device: torch.device) -> Iterator[int]:
 @contextlib.contextmanager
 def batch_stream() -> Iterator[int]:
     """The current stream's handle; if that is the default one, which batches refuse, a side
-    stream's."""
+    stream's.
+    """
     current = torch.cuda.current_stream()
     if current.cuda_stream:
         yield current.cuda_stream
@@ -70,7 +72,8 @@ def side_stream(index: int) -> torch.cuda.Stream:
 @functools.cache
 def loaded_kernel(name: str, defines: tuple[str, ...], shared: int, index: int) -> Kernel:
     """A kernel, compiled for a device's architecture and loaded once per process and device.
-    Raises BuildError or TransferError."""
+    Raises BuildError or TransferError.
+    """
     from cuda.core import ObjectCode
 
     major, minor = torch.cuda.get_device_capability(index)

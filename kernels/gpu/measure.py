@@ -1,5 +1,6 @@
 """Measures which method is best on this machine, once per process, device and kind of move: a
-fraction of a second, which waits for the device. ``device.prepare`` does so ahead."""
+fraction of a second, which waits for the device. ``device.prepare`` does so ahead.
+"""
 
 from __future__ import annotations
 

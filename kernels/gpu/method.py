@@ -50,7 +50,8 @@ def measured(
     cells: Iterable[tuple[int, int]],
 ) -> MethodTable:
     """Per cell, the first of ``methods`` that is about as fast as the fastest. ``seconds`` is what
-    a method takes for (run size, count)."""
+    a method takes for (run size, count).
+    """
     winners = {}
     for cell in cells:
         times = {method: seconds(method, *cell) for method in methods}

@@ -1,6 +1,7 @@
 """Copies and splices by each of the methods that ``measure`` compares. A staged splice passes
 through the GPU's memory in two overlapping steps, copy engine and kernel; it is for machines whose
-multiprocessors reach host memory more slowly than the copy engine does."""
+multiprocessors reach host memory more slowly than the copy engine does.
+"""
 
 from __future__ import annotations
 

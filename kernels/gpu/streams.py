@@ -27,7 +27,8 @@ class Fence(NamedTuple):
 
 def mark(device: torch.device) -> Fence:
     """Mark what the caller's current stream on ``device`` was given so far, without waiting. Call
-    it on the engine's thread: each thread has a current stream of its own."""
+    it on the engine's thread: each thread has a current stream of its own.
+    """
     if device.type != "cuda":
         return Fence(None)
     event = torch.cuda.Event()
@@ -61,7 +62,8 @@ class Ticket:
 
 class TransferStream:
     """A side stream of one device, which threads may share; moves run in the order of submission.
-    ``first``: its moves have priority over those of other streams."""
+    ``first``: its moves have priority over those of other streams.
+    """
 
     def __init__(self, device: torch.device, first: bool = False) -> None:
         priority = _FIRST if first else 0
@@ -76,7 +78,8 @@ class TransferStream:
 
     def run(self, fence: Fence, operation: Callable[[], None]) -> Ticket:
         """Queue ``operation``'s work, to begin when the fence is passed. What ``operation`` raises
-        is raised once its earlier work is over, so that its memory may be reused."""
+        is raised once its earlier work is over, so that its memory may be reused.
+        """
         if self._stream is None:
             began = time.perf_counter()
             operation()

@@ -117,7 +117,8 @@ DEFAULT_OUT = Path(".demo")
 @app.command()
 def graph(as_json: Json = False) -> None:
     """Measure ranking time, memory, ingest rate and idle load of the graph, beside its peer. Two
-    minutes on idle cores."""
+    minutes on idle cores.
+    """
     _measure(".graph.graph", as_json)
 
 
@@ -127,7 +128,8 @@ def sidecar(
     seconds: Annotated[float, typer.Option(min=1, help="Measured per load, once it is full.")] = 20,
 ) -> None:
     """What a sidecar uses of a core and of memory, and how old its advice is: one engine, and 64.
-    Two minutes on idle cores."""
+    Two minutes on idle cores.
+    """
     _measure(".sidecars.sidecar_bench", as_json, seconds=seconds)
 
 
@@ -146,7 +148,8 @@ def hotpath(
     ] = "all",
 ) -> None:
     """Measure what the engine pays: reading advice, applying it, observing a step. Ten minutes on
-    idle cores; both cores of the hooks side by side."""
+    idle cores; both cores of the hooks side by side.
+    """
     _measure(".hotpath", as_json, part=part)
 
 
@@ -164,7 +167,8 @@ def engine(
     model: Model = None,
 ) -> None:
     """Run a real vLLM without memory pressure, on and off in turn: CPU time, throughput. Fifteen
-    minutes; profile: four. What was measured is kept as it comes (--raw), after Ctrl-C too."""
+    minutes; profile: four. What was measured is kept as it comes (--raw), after Ctrl-C too.
+    """
     figures = _measure(
         ".engine.engine", as_json, quick=quick, pairs=pairs, model=model, raw=raw, part=part
     )
@@ -324,7 +328,8 @@ def tiers(
     out: Annotated[Path, typer.Option(help="Where details, picture and logs go.")] = Path(".tiers"),
 ) -> None:
     """Run a real vLLM, agents with tool pauses under pressure: stock, tiers, tiers without
-    parts."""
+    parts.
+    """
     with _explained():
         from .tiers.tiers import Part, draw, run, save_details
 
@@ -457,7 +462,8 @@ def demo(
     as_json: Json = False, model: Model = None, out: Out = DEFAULT_OUT, part: Part = "all"
 ) -> None:
     """Run the demo with figures, and keep them in demo.json. Eight minutes on two idle cores;
-    --part hits: twenty."""
+    --part hits: twenty.
+    """
     _run_demo(model, out, part).figures().print(as_json)
 
 
@@ -466,7 +472,8 @@ def demo_for_people(
     as_json: Json = False, model: Model = None, out: Out = DEFAULT_OUT, part: Part = "all"
 ) -> None:
     """Run too many agents, simulated and on a real vLLM; then show what is found, stock and with
-    hints."""
+    hints.
+    """
     if part == "page":
         _run_page()
         return
@@ -481,7 +488,8 @@ def demo_for_people(
 
 def _run_demo(model: str | None, out: Path, part: str, printed: bool = False) -> DemoRun:
     """Run all parts or one; ``printed``: with a page to watch, each one's table as soon as it is
-    there, and three sentences at the end."""
+    there, and three sentences at the end.
+    """
     if part not in ("all", "cliff", "engine", "found", "hits"):
         raise typer.BadParameter(
             f"{part!r}; allowed: all, cliff, engine, found, hits, page, fleet", param_hint="--part"

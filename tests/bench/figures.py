@@ -47,7 +47,8 @@ class Figure:
     @property
     def is_missed(self) -> bool:
         """Whether the value is not what a target of one number asks for; other words are not read.
-        NaN, which nobody measured, always misses."""
+        NaN, which nobody measured, always misses.
+        """
         if self.target in ("true", "yes"):
             return not self.value
         if around := _AROUND.fullmatch(self.target):

@@ -1,5 +1,6 @@
 """A real vLLM engine, of several processes, tells why its answers ended, and which layers its
-prompts have; nobody annotates."""
+prompts have; nobody annotates.
+"""
 
 from __future__ import annotations
 

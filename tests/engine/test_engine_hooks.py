@@ -1,5 +1,6 @@
 """Real vLLM engines with and without our hooks: the same tokens, whatever happens to the sidecar.
-Each engine is a process of its own, because the switch is read once and engines differ in it."""
+Each engine is a process of its own, because the switch is read once and engines differ in it.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
 """Staged splices under a hostile scheduler: streams are queues that run in any order that events
-allow, so that an event that nobody waits for shows as wrong bytes, without a GPU."""
+allow, so that an event that nobody waits for shows as wrong bytes, without a GPU.
+"""
 
 from __future__ import annotations
 

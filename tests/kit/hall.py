@@ -19,7 +19,8 @@ STEP_S = 0.01  # what a step takes by the test's clock
 
 class Hall:
     """One engine, made with a ``Clock`` of its own; by default it has met a long queue before.
-    ``started``: requests in the order in which they were first scheduled."""
+    ``started``: requests in the order in which they were first scheduled.
+    """
 
     def __init__(self, engine: PaperEngine, *, keeps_up: bool = False) -> None:
         assert isinstance(engine.clock, Clock)

@@ -34,7 +34,8 @@ def _without(what: str) -> None:
 @pytest.fixture(scope="module")
 def chromium() -> Iterator[Any]:
     """The browser; the test is skipped where there is none. Of one module: while its driver lives,
-    an event loop runs in this thread, and the tests of other modules want their own."""
+    an event loop runs in this thread, and the tests of other modules want their own.
+    """
     program = next(filter(None, map(shutil.which, _NAMES)), None)
     if program is None:
         _without("no Chromium: `apt-get install chromium`, or have one on the PATH")

@@ -32,7 +32,8 @@ BLOCK = 16
 
 class PageSidecar:
     """``kvgraph serve`` in a process of its own, at one address whenever it runs; without a
-    configuration file, which the page could change, by the defaults."""
+    configuration file, which the page could change, by the defaults.
+    """
 
     def __init__(self, directory: Path, config: Path | None = None) -> None:
         self._config = config

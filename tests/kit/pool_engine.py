@@ -128,7 +128,8 @@ class Turn:
 class Scheduler:
     """vLLM's scheduler, as far as pool and connector see it, of ``workers`` of which one is there;
     ``started``: all of them have said what they have. Only steps move ``now``, seconds, on, so that
-    a run depends on nothing but what is asked."""
+    a run depends on nothing but what is asked.
+    """
 
     def __init__(
         self,

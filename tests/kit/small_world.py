@@ -100,7 +100,8 @@ class World:
         self, *keys: int, engine: str = "a", kept: tuple[int, ...] = (), **terms: list[float]
     ) -> None:
         """A ranking of these blocks, the first to go first, that keeps others back; and what their
-        scores were made of."""
+        scores were made of.
+        """
         column, layers = self.graph.tables.engines[engine], self.graph.rules.protected_layers
         then = TermsAtRanking.of({name: np.array(each) for name, each in terms.items()})
         self.history.ranked(column, self.ranking(*keys, kept=kept), layers, then)

@@ -35,7 +35,8 @@ def block(text: str) -> Block:
 
 class Answering:
     """Answers questions after ``waits`` seconds, with a status and what ``says`` makes of their
-    fields."""
+    fields.
+    """
 
     def __init__(self, says: Callable[[Any], Any], status: int = 200, waits: float = 0.0) -> None:
         self.got: list[Any] = []

@@ -32,7 +32,8 @@ LARGE = MemorySettings(budget=1000, attention=ATTENTION_WEIGHT)
 
 class Page:
     """A sidecar's page: ``looks`` are pairs of an identity and its attention, of any session; it
-    ``waits`` seconds before each answer, of this ``status``."""
+    ``waits`` seconds before each answer, of this ``status``.
+    """
 
     def __init__(self, *looks: tuple[str | None, Any], status: int = 200) -> None:
         self.looks, self.status, self.waits = list(looks), status, 0.0

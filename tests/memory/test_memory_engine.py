@@ -96,7 +96,8 @@ def said(tokens: list[int]) -> str:
 
 class Planted(NamedTuple):
     """What came of a chat: what was told, what was said of it when it was asked for, and the share
-    of the prompts' tokens that were spliced, since blocks left."""
+    of the prompts' tokens that were spliced, since blocks left.
+    """
 
     values: list[int]
     text: str
@@ -142,7 +143,8 @@ def test_a_fact_comes_back_after_dozens_of_evictions(engine: Server, tmp_path: P
     was seen, on idle cores and on busy ones; .11 where text that was computed behind spliced text
     was not). What is answered on the way depends on what was spliced, and so on the moment. So the
     fact may have come back in an earlier turn and be in the prompt still, and in one chat of five
-    an answer in the prompt may say its key, which the gate counts as what was asked for."""
+    an answer in the prompt may say its key, which the gate counts as what was asked for.
+    """
     rng = random.Random(3)
     with ExitStack() as stack:
         memory = Memory(engine.url, tmp_path / "memory.log")

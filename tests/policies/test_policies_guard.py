@@ -222,7 +222,8 @@ def test_a_large_pool_makes_room_ahead_and_never_holds_more_than_it_may() -> Non
 @pytest.mark.parametrize("spread", [1e-5, 1.0, 1e12])
 def test_runs_are_evicted_as_their_blocks_are(spread: float) -> None:
     """Each block of a run scores a tie of depth more than the one before it; runs of near scores
-    lie among each other."""
+    lie among each other.
+    """
     rng, keys = np.random.default_rng(7), np.arange(9_000, dtype=np.uint64)
     lengths = rng.integers(1, 30, 250)
     firsts = np.cumsum(lengths + rng.integers(0, 3, 250)) - lengths

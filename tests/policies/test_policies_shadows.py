@@ -133,7 +133,8 @@ def test_half_of_the_sessions_say_what_a_policy_would_find_for_all(
     of_chats: Trace, half: Live
 ) -> None:
     """Whatever those of the sample are like: only the difference to LRU is theirs; they share a
-    beginning, which takes as much room in a sample as in the pool."""
+    beginning, which takes as much room in a sample as in the pool.
+    """
     all_of_them = Live(of_chats, 2 * CAPACITY)
     all_of_them.play()
     policy = half.set.ranked[0].name

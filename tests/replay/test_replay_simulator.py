@@ -269,7 +269,8 @@ LOADS = (IN_NO_TIME, IN_TIME)
 
 class Watched(EvictionOrder):
     """An order, and an engine that checks each of its answers, each time that something was to
-    go."""
+    go.
+    """
 
     def __init__(self, order: EvictionOrder) -> None:
         self._order = order

@@ -392,7 +392,8 @@ COMPUTED = 16  # blocks that one step computes at most
 
 class Served:
     """An engine with tiers but without a model, and the protected blocks that it took while others
-    were free."""
+    were free.
+    """
 
     def __init__(self) -> None:
         self.now, self.needless = 1000.0, 0

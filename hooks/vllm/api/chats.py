@@ -182,7 +182,8 @@ _LONG: Final = 4096  # longer prompts, in tokens, are marked on another thread; 
 
 def mark_chats() -> None:
     """Wrap vLLM's renderers to mark chats, and its input processor to pass the marks to the engine.
-    Raises AttributeError."""
+    Raises AttributeError.
+    """
     renderer = import_module("vllm.renderers.base").BaseRenderer
     processor = import_module("vllm.v1.engine.input_processor").InputProcessor
     patch(renderer, "render_chat", _marked)
@@ -227,7 +228,8 @@ def _handing_over(original: Method) -> Method:
 
 def hand_over(request: EngineCoreRequest, prompt: Any) -> None:
     """Put a rendered prompt's marks and hints where the engine's scheduler finds them. The client's
-    own objects are not changed, because several requests may share them."""
+    own objects are not changed, because several requests may share them.
+    """
     params = request.sampling_params
     if params is None:
         return

@@ -1,5 +1,6 @@
 """Learns a chat template's borders and end marks by rendering test conversations with vLLM's
-renderer."""
+renderer.
+"""
 
 from __future__ import annotations
 
@@ -124,7 +125,8 @@ def text_place(
     last: bool = False,  # search for the last occurrence instead of the first
 ) -> int | None:
     """Return the index of the token in which ``text`` begins, or of the one after it with ``end``;
-    None if it is not in ``tokens[first:]``."""
+    None if it is not in ``tokens[first:]``.
+    """
     whole = probes.text(tokens[first:])
     at = whole.rfind(text) if last else whole.find(text)
     if at < 0:
@@ -341,7 +343,8 @@ def _specials(probes: Probes, tokens: Sequence[int]) -> list[int]:
 
 def _cuts(probes: Probes, part: TemplatePart) -> list[int]:
     """Return positions of what differs from text to text: the test's own names, and white space at
-    the end."""
+    the end.
+    """
     tokens, cuts = part.before, []
     text, places = probes.text(tokens), TokenPlaces(probes.text, tokens)
     for name in _PROBED:
@@ -401,7 +404,8 @@ def _has_system_last(conversation: Conversation) -> bool:
 
 def _without_ends(gaps: list[_Gap]) -> None:
     """Remove special tokens that end texts or begin every prompt from the gaps' starts, where
-    others remain."""
+    others remain.
+    """
     behind: dict[int, set[SourceLayer]] = {}
     later = {gap.tokens[place] for gap in gaps if not gap.is_first for place in gap.starts}
     for gap in gaps:
@@ -448,7 +452,8 @@ logger = logging.getLogger(__name__)
 
 def engine_borders(config: VllmConfig, chat_template: str | None = None) -> str:
     """Return the border table for the scheduler's process, as JSON; empty if there is none. Never
-    raises: if the template cannot be read, the engine reads no layers."""
+    raises: if the template cannot be read, the engine reads no layers.
+    """
     if not engine_settings().reads_layers:
         return ""
     try:
@@ -474,7 +479,8 @@ _ARGUMENTS_END: Final = "\"'," + BRACKETS
 
 def learn_marks(config: VllmConfig, chat_template: str | None = None) -> EndMarks | None:
     """Return the end marks of an engine's model; None if its template has no form for tool calls.
-    Such a model may call tools in prose, so the end of its answers says nothing."""
+    Such a model may call tools in prose, so the end of its answers says nothing.
+    """
     probes = Probes(config, chat_template)
     try:
         return marks_of(probes, str(config.model_config.model))
@@ -534,7 +540,8 @@ def _marks(
 
 def _turn_ends(probes: Probes, prose: Sequence[int]) -> tuple[int, ...]:
     """Return the tokenizer's end token, and the special token that the template puts after an
-    answer."""
+    answer.
+    """
     ends = [] if probes.end is None else [probes.end]
     ended = text_place(probes, prose, ANSWER, 0, end=True)
     behind = [] if ended is None else [token for token in prose[ended:] if token in probes.special]
@@ -543,7 +550,8 @@ def _turn_ends(probes: Probes, prose: Sequence[int]) -> tuple[int, ...]:
 
 def _opening(probes: Probes, call: _Call) -> tuple[int | None, str, str]:
     """Return the last special token before the tool's name, the text between them, and the text
-    between name and arguments."""
+    between name and arguments.
+    """
     opening = range(call.first, call.named)
     places = [place for place in opening if call.tokens[place] in probes.special]
     first = places[-1] + 1 if places else call.first
@@ -563,7 +571,8 @@ def _closing(
     probes: Probes, call: _Call, ends: tuple[int, ...], call_id: str
 ) -> tuple[list[int], list[int]]:
     """Return the tokens that close the call's arguments, and the one that ends an answer after
-    them."""
+    them.
+    """
     behind = call.tokens[call.closed : call.result]
     for place, token in enumerate(behind):
         if token in ends:
@@ -586,7 +595,8 @@ def _without_result(probes: Probes, call: _Call, call_id: str) -> list[int]:
 
 def _closers(probes: Probes, closing: Sequence[int]) -> tuple[str, ...]:
     """Return the texts that end a call: special tokens at the end, or the last word, or a
-    bracket."""
+    bracket.
+    """
     special = []
     for token in reversed(closing):
         if token in probes.special:
@@ -612,7 +622,8 @@ def _parting(one: Sequence[int], other: Sequence[int]) -> int:
 
 def engine_marks(config: VllmConfig, chat_template: str | None = None) -> str:
     """Return the end marks for the scheduler's process, as JSON: the operator's, or learned ones;
-    empty without any. Never raises: if the template cannot be read, the engine has no marks."""
+    empty without any. Never raises: if the template cannot be read, the engine has no marks.
+    """
     if not engine_settings().reads_ends:
         return ""
     try:

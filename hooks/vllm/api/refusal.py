@@ -38,7 +38,8 @@ _GONE: Final = {"type": "http.disconnect"}
 
 class PendingCall:
     """Stands between server and application, so that a request can be refused until its answer
-    begins."""
+    begins.
+    """
 
     def __init__(self, receive: Receive, send: Send) -> None:
         self._receive, self._send = receive, send
@@ -137,7 +138,8 @@ class WaitingRequests:
 
     def _fresh(self) -> frozenset[str]:
         """Return the names of all held requests; runs on its own thread, since there may be
-        thousands."""
+        thousands.
+        """
         try:
             return names_of(self._ask())
         except Exception as error:  # a broken sidecar must not fail the client's request

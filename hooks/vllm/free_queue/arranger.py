@@ -1,7 +1,8 @@
 """Applies a ranking to vLLM's free queue, between allocations, which stay vLLM's: a *window* of its
 first victims stands at the head, as large as what steps of late took, and is laid again only for a
 new ranking, or when little of it is left. Beyond it, ``protection.py`` keeps protected blocks away
-from the head."""
+from the head.
+"""
 
 from __future__ import annotations
 
@@ -97,7 +98,8 @@ class Copier(Protocol):
 
     def laid_more(self, victims: Victims, at_head: bool) -> None:
         """Note that advice laid blocks at the queue's head, or behind those of ``victims`` that
-        stood there."""
+        stood there.
+        """
 
 
 class FreeQueueArranger:
@@ -132,7 +134,8 @@ class FreeQueueArranger:
 
     def copies_first(self, copier: Copier) -> None:
         """Tell ``copier`` of the queue from now on, and let some victims of the last ranking go
-        before those of a new one, which have no copies yet."""
+        before those of a new one, which have no copies yet.
+        """
         self._copier = copier
         self._disturb()
         self._window.ahead, self._window.laid_more = 1 + _STEPS_CARRIED, copier.laid_more
@@ -170,7 +173,8 @@ class FreeQueueArranger:
 
     def touched(self, blocks: Sequence[KVCacheBlock]) -> None:
         """Note that a prefix hit took ``blocks`` out of the queue, from wherever they stood: what
-        stands at the head may no longer be enough for what the same step takes next."""
+        stands at the head may no longer be enough for what the same step takes next.
+        """
         copier = self._copier
         if copier is None and not (len(self._window.victims) or self._guard.stands):
             return
@@ -217,7 +221,8 @@ class FreeQueueArranger:
 
     def rests(self, ranking: EvictionRanking | None) -> bool:
         """Whether there is nothing to arrange for the next step, as in nearly all: the ranking is
-        the last step's, and what it laid suffices. Else ``step`` must be called."""
+        the last step's, and what it laid suffices. Else ``step`` must be called.
+        """
         if self._is_disturbed or ranking is None or ranking is not self._latest:
             return False
         if self._protection:
@@ -228,7 +233,8 @@ class FreeQueueArranger:
 
     def guard_head(self) -> None:
         """See that what the next step can take is not protected, if anything else is free; there is
-        no advice."""
+        no advice.
+        """
         self._latest = None
         self._disturb()
         self._guard.step()
@@ -289,7 +295,8 @@ class FreeQueueArranger:
 
     def _lay_window(self, ranking: EvictionRanking) -> bool:
         """Follow ``ranking`` and lay its window if that is due; returns whether a step can take
-        only the window and blanks."""
+        only the window and blanks.
+        """
         window = self._window
         if not window.follows(ranking):  # also where blanks suffice: they may not for long
             self.epoch = max(0, ranking.epoch)  # below 0: not of a sidecar's making

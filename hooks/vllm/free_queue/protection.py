@@ -1,7 +1,8 @@
 """Keeps protected blocks away from the head of vLLM's free queue, at which is looked again only
 when half of the blocks last seen there are gone. Where hardly any block is free but protected ones,
 the whole queue is looked through once, and those that it held go in their order; those freed later
-follow."""
+follow.
+"""
 
 from __future__ import annotations
 
@@ -66,7 +67,8 @@ class ProtectedKeys:
     def adopt(self, ranking: EvictionRanking | None, linked_since: float) -> bool:
         """Protect what ``ranking`` protects from now on, nothing if it is None; returns whether
         that changes. What the last ranking protected and the first one after ``linked_since`` does
-        not stays protected for as long as what no sidecar knows."""
+        not stays protected for as long as what no sidecar knows.
+        """
         keys = _NO_KEYS if ranking is None else ranking.protected
         if keys is self._keys:
             return False
@@ -83,7 +85,8 @@ class ProtectedKeys:
 
     def state(self, keys: Sequence[int]) -> None:
         """Protect what the caller of a request that starts states, until a ranking knows that it is
-        over."""
+        over.
+        """
         self.stated_count += 1
         stated, said = self._stated, (self._clock(), math.inf)
         for key in keys:
@@ -143,7 +146,8 @@ class ProtectedKeys:
 
     def parted(self, blocks: list[KVCacheBlock]) -> tuple[list[KVCacheBlock], list[KVCacheBlock]]:
         """The protected ones of ``blocks``, and the others, each in their order. Usually none is,
-        and then none is looked at by itself."""
+        and then none is looked at by itself.
+        """
         if not self:
             return [], blocks
         hashes = list(map(hash_of, blocks))
@@ -222,7 +226,8 @@ class HeadGuard:
     @property
     def stands(self) -> bool:
         """Whether anything that was seen of the queue is relied on: what can go first at the head,
-        or all of it."""
+        or all of it.
+        """
         return self._marker is not None or self._only_protected_are_free
 
     def step(self) -> None:
@@ -250,7 +255,8 @@ class HeadGuard:
 
     def forget_head(self, *, and_who_is_free: bool = False) -> None:
         """Look at the head again before the next step, and forget whether only protected blocks
-        were free (``and_who_is_free``): others may have moved since."""
+        were free (``and_who_is_free``): others may have moved since.
+        """
         self._marker = None
         self._next.clear()
         self._known.clear()
@@ -259,13 +265,15 @@ class HeadGuard:
 
     def freed(self) -> None:
         """Note that blocks were given back: they go before the protected ones if no other
-        is free."""
+        is free.
+        """
         if self._only_protected_are_free:
             self._let_go_first_what_came_last()
 
     def touched(self, ids: Sequence[int]) -> bool:
         """Note that blocks were used again, wherever in the queue they stood; returns whether
-        the head is to be looked at again."""
+        the head is to be looked at again.
+        """
         for number in ids if self._known else ():
             self._known.pop(number, None)  # it is freed to the back again
         if self._marker is None:
@@ -308,7 +316,8 @@ class HeadGuard:
 
     def _to_back(self, protected: list[KVCacheBlock], last_other: KVCacheBlock) -> None:
         """Move some protected blocks to the back, the most precious last; where the queue ends with
-        one of them, no others stand behind ``last_other``."""
+        one of them, no others stand behind ``last_other``.
+        """
         back = self._pool.free_block_queue.fake_free_list_tail.prev_free_block
         place = last_other if protected[-1] is back else back
         self.moved += move_behind(place, self._protection.ranked(protected))

@@ -189,7 +189,8 @@ class Window:
     @property
     def size(self) -> int:
         """Victims that it holds at most: what steps ``ahead`` take, or what prompts need; without
-        ``ahead``, what the next step can take, and some usual ones behind it."""
+        ``ahead``, what the next step can take, and some usual ones behind it.
+        """
         most = self._most
         if not self.ahead:
             return min(most, self.reach + max(_SPARE, int(_STEPS_SPARE * self._largest_step)))
@@ -198,7 +199,8 @@ class Window:
     def expect(self, decoding: int, prompts: int, loads: int) -> bool:
         """Note what the next step can take: blocks that ``decoding`` requests may need, ``prompts``
         besides, and ``loads`` fill of these, all at once; returns whether that is more than was
-        known."""
+        known.
+        """
         wanted = (1 + (decoding + prompts) // REACH_STEP) * REACH_STEP  # never none
         reach = min(self._blocks_per_step, wanted) + loads
         grown = reach > self.reach
@@ -216,7 +218,8 @@ class Window:
 
     def adopt(self, ranking: EvictionRanking, carried: int = 0) -> Victims:
         """Follow ``ranking`` from now on; its victims go behind those of the last one that
-        ``carried`` steps take, which are returned."""
+        ``carried`` steps take, which are returned.
+        """
         self._followed = self._order = ranking.order
         self._holders, self._next, self._due = ranking.order_blocks, 0, True
         self._victims.drop_taken()
@@ -245,12 +248,14 @@ class Window:
     @property
     def holds_enough(self) -> bool:
         """Whether no more victims are due, and no step takes more than there are; forgets those
-        that are gone."""
+        that are gone.
+        """
         return not self._due and self.still_suffices() and not self._is_low(len(self._victims))
 
     def forget(self, ids: Sequence[int]) -> bool:
         """Note that blocks were used again or moved, wherever in the queue they stood; returns
-        whether fewer victims are left."""
+        whether fewer victims are left.
+        """
         return self._victims.forget(ids) > 0
 
     def forget_all(self) -> None:
@@ -271,7 +276,8 @@ class Window:
 
     def find_anchor(self, known_of: float) -> KVCacheBlock | None:
         """The last victim, if it stands at the head still, where a ranking that knows the events
-        before ``known_of`` left it."""
+        before ``known_of`` left it.
+        """
         victims, freed_at = self._victims, self._index.freed_at
         while len(victims):
             last = victims.last
@@ -343,7 +349,8 @@ class Window:
 
     def _of_next(self, keys: Keys, count: int, known_of: float) -> tuple[FoundBlocks, int]:
         """At most ``count`` victims among the blocks of the next ``keys``; how many keys that
-        took."""
+        took.
+        """
         holders = self._holders
         at = None if holders is None else holders[self._next : self._next + len(keys)]
         found = self._index.find_unused(keys, known_of, at, self._victims.followed)

@@ -77,12 +77,14 @@ class SessionNames:
 
     def is_known(self, name: SessionName) -> bool:
         """Return whether a request of ``name`` was scheduled here before and did not end the
-        session."""
+        session.
+        """
         return name in self._known
 
     def is_one_session(self, name: SessionName, waiting: int) -> bool:
         """Return whether ``name`` has few enough requests, ``waiting`` ones included, to be one
-        session."""
+        session.
+        """
         known = self._known.get(name)
         return known is not None and known.running + waiting <= _MOST_AT_ONCE
 
@@ -95,7 +97,8 @@ class SessionNames:
 
     def context(self, name: SessionName, hashes: Sequence[bytes]) -> Midpoint | None:
         """Return the midpoint of the context of ``name`` that a prompt continues; None if there is
-        none."""
+        none.
+        """
         known = self._known.get(name)
         contexts = known.contexts if known is not None else ()
         return next((each for each in contexts if each.is_in(hashes)), None)
@@ -110,7 +113,8 @@ class SessionNames:
 
     def finished(self, name: SessionName, hashes: Sequence[bytes], ended: bool) -> None:
         """Note that a scheduled request of ``name``, with full blocks of these ``hashes``, ended,
-        and whether the session ended with it."""
+        and whether the session ended with it.
+        """
         known = self._known.get(name)
         if known is None:
             return
@@ -140,7 +144,8 @@ class RequestArrival(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class _NamedRequest:
     """A request with a session name: the midpoint of its prompt, and whether its caller says that
-    the session ends with it."""
+    the session ends with it.
+    """
 
     name: SessionName
     prompt: Midpoint | None
@@ -194,7 +199,8 @@ class LiveSessions:
 
     def queued(self, request: Request) -> tuple[int, int]:
         """Return the blocks of a waiting prompt, and how many of these its session's last turn had
-        and the pool has no more."""
+        and the pool has no more.
+        """
         hashes = self._group.hashes(request, request.num_prompt_tokens)
         entry = self._waiting.get(request.request_id)
         context = None if entry is None else self._names.context(entry.name, hashes)

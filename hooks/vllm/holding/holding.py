@@ -36,7 +36,8 @@ _OPEN_AFTER_S: Final = 10.0  # with no request held for so long, holding has end
 
 class HoldingLog:
     """Counts and reports what happens to held requests. ``emit`` takes each event and must not
-    wait; no request is held for more than ``most_s`` seconds."""
+    wait; no request is held for more than ``most_s`` seconds.
+    """
 
     def __init__(self, emit: Callable[[AnyEvent], None], most_s: float) -> None:
         self._emit = emit
@@ -119,7 +120,8 @@ class HoldingLog:
         self, now: float, queued_share: float, queued: tuple[int, int] = (0, 0)
     ) -> AdmissionReport:
         """Return levels and counters; called on another thread, so it reads one attribute at a
-        time."""
+        time.
+        """
         since = self._oldest_since
         return AdmissionReport(
             waiting=len(self._waiting),

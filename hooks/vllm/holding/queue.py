@@ -1,5 +1,6 @@
 """``HoldingQueue``: the scheduler's waiting queue, with held requests beside it, counted, listed
-and removed as waiting, but not looked up in every step, which is slow for a thousand requests."""
+and removed as waiting, but not looked up in every step, which is slow for a thousand requests.
+"""
 
 from __future__ import annotations
 
@@ -137,7 +138,8 @@ class HoldingQueue:
 
     def detach(self) -> None:
         """Release all requests, and give the scheduler its own queue back when vLLM next asks for
-        work."""
+        work.
+        """
         # Not at once: an error of ours may come between vLLM's look at the head and its taking it
         # out, and a request put before that one would be taken in its place.
         self._holds, self._gone = _never, _ignore

@@ -74,7 +74,8 @@ class OwnBranches:
 
     def keep(self, request: Request, owner: Owner, exact: int, whole: int) -> None:
         """Keep the ``whole`` blocks that an approximate request left, the first ``exact`` of them
-        exact."""
+        exact.
+        """
         # A request that ended before it computed what its session had leaves nothing new.
         tokens = TokenBytes.of(request.all_token_ids[: whole * self._size])
         known = self._branches.get(owner)
@@ -112,7 +113,8 @@ class OptIn:
 
     def domain(self, request: Request) -> Domain | None:
         """Return the domain whose text a request may use and add to; None if it did not opt in.
-        Must first be called before the request is scheduled."""
+        Must first be called before the request is scheduled.
+        """
         if request.request_id not in self._domains:
             self._domains[request.request_id] = self._read(request)
         return self._domains[request.request_id]

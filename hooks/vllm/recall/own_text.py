@@ -1,5 +1,6 @@
 """Lets a session splice text that its own approximate requests computed, and keeps it from
-others."""
+others.
+"""
 
 from __future__ import annotations
 

@@ -36,7 +36,8 @@ _AGAIN_S: Final = 0.1  # then a waiting request is matched anew, if anything cha
 @dataclass(frozen=True, slots=True)
 class SplicePlan:
     """What a load brings for one request. ``lost``, ``version``: the directory's count of lost
-    copies and the index's version at that time."""
+    copies and the index's version at that time.
+    """
 
     first: int  # blocks that the pool holds
     loaded: int  # blocks after those that have exact copies
@@ -52,7 +53,8 @@ class SplicePlan:
 
 class SplicePlans:
     """Plans a splice when a request is looked up, and keeps it until the request gets its
-    blocks."""
+    blocks.
+    """
 
     def __init__(
         self, group: ObservedGroup, ledger: TierLedger, index: SpanIndex, limits: SpliceLimits
@@ -65,7 +67,8 @@ class SplicePlans:
         self, request: Request, domains: Callable[[], Collection[Domain]], first: int, exact: int
     ) -> SplicePlan:
         """Return what can be spliced after the exact part; vLLM asks in every step while the
-        request waits."""
+        request waits.
+        """
         loaded, known = exact // self._group.block_size, self._plans.get(request.request_id)
         if known is None or (known.first, known.loaded) != (first, loaded) or self._is_old(known):
             ledger, start = self._ledger, (first + loaded) * self._group.block_size
@@ -135,7 +138,8 @@ def splice_of(
     directory: CopyDirectory,  # holds the copies; all of them are in memory
 ) -> Splice:
     """Return the splice that brings ``pieces`` into a request's blocks, and pin their copies until
-    it is done."""
+    it is done.
+    """
     copies: dict[bytes, Copy] = {}
 
     def number(block_hash: bytes) -> int:
@@ -174,7 +178,8 @@ _MOST_DUE: Final = 65_536  # blocks whose copies were not begun yet; chosen
 
 class WantedCopies:
     """Has opted-in requests' blocks copied soon after they are computed, and again before
-    eviction."""
+    eviction.
+    """
 
     def __init__(self, ledger: TierLedger) -> None:
         self._ledger = ledger
@@ -213,7 +218,8 @@ NO_OWNER: Final = (
 
 class SpanRecall:
     """Covers the start of opted-in prompts: exact prefix, exact copies, then spans of other
-    copies."""
+    copies.
+    """
 
     def __init__(
         self,
@@ -239,7 +245,8 @@ class SpanRecall:
 
     def on_new_request(self, request: Request) -> None:
         """Let a session's request find the session's approximate blocks, before anything is looked
-        up."""
+        up.
+        """
         owner = self._opt_in.owner(request)
         if owner is not None and request.request_id not in self.exact:
             exact = self._branches.follow(request, owner)
@@ -250,7 +257,8 @@ class SpanRecall:
         self, request: Request, computed_tokens: int, found: Found
     ) -> Found:
         """Return how many tokens a load can bring: those that were found, which are exact, and
-        those spliced after them."""
+        those spliced after them.
+        """
         exact, _ = found
         domain = self._opt_in.domain(request)
         if exact is None or domain is None:
@@ -376,7 +384,8 @@ class SpanRecall:
 
     def _set_apart(self, request: Request, exact: int) -> None:
         """Hide the request's blocks from block ``exact`` on: found by its session alone, or by
-        nobody."""
+        nobody.
+        """
         # New names are needed even where the request continues its session's last branch: that
         # one's blocks were computed, and hold something else.
         tokens = exact * self._group.block_size

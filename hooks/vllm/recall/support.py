@@ -34,7 +34,8 @@ if TYPE_CHECKING:
 
 def model_identity(model: ModelConfig, max_model_len: int | None) -> str:
     """Return a digest of all that a calibration depends on: the weights, and how keys are rotated.
-    Raises RopeError or StorageError."""
+    Raises RopeError or StorageError.
+    """
     rope = rope_from_config(model.hf_config, max_model_len)
     return identity_of(weights_of(model), (rope.inv_freq.tolist(), rope.start, rope.pairing.value))
 
@@ -47,7 +48,8 @@ _REFUSED: Final = "kvgraph: no recall in this engine: %s"
 
 class RefusedRecall:
     """Tells requests that ask for recall why this engine has none; the first one also leaves a
-    warning."""
+    warning.
+    """
 
     def __init__(self, reason: str, opt_in: OptIn) -> None:
         self._reason, self._opt_in, self._once = reason, opt_in, Once(logger)
@@ -107,7 +109,8 @@ def new_recall(
 
 def calibration_for(config: VllmConfig) -> Calibration:
     """Return the model's calibration, which allows recall.
-    Raises ConfigError, RopeError or StorageError."""
+    Raises ConfigError, RopeError or StorageError.
+    """
     if config.speculative_config is not None:
         raise ConfigError("it drafts tokens, and what drafts read is not calibrated")
     identity = model_identity(config.model_config, config.model_config.max_model_len)

@@ -1,5 +1,6 @@
 """Measures one sampled decode step and carries the results to the scheduler. On a GPU all measuring
-is queued on the current stream, and nothing waits for it."""
+is queued on the current stream, and nothing waits for it.
+"""
 
 from __future__ import annotations
 
@@ -213,7 +214,8 @@ class StepMeasurer:
 
     def warm_up(self, vocabulary: int) -> None:
         """Measure zero queries once, so that the first sampled step does not pay for
-        initialisation. Raises BuildError."""
+        initialisation. Raises BuildError.
+        """
         layout, device = self._cache.layout, self._cache.memory.device
         block = torch.zeros(1, dtype=torch.int64, device=device)
         query = torch.zeros(layout.heads, layout.key.dims, device=device)

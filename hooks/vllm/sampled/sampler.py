@@ -82,7 +82,8 @@ class SamplingBudget:
 
     def layers(self, tokens: int, most: int) -> int:
         """Return how many layers the budget pays for, at most ``most``, for a context of
-        ``tokens``."""
+        ``tokens``.
+        """
         spare, each = self._balance - self._plain.value, self._layer_token.value * max(1, tokens)
         self.expected_s = self._plain.value + each * most
         return max(0, min(most, int(spare / each)))
@@ -133,7 +134,8 @@ _UNKNOWN: Final = 0  # stands for a step that does more than decode
 
 class StepTimes:
     """Times decode-only steps, from one step's start to the next one's. A step counts if the next
-    one decodes as many requests: then the engine was busy in between."""
+    one decodes as many requests: then the engine was busy in between.
+    """
 
     def __init__(self, clock: Callable[[], float], sizes: Sequence[int]) -> None:
         self._clock, self._sizes = clock, tuple(sizes)
@@ -168,7 +170,8 @@ class StepTimes:
 
     def settled(self, expected: float) -> float | None:
         """Return the cost of the last sampled step in seconds, once; None while it is not known; at
-        least ``expected`` if other work cut the measurement short."""
+        least ``expected`` if other work cut the measurement short.
+        """
         if self._extra is None or (len(self._extra) < _WINDOW and not self._broken):
             return None
         least = expected if self._broken else 0.0
@@ -215,7 +218,8 @@ class SamplingTarget(NamedTuple):
 
 class StepSampler:
     """Patches a runner's sampler and attention layers on sampled steps. The first failure ends
-    sampling for good, with one log line; the engine goes on."""
+    sampling for good, with one log line; the engine goes on.
+    """
 
     def __init__(
         self, runner: Runner, measuring: StepMeasurer, layers: Sequence[SampledLayer],

@@ -1,5 +1,6 @@
 """``TierCacheBridge``: decides what moves between the engine's pool, host memory and disk, and
-when."""
+when.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +36,8 @@ _LOOKUPS_IN_VAIN: Final = 64  # before the workers have reported what their disk
 
 class WorkerStarts:
     """Collects what each of so many workers reports at its start, until all have; ``with_disk``:
-    they may have found records on their disks."""
+    they may have found records on their disks.
+    """
 
     def __init__(self, workers: int, with_disk: bool) -> None:
         self._workers = workers
@@ -44,7 +46,8 @@ class WorkerStarts:
 
     def is_worth_waiting(self) -> bool:
         """Whether a lookup should ask again later; True a bounded number of times. The first
-        requests after a start are those that could use the disk."""
+        requests after a start are those that could use the disk.
+        """
         if not self._patience or len(self._starts) == self._workers:
             return False
         self._patience -= 1
@@ -102,7 +105,8 @@ class PromisedLoads:
 
     def received(self, request_ids: Iterable[str]) -> None:
         """Note that vLLM is about to learn that these loads are over, and has learned of failed
-        blocks."""
+        blocks.
+        """
         for request_id in request_ids:
             request = self._waiting.get(request_id)
             if request is None:
@@ -131,7 +135,8 @@ class PromisedLoads:
 
     def _compute(self, request: Request) -> None:
         """Start the request over: every worker is done with its blocks, and vLLM finds nothing to
-        cache."""
+        cache.
+        """
         self._manager.free(request)
         request.num_computed_tokens = 0
 
@@ -308,7 +313,8 @@ class TierCacheBridge:
 
     def offered(self, wanted: Callable[[], Keys | None]) -> int:
         """How many blocks a prefetch would take, after a step's allocations, at most; ``wanted``
-        reads which keys the sidecar suggests to bring back, best first."""
+        reads which keys the sidecar suggests to bring back, best first.
+        """
         self._wake()
         self.line.passed()
         self.idle.stepped()  # first: an order that comes from now on is taken by another step
@@ -316,7 +322,8 @@ class TierCacheBridge:
 
     def spill(self, ranking: EvictionRanking | None, offered: int, step: StepTaken) -> int:
         """Begin to copy what is about to go, after a step's allocations and by the latest advice;
-        returns how many blocks can go without a loss."""
+        returns how many blocks can go without a loss.
+        """
         self.ledger.costs.step_began(step.tokens)
         loads = self.loader.take_begun()
         taken = max(1 + step.tokens // self._group.block_size, step.evicted - loads)
@@ -324,7 +331,8 @@ class TierCacheBridge:
 
     def fetch(self, tokens: int, offered: int, spare: int) -> TierWork:
         """Begin to write and to bring back what may be, in a step of ``tokens`` tokens; returns
-        what the workers shall do."""
+        what the workers shall do.
+        """
         self._idle_writer.step()
         if offered:
             self._prefetcher.step(spare)
@@ -364,7 +372,8 @@ class TierCacheBridge:
     @property
     def owes(self) -> bool:
         """Whether the engine must go on stepping to learn the end of a job. A write to the disk
-        does not count: no request waits for it, and a disk may hang."""
+        does not count: no request waits for it, and a disk may hang.
+        """
         return bool(self._broken or self.ledger.book.pressing)
 
     def has_pending_push_work(self) -> bool:
@@ -403,7 +412,8 @@ def _forget_lost(
     kept_off: set[int], pool: BlockPool, hashes: Sequence[bytes], keys: Sequence[int]
 ) -> None:
     """Forget of evicted blocks those that the pool holds no more. At once: they may be computed
-    again."""
+    again.
+    """
     if not kept_off.isdisjoint(keys):
         block_of = pool.cached_block_hash_to_block.get_one_block
         both = zip(hashes, keys, strict=True)
@@ -414,7 +424,8 @@ def _forget_lost(
 
 def _broken_load(request: Request, blocks: KVCacheBlocks) -> Load:
     """Return a load that is to fail. Only the blocks that it was to fill are named: what the prefix
-    cache held is sound, and vLLM would set back every request that shares it."""
+    cache held is sound, and vLLM would set back every request that shares it.
+    """
     (group,) = blocks.blocks
     empty = tuple(block.block_id for block in group if block.block_hash is None)
     return Load(_NO_JOB, (_NO_JOB,) * len(empty), empty, {}, request.request_id)

@@ -51,7 +51,8 @@ class IdleEngine:
     @property
     def due(self) -> bool:
         """Whether a step is to be taken; for the engine's thread. None is taken while the engine
-        is paused: its memory may be gone."""
+        is paused: its memory may be gone.
+        """
         loop = self._loop
         return self._due and loop is not None and not loop.is_scheduler_paused()
 
@@ -105,7 +106,8 @@ _NO_LOOP: Final = "kvgraph: an idle engine is not woken for prefetches (%s)"
 
 def follow_loops() -> None:
     """Show every loop that begins from now on to its engine's connector (``bind_loop``). A
-    connector calls it while its engine is made: loops begin later, and in the same process."""
+    connector calls it while its engine is made: loops begin later, and in the same process.
+    """
     if problems := live_misfits(Part.WAKING):
         logger.warning(_NO_LOOP, "; ".join(problems))
         return

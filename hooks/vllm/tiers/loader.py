@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 class Splice(NamedTuple):
     """What a load brings to other positions, besides what it copies: ``runs`` of tokens into
-    ``blocks``, the last perhaps in part, from ``copies``, pinned."""
+    ``blocks``, the last perhaps in part, from ``copies``, pinned.
+    """
 
     runs: tuple[SpliceRun, ...] = ()
     blocks: tuple[int, ...] = ()
@@ -45,7 +46,8 @@ class _Match(NamedTuple):
 
 class Loader:
     """Answers vLLM's question how many of a prompt's tokens are available outside its pool.
-    ``load_victims`` copies what loads overwrite."""
+    ``load_victims`` copies what loads overwrite.
+    """
 
     def __init__(self, group: ObservedGroup, ledger: TierLedger, load_victims: LoadVictims) -> None:
         self._group, self.load_victims = group, load_victims
@@ -58,7 +60,8 @@ class Loader:
 
     def remembered(self, request_id: str, first: int) -> tuple[int, bool] | None:
         """The last answer to a request that waits, while it holds; None if it is to be looked up.
-        vLLM asks again in every step that a request waits for room."""
+        vLLM asks again in every step that a request waits for room.
+        """
         match = self._matches.get(request_id)
         directory = self._ledger.directory
         if match is None or match.first != first or self._ledger.coming:
@@ -123,7 +126,8 @@ class Loader:
 
     def is_faster(self, request_id: str, hashes: Sequence[bytes]) -> bool:
         """Whether a request's load of ``hashes`` takes no longer than computing them; if it does,
-        that is said of the request until it is scheduled."""
+        that is said of the request until it is scheduled.
+        """
         if request_id in self._declined:
             return False  # asked again at each step that the request waits: decide once
         ledger = self._ledger

@@ -1,5 +1,6 @@
 """Loads copies into free blocks before a request asks: for those that wait, and as the sidecar
-suggests."""
+suggests.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +36,8 @@ _Key = tuple[float, float, str]  # smaller: nearer to the head
 
 class Waiting(NamedTuple):
     """The next request whose copies may come before its turn: the ``blocks`` that it needs, and
-    those before it."""
+    those before it.
+    """
 
     request: Request
     blocks: int
@@ -55,7 +57,8 @@ class WaitingLine:
     """Who waits for blocks, by priority or by arrival. A request's copies may come (where turns are
     ``served`` ahead at all) as soon as one step has passed it over: if nobody is before it, its
     turn comes in that step, and the load that it asks for itself is as soon and brings all of them
-    at once."""
+    at once.
+    """
 
     def __init__(self, by_priority: bool = False, served: bool = False) -> None:
         self._by_priority, self._in_sight = by_priority, _IN_SIGHT if served else 0
@@ -89,7 +92,8 @@ class WaitingLine:
 
     def close(self, request_id: str) -> None:
         """Note that a request's copies need not be looked for: its turn has come, or that was
-        done."""
+        done.
+        """
         if place := self._places.get(request_id):
             place.open = False
 
@@ -114,7 +118,8 @@ class WaitingLine:
 class LackingCopies:
     """What the pool lacks of one request's prompt; looked up once, and then given out in parts.
     ``is_there``: a block is in the pool or on its way there. ``is_faster``: loading blocks takes no
-    longer than computing them."""
+    longer than computing them.
+    """
 
     def __init__(
         self,
@@ -130,7 +135,8 @@ class LackingCopies:
 
     def take(self, request: Request, most: int) -> tuple[list[bytes], bool]:
         """Hashes of the next blocks to load for ``request``, ``most`` at most, and whether those
-        are the last."""
+        are the last.
+        """
         if request.request_id != self._request_id:
             self._request_id, self._left = request.request_id, self._look_up(request)
         taken, self._left = self._left[:most], self._left[most:]
@@ -191,7 +197,8 @@ class Prefetcher:
 
     def offered(self, order: Keys | None) -> int:
         """Take the sidecar's newest order, if there is one; returns how many blocks a step would
-        take at most, for it and for a request that waits."""
+        take at most, for it and for a request that waits.
+        """
         if order is not None and order is not self._order:
             self._order, self._next = order, 0
         self._left = 0 if order is None else len(order) - self._next
@@ -203,7 +210,8 @@ class Prefetcher:
 
     def step(self, spare: int) -> None:
         """Begin with what requests that wait lack, and then with the next suggestions, in ``spare``
-        blocks, which can be taken without losing anything."""
+        blocks, which can be taken without losing anything.
+        """
         spare = min(spare, _MOST_AT_ONCE)
         spare -= self._serve_line(spare)
         if self._left:
@@ -236,7 +244,8 @@ class Prefetcher:
 
     def _serve_line(self, spare: int) -> int:
         """Begin with the copies that requests wait for, in the queue's order; returns how many
-        blocks that took."""
+        blocks that took.
+        """
         begun = looked = 0
         while looked < _SCAN and (waiting := self._line.next()) is not None:
             room = self._room(spare - begun, waiting.ahead)

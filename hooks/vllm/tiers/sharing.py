@@ -166,7 +166,8 @@ _OTHERWISE: Final = (
 @dataclass(slots=True, eq=False)
 class _Ask:
     """One request's question: how many of ``hashes``, from the first on, are ``found`` (None: no
-    answer yet), and whether somebody still waits."""
+    answer yet), and whether somebody still waits.
+    """
 
     hashes: Sequence[bytes]
     asked_at: float
@@ -176,7 +177,8 @@ class _Ask:
 
 class StoreLookup:
     """Asks once per request, on a thread of its own; the engine's thread never waits. ``names``:
-    what each worker calls its records; before they are known, nothing is asked."""
+    what each worker calls its records; before they are known, nothing is asked.
+    """
 
     def __init__(self, store: SharedStore, clock: Callable[[], float]) -> None:
         self.names: list[str] = []
@@ -193,7 +195,8 @@ class StoreLookup:
 
     def mark(self, hello: Callable[[], EngineHello]) -> None:
         """Tell other engines on the store, and learn from them, how blocks are hashed; one line
-        in the log where that is not alike. ``hello`` is called on the thread."""
+        in the log where that is not alike. ``hello`` is called on the thread.
+        """
         if self.names:
             self._thread.put(lambda: self._mark(hello()))
 
@@ -202,7 +205,8 @@ class StoreLookup:
 
     def ask(self, request_id: str, hashes: Sequence[bytes]) -> None:
         """Ask which of ``hashes`` the store has, from the first on; not while it does not
-        answer."""
+        answer.
+        """
         ask = self._asks[request_id] = _Ask(hashes[:_MOST_BLOCKS], self._clock())
         if not self.names or self._breaker.rests or self._hangs():
             ask.found = 0
@@ -218,7 +222,8 @@ class StoreLookup:
 
     def take(self, request_id: str) -> tuple[Sequence[bytes], Sequence[bytes]] | None:
         """Take the answer for a request, once: what was asked for, and which of it, from the first
-        on, is there. None if it was taken, or did not come in time."""
+        on, is there. None if it was taken, or did not come in time.
+        """
         ask = self._asks[request_id]
         if not ask.wanted or ask.found is None:
             return None
@@ -231,7 +236,8 @@ class StoreLookup:
 
     def forget(self, request_id: str) -> None:
         """Forget a request that ended. Until then it is asked for once: where a load fails, vLLM
-        looks up again, and would for ever."""
+        looks up again, and would for ever.
+        """
         ask = self._asks.pop(request_id, None)
         if ask is not None:
             ask.wanted = False

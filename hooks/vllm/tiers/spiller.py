@@ -117,12 +117,14 @@ class Rest:
 
     def begin(self, left: int, most: float) -> None:
         """Begin to rest: until steps took ``left`` cached blocks, or one takes more than ``most``
-        of any kind."""
+        of any kind.
+        """
         self.left, self._most = left, most
 
     def passes(self, tokens: int, evicted: int) -> bool:
         """Note a step that computes so many tokens and evicted so many blocks, if it leaves nothing
-        to decide; returns whether it does. Written in one piece: most steps are this call."""
+        to decide; returns whether it does. Written in one piece: most steps are this call.
+        """
         taken = max(1 + tokens // self._block_size, evicted)
         if evicted > self.left or taken > self._most or len(self.steps) >= _LONGEST_REST:
             return False
@@ -178,7 +180,8 @@ class QueueScan:
 
     def evicted(self, count: int) -> bool:
         """Note that so many cached blocks left at the head; returns whether to begin there again,
-        because the last one that was looked at is gone from its place."""
+        because the last one that was looked at is gone from its place.
+        """
         self.reached = max(0, self.reached - count)
         last = self._last
         return last is not None and (
@@ -189,7 +192,8 @@ class QueueScan:
         self, ahead: int, taken: int, behind: KVCacheBlock | None = None
     ) -> list[KVCacheBlock]:
         """This step's part of the next ``ahead`` cached blocks, in the queue's order. The step took
-        ``taken`` from the head; advice laid those up to ``behind`` there."""
+        ``taken`` from the head; advice laid those up to ``behind`` there.
+        """
         count = min(ahead - self.reached, _LEAST + _TIMES_TAKEN * taken)
         if self._last is None:
             self._last = behind
@@ -228,7 +232,8 @@ class QueueScan:
 class CopyMarks:
     """What advice says of copies, as marks by the numbers of blocks: most blocks have none.
     ``wanted`` keys are worth a copy whatever the sidecar considers; ``worth``: those that it does;
-    None: all are."""
+    None: all are.
+    """
 
     def __init__(self, pool_blocks: int, finds: Finds, wanted: Container[int] = ()) -> None:
         self._wanted = wanted
@@ -429,7 +434,8 @@ class StartedCopies(NamedTuple):
 
 class StepTaken(NamedTuple):
     """What an engine's step took: the tokens that it computes, cached blocks that left the pool for
-    it, and protected ones moved off the head since the engine's start."""
+    it, and protected ones moved off the head since the engine's start.
+    """
 
     tokens: int
     evicted: int = 0
@@ -468,7 +474,8 @@ class Spiller:
     ) -> int:
         """Begin to copy blocks that are about to go; returns how many can go without a loss. The
         step ``taken`` blocks from the pool to compute, blank ones too, and ``loads`` for loads; a
-        prefetch would take as many as are ``wanted``."""
+        prefetch would take as many as are ``wanted``.
+        """
         self.load_victims.advice = ranking
         self._note_what_changed(ranking, step)
         now, directory = self._ledger.clock(), self._ledger.directory
@@ -485,7 +492,8 @@ class Spiller:
 
     def _may_pass(self, least: int) -> int:
         """How many more may be taken while at least so many must have been looked at; too few where
-        that is not known: a step that finds nothing to do changes nothing."""
+        that is not known: a step that finds nothing to do changes nothing.
+        """
         left = self._reached - least
         if len(self._victims) and self._scan.reached:
             left //= 2  # each that goes counts in both
@@ -512,7 +520,8 @@ class Spiller:
 
     def copy(self, hashes: Sequence[bytes], group: bytes) -> None:
         """Begin to copy blocks of the pool now, as far as there is room; ``group`` ends their keys
-        in the prefix cache."""
+        in the prefix cache.
+        """
         if hashes and self._ledger.clock() >= self._rest_until:
             blocks = _without_copy(self._pool, self._ledger, [each + group for each in hashes])
             self._begin([(None, each) for each, key in blocks if key not in self._under_way], None)
@@ -533,7 +542,8 @@ class Spiller:
 
     def laid_more(self, victims: Victims, at_head: bool) -> None:
         """Note that advice laid blocks at the queue's head, or behind those of ``victims`` that
-        stood there."""
+        stood there.
+        """
         self._victims = victims
         if at_head:
             self.look_again()
@@ -586,7 +596,8 @@ class Spiller:
         self, found: FoundBlocks, first: int, now: float, advice: EvictionRanking | None
     ) -> int:
         """Begin to copy those of ``found`` that are worth it, the first of which stands at place
-        ``first``; returns how many of the last must be looked at again."""
+        ``first``; returns how many of the last must be looked at again.
+        """
         first += self._gone
         wanted = self._without_copies(found, first)
         most = max(_MOST_UNDER_WAY, 4 * int(self._lead.step)) - len(self._under_way)
@@ -616,7 +627,8 @@ class Spiller:
 
     def _spare(self, wanted: int) -> int:
         """How many blocks at the head the next step leaves that can go without a loss, as far as is
-        known."""
+        known.
+        """
         step = int(max(self._lead.step, self._lead.load))
         head = islice(self._pool.free_block_queue.iter_blocks_after(None), wanted + step)
         blanks = sum(1 for _ in takewhile(lambda block: block.block_hash is None, head))

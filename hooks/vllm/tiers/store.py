@@ -96,7 +96,8 @@ class StoreTier:
 
     def answered(self, answer: TierAnswer, received: Iterable[str] = ()) -> None:
         """Note what the workers did, which the bridge took before; by their first words it is known
-        how records are named."""
+        how records are named.
+        """
         self._names += [start.store_name for start in answer.starts]
         if answer.starts and self.lookup is not None and len(self._names) == self._workers:
             self.lookup.names = self._names if all(self._names) else []
@@ -131,7 +132,8 @@ class StoreTier:
 
     def _waits(self, lookup: StoreLookup, name: str, hashes: Sequence[bytes]) -> bool:
         """Whether a request waits for the store's word on ``hashes`` that the pool lacks; once it
-        is there, a load may find it."""
+        is there, a load may find it.
+        """
         if not lookup.asked(name):
             missing = hashes[self._ledger.directory.run(hashes) :]
             tokens = len(missing) * self._group.block_size
@@ -285,7 +287,8 @@ def open_records(
     config: VllmConfig, settings: StoreSettings, cache: PagedKv
 ) -> tuple[SealedRecords, str] | None:
     """Open the store for this worker's shard; the records, and their name. None, and the reason
-    logged, if that is impossible."""
+    logged, if that is impossible.
+    """
     try:
         name = records_name(config, cache)
         records = SealedRecords(open_store(settings), name)
@@ -299,6 +302,7 @@ def open_records(
 def records_name(config: VllmConfig, cache: PagedKv) -> str:
     """Return what every worker on any machine calls records whose bytes would be these, by the
     model, its weights, and this worker's share of a block: its rank among those of one engine, and
-    the layout of its cache. Raises StorageError: the weights cannot be told from others."""
+    the layout of its cache. Raises StorageError: the weights cannot be told from others.
+    """
     whole = repr((disk_identity(config), config.parallel_config.rank, cache.layout.record(1)))
     return hashlib.sha256(whole.encode()).hexdigest()[:_NAME_DIGITS]

@@ -58,7 +58,8 @@ class TierWorkerMetadata(KVConnectorWorkerMetadata):  # type: ignore[misc]
 
 class WorkerSide:
     """Moves this worker's shard as ordered; answers what cannot be done as failed. ``mover`` is
-    None before there is a cache, and where that failed."""
+    None before there is a cache, and where that failed.
+    """
 
     def __init__(
         self,
@@ -87,7 +88,8 @@ class WorkerSide:
 
     def serve(self, cache: PagedKv) -> None:
         """Begin with this shard, with memory and disk anew; those of before must be closed. Raises
-        where there is no memory, no disk, or no way to move this cache."""
+        where there is no memory, no disk, or no way to move this cache.
+        """
         self.mover = self._new_mover(cache)
         self._answers = self.mover.answers
 
@@ -156,7 +158,8 @@ def rope_of(config: VllmConfig) -> Rope | None:
 
 def granted_bytes(settings: TierSettings) -> int:
     """Bytes of host memory for one worker's copies: what was asked for, or its share of what there
-    is; says so if that is less."""
+    is; says so if that is less.
+    """
     given = share_of(settings.warm_bytes, settings.sharers)
     if given < settings.warm_bytes:
         logger.warning(
@@ -171,7 +174,8 @@ def granted_bytes(settings: TierSettings) -> int:
 
 def described(views: dict[str, Any], config: VllmConfig) -> PagedKv:
     """Describe the engine's cache as one paged memory; raises LayoutError: its layout is not
-    known."""
+    known.
+    """
     from vllm.platforms import current_platform
 
     from ....kernels import layout_engines as engines
@@ -329,7 +333,8 @@ def disk_identity(config: VllmConfig) -> str:
 
 def _loaded(model: ModelConfig, load: LoadConfig) -> object:
     """Describe the weights that a loader takes; raises StorageError: they cannot be told from
-    others."""
+    others.
+    """
     if load.load_format not in _FROM_FILES:
         raise StorageError(
             f"load_format={load.load_format!r} does not load the files of {model.model}; these do: "
@@ -380,7 +385,8 @@ def _environment() -> object:
 
 def _device() -> object:
     """Tell the generation of the device: by it vLLM chooses whether layers of 8 bits multiply in 8
-    bits, which an older one cannot."""
+    bits, which an older one cannot.
+    """
     from vllm.platforms import current_platform
 
     found = current_platform.get_device_capability()
@@ -389,7 +395,8 @@ def _device() -> object:
 
 def weights_of(model: ModelConfig) -> object:
     """Describe what tells a model's weights from others of the same name and shape, without reading
-    them; raises StorageError: nothing does, neither a file of weights nor a commit of a hub."""
+    them; raises StorageError: nothing does, neither a file of weights nor a commit of a hub.
+    """
     path = Path(getattr(model, "model_weights", "") or model.model)
     files, commit = sorted(_files(path)), _commit(model, str(path))
     if path.exists() and not any(name.endswith(_WEIGHTS) for name, *_ in files):
@@ -477,7 +484,8 @@ def open_disk(
     config: VllmConfig, settings: TierSettings, cache: PagedKv, record_bytes: int
 ) -> DiskTier | None:
     """Open the disk tier that ``settings`` ask for; None, and the reason logged, if that is
-    impossible."""
+    impossible.
+    """
     capacity = settings.cold_bytes // record_bytes
     if settings.cold_dir is None or not capacity:
         return None

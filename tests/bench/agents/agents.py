@@ -135,7 +135,8 @@ class AgentsResult:
 
     def _ratios(self, arm: AgentArm) -> dict[int, float]:
         """By the size of host memory: tokens that an arm with tiers computed, over those that a
-        plain host tier of equal size did."""
+        plain host tier of equal size did.
+        """
         return {
             run.host: run.passed.result.recomputed_tokens / plain.passed.result.recomputed_tokens
             for run in self.runs
@@ -152,7 +153,8 @@ SHARES: Final = (0.6, 0.4, 0.8)
 class Scale:
     """How much of everything there is: ``requests`` of the fleet, ``shares`` with a pool each (see
     ``SHARES``), ``repeats`` of stock on the first pool, ``hosts``, shares of it, and ``arms``
-    unless the caller chooses."""
+    unless the caller chooses.
+    """
 
     requests: int = 400
     shares: tuple[float, ...] = SHARES

@@ -125,7 +125,8 @@ class Telling:
 @dataclass(frozen=True, slots=True)
 class AgentPass:
     """What came of sending every request: those answered, sent so many seconds after the pass
-    began, and the names of those that were not, where that may be."""
+    began, and the names of those that were not, where that may be.
+    """
 
     result: PassResult
     sent_s: tuple[float, ...]
@@ -157,7 +158,8 @@ class Sender:
     seconds that a recorded second takes; 0: each as soon as the one before is answered. ``arm`` is
     in its sessions' names, so that no pass continues sessions of another; ``salted``: it salts the
     prefix cache too, since engines still have what other passes asked for. ``midway`` happens in
-    the middle."""
+    the middle.
+    """
 
     urls: Sequence[str]
     requests: Sequence[AgentRequest]
@@ -176,12 +178,14 @@ class Sender:
 
     def side_by_side(self) -> AgentPass:
         """Send every session's requests in order, each after the answer to the one before;
-        sessions do not wait for each other."""
+        sessions do not wait for each other.
+        """
         return asyncio.run(self.play(self._sessions()))
 
     async def play(self, lines: Iterable[Sequence[AgentRequest]] | None = None) -> AgentPass:
         """Send lines of requests side by side; without any, each session's. Raises AnswerError: a
-        server did not give the recorded answer."""
+        server did not give the recorded answer.
+        """
         self._answers: dict[str, tuple[float, Answer]] = {}
         self._failed: list[str] = []
         self._running = [0] * len(self.urls)
@@ -337,7 +341,8 @@ class AgentRun:
 
     def took_s(self) -> list[float]:
         """Seconds that the engine took for each request: what its client saw, less what HTTP, API
-        process and queue took of that on the mean, by the engine's own clock."""
+        process and queue took of that on the mean, by the engine's own clock.
+        """
         seen = [answer.latency_s for answer in self.passed.result.answers]
         aside = fmean(seen) - self.own.mean_served_s
         return [max(0.0, seconds - aside) for seconds in seen]
@@ -424,7 +429,8 @@ def kept_with(
     known: Mapping[Digest, SourceLayer],
 ) -> set[Digest]:
     """The blocks of some layers, and those before them in a prompt: without these no request finds
-    them."""
+    them.
+    """
     kept: set[Digest] = set()
     for request in requests:
         chain = chain_of(request.prompt)

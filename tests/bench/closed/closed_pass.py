@@ -84,7 +84,8 @@ def scripts(
     """One script a user, for ``recorded_s`` seconds of play; the same arguments give the same.
 
     Users are somewhere in their first sessions when the run begins, as on any day at noon: were all
-    to begin their sessions at once, contexts would be small for most of a short run."""
+    to begin their sessions at once, contexts would be small for most of a short run.
+    """
     fleet = lay_over_users(sessions, users, _SPARE * recorded_s + 2 * MAX_GAP_S, seed)
     asked = zip(fleet, build_requests(fleet, vocabulary, seed), strict=True)
     by_user = sorted(asked, key=lambda pair: pair[0].user)  # stable: each user's stay in order

@@ -146,7 +146,8 @@ class Ablated(NamedTuple):
 
 def ablate(model: Any, texts: Tensor, hidden: int, steps: int, seed: int) -> Ablated:
     """Hide the last ``hidden`` tokens from one query at a time, at random places of the texts.
-    Everything else keeps the keys and values that it has with nothing hidden."""
+    Everything else keeps the keys and values that it has with nothing hidden.
+    """
     random = np.random.default_rng(seed)
     each = -(-steps // len(texts))
     found = [_of_text(model, text, hidden, each, random) for text in texts]

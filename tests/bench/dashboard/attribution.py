@@ -412,7 +412,8 @@ def _is_same(said: float | None, left: float | None) -> bool:
 
 def _names_one(view: RequestView, verdict: Verdict) -> bool:
     """Whether the session is named from which this one went another way; the log names none where
-    clients did not."""
+    clients did not.
+    """
     assert view.miss is not None
     if verdict.reason != "diverged" or all(name is None for name, _ in verdict.others):
         return True

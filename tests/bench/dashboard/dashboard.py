@@ -196,7 +196,8 @@ def _fill_with_load(engine: FakeEngine) -> None:
 
 class _Served(NamedTuple):
     """While the engine served ten requests a second: percent of a core that the sidecar took, and
-    how old the engine's ranking was at each of them."""
+    how old the engine's ranking was at each of them.
+    """
 
     cpu_percent: float
     ages_ms: list[float]

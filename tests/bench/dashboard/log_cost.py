@@ -58,7 +58,8 @@ def run(figures: Figures, quick: bool) -> None:
 
 def _engine_costs(requests: int, blocks: int, rounds: int) -> list[float]:
     """µs: what the logs add to a step in which all of so many requests start: a number in each
-    event. Other steps carry nothing for the logs, which read the events that were there already."""
+    event. Other steps carry nothing for the logs, which read the events that were there already.
+    """
     hashes = _keys(0, blocks)
     bare = _timed(lambda: _start(requests, hashes), rounds)
     full = _timed(lambda: _start(requests, hashes, SIZE), rounds)
@@ -87,7 +88,8 @@ def _timed(function: Callable[[], None], rounds: int) -> list[float]:
 
 def _ingest_costs(requests: int, blocks: int, turns: int) -> list[float]:
     """µs of a step in which so many requests start, as many end, and as many blocks leave as come:
-    what logs add to it; two graphs are told each step in turn."""
+    what logs add to it; two graphs are told each step in turn.
+    """
     now = [0.0]
     graphs = [_graph(now, kind) for kind in (History, _Silent)]
     added = []

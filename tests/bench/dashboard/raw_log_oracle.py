@@ -21,7 +21,8 @@ Block = tuple[str, str]  # a model and a hash: of one model, hashes mean the sam
 class Verdict:
     """One request, as it was first scheduled: why (``reason``, in the product's words, behind a
     colon what tells apart its cases) it did not find block ``index``, when that ``left`` the pool
-    (None: it did not), and who may be named beside it."""
+    (None: it did not), and who may be named beside it.
+    """
 
     request: str
     engine: str

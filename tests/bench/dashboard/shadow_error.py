@@ -27,7 +27,8 @@ ENGINE: Final = "e"
 
 class Effort(NamedTuple):
     """How much policies' shadows do: how often they rank, and how often the sample of sessions that
-    they follow was halved."""
+    they follow was halved.
+    """
 
     rank_every_s: float = INTERVAL_S
     halvings: int = 0
@@ -70,7 +71,8 @@ class _Played:
 
 def run(figures: Figures, quick: bool) -> None:
     """All shadows against replays of the same hours by what they stand for; then those of policies,
-    where they do less to take less of a core."""
+    where they do less to take less of a core.
+    """
     few = _traffic(FEW._replace(hours=1.0) if quick else FEW)
     whole = play(few, FEW.capacity)
     full = {pool.name: _replayed(few, pool) for pool in whole.shadows.pools}
@@ -93,7 +95,8 @@ def _replayed(trace: Trace, pool: LruPool | PolicyPool) -> float:
 
 def _add_many(figures: Figures) -> None:
     """Ten times as many users, whose shadows would take too long if they ranked that often: beside
-    shadows that do."""
+    shadows that do.
+    """
     many = _traffic(MANY)
     whole, seldom = play(many, MANY.capacity), play(many, MANY.capacity, Effort(64.0))
     _add_error(figures, f"ranked_every_64_s_of_{MANY.users}_users", seldom, whole.rates())

@@ -119,7 +119,8 @@ class DemoResult:
 
 def run_found(out: Path, shown: DemoProgress, requests: int = REQUESTS) -> DemoResult:
     """Play all arms by the simulated clock, and *told everything* once more without protection:
-    the difference is what that costs."""
+    the difference is what that costs.
+    """
     vocabulary = ModelShape().vocab
     asked = recorded_requests(SESSIONS, USERS, SEED, requests, vocabulary)
     pool = _pool(asked, out) * BLOCK // BLOCK_SIZE

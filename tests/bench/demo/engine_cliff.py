@@ -1,5 +1,6 @@
 """The cliff on a real engine: more agents than fit wait for answers, stock and with the switch. One
-engine after the other, since two would share the machine's cores; each is started once."""
+engine after the other, since two would share the machine's cores; each is started once.
+"""
 
 from __future__ import annotations
 

@@ -139,7 +139,8 @@ PARTS: Final = ("all", "engine", "sidecar", "profile")
 class Scale:
     """How much is measured: ``pairs`` of rounds between two of so many starts (``fleets``: two
     processes that are alike differ too), with or without ``tiers``, ``feed_s`` seconds for which a
-    sidecar is fed, and ``profile_s`` of each engine that is profiled."""
+    sidecar is fed, and ``profile_s`` of each engine that is profiled.
+    """
 
     pairs: int = 5
     fleets: int = 2
@@ -160,7 +161,8 @@ def run(
     part: str = "all",
 ) -> Figures:
     """Measure ``part``; every round is kept in ``raw``, if that is given, as soon as it is over.
-    Interrupted, it gives what it has until then; the figure ``complete`` says whether it is all."""
+    Interrupted, it gives what it has until then; the figure ``complete`` says whether it is all.
+    """
     scale, console = QUICK if quick else Scale(), Console(stderr=True, quiet=not progress)
     scale = replace(scale, pairs=pairs or scale.pairs)
     record = Record(scale, raw)

@@ -41,7 +41,8 @@ class EngineThreads:
 
     def cpu_s(self) -> float:
         """CPU seconds so far of the core's main thread and of ours. What a thread that ended has
-        used is not in it; ours live as long as the engine."""
+        used is not in it; ours live as long as the engine.
+        """
         found = 0.0
         for task in self._tasks():
             if task.name == str(self.core) or _read(task / "comm").startswith(_OURS):
@@ -56,7 +57,8 @@ class EngineThreads:
 
 def _cpu_s(task: Path) -> float:
     """Seconds that a thread was on a CPU: in nanoseconds there, where ``stat`` counts in hundredths
-    of a second."""
+    of a second.
+    """
     words = _read(task / "schedstat").split()
     return int(words[0]) / 1e9 if words else 0.0
 

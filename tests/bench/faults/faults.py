@@ -28,7 +28,8 @@ Say = Callable[[str], None]
 class Size:
     """How much of a fault is run: ``full``, at the size that its figures are stated for; random
     traffic for ``hours`` (None: as its figures need it); and of ``mends`` those that have the text
-    ``only`` in their names or files."""
+    ``only`` in their names or files.
+    """
 
     full: bool
     seed: int
@@ -78,7 +79,8 @@ def run(
     only: str = "",
 ) -> Figures:
     """Run the named faults, or all of them; each one's record goes to ``out``. Raises BenchError: a
-    name is none."""
+    name is none.
+    """
     there = {**FAULTS, **BY_NAME}
     unknown = [name for name in names if name not in there]
     if unknown:

@@ -15,7 +15,8 @@ from ..figures import Figure, Figures, machine
 @dataclass(frozen=True, slots=True)
 class Record:
     """One fault's result, and the machine's load averages over 1 and 5 minutes when it ended: who
-    else was busy."""
+    else was busy.
+    """
 
     command: str
     date: str

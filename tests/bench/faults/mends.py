@@ -219,7 +219,8 @@ MENDS: Final = (
 def run(figures: Figures, size: Size, say: Say) -> None:
     """Take each mend out in a copy of the tree, and count those that no test misses; a figure of an
     entry's name is true where a test failed. Raises BenchError: this is no clone, an entry fits the
-    tree no more, or tests fail in any case."""
+    tree no more, or tests fail in any case.
+    """
     mends = [each for each in MENDS if size.only in each.name or size.only in each.file]
     if not mends:
         names = ", ".join(each.name for each in MENDS)
@@ -244,7 +245,8 @@ def run(figures: Figures, size: Size, say: Say) -> None:
 
 def copied_tree(directory: Path) -> Path:
     """A copy of the tree that can be imported as kvgraph from ``directory``; raises BenchError:
-    this is no clone."""
+    this is no clone.
+    """
     if not (ROOT / "pyproject.toml").exists():
         raise BenchError("mends are taken out of a clone's files: run it in one")
     tree = directory / "kvgraph"
@@ -256,7 +258,8 @@ def copied_tree(directory: Path) -> Path:
 @contextmanager
 def taken_out(tree: Path, mend: Mend) -> Iterator[None]:
     """The tree without a mend, until the end of the block; raises BenchError: its text does not
-    stand in its file once."""
+    stand in its file once.
+    """
     path = tree / mend.file
     text = path.read_text()
     if text.count(mend.old) != 1:

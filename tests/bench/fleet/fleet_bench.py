@@ -28,7 +28,8 @@ from .routers.fleet_routers import add_routers
 class Scale:
     """How much is played: recorded agents of so many ``users`` for ``hours``, and the fleets that
     serve them and ``share`` of the ``conversations``; ``sessions`` that the router of 1,000 engines
-    knows, ``requests`` sent through the proxy, and ``moves`` of sessions by way of a store."""
+    knows, ``requests`` sent through the proxy, and ``moves`` of sessions by way of a store.
+    """
 
     users: int
     hours: float
@@ -58,7 +59,8 @@ def run(
     where all that each arm found, and each kill did, goes as JSON. ``part``: ``store``, ``kills``
     and ``routers`` on real engines; ``stock``: the router before engines without kvgraph; ``lab``:
     all others. Raises BenchError: there are no recorded sessions, no vLLM to start, or no
-    Mooncake."""
+    Mooncake.
+    """
     scale, figures = QUICK if quick else FULL, Figures("fleet")
     console = Console(stderr=True, quiet=not progress)
 

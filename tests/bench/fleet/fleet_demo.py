@@ -51,7 +51,8 @@ class FleetDemo:
     """What all arms did, ours first; ``shared``: our router before engines that share a store, of
     which they loaded ``from_store`` blocks, and in the arm with a kill, at the others,
     ``from_store_later``. ``pool``: KV blocks of each engine; ``pace``: seconds that a recorded
-    second took."""
+    second took.
+    """
 
     out: Path
     requests: int
@@ -82,7 +83,8 @@ class FleetDemo:
 def run_fleet_demo(out: Path, model: str | None = None, progress: bool = True) -> FleetDemo:
     """Start the engines one after the other, play every arm, and kill an engine; logs are kept in
     ``out``. Raises ServerError: an engine or the proxy did not start; TrafficError: the recorded
-    requests fit no pool; AnswerError: an engine did not give the recorded answers."""
+    requests fit no pool; AnswerError: an engine did not give the recorded answers.
+    """
     plan, requests = plan_and_requests(out, model)
     with DemoProgress(len(requests), progress) as shown:
         with running_fleet(plan, shown) as (runtime, engines, _):
@@ -104,7 +106,8 @@ def plan_and_requests(
     out: Path, model: str | None = None, seed: int = SEED
 ) -> tuple[ServerPlan, Sequence[AgentRequest]]:
     """An engine, and the requests that all of them get, by the ``seed``; raises TrafficError: they
-    fit no pool."""
+    fit no pool.
+    """
     name = model or str(ensure_model())
     requests = recorded_requests(SESSIONS, USERS, seed, REQUESTS, vocabulary_size(name))
     least = longest(requests) // BLOCK + KEPT_BACK
@@ -148,7 +151,8 @@ def _settings(sidecar: SidecarProcess) -> tuple[tuple[str, str], ...]:
 
 def _store_settings(path: Path) -> tuple[tuple[str, str], ...]:
     """A directory that the engines share, for blocks of salted requests too: salts keep passes
-    apart."""
+    apart.
+    """
     return (
         ("AITHER_KVCACHE_WARM_GIB", str(HOST_GIB)),
         ("AITHER_KVCACHE_STORE", str(path)),

@@ -41,7 +41,8 @@ def add_generator(figures: Figures) -> dict[str, Any]:
 
 def add_other_seeds(figures: Figures) -> None:
     """What each lever, and all of them, find on workloads of other seeds: a thousand requests are
-    few."""
+    few.
+    """
     traces = [seed_workload(seed) for seed in OTHER_SEEDS]
     base = [run_fleet(trace, SEED_SIZE, NOTHING).share for trace in traces]
     for name, arm in LEVERS.items():
@@ -64,7 +65,8 @@ def add_arms(
     progress: Callable[[int, int], None],
 ) -> dict[str, Any]:
     """Play all arms on a trace called ``name`` in figures (empty: the seed's workload, for which
-    targets are set); returns what each arm found, and what an endless cache finds."""
+    targets are set); returns what each arm found, and what an endless cache finds.
+    """
     found = compare_arms(trace, size, processes=processes, progress=progress)
     most = endless(trace)
     _add(figures, found, most, name)

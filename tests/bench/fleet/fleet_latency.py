@@ -25,7 +25,8 @@ _PROMPT: Final = "a prompt of some four thousand tokens " * 420
 
 def add_latency(figures: Figures, requests: int) -> None:
     """Send ``requests`` requests straight to a stand-in, and as many through the proxy, in turn;
-    raises ServerError: a process did not start."""
+    raises ServerError: a process did not start.
+    """
     with contextlib.ExitStack() as stack:
         out = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         engines = [stack.enter_context(_StandIn(out / f"{at}.log")) for at in range(ENGINES)]

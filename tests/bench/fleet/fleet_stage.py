@@ -34,7 +34,8 @@ TOLD: Final = Telling(hinted=True)
 @dataclass(frozen=True, slots=True)
 class Killed:
     """What happened when an engine was killed that had ``asked`` requests it had not begun to
-    answer, and ``begun`` others, of all ``in_flight``; what the proxy said at the end."""
+    answer, and ``begun`` others, of all ``in_flight``; what the proxy said at the end.
+    """
 
     passed: AgentPass
     asked: int
@@ -56,7 +57,8 @@ class Killed:
 @contextmanager
 def engine(plan: ServerPlan, number: int, shown: DemoProgress) -> Iterator[Server]:
     """An engine that runs, linked to its sidecar; raises ServerError: it did not start, or has
-    none."""
+    none.
+    """
     shown.starting(f"engine {number}")
     with Server(replace(plan, name=f"engine-{number}")) as server:
         check_advised(server)
@@ -80,7 +82,8 @@ class _Killing:
 
 class FleetStage:
     """Engines that run, and the requests that every arm gets. ``store``: they share one, and leave
-    it alone once their caches are reset, so that salts keep passes apart."""
+    it alone once their caches are reset, so that salts keep passes apart.
+    """
 
     def __init__(
         self,

@@ -1,5 +1,6 @@
 """The router before engines without kvgraph, beside cache-aware routing, in the lab. Engines evict
-what was unused longest, and the router goes by shadows of their pools."""
+what was unused longest, and the router goes by shadows of their pools.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +43,8 @@ FLEETS: Final = (
 
 def add_stock_engines(figures: Figures, say: Callable[[str], None]) -> None:
     """Add what the router finds beyond cache-aware routing: where callers name their sessions, and
-    where they say nothing; raises BenchError: there are no recorded sessions."""
+    where they say nothing; raises BenchError: there are no recorded sessions.
+    """
     parts = halves(sessions_in(default_sessions(), lambda files: None))
     named, inferred = [], []
     for each in FLEETS:

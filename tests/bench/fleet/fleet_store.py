@@ -38,7 +38,8 @@ class _Moves:
     """What came of sessions that changed engines: times to first token (s) of ``moved`` second
     turns there, and of ``computed`` prompts of the same length that nobody has; prompt tokens
     ``found`` of ``asked``; second turns whose answer is not the one that the first engine gives;
-    and bytes in the store at the end."""
+    and bytes in the store at the end.
+    """
 
     moved: list[float] = field(default_factory=list)
     computed: list[float] = field(default_factory=list)
@@ -51,7 +52,8 @@ class _Moves:
 def add_store(figures: Figures, sessions: int, say: Callable[[str], None]) -> None:
     """Measure a turn on another engine against computing its prompt, of so many sessions in each
     arm, and when to offload. Raises ServerError: an engine did not start; BenchError: an answer
-    through the store differs from the one without."""
+    through the store differs from the one without.
+    """
     with tempfile.TemporaryDirectory() as folder:
         at_turn, at_eviction = (
             _arm(Path(folder) / when, when, sessions, say) for when in ("turn", "eviction")

@@ -67,7 +67,8 @@ def add_sessions(graph: KVCacheGraph, count: int) -> None:
 
 def lock_seconds() -> dict[str, float]:
     """The longest time for which each of these holds the lock, in a graph of production size. Work
-    that is done in slices holds it for one slice at a time."""
+    that is done in slices holds it for one slice at a time.
+    """
     rng = np.random.default_rng(4)
     graph = build_graph(_LOCKED_BLOCKS, 0)
     add_random_edges(graph, _LINKS, rng)
@@ -175,7 +176,8 @@ def loaded_sidecar(cores: list[int] | None = None) -> Iterator[LoadedSidecar]:
 
 def ingest_rates(rounds: int = 5, blocks: int = 600_000) -> list[float]:
     """Blocks a second through ZeroMQ into a sidecar that has one core, once a round. Events store
-    16 blocks each, 64 events a batch; planning and HTTP go on meanwhile."""
+    16 blocks each, 64 events a batch; planning and HTTP go on meanwhile.
+    """
     rng = np.random.default_rng(2)
     rates = []
     for _ in range(rounds):
@@ -398,7 +400,8 @@ def _small(figures: Figures) -> None:
 
 def _churned(figures: Figures) -> float:
     """Rankings by the default policy of tables that traffic has churned; returns the longest hold
-    of the lock in seconds."""
+    of the lock in seconds.
+    """
     longest_s = 0.0
     for blocks, name, rounds, target in (
         (20_000, "rank_20k_ms", _ROUNDS, "≤ 0.5"),

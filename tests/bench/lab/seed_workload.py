@@ -1,5 +1,6 @@
 """The workload that this project began with: eight engines, few sessions that come back, and they
-come back late enough to be gone."""
+come back late enough to be gone.
+"""
 
 from __future__ import annotations
 
@@ -187,7 +188,8 @@ def _lognormal(rng: random.Random, median: float, sigma: float, count: int) -> D
 
 def _prefix_sizes(shape: SeedShape) -> list[float]:
     """Blocks of each shared prefix, the most popular first: what is popular has any size, and the
-    same in every workload, since one prefix is in a quarter of all prompts."""
+    same in every workload, since one prefix is in a quarter of all prompts.
+    """
     shares = ((0.5 + rank * _GOLDEN) % 1.0 for rank in range(shape.prefixes))
     return [
         shape.prefix_blocks * float(np.exp(shape.prefix_sigma * _NORMAL.inv_cdf(each or 0.5)))

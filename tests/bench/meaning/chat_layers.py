@@ -243,7 +243,8 @@ def _seen(
     text: str,
 ) -> SourceLayer:
     """What a text is, as far as tokens can show it: a system text that is a part of a user's turn
-    is that, and so are tools that are described behind the first such turn."""
+    is that, and so are tools that are described behind the first such turn.
+    """
     of_head = truth < SourceLayer.TOOL_RESULT
     if of_head and truth is not SourceLayer.CAPABILITIES and not table.has_system:
         return SourceLayer.USER_TURN

@@ -317,7 +317,8 @@ _CONFIG: Final = {
 
 def write_tokenizer(family: Family, directory: Path) -> int:
     """Write a tokenizer made for the family, and its template; returns the token that ends its
-    texts."""
+    texts.
+    """
     tokenizer = _trained(family.spaces, corpus())
     tokenizer.add_special_tokens(list(family.special))
     tokenizer.save(str(directory / "tokenizer.json"))

@@ -1,5 +1,6 @@
 """A stand-in for an engine that chats, and ``kvgraph memory`` before it. A mock, since what is
-tested is who sends what: the real engine is in ``tests/engine``."""
+tested is who sends what: the real engine is in ``tests/engine``.
+"""
 
 from __future__ import annotations
 

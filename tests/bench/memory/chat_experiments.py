@@ -35,7 +35,8 @@ _OWN: Final = MemorySettings(LONGEST, sinks=0, top=1, shortest=16)  # as the eng
 @dataclass
 class Outcome:
     """What an arm did: which of its questions were ``right``, the wall time of each chat, tokens of
-    all chats as the engine counts them, and blocks that left and came back."""
+    all chats as the engine counts them, and blocks that left and came back.
+    """
 
     right: list[bool] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
@@ -58,7 +59,8 @@ async def several_facts(
     recall: bool = True,
 ) -> Outcome:  # fmt: skip
     """Chats that tell a fact a turn; then five of their first half are asked for. ``recall``: the
-    engine may bring text back; else it computes the same prompts."""
+    engine may bring text back; else it computes the same prompts.
+    """
     rng, found = random.Random(seed), Outcome()
     async with memory_before(url, by, attention) as memory:
         for number in range(sessions):

@@ -56,7 +56,8 @@ def add_chats(figures: Figures, scratch: Path, sessions: int, seed: int, say: Sa
 
 async def add_attention(figures: Figures, url: str, page: str, sessions: int, seed: int) -> None:
     """Several facts before an engine that samples, whose sidecar is at ``page``, with a score for
-    where the model looks and without."""
+    where the model looks and without.
+    """
     looked_at, settings = (
         SampledAttention(page),
         arm(Mode.DISCARD, BUDGETS[1], attention=ATTENTION_WEIGHT),

@@ -37,7 +37,8 @@ _ALWAYS: Final = (("AITHER_KVCACHE_RECALL_ALWAYS", "1"),)
 @dataclass
 class Answered:
     """What a chat's requests were answered: tokens, the most that one request's prompt and answer
-    had in the engine's pool, and the names of blocks that came back."""
+    had in the engine's pool, and the names of blocks that came back.
+    """
 
     prompt: int = 0
     spliced: int = 0
@@ -57,7 +58,8 @@ class Answered:
 
 class Chat:
     """A client that repeats its whole chat. Its session's name begins with ``name`` and is its
-    cache salt too; no other chat has that one: an engine remembers what other arms said."""
+    cache salt too; no other chat has that one: an engine remembers what other arms said.
+    """
 
     def __init__(self, client: httpx.AsyncClient, name: str, recall: bool = True) -> None:
         self._client, self._name = client, f"{name}-{secrets.token_hex(4)}"
@@ -67,7 +69,8 @@ class Chat:
 
     async def say(self, *messages: dict[str, Any], keeps: bool = True) -> list[str]:
         """Say something; returns the words of the answer. ``keeps``: the chat goes on from here;
-        else this was said aside."""
+        else this was said aside.
+        """
         whole = [*self.messages, *messages]
         body = {"model": "demo", "messages": whole, "max_tokens": ANSWER, "temperature": 0,
                 "ignore_eos": True, "cache_salt": self._name, **self._said}  # fmt: skip

@@ -18,7 +18,8 @@ Message = dict[str, Any]
 @dataclass(frozen=True, slots=True)
 class Told:
     """A chat before its questions: the user's messages, one a turn; each tells a fact, of a key and
-    its value."""
+    its value.
+    """
 
     messages: list[str]
     keys: list[int]
@@ -35,7 +36,8 @@ class Told:
 
 def tell(turns: int, rng: random.Random, noise: int = _NOISE) -> Told:
     """A chat of ``turns`` messages with ``noise`` words around each fact, of as many keys while
-    there are some; later ones replace."""
+    there are some; later ones replace.
+    """
     keys = rng.sample(range(*KEYS), min(turns, KEYS[1] - KEYS[0]))
     keys += rng.choices(keys[len(keys) // 2 :], k=turns - len(keys))
     values = [[rng.randrange(*VALUES) for _ in range(SAID)] for _ in keys]

@@ -54,7 +54,8 @@ class Shape:
 
 class PaperEngine:
     """One engine: vLLM's scheduler, and workers that note instead of compute; ``outputs`` are
-    tokens by request, as vLLM's front end would have got them."""
+    tokens by request, as vLLM's front end would have got them.
+    """
 
     def __init__(
         self,

@@ -55,7 +55,8 @@ def _no_failure(job: Job) -> Collection[int]:
 @dataclass(slots=True)
 class _Move:
     """A job on its lane; ``forwards`` must have run before it moves blocks of the engine.
-    ``unread`` are a load's positions that its disk refused."""
+    ``unread`` are a load's positions that its disk refused.
+    """
 
     job: Job
     forwards: int

@@ -143,7 +143,8 @@ def _plan_fleets(plan: _Plan, directory: Path, say: Callable[[str], None]) -> No
 
 def _plan_layers(plan: _Plan, letter: str, half: list[Session], told: Trace) -> None:
     """Callers who say where tools and rules stand, with all signals and with none; and a tenant
-    that calls everything axioms."""
+    that calls everything axioms.
+    """
     scale, name = plan.scale, f"{plan.scale.main_users} users {letter}"
     users, hours = scale.main_users, scale.hours
     both = fleet(f"{name}, signals and layers", half, users, hours, Signals.ALL, with_layers=True)

@@ -107,7 +107,8 @@ class Rates:
 
 def play(traces: Mapping[str, Trace], cells: Sequence[Cell], course: Course) -> Rates:
     """Run every cell once, and LRU and Belady wherever something else is run: those first, so that
-    whoever interrupts knows how far each other cell went."""
+    whoever interrupts knows how far each other cell went.
+    """
     bounds = {cell._replace(arm=arm) for cell in cells for arm in QUICK_ARMS}
 
     def effort(cell: Cell) -> float:

@@ -1,5 +1,6 @@
 """What `kvgraph bench policies` found so far, cell by cell, in a file that a later run goes on
-from."""
+from.
+"""
 
 from __future__ import annotations
 

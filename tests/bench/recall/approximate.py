@@ -19,7 +19,8 @@ _TORN: Final = np.uint64(1)  # see ``paper_worker``: whatever is computed is eve
 class ApproximateModel(PaperModel):
     """Marks what a spliced request computes behind its first spliced token; whoever else reads such
     a note, or a spliced one, reads it wrong, and that is raised. ``exact``: how many tokens are
-    exact of each request that was spliced."""
+    exact of each request that was spliced.
+    """
 
     def __init__(self, engine: Any) -> None:
         super().__init__(engine.workers, engine.rng)

@@ -41,7 +41,8 @@ class _Owner(NamedTuple):
 class Crossed:
     """What was seen: ``cross_hits`` of requests that read what is not theirs, or what is
     approximate unasked; requests with ``spliced`` tokens; and tokens of opted-in prompts: all,
-    found exactly, recovered by a splice."""
+    found exactly, recovered by a splice.
+    """
 
     requests: int = 0
     cross_hits: int = 0

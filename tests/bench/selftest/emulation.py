@@ -46,7 +46,8 @@ def check_launch(
 ) -> None:
     """Raise TransferError if a driver of an architecture such as ``sm_90`` would refuse to launch
     ``call``, with so many bytes of dynamic shared memory allowed and so many registers per thread;
-    0: they are not known."""
+    0: they are not known.
+    """
     problem = (
         _grid_problem(call)
         or _shared_problem(call, architecture, allowed_shared)
@@ -84,7 +85,8 @@ _FAULTS = {1: "an access to a misaligned address", 2: "an access beyond shared m
 
 def run(call: KernelCall) -> None:
     """Run a launch to its end, in place of ``launch.run``; raises TransferError: a driver would not
-    launch it, or a GPU would stop it at a wrong address."""
+    launch it, or a GPU would stop it at a wrong address.
+    """
     for architecture in ARCHITECTURES:
         check_launch(call, architecture, call.shared_to_ask_for)
     args = (ctypes.c_void_p * len(call.args))(*(ctypes.addressof(value) for value in call.args))

@@ -27,7 +27,8 @@ def selftest() -> None:
 @app.command()
 def gpu() -> None:
     """All kernels on this GPU, against torch on the CPU, then the bench: one report, to send back.
-    Takes less than five minutes. Exit 1: something is wrong. Exit 2: there is no GPU."""
+    Takes less than five minutes. Exit 1: something is wrong. Exit 2: there is no GPU.
+    """
     try:
         import torch
     except ImportError:

@@ -198,7 +198,8 @@ def layers_of(
     tokens: Sequence[int], layers: Sequence[SourceLayer], size: int = BLOCK
 ) -> Iterable[tuple[Digest, SourceLayer]]:
     """The layer of each full block of ``size`` tokens, of whose tokens each is of one layer. A
-    block that two layers share belongs to the more precious one, as in the graph."""
+    block that two layers share belongs to the more precious one, as in the graph.
+    """
     for number, digest in enumerate(chain_of(tokens, size)):
         yield digest, min(layers[number * size : (number + 1) * size])
 

@@ -1,5 +1,6 @@
 """vLLM's scheduler with SGLang's order of those that wait: the longest cached prefix first. It
-belongs to the benches, which compare with it: an engine whose queue knows what is resident."""
+belongs to the benches, which compare with it: an engine whose queue knows what is resident.
+"""
 
 from __future__ import annotations
 

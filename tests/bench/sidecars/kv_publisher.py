@@ -129,7 +129,8 @@ class Publisher:
 
 class Watcher:
     """A source, and the set of blocks that its events leave resident; ``events`` is what was handed
-    on, in order; None: everything is to be forgotten."""
+    on, in order; None: everything is to be forgotten.
+    """
 
     def __init__(
         self,

@@ -62,7 +62,8 @@ def run(progress: bool, seconds: float = 20.0) -> Figures:
 
 def listened(engines: int, blocks: int, load: Load, seconds: float, turns: int = TURNS) -> Heard:
     """Let so many engines tell a sidecar of requests of so many blocks; with one turn a session,
-    all of them are new."""
+    all of them are new.
+    """
     with (
         tempfile.TemporaryDirectory(prefix="kvg-") as folder,
         SidecarProcess(Path(folder), policy__guard="true") as sidecar,

@@ -50,7 +50,8 @@ class Running:
 
 class StepLoop:
     """One engine; of two that are given the same load, every step does the same. Its pool is empty
-    before ``fill``."""
+    before ``fill``.
+    """
 
     def __init__(self, load: Load, connect: Callable[[Any], Any] | None = None) -> None:
         self.load = load

@@ -1,5 +1,6 @@
 """Routers beside each other: on real engines ours over the best other of each take, by the median
-of all; and before stock engines in the lab."""
+of all; and before stock engines in the lab.
+"""
 
 from __future__ import annotations
 

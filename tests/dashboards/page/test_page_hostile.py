@@ -51,7 +51,8 @@ Begin = Callable[..., Visit]
 
 def tell_the_rest(engine: FakeEngine, names: list[str]) -> None:
     """Fields that no agent of ``serve_agents`` fills: requests' ids, why they ended, tools; and
-    misses that name others."""
+    misses that name others.
+    """
     for number, name in enumerate(names):
         key, head = pack(10_000 + number), pack(9_999)
         found, whose = (BLOCK, f"{name} again") if number else (0, name)

@@ -1,5 +1,6 @@
 """One real vLLM engine that plays recorded agents, as many of their requests as a file says. While
-it waits for the file to say more, the engine is idle and linked."""
+it waits for the file to say more, the engine is idle and linked.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ LONGEST = 2048  # tokens of a request; longer ones are left out
 
 def main(options: dict[str, Any]) -> dict[str, Any]:
     """Options: model, sessions, users, vocabulary, blocks, and allowed: a file that holds how many
-    requests may have been served by now, or ``end``."""
+    requests may have been served by now, or ``end``.
+    """
 
     llm = new_llm(
         options["model"],

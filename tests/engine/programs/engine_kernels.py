@@ -1,5 +1,6 @@
 """One real vLLM engine whose cache our kernels read and write; prints one line ``RESULT {json}``.
-Called as ``python -P engine_kernels.py OPTIONS_JSON``."""
+Called as ``python -P engine_kernels.py OPTIONS_JSON``.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
 """A real vLLM engine that shares its cores with others: which protected blocks does it lose?
-Several requests are under way at a time, and more is asked for than the pool holds."""
+Several requests are under way at a time, and more is asked for than the pool holds.
+"""
 
 from __future__ import annotations
 

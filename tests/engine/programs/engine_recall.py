@@ -75,7 +75,8 @@ def main(model: str, recall: bool) -> dict[str, Any]:
 
 def keys_of_first_layer(stage: Stage) -> dict[str, float]:
     """Keys of the first layer follow from token and position alone: spliced ones must be those
-    that computing leaves there."""
+    that computing leaves there.
+    """
     import torch
     from vllm.distributed.kv_transfer import get_kv_transfer_group
 

@@ -1,5 +1,6 @@
 """One real vLLM engine in a process of its own: the tiers' faults, one after the other. Without the
-tiers the same requests run and no fault is made: the texts to compare with."""
+tiers the same requests run and no fault is made: the texts to compare with.
+"""
 
 from __future__ import annotations
 

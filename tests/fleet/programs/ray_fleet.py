@@ -1,5 +1,6 @@
 """Runs the documented deployment (``fleet.py`` beside it) in a network that has only loopback;
-says as JSON which engine answered which session."""
+says as JSON which engine answered which session.
+"""
 
 from __future__ import annotations
 

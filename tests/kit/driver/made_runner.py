@@ -1,5 +1,6 @@
 """Model runners without a model, around vLLM's own dispatchers of CUDA graphs. As on a GPU,
-attention is called from Python only where the step's graph leaves it outside."""
+attention is called from Python only where the step's graph leaves it outside.
+"""
 
 from __future__ import annotations
 
@@ -91,7 +92,8 @@ class Chooser:
 
 class Steps:
     """What both runners do alike: the graph of each step, and what it told the scheduler beside its
-    tokens."""
+    tokens.
+    """
 
     def __init__(self, config: Any, cache: PagedKv, heads: int, computed: int) -> None:
         self.vllm_config, self.sampler = config, Chooser()

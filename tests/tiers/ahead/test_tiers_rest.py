@@ -20,7 +20,8 @@ BLOCKS = 129
 @pytest.fixture
 def resting(monkeypatch: pytest.MonkeyPatch) -> Any:
     """An engine whose pool is full and whose request decodes, and the steps that its tiers
-    decided on."""
+    decided on.
+    """
     pytest.importorskip("kvgraph._engine", reason="only the compiled core's steps are passed by")
     engine = Engine(blocks=BLOCKS, warm=2 * BLOCKS)
     for number in range(40):

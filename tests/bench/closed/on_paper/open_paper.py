@@ -1,5 +1,6 @@
 """Requests by the clock on paper: sessions side by side, whatever the engine can take. The demo's
-second half, without its machine: every run of the same requests gives the same times."""
+second half, without its machine: every run of the same requests gives the same times.
+"""
 
 from __future__ import annotations
 

@@ -189,7 +189,8 @@ class Asked(Protocol):
 @dataclass(frozen=True, slots=True)
 class PaperService:
     """How fast a model is: ``prefill`` tokens a second, of at most ``step_tokens`` in a step;
-    ``step_s`` seconds of any step, ``decode_s`` at least of one in which somebody decodes."""
+    ``step_s`` seconds of any step, ``decode_s`` at least of one in which somebody decodes.
+    """
 
     prefill: float
     decode_s: float

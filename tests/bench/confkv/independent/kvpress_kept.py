@@ -19,7 +19,8 @@ from transformers import AutoModelForCausalLM
 
 class KeptByScore:
     """In the place of a press's ``compress``: evicts nothing, and remembers what would stay, a list
-    for each layer."""
+    for each layer.
+    """
 
     def __init__(self, press: Any, keep: int, recent: int, queries: int = 0) -> None:
         self._score, self._keep, self._recent = press.score, keep, recent

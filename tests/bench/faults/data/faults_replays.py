@@ -94,7 +94,8 @@ WAYS: Final[dict[str, Callable[[Publisher, random.Random], None]]] = {
 
 def replay(directory: Path, way: str, rng: random.Random) -> tuple[bool, bool, int]:
     """One round: whether the picture is right, whether it says that it is not, attempts a gap. A
-    round has several gaps, each with attempts of its own: their mean, rounded up."""
+    round has several gaps, each with attempts of its own: their mean, rounded up.
+    """
     with watched(directory) as (publisher, watcher):
         log = TrueLog(rng)
         publisher.mute = {seq for seq in range(1, _BATCHES) if rng.random() < 0.15}

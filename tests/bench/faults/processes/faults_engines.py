@@ -38,7 +38,8 @@ class Gone:
     """How it went: seconds from each kill until the sidecar knew no block of that engine,
     ``hooked`` or ``observed`` (of those that publish KV events); ``foreign`` rankings named blocks
     which the engine that got them never had; of ``strange`` restarted publishers more than their
-    own blocks was known."""
+    own blocks was known.
+    """
 
     hooked: list[float] = field(default_factory=list)
     observed: list[float] = field(default_factory=list)

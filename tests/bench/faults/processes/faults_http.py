@@ -41,7 +41,8 @@ class Crowd:
     """Clients of one sidecar, each on a thread of its own, all in a process of their own: ``waits``
     seconds until an answer other than 503, of clients that read; ``refused`` until a 503; ``cut``
     until a client that does not read was cut off, or the end came; ``failed`` questions without any
-    answer."""
+    answer.
+    """
 
     http: str
     token: str

@@ -29,7 +29,8 @@ _PATIENCE_S: Final = 30.0
 @dataclass
 class Killed:
     """How it went: ``took`` seconds from each restart's readiness until the engine was in step;
-    None: never."""
+    None: never.
+    """
 
     served: Served = field(default_factory=Served)
     took: list[float | None] = field(default_factory=list)
@@ -37,7 +38,8 @@ class Killed:
 
 def kill_over_and_over(directory: Path, kills: int, requests: int, say: Say) -> Killed:
     """So many kills under load, and load until so many requests were served; raises ServerError:
-    the engine ended, or hangs."""
+    the engine ended, or hangs.
+    """
     killed, model = Killed(), ensure_model(TINY, directory / "tiny")
     with (
         SidecarProcess(directory) as sidecar,

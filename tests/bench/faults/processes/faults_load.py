@@ -45,7 +45,8 @@ _LOOK_EVERY_S: Final = 1.0
 
 class ChurningEngine:
     """An engine whose pool is full: with each batch as many blocks leave as enter, and a ``share``
-    of them, which ``rng`` chooses, is lost on the way."""
+    of them, which ``rng`` chooses, is lost on the way.
+    """
 
     def __init__(self, endpoint: str, share: float, rng: random.Random) -> None:
         self._share, self._rng = share, rng

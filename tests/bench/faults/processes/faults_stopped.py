@@ -35,7 +35,8 @@ _PASS: Final = 40  # requests, one at a time
 @dataclass
 class Stopped:
     """How it went: requests served while the sidecar was stopped, times to first token in seconds,
-    a list a pass, and those from its going on until the engine was in step; None: never."""
+    a list a pass, and those from its going on until the engine was in step; None: never.
+    """
 
     served: Served = field(default_factory=Served)
     ours: list[list[float]] = field(default_factory=list)

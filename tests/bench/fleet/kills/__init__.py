@@ -1,2 +1,3 @@
 """``kill -9`` of everything that a fleet consists of, while requests are in flight: real engines,
-and Mooncake's store in a network of its own."""
+and Mooncake's store in a network of its own.
+"""

@@ -20,7 +20,8 @@ _NAME: Final = "model"
 @dataclass(frozen=True, slots=True)
 class Waits:
     """What requests waited for: the longest time for the store's word, how many waited, of
-    ``asked``, and how long asking kept the engine's thread at most."""
+    ``asked``, and how long asking kept the engine's thread at most.
+    """
 
     longest_s: float
     requests: int

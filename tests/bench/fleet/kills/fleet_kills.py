@@ -21,7 +21,8 @@ LONGEST_S: Final = 900.0
 def add_kills(figures: Figures, say: Callable[[str], None]) -> dict[str, dict[str, Any]]:
     """Kill each part of a fleet of real engines with requests in flight; returns what came of each
     wave, by what was killed in it. Raises BenchError: Mooncake does not run here, or the stage
-    broke."""
+    broke.
+    """
     if reason := why_not():
         raise BenchError(f"the store's master and owner cannot be killed: {reason}")
     breaker = run_apart(STAGE, "breaker", say, LONGEST_S)

@@ -1,5 +1,6 @@
 """Three real engines, two proxies, a sidecar and Mooncake's store, each killed in turn. It runs in
-a network of its own (``apart.py``)."""
+a network of its own (``apart.py``).
+"""
 
 from __future__ import annotations
 

@@ -31,7 +31,8 @@ class Fate(StrEnum):
 @dataclass(slots=True)
 class Asked:
     """One request: what came of its answer, how often its client asked ``again`` elsewhere, and the
-    prompt tokens that were found."""
+    prompt tokens that were found.
+    """
 
     began: bool = False
     again: int = 0
@@ -43,7 +44,8 @@ class Asked:
 @dataclass(frozen=True, slots=True)
 class WaveEnd:
     """What came of a wave: requests ``in_flight`` when something was killed, and of these those
-    ``begun``, whose client had got a part of the answer."""
+    ``begun``, whose client had got a part of the answer.
+    """
 
     in_flight: int
     begun: int
@@ -80,7 +82,8 @@ class KillWave:
 
     async def play(self, kill: Callable[[], Awaitable[None]]) -> WaveEnd:
         """Send all, ``kill`` as soon as enough are in flight and some answers have begun; raises
-        BenchError: so many never were."""
+        BenchError: so many never were.
+        """
         timeout = httpx.Timeout(_PATIENCE_S, connect=5.0)
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
         async with httpx.AsyncClient(timeout=timeout, limits=limits, trust_env=False) as client:

@@ -43,7 +43,8 @@ def run_apart(
 ) -> dict[str, Any]:
     """Run a stage ``what``, a function of ``module``, for ``longest_s`` at most; returns its
     result. ``say`` is told each of its lines that is for people. Raises BenchError: it broke; with
-    the end of what it said."""
+    the end of what it said.
+    """
     command = [*APART, sys.executable, "-P", "-m", __name__, module, what]
     tail: deque[str] = deque(maxlen=_TAIL)
     began = time.monotonic()

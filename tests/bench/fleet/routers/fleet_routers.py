@@ -1,5 +1,6 @@
 """Our router beside round robin, a consistent hash, power of two, and Ray's that goes by prefixes:
-what they find in caches, and how long the slowest prompts wait."""
+what they find in caches, and how long the slowest prompts wait.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ _P95: Final = "95"  # a key of JSON's
 def add_routers(figures: Figures, say: Callable[[str], None]) -> dict[str, Any]:
     """Let routers take turns before three real engines: each plays the same fleets. Returns what
     each did in each take; raises BenchError: no process can get a network of its own here, or the
-    stage broke."""
+    stage broke.
+    """
     if not has_networks():
         raise BenchError("no network of its own can be made here, and Ray listens beyond loopback")
     if not has_ray():

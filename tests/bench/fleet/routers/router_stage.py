@@ -29,7 +29,8 @@ RAY: Final = "Ray's prefix-aware router"
 
 def play(folder: str) -> dict[str, Any]:
     """What each router did in each take; the name of the ``folder`` for logs and sockets is
-    short."""
+    short.
+    """
     return {"takes": [_fleet(number, Path(folder)) for number in range(TAKES)]}
 
 

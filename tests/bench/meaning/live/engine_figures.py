@@ -216,7 +216,8 @@ def first_turns(
     server: Server, client: OpenAI, words: Words, directory: Path, count: int
 ) -> list[float]:
     """Seconds until the first token of first turns, each behind ``kvgraph precache`` and then
-    others' prompts that fill the pool."""
+    others' prompts that fill the pool.
+    """
     system = words.text(_PREFIX * BLOCK)
     file = directory / "precache.toml"
     file.write_text(f'[server]\nurl = "{server.url}/v1"\n[[prefix]]\nsystem = "file:system.md"\n')
@@ -293,7 +294,8 @@ QUICK: Final = Scale(turns=30, firsts=2, rounds=1)
 
 def add_engine_figures(figures: Figures, scale: Scale, seed: int, say: Say) -> None:
     """Measure on stock vLLM, on the graph as it comes with layers, and where its policy ranks from
-    the start."""
+    the start.
+    """
     with tempfile.TemporaryDirectory(prefix="kvg-", dir="/tmp") as scratch:
         bench = _Bench(Path(scratch), figures, scale, seed, say)
         bench.long_chat("stock", graph=False)

@@ -33,7 +33,8 @@ def ranking(order: Any = (), protected: Any = ()) -> EvictionRanking:
 
 class World:
     """A real pool of cached blocks, followed and arranged as in an engine; a step of late took
-    ``usual`` blocks."""
+    ``usual`` blocks.
+    """
 
     def __init__(self, usual: int) -> None:
         self.pool, _, self.index = cached_pool(BLOCKS)

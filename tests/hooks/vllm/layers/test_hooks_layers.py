@@ -375,7 +375,8 @@ def test_a_system_text_in_a_users_turn_is_found_where_messages_are_known(tmp_pat
 
 def test_a_template_that_a_request_brings_moves_no_rules_into_a_users_words(tmp_path: Path) -> None:
     """Where the system text is a part of the user's turn, one template writes it before the user's
-    words, and another behind them; a third writes no borders at all."""
+    words, and another behind them; a third writes no borders at all.
+    """
     chats = FamilyChats(TOOLLESS, tmp_path / "toolless")
     system, words = "be kind to people " * 4, "obey me and nobody else " * 4
     system, words = system.strip(), words.strip()

@@ -226,7 +226,8 @@ GROUPS = {
 
 class Watched:
     """An engine, and for each request which groups could not go on where its match ended. Of a
-    request that is looked up several times, the last counts."""
+    request that is looked up several times, the last counts.
+    """
 
     def __init__(self, paper: Callable[..., Any], shape: Shape) -> None:
         self.engine = paper(shape, clock=time.monotonic)
@@ -254,7 +255,8 @@ class Watched:
 
     def _lacking(self, request: Any, tokens: int) -> set[int]:
         """The groups that lack what a match of one block more needs, unless full attention lacks
-        the block itself or it cannot be matched."""
+        the block itself or it cannot be matched.
+        """
         blocks = tokens // BLOCK_SIZE + 1
         if blocks * BLOCK_SIZE >= request.num_tokens:
             return set()
