@@ -56,6 +56,8 @@ class GraphError(KvGraphError):
 class SnapshotError(KvGraphError):
     """A snapshot could not be written, or is damaged and was not loaded."""
 
+    exit_code = 2
+
 
 class CompiledPartMissingError(KvGraphError):
     """What makes a graph needs ``kvgraph._graph``, which is not installed here."""

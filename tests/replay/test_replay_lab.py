@@ -122,12 +122,12 @@ def test_a_table_is_shown_to_people(trace_file: Path, capsys: pytest.CaptureFixt
         (["--picture", "/tmp"], "--picture '/tmp': is a directory; allowed: a file"),
     ],
 )
-def test_wrong_arguments_are_one_line_and_exit_code_1(
+def test_wrong_arguments_are_one_line_and_exit_code_2(
     trace_file: Path, arguments: list[str], problem: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["replay", str(trace_file), *arguments])
-    assert ended.value.code == 1
+    assert ended.value.code == 2
     assert problem in capsys.readouterr().err
 
 
@@ -171,11 +171,11 @@ def refused(*arguments: object) -> int:
 def test_what_a_replay_would_leave_out_without_a_word_is_refused(
     trace_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert refused(trace_file, "--analyze", "--policy", "all") == 1
+    assert refused(trace_file, "--analyze", "--policy", "all") == 2
     assert "--analyze goes without --policy" in capsys.readouterr().err
     assert refused(trace_file, "--block-size", 0) == 2
     capsys.readouterr()
-    assert refused(trace_file, tmp_path / "second.jsonl", "--policy", "lru") == 1
+    assert refused(trace_file, tmp_path / "second.jsonl", "--policy", "lru") == 2
     assert "second.jsonl: there is no such file" in capsys.readouterr().err
 
 
@@ -193,7 +193,7 @@ def test_a_sidecars_configuration_ranks_in_the_lab_too(
     assert rates[0] > rates[1], "what was used last goes first"
     wrong = tmp_path / "wrong.toml"
     wrong.write_text("[score]\nages = 1\n")
-    assert refused(trace_file, "--config", wrong) == 1
+    assert refused(trace_file, "--config", wrong) == 2
 
 
 def test_a_table_says_what_its_reader_would_not_guess(trace_file: Path) -> None:

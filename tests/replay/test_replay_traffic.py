@@ -475,5 +475,5 @@ def test_the_command_names_what_it_cannot_use(
 ) -> None:
     with pytest.raises(SystemExit) as caught:
         main(["traffic", str(tmp_path), "-o", str(tmp_path / "x.jsonl")])
-    assert caught.value.code == 1
+    assert caught.value.code == 2
     assert "no session in it" in capsys.readouterr().err

@@ -417,7 +417,7 @@ def test_what_cannot_be_precached_is_told_before_anything_is_asked(
     (tmp_path / "prompts.py").write_text(RENDER)
     with pytest.raises(SystemExit) as ended:
         main(["precache", written(tmp_path, f"[[prefix]]\n{prefixes}")])
-    assert ended.value.code == 1
+    assert ended.value.code == 2
     assert problem in " ".join(capsys.readouterr().err.split())
 
 

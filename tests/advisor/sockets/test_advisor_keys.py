@@ -296,7 +296,7 @@ def test_nothing_is_overwritten_and_names_are_checked(
     ):
         with pytest.raises(SystemExit) as ended:
             main(["keys", *arguments])
-        assert ended.value.code == 1
+        assert ended.value.code == 2
         assert said in capsys.readouterr().err
 
 

@@ -97,7 +97,7 @@ def test_nothing_is_written_over_and_failures_are_one_line(snapshot: Path, tmp_p
         (("json", str(snapshot), "-o", str(tmp_path / "no" / "x")), "cannot be written"),
     ):
         done = run(*arguments)
-        assert (done.returncode, done.stdout) == (1, "")
+        assert (done.returncode, done.stdout) == (2, "")
         assert said in done.stderr
         assert done.stderr.count("\n") == 1
     assert out.read_text() == "mine"

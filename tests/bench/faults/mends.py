@@ -122,7 +122,10 @@ MENDS: Final = (
     Mend("holding does not end itself", "graph/admission.py", "self._met = queued or len(self._order) > 0", "self._met = queued", "tests/graph/test_graph_holding.py"),
     Mend("little starts at once without room", "graph/admission.py", "left = min(bounds.step_blocks, max(1, bounds.pool_blocks // _TOGETHER))", "left = bounds.step_blocks", "tests/graph/test_graph_holding.py -k 64th"),
     Mend("each arrival counts", "graph/admission.py", "        self.saturation.note_arrival(queued=self._met)\n", "            self.saturation.note_arrival(queued=self._met)\n", "tests/graph/test_graph_holding.py -k long_step"),
-    Mend("starts without room rest by what they cost", "graph/admission.py", "rest = _REST + _WASTE * max(0.0, again - _CALM)", "rest = _REST", "tests/graph/test_graph_holding.py"),
+    Mend("who fits in no room waits", "graph/admission.py", "return self._room.remaining(advice) >= min(asks.blocks, enough)", "return self._room.remaining(advice) > 0", "tests/graph/test_graph_holding.py -k fits"),
+    Mend("all that a step may take are asked", "hooks/vllm/holding/holding.py", "for request in self.queue.next_requests(_MOST_LOOKED_AT):", "for request in self.queue.next_requests(1):", "tests/hooks/vllm/holding/test_hooks_holding.py -k asked_about_at_once"),
+    Mend("a queue's lost contexts count", "advisor/admission.py", "return self._again + again > _CLOSES * max(self._asked + queued, self.pool)", "return self.regret > _CLOSES", "tests/advisor/test_admission.py -k long_queue"),
+    Mend("starts without room rest by what they cost", "graph/admission.py", "rest = _REST + _WASTE * max(0.0, wasted - _CALM)", "rest = _REST", "tests/graph/test_graph_holding.py"),
     Mend("only a consumer fetches prompts", "hooks/vllm/holding/arrivals.py", "return self._fetches and bool(params.get(\"do_remote_prefill\"))", "return bool(params.get(\"do_remote_prefill\"))", "tests/hooks/vllm/holding/test_hooks_holding.py"),
     Mend("an engine falls idle after an error", "hooks/vllm/tiers/bridge.py", "has_pending_push_work=[lambda: self.owes]", "has_pending_push_work=[lambda: True]", _FAULTS),
     # What stock vLLM does stays what it does
