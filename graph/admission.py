@@ -154,7 +154,7 @@ soon. Chosen."""
 _LAST_STEPS: Final = 0.02
 """Share of the bound: a request is released after 98 % of it, since the next step may be long.
 Chosen."""
-_OVERDUE: Final = 0.5
+_OVERDUE: Final = 0.25
 """Share of the bound: while a request has waited longer there is no rest, and of its tenant's
 requests it goes first, since all requests that reach the bound start regardless of the queue.
 Chosen."""

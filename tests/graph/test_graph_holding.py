@@ -211,9 +211,10 @@ def test_who_was_patient_starts_where_nobody_else_waits_one_at_a_time(rule: Hold
     assert step(rule, HOLD_PATIENCE_S + 13.6, 0, free=True) == ["returning patience"]
 
 
-def test_short_prompts_go_before_long_ones_where_there_is_no_room_but_not_for_ever(
-    rule: HoldingRule,
-) -> None:
+def test_short_prompts_go_before_long_ones_where_there_is_no_room_but_not_for_ever() -> None:
+    rule = HoldingRule(HoldingBounds(POOL, 4 * MOST_S))
+    meets(rule, 100, queued=True)
+    step(rule, 0.0, None)
     rule.arrives(asks("long", 1.0, 40), word(0), idle=False, queued=True)
     for now in range(1, 95):
         if now % 2:  # there always is a short one that has waited for long enough
@@ -226,13 +227,13 @@ def test_short_prompts_go_before_long_ones_where_there_is_no_room_but_not_for_ev
     pytest.fail("the long one is overtaken by whatever comes")
 
 
-def test_whoever_waited_for_half_of_the_bound_starts_without_a_rest(rule: HoldingRule) -> None:
+def test_whoever_waited_for_a_quarter_of_the_bound_starts_without_a_rest(rule: HoldingRule) -> None:
     rule.arrives(asks("a", 0.0), word(0), idle=False, queued=True)
     rule.arrives(asks("b", 25.0), word(0), idle=False, queued=True)
-    rule.arrives(asks("c", 50.0), word(0), idle=False, queued=True)
+    rule.arrives(asks("c", 70.0), word(0), idle=False, queued=True)
     assert step(rule, 61.0, 0, free=True) == ["a patience"]
     assert step(rule, 81.0, 0, free=True) == ["b patience"], "a's prompt took twenty seconds"
-    assert step(rule, 91.0, 0, free=True) == [], "b's took ten, and c has waited for less than half"
+    assert step(rule, 91.0, 0, free=True) == [], "b's took ten, and c waits since lately"
     assert step(rule, 93.6, 0, free=True) == ["c patience"]
 
 
