@@ -79,7 +79,8 @@ def _chance(sessions: SessionTable, rows: Rows, now: float) -> Floats:
     return np.asarray(chance)
 
 
-# All chosen in the closed loop of the replay lab, on other sessions than those of the figures.
+# Chosen in the closed loop of the replay lab, on other sessions than those of the figures; how the
+# limit moves, by recorded agents on a real engine.
 _MEMORY: Final = 2.0  # pools' worth of asked blocks over which regret fades by half
 _CLOSES: Final = 0.2  # of the asked blocks, computed again
 _CALM: Final = 0.06  # … of the same: below this, what was closed may open

@@ -1017,6 +1017,17 @@ PyObject* core_look(Core* self, PyObject* most) {
   return Py_BuildValue("(NNN)", blocks, hashes, ids);
 }
 
+// The queue's block behind ``at``; null where its end is reached.
+inline PyObject* following(const State& s, PyObject* at) {
+  at = slot(at, s.at.next);
+  if (at == nullptr || Py_TYPE(at) != s.type) return nullptr;
+  PyObject* next = slot(at, s.at.next);
+  if (next == nullptr || Py_TYPE(next) != s.type) return nullptr;  // the queue's fake tail
+  prefetch(next);
+  prefetch(reinterpret_cast<char*>(next) + 64);
+  return at;
+}
+
 // scan(behind, count, blanks) -> (found, last): the next cached blocks of the queue.
 PyObject* core_scan(Core* self, PyObject* const* args, Py_ssize_t given) {
   State& s = *self->state;
@@ -1030,12 +1041,8 @@ PyObject* core_scan(Core* self, PyObject* const* args, Py_ssize_t given) {
   if (PyErr_Occurred()) return nullptr;
   PyObject *found = PyList_New(0), *last = args[0];
   while (found != nullptr && PyList_GET_SIZE(found) < count && blanks > 0) {
-    at = slot(at, s.at.next);
-    if (at == nullptr || Py_TYPE(at) != s.type) break;
-    PyObject* next = slot(at, s.at.next);
-    if (next == nullptr || Py_TYPE(next) != s.type) break;  // the queue's fake tail
-    prefetch(next);
-    prefetch(reinterpret_cast<char*>(next) + 64);
+    at = following(s, at);
+    if (at == nullptr) break;
     last = at;
     PyObject* hash = slot(at, s.at.hash);
     if (hash == nullptr || hash == Py_None) {
@@ -1056,12 +1063,8 @@ PyObject* core_head(Core* self, PyObject* most) {
   PyObject *found = PyList_New(0), *hashes = PyList_New(0), *at = s.head;
   bool done = found != nullptr && hashes != nullptr;
   while (done && PyList_GET_SIZE(found) < count) {
-    at = slot(at, s.at.next);
-    if (at == nullptr || Py_TYPE(at) != s.type) break;
-    PyObject* next = slot(at, s.at.next);
-    if (next == nullptr || Py_TYPE(next) != s.type) break;  // the queue's fake tail
-    prefetch(next);
-    prefetch(reinterpret_cast<char*>(next) + 64);
+    at = following(s, at);
+    if (at == nullptr) break;
     PyObject* hash = slot(at, s.at.hash);
     done = PyList_Append(found, at) == 0 &&
            PyList_Append(hashes, hash == nullptr ? Py_None : hash) == 0;

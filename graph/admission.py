@@ -229,8 +229,11 @@ class HoldingRule:
     def arrives(
         self, asks: Held, advice: AdmissionAdvice | None, *, idle: bool, queued: bool
     ) -> bool:
-        """Decide whether to hold a request that arrived at ``asks.since``. ``idle``: the engine has
-        no work but held requests. ``queued``: other requests are in its queue.
+        """Decide whether to hold a request that arrived at ``asks.since``.
+
+        Args:
+            idle: The engine has no work but held requests.
+            queued: Whether other requests are in its queue.
         """
         if self._met is None:  # those that arrive together do not count as meeting one another
             # Who waits for room would stand in the queue otherwise: without these, holding would
@@ -317,7 +320,7 @@ class HoldingRule:
         return self.saturation.is_reached and not self._fits(asks, advice)
 
     def _fits(self, asks: Held, advice: AdmissionAdvice) -> bool:
-        """Whether there is room for a request; a large one takes more than there is."""
+        """Whether there is room for a request, or for a quarter of the pool if it wants more."""
         enough = max(1, self._bounds.pool_blocks // _ENOUGH)
         return self._room.remaining(advice) >= min(asks.blocks, enough)
 
