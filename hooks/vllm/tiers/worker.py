@@ -173,8 +173,10 @@ def granted_bytes(settings: TierSettings) -> int:
 
 
 def described(views: dict[str, Any], config: VllmConfig) -> PagedKv:
-    """Describe the engine's cache as one paged memory; raises LayoutError: its layout is not
-    known.
+    """Describe the engine's cache as one paged memory.
+
+    Raises:
+        LayoutError: Its layout is not known.
     """
     from vllm.platforms import current_platform
 
@@ -332,8 +334,10 @@ def disk_identity(config: VllmConfig) -> str:
 
 
 def _loaded(model: ModelConfig, load: LoadConfig) -> object:
-    """Describe the weights that a loader takes; raises StorageError: they cannot be told from
-    others.
+    """Describe the weights that a loader takes.
+
+    Raises:
+        StorageError: They cannot be told from others.
     """
     if load.load_format not in _FROM_FILES:
         raise StorageError(
@@ -395,7 +399,10 @@ def _device() -> object:
 
 def weights_of(model: ModelConfig) -> object:
     """Describe what tells a model's weights from others of the same name and shape, without reading
-    them; raises StorageError: nothing does, neither a file of weights nor a commit of a hub.
+    them.
+
+    Raises:
+        StorageError: Nothing does: there is no file of weights, and no commit of a hub.
     """
     path = Path(getattr(model, "model_weights", "") or model.model)
     files, commit = sorted(_files(path)), _commit(model, str(path))
