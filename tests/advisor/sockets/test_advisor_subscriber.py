@@ -14,9 +14,7 @@ from hand_clock import Clock
 from kvgraph.advisor.intake import BusyMeter
 from kvgraph.advisor.sockets.publisher import TIPS_S, AdvicePublisher
 from kvgraph.advisor.sockets.subscriber import (
-    Arrival,
     EventSubscriber,
-    SequenceTracker,
     UnknownPeers,
     engine_id,
 )
@@ -266,7 +264,9 @@ GARBAGE = {
     "another header": [b"HTTP", *GOOD[1:]],
     "an empty payload": [*GOOD[:2], b""],
     "a cut payload": [*GOOD[:2], GOOD[2][:-1]],
-    "a length that claims 4 G": [*GOOD[:2], b"\xdd\xff\xff\xff\xff"],
+    "a list that claims 4 G": [*GOOD[:2], b"\xdd\xff\xff\xff\xff"],
+    "a map that claims 4 G": [*GOOD[:2], b"\xdf\xff\xff\xff\xff"],
+    "bytes that claim 4 G": [*GOOD[:2], b"\xc6\xff\xff\xff\xff"],
     "nested too deep": [*GOOD[:2], b"\x91" * 100_000],
     "text that is not UTF-8": [*GOOD[:2], b"\x91\x91\x92\x08\xa2\xff\xfe"],
     "5 MB of empty maps": [*GOOD[:2], b"\x91\xdd\x00\x4c\x4b\x40" + b"\x80" * 5_000_000],
@@ -435,12 +435,6 @@ def test_many_strangers_are_remembered_in_bounded_memory() -> None:
         assert unknown_peers.note_answer(index.to_bytes(16, "big"))
         assert not unknown_peers.note_answer(index.to_bytes(16, "big")), "it was answered just now"
     assert len(unknown_peers) <= 256
-
-
-def test_classify_takes_nothing() -> None:
-    tracker = SequenceTracker(expected=4)
-    assert tracker.classify(9) is Arrival.GAP
-    assert (tracker.expected, tracker.gaps) == (4, 0)
 
 
 PULSE = Pressure(10, 5, 5, 1, 0)
