@@ -153,6 +153,13 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Running]]:
         each.stop()
 
 
+def ranked(engine: Engine) -> Engine:
+    """An engine with a block that it was told to evict."""
+    engine.greet([1])
+    engine.ranking(lambda keys: keys == {1})
+    return engine
+
+
 @pytest.fixture
 def connect(start: Callable[..., Running]) -> Iterator[Callable[..., Engine]]:
     engines: list[Engine] = []
@@ -379,9 +386,7 @@ def test_a_graph_that_fails_costs_a_resync_and_not_the_loop(
     start: Start, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     running = start()
-    engine = connect(running)
-    engine.greet([1])
-    engine.ranking(lambda keys: keys == {1})
+    engine = ranked(connect(running))
     with monkeypatch.context() as broken:
         broken.setattr(running.service.graph, "slices", _fail)
         engine.send(PRESSURE)
@@ -397,9 +402,7 @@ def test_a_step_that_fails_costs_its_turn_and_not_the_loop(
     start: Start, connect: Connect, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
     running = start()
-    engine = connect(running)
-    engine.greet([1])
-    engine.ranking(lambda keys: keys == {1})
+    engine = ranked(connect(running))
     parts = running.service.parts
     with monkeypatch.context() as broken:
         broken.setattr(parts.publisher if step == "publish" else parts.subscriber, step, _fail)
@@ -413,9 +416,7 @@ def test_health_tells_when_advice_grows_stale(
     start: Start, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     running = start(sidecar__max_stale_s=0.2)
-    engine = connect(running)
-    engine.greet([1])
-    engine.ranking(lambda keys: keys == {1})
+    engine = ranked(connect(running))
     monkeypatch.setattr(running.service.graph, "rank", _fail)
     engine.send(BlocksStored(packed([2]), 1, 16))
     deadline = time.monotonic() + 20
@@ -442,9 +443,7 @@ def test_a_second_sidecar_does_not_take_the_socket_away(start: Start, connect: C
     running = start()
     with pytest.raises(ConfigError, match="another sidecar serves it"):
         start()
-    engine = connect(running)
-    engine.greet([1])
-    engine.ranking(lambda keys: keys == {1})
+    ranked(connect(running))
 
 
 def test_the_socket_of_a_killed_sidecar_is_taken_over(
@@ -600,9 +599,7 @@ def test_a_damaged_snapshot_starts_an_empty_graph(
     snapshot = tmp_path / "graph.kvg"
     snapshot.write_bytes(content)
     running = start(sidecar__snapshot_path=snapshot)
-    engine = connect(running)
-    engine.greet([1])
-    engine.ranking(lambda keys: keys == {1})
+    ranked(connect(running))
     assert running.get("/status")["counters"]["snapshot"]["refused"] == 1
 
 

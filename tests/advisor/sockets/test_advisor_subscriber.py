@@ -86,6 +86,13 @@ class Bench:
         self.engines.append(Engine(self.context, self.endpoint))
         return self.engines[-1]
 
+    def greeted(self) -> Engine:
+        """An engine whose hello arrived."""
+        engine = self.engine()
+        engine.send(0, hello())
+        self.receive(1)
+        return engine
+
     def receive(self, messages: int) -> list[tuple[str, list[AnyEvent]]]:
         wanted = self.subscriber.counters["messages"] + messages
         taken: list[tuple[str, list[AnyEvent]]] = []
@@ -159,9 +166,7 @@ def test_a_stranger_is_asked_at_most_twice_a_second(bench: Bench) -> None:
 
 
 def test_a_gap_withholds_advice_until_the_engine_is_back_in_step(bench: Bench) -> None:
-    engine = bench.engine()
-    engine.send(0, hello())
-    bench.receive(1)
+    engine = bench.greeted()
     bench.clock.now += 1
     engine.send(3, [REMOVED])
     assert bench.receive(1) == [(engine_id(engine.identity), [REMOVED])]
@@ -175,9 +180,7 @@ def test_a_gap_withholds_advice_until_the_engine_is_back_in_step(bench: Bench) -
 
 
 def test_an_engine_that_ignores_the_request_is_asked_again(bench: Bench) -> None:
-    engine = bench.engine()
-    engine.send(0, hello())
-    bench.receive(1)
+    engine = bench.greeted()
     for seq in (5, 6, 7):
         bench.clock.now += 0.6
         engine.send(seq, [PRESSURE])
@@ -220,9 +223,7 @@ def test_a_silent_engine_is_forgotten_and_must_say_hello_again(bench: Bench) -> 
 
 
 def test_nobody_is_judged_silent_while_messages_wait(bench: Bench) -> None:
-    engine = bench.engine()
-    engine.send(0, hello())
-    bench.receive(1)
+    engine = bench.greeted()
     bench.clock.now += 60  # as if this process had been stopped
     for seq in range(1, 4):
         engine.send(seq, [PRESSURE])
@@ -318,9 +319,7 @@ def test_a_refused_report_costs_neither_its_number_nor_the_advice(bench: Bench) 
 
 
 def test_a_refused_event_of_residency_is_made_good_by_a_resync(bench: Bench) -> None:
-    engine = bench.engine()
-    engine.send(0, hello())
-    bench.receive(1)
+    engine = bench.greeted()
     bench.clock.now += 1
     payload = msgspec.msgpack.encode([[[2, b"\1" * 8, None, 0], [3, b"\1" * 8]]])
     engine.socket.send_multipart([GOOD[0], (1).to_bytes(8, "big"), payload])
@@ -348,9 +347,7 @@ def test_an_event_of_a_newer_kind_costs_only_itself(
 
 
 def test_an_engine_that_no_resync_helps_is_asked_ever_less_often(bench: Bench) -> None:
-    engine = bench.engine()
-    engine.send(0, hello())
-    bench.receive(1)
+    engine = bench.greeted()
     for seq in range(2, 302):
         bench.clock.now += 0.4
         engine.send(seq, [PRESSURE])
@@ -404,9 +401,7 @@ def test_another_protocol_version_is_logged_once(
 
 
 def test_reading_ends_in_time_however_much_has_arrived(bench: Bench) -> None:
-    engine = bench.engine()
-    engine.send(0, hello())
-    bench.receive(1)
+    engine = bench.greeted()
     for seq in range(1, 101):
         engine.send(seq, [PRESSURE])
     bench.router.poll(1000)
