@@ -231,7 +231,7 @@ def test_under_the_guard_it_begins_with_the_engines_own_order(name: str) -> None
 
 def test_under_the_guard_it_finds_what_lru_finds(name: str, tmp_path: Path) -> None:
     """On traffic in which recency is all there is to know: never below stock."""
-    trace = made(tmp_path, islice(recent(np.random.default_rng(4)), 1200))
+    trace = made(tmp_path, islice(recent(np.random.default_rng(4)), 800))
     order = GraphOrder.alone(trace, new_policy(name))
     found = simulate(trace, [Instance(POOL, order)]).hits.sum() / trace.prompt_blocks
     lru = run_arm("lru", trace, POOL, Settings()).sum() / trace.prompt_blocks
