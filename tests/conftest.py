@@ -28,7 +28,7 @@ from kvgraph.hooks.vllm.patching import restored
 from waiting import PATIENCE_S
 
 pytest.register_assert_rewrite("pool_engine")
-pytest_plugins = ["page_browser", "page_sidecar"]
+pytest_plugins = ["small_world", "page_browser", "page_sidecar"]
 
 
 @pytest.fixture

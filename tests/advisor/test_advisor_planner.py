@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -84,6 +85,15 @@ class Planned:
         started = RequestStarted("r", keys, 160, 0, 16, None, None, (rules,))
         self.graph.apply("a", [started])
         self.planner.applied()
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """The advisor's thread runs."""
+        self.planner.start()
+        try:
+            yield
+        finally:
+            self.planner.stop()
 
     def tick(self, after_s: float = 0.5) -> None:
         self.clock.now += after_s
@@ -237,8 +247,7 @@ def test_a_failing_ranking_leaves_the_other_engine_its_advice(
 
 def test_the_first_protected_block_is_not_kept_waiting() -> None:
     planned = Planned(interval_s=3600.0)
-    planned.planner.start()
-    try:
+    with planned.running():
         planned.store("a", 500)
         planned.planner.applied()
         assert not planned.ranked.wait(0.2), "what nobody protects waits for the interval"
@@ -248,15 +257,12 @@ def test_the_first_protected_block_is_not_kept_waiting() -> None:
         planned.ranked.clear()
         planned.protect()
         assert not planned.ranked.wait(0.2), "a ranking names what is protected: the next can wait"
-    finally:
-        planned.planner.stop()
 
 
 def test_the_first_system_text_that_is_asked_for_again_is_not_kept_waiting() -> None:
     planned = Planned(interval_s=3600.0)
     planned.graph.apply("a", [EngineHello("a", "", 16, 1_000, "v")])
-    planned.planner.start()
-    try:
+    with planned.running():
         planned.store("a", 500)
         planned.protect(Authority.INFERRED)
         planned.planner.applied()
@@ -264,8 +270,6 @@ def test_the_first_system_text_that_is_asked_for_again_is_not_kept_waiting() -> 
         planned.protect(Authority.INFERRED)
         assert planned.ranked.wait(30.0)
         assert planned.planner.latest["a"].protected.tolist() == [1]
-    finally:
-        planned.planner.stop()
 
 
 def test_the_interval_counts_from_the_end_of_a_round_and_not_of_the_rest_behind_it(
@@ -285,14 +289,11 @@ def test_the_interval_counts_from_the_end_of_a_round_and_not_of_the_rest_behind_
     monkeypatch.setattr("kvgraph.advisor.planner.time", SimpleNamespace(sleep=slept))
     monkeypatch.setattr(planned.graph, "rank", slowly)
     planned.store("a", 500)
-    planned.planner.start()
-    planned.planner.applied(intended=True)
-    try:
+    with planned.running():
+        planned.planner.applied(intended=True)
         for _ in range(3):
             assert planned.ranked.wait(30.0), "the rest took the interval"
             planned.ranked.clear()
-    finally:
-        planned.planner.stop()
 
 
 def test_a_planner_that_tells_nothing_rests_long_and_not_where_it_is_urgent(
@@ -308,8 +309,7 @@ def test_a_planner_that_tells_nothing_rests_long_and_not_where_it_is_urgent(
 
     monkeypatch.setattr(planned.graph, "rank", slowly)
     planned.store("a", 500)
-    planned.planner.start()
-    try:
+    with planned.running():
         assert planned.ranked.wait(30.0)
         planned.ranked.clear()
         planned.store("a", 700)
@@ -317,8 +317,6 @@ def test_a_planner_that_tells_nothing_rests_long_and_not_where_it_is_urgent(
         assert not planned.ranked.wait(0.2), "nobody evicts by it"
         planned.planner.applied(intended=True)
         assert planned.ranked.wait(30.0)
-    finally:
-        planned.planner.stop()
 
 
 @pytest.mark.parametrize(
@@ -334,16 +332,13 @@ def test_what_somebody_says_is_urgent_is_ordered_at_once(wish: dict[str, Any]) -
     planned.graph.apply("a", [BlocksSpilled(keys, 2, 4096), BlocksRemoved(keys)])
     planned.tick()
     assert not planned.planner.orders.latest["a"].keys.tolist()
-    planned.planner.start()
-    page = page_over(planned.graph, intended=lambda: planned.planner.applied(intended=True))
-    try:
+    with planned.running():
+        page = page_over(planned.graph, intended=lambda: planned.planner.applied(intended=True))
         replies_of(page, IntentWishes(intents=[IntentWish(kind="pin", session="nobody")]))
         assert not planned.ranked.wait(0.2), "nothing was done: the next round can wait"
         replies_of(page, IntentWishes(intents=[IntentWish.model_validate(wish)]))
         assert planned.ranked.wait(30.0)
         assert planned.planner.orders.latest["a"].keys.tolist() == list(range(1, 11))
-    finally:
-        planned.planner.stop()
 
 
 @pytest.mark.parametrize("tiers", [True, False])
@@ -355,8 +350,7 @@ def test_a_return_before_the_next_round_is_ordered_at_once_and_ranks_nothing(tie
         planned.report_tiers()
     planned.tick()
     ranking = planned.planner.latest["a"]
-    planned.planner.start()
-    try:
+    with planned.running():
         said = SessionSignal("agent", waiting_for_tool=True, expected_return_s=7200.0)
         planned.graph.apply("a", [said])
         planned.planner.applied()
@@ -370,8 +364,6 @@ def test_a_return_before_the_next_round_is_ordered_at_once_and_ranks_nothing(tie
         planned.ranked.clear()
         planned.planner.applied()
         assert not planned.ranked.wait(0.2), "it was told"
-    finally:
-        planned.planner.stop()
 
 
 def test_a_return_that_a_tools_time_foretells_is_ordered_at_once() -> None:
@@ -397,14 +389,11 @@ def test_orders_alone_are_bounded_and_never_put_off_the_next_ranking() -> None:
     planned.report_tiers()
     said = SessionSignal("agent", waiting_for_tool=True, expected_return_s=0.1)
     began = time.monotonic()
-    planned.planner.start()
-    try:
+    with planned.running():
         while time.monotonic() < began + 3.0:
             planned.graph.apply("b", [said])
             planned.planner.applied()
             time.sleep(0.005)
-    finally:
-        planned.planner.stop()
     told, took = planned.planner.counters, time.monotonic() - began  # more on a busy machine
     assert 5 <= told["ordered_alone"] <= took / 0.02 + 1
     rankings = told["ranked"] + told["redated"]

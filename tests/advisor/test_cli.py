@@ -9,11 +9,11 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from importlib.metadata import EntryPoint
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import typer
@@ -21,23 +21,28 @@ from command_line import kvgraph
 from kvgraph.advisor import cli
 from kvgraph.advisor.process.process import ParentWatch
 from kvgraph.advisor.tools.terminal import plain
+from kvgraph.graph.wire.events import BlocksStored, RequestStarted, TierReport
+from kvgraph.hooks.fake import FakeEngine
+from waiting import until
+from wire_keys import pack
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 EMPTY = Path(os.devnull)  # holds nothing, and is no directory
 
 
+def environment_of(directory: Path) -> dict[str, str]:
+    kept = {key: value for key, value in os.environ.items() if not key.startswith("KVGRAPH_")}
+    return {**kept, "XDG_RUNTIME_DIR": str(directory), "COLUMNS": "120"}
+
+
 @pytest.fixture
 def environment(tmp_path: Path) -> dict[str, str]:
-    kept = {key: value for key, value in os.environ.items() if not key.startswith("KVGRAPH_")}
-    return {**kept, "XDG_RUNTIME_DIR": str(tmp_path), "COLUMNS": "120"}
+    return environment_of(tmp_path)
 
 
 @pytest.fixture
 def run(environment: dict[str, str]) -> Run:
-    def begin(*arguments: str) -> subprocess.CompletedProcess[str]:
-        return kvgraph(*arguments, environment=environment)
-
-    return begin
+    return partial(kvgraph, environment=environment)
 
 
 class Sidecar:
@@ -81,6 +86,22 @@ def serve(environment: dict[str, str]) -> Iterator[Callable[..., Sidecar]]:
         each.kill()
 
 
+class Running(NamedTuple):
+    """A sidecar that runs while this file's tests do: what it said, and commands beside it."""
+
+    said: str
+    environment: dict[str, str]
+    run: Run
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    environment = environment_of(tmp_path_factory.mktemp("running"))
+    sidecar = Sidecar(environment, "--http-port", "0")
+    yield Running(sidecar.ready(), environment, partial(kvgraph, environment=environment))
+    sidecar.kill()
+
+
 def test_version(run: Run) -> None:
     done = run("--version")
     assert (done.returncode, done.stdout) == (0, "kvgraph 0.1.0\n")
@@ -115,13 +136,15 @@ def fails_in_one_line(done: subprocess.CompletedProcess[str], code: int, expecte
     [
         (["serve", "--set", "score.agee=1"], "did you mean score.age?"),
         (["serve", "--set", "score.age"], "section.key=value"),
-        (["serve", "--set", "score.age=high"], "score.age = 'high' (command line)"),
+        (
+            ["serve", "--set", "score.age=high"],
+            "score.age = 'high' (command line): allowed: a valid number\n",
+        ),
         (["serve", "--endpoint", "tcp://0.0.0.0:1"], "CURVE"),
         (["serve", "--config", "/does/not/exist.toml"], "No such file"),
         (["status", "--url", "ftp://x"], "is not a URL"),
         (["route", "--engines", "/does/not/exist"], "cannot be read: No such file"),
         (["memory", "x drain", "--budget", "99"], "engine 'x drain': allowed: http://HOST:PORT\n"),
-        (["serve", "--set", "score.age=x"], "allowed: a valid number\n"),
         (["replay", "/does/not/exist", "--capacity", "9"], "there is no such file\n"),
         (["replay", str(EMPTY), "--capacity", "9" * 20], "allowed: whole numbers of blocks"),
         (["why", "x", "--url", "http://[::1"], "'http://[::1' is not a URL"),
@@ -180,31 +203,45 @@ def test_a_child_of_a_dead_parent_ends_at_once(serve: Callable[..., Sidecar]) ->
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_it_cleanly(serve: Callable[..., Sidecar], number: int) -> None:
-    sidecar = serve()
+def test_hangup_rereads_the_configuration_and_other_signals_end_it_cleanly(
+    serve: Callable[..., Sidecar], number: int, tmp_path: Path
+) -> None:
+    file = tmp_path / "kvgraph.toml"
+    file.write_text("[score]\nage = 1.0\n")
+    sidecar = serve("--config", str(file))
     assert "AITHER_KVCACHE_SIDECAR=ipc://" in sidecar.ready()
+    file.write_text("[score]\nage = wrong\n")
+    sidecar.process.send_signal(signal.SIGHUP)
+    assert "not reloaded" in sidecar.process.stderr.readline()
     sidecar.process.send_signal(number)
     _, errors = sidecar.end()
     assert sidecar.process.returncode == 0, errors
     assert "Traceback" not in errors
 
 
-def test_hangup_rereads_the_configuration(serve: Callable[..., Sidecar], tmp_path: Path) -> None:
-    file = tmp_path / "kvgraph.toml"
-    file.write_text("[score]\nage = 1.0\n")
-    sidecar = serve("--config", str(file))
-    sidecar.ready()
-    file.write_text("[score]\nage = wrong\n")
-    sidecar.process.send_signal(signal.SIGHUP)
-    assert "not reloaded" in sidecar.process.stderr.readline()
+TIERS = TierReport(
+    bytes_per_block=1_000_000, warm_blocks=300, warm_capacity=400, cold_blocks=5, cold_capacity=60,
+    spilled=70, spill_lost=1, spill_failed=2, passed_over=80, demoted=6, dropped=3, loaded=20,
+    load_failed=4, stalls=9, stall_s=1.5, recomputed=7, prefetched=10, prefetch_useful=6,
+    prefetch_wasted=2, prefetch_cancelled=11, load_bytes_per_s=3e9, spill_bytes_per_s=2e9,
+    prefill_tokens_per_s=5e3,
+)  # fmt: skip
 
 
-def test_status_and_explain_find_a_running_sidecar(serve: Callable[..., Sidecar], run: Run) -> None:
-    sidecar = serve()
-    endpoint = sidecar.ready().split("AITHER_KVCACHE_SIDECAR=")[1].split(";")[0]
-    with Engine(endpoint):
-        status = wait_for_engine(run)
-        assert status["engines"][0]["name"] == "node:1 [red]"
+def test_status_and_explain_find_a_running_sidecar(running: Running) -> None:
+    endpoint, run = running.said.split("AITHER_KVCACHE_SIDECAR=")[1].split(";")[0], running.run
+
+    def status() -> Any:
+        (found,) = json.loads(run("status", "--json").stdout)
+        return found
+
+    with FakeEngine(endpoint, 100, 16, "node:1 [red]") as engine:
+        until(lambda: any(each["state"] == "synced" for each in status()["engines"]))
+        asked = RequestStarted("chatcmpl-r-0-1f3a5b7c", pack(5), 17, 0, 16, "chat")
+        for event in (asked, BlocksStored(pack(5), None, 16, "chat"), TIERS):
+            engine.client.emit(event)
+        until(lambda: status()["graph"]["blocks"])
+        assert status()["engines"][0]["name"] == "node:1 [red]"
         shown = run("status")
         assert shown.returncode == 0, shown.stderr
         assert "node:1 [red]" in shown.stdout
@@ -221,64 +258,19 @@ def test_status_and_explain_find_a_running_sidecar(serve: Callable[..., Sidecar]
         assert [each["session"] for each in listed["sessions"]] == ["chat"]
         assert "1 of 1 sessions" in run("explain").stdout
         assert "A caller named it" in " ".join(run("explain", "chatcmpl-r").stdout.split())
-        unknown = run("explain", "nobody")
-        assert unknown.returncode == 1
-        assert "no session of that name" in unknown.stderr
-        assert "whole key" not in unknown.stderr
+        for command, said in (
+            ("explain", "no session of that name"),
+            ("why", "no request or session"),
+        ):
+            unknown = run(command, "nobody")
+            assert unknown.returncode == 1
+            assert said in unknown.stderr
+            assert "whole key" not in unknown.stderr
         for prefix in ("0x1f3…", "1f3a", "0x1f3", "0x", "0X1F3..."):
             failed = run("explain", prefix)
             assert failed.returncode == 1
             allowed = "a decimal number, or 0x and up to 16 hexadecimal digits"
             assert (allowed in failed.stderr) == (prefix != "0x"), failed.stderr
-
-
-def wait_for_engine(run: Run) -> dict[str, Any]:
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        (status,) = json.loads(run("status", "--json").stdout)
-        if status["engines"] and status["graph"]["blocks"]:
-            return dict(status)
-    raise AssertionError("the engine never showed up")
-
-
-class Engine:
-    """An engine that stays alive until it is closed."""
-
-    def __init__(self, endpoint: str) -> None:
-        code = ENGINE.format(endpoint=endpoint)
-        self._process = subprocess.Popen([sys.executable, "-P", "-c", code])
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, *_: object) -> None:
-        self._process.kill()
-        self._process.wait()
-
-
-ENGINE = """
-import os, time, zmq
-from kvgraph.graph.wire import frames as wire
-from kvgraph.graph.wire.events import *
-socket = zmq.Context().socket(zmq.DEALER)
-socket.setsockopt(zmq.IDENTITY, os.urandom(16))
-socket.connect({endpoint!r})
-hello = EngineHello("node:1 [red]", "model", 16, 100, "test 1")
-keys = (5).to_bytes(8, "little")
-asked = RequestStarted("chatcmpl-r-0-1f3a5b7c", keys, 17, 0, 16, "chat")
-chain = BlocksStored(keys, None, 16, "chat")
-tiers = TierReport(
-    bytes_per_block=1_000_000, warm_blocks=300, warm_capacity=400, cold_blocks=5, cold_capacity=60,
-    spilled=70, spill_lost=1, spill_failed=2, passed_over=80, demoted=6, dropped=3, loaded=20,
-    load_failed=4, stalls=9, stall_s=1.5, recomputed=7, prefetched=10, prefetch_useful=6,
-    prefetch_wasted=2, prefetch_cancelled=11, load_bytes_per_s=3e9, spill_bytes_per_s=2e9,
-    prefill_tokens_per_s=5e3,
-)
-socket.send_multipart(wire.encode_events(0, [hello, BlocksResident(b""), asked, chain, tiers]))
-for seq in range(1, 10_000):
-    time.sleep(0.3)
-    socket.send_multipart(wire.encode_events(seq, [Pressure(1, 1, 1, 1, 1)]))
-"""
 
 
 def test_a_note_of_a_dead_sidecar_is_removed(run: Run, tmp_path: Path) -> None:
@@ -397,17 +389,13 @@ def test_what_an_engine_calls_itself_moves_no_cursor() -> None:
     assert shown == "a\ufffd[2J\ufffdb\nc[bold]d"
 
 
-def test_the_page_is_opened_by_its_address(serve: Callable[..., Sidecar], run: Run) -> None:
-    sidecar = serve("--http-port", "0")
-    address = sidecar.ready().partition("watch it at ")[2].split(";")[0]
-    assert f"watch it at {address}" in run("status").stdout
-    shown = run("open", "--no-browser")
-    assert shown.stdout.strip() == address
+def test_the_page_is_opened_by_its_address(running: Running) -> None:
+    address = running.said.partition("watch it at ")[2].split(";")[0]
+    assert f"watch it at {address}" in running.run("status").stdout
+    assert running.run("open", "--no-browser").stdout.strip() == address
     assert "/open?token=" in address
-    hidden = run("open", "--no-browser", "--edit").stdout.strip()
+    hidden = running.run("open", "--no-browser", "--edit").stdout.strip()
     assert hidden.startswith(address + "#edit=")
-    sidecar.process.send_signal(signal.SIGINT)
-    sidecar.end()
 
 
 RECORDING_BROWSER = """#!/bin/sh
@@ -417,22 +405,16 @@ mv "$RECORD.new" "$RECORD"
 """
 
 
-def test_a_browsers_command_line_shows_no_token(
-    serve: Callable[..., Sidecar], run: Run, environment: dict[str, str], tmp_path: Path
-) -> None:
-    serve("--http-port", "0").ready()
-    address = run("open", "--no-browser", "--edit").stdout.strip()
+def test_a_browsers_command_line_shows_no_token(running: Running, tmp_path: Path) -> None:
+    address = running.run("open", "--no-browser", "--edit").stdout.strip()
     program, record = tmp_path / "browser", tmp_path / "record"
     program.write_text(RECORDING_BROWSER)
     program.chmod(0o700)
-    shown = {**environment, "BROWSER": f"{program} %s", "RECORD": str(record)}
+    shown = {**running.environment, "BROWSER": f"{program} %s", "RECORD": str(record)}
     opening = subprocess.Popen(
         command("open", "--edit"), env=shown, stdout=subprocess.PIPE, text=True
     )
-    deadline = time.monotonic() + 60
-    while not record.exists():
-        assert time.monotonic() < deadline, "no browser was started"
-        time.sleep(0.05)
+    until(record.exists, "no browser was started")
     opening.send_signal(signal.SIGINT)
     assert opening.communicate(timeout=30)[0].strip() == address
     assert opening.returncode == 0
@@ -443,11 +425,3 @@ def test_a_browsers_command_line_shows_no_token(
     assert address in read.read_text()
     assert read.stat().st_mode & 0o777 == 0o600
     assert not Path(said.removeprefix("file://")).exists()
-
-
-def test_why_says_so_of_whom_nobody_knows(serve: Callable[..., Sidecar], run: Run) -> None:
-    sidecar = serve("--http-port", "0")
-    sidecar.ready()
-    answer = run("why", "nobody")
-    assert answer.returncode == 1
-    assert "no request or session 'nobody'" in answer.stderr

@@ -108,11 +108,6 @@ def test_a_wrong_variable_names_itself(
     assert all(part in str(caught.value) for part in expected), caught.value
 
 
-def test_a_missing_file_is_named(file: Path) -> None:
-    with pytest.raises(ConfigError, match=r"kvgraph\.toml.*No such file"):
-        load(file)
-
-
 def test_a_value_of_many_characters_is_shortened(file: Path) -> None:
     file.write_text(f"[score]\nage = '{'x' * 10_000}'")
     with pytest.raises(ConfigError) as caught:

@@ -47,16 +47,6 @@ from small_world import SIZE, World, pack, page_of, page_over
 CO_ATTEND = int(EdgeType.CO_ATTEND)
 
 
-@pytest.fixture
-def world() -> World:
-    return World()
-
-
-@pytest.fixture
-def page(world: World) -> Page:
-    return page_of(world)
-
-
 def test_a_request_says_what_it_found_and_why_no_more(world: World, page: Page) -> None:
     world.serve(1, 2, 3, 4)
     world.tell(BlocksSpilled(pack(3), 2, 100))

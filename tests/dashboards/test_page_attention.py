@@ -39,7 +39,7 @@ from kvgraph.graph.wire.events import (
     Segment,
 )
 from page_app import engine_status, sidecar_status
-from small_world import SIZE, World, pack, page_of, page_over
+from small_world import SIZE, World, pack, page_over
 
 
 @pytest.fixture
@@ -297,16 +297,6 @@ def test_nobody_measured_it_yet() -> None:
 
 
 RULES = Segment(int(SourceLayer.RULES), 0, 2 * SIZE, name="house rules")
-
-
-@pytest.fixture
-def world() -> World:
-    return World()
-
-
-@pytest.fixture
-def page(world: World) -> Page:
-    return page_of(world)
 
 
 def look(world: World, keys: tuple[int, ...], mass: tuple[float, ...]) -> None:

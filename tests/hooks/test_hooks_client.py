@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -14,7 +13,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import msgspec
-import numpy as np
 import pytest
 import zmq
 from hand_clock import Clock
@@ -50,10 +48,7 @@ from kvgraph.hooks.fake import FakeEngine
 from kvgraph.hooks.link.client import AdvisorClient, ClientOptions
 from kvgraph.hooks.link.outbox import Outbox
 from waiting import until
-
-
-def keys(*values: int) -> bytes:
-    return struct.pack(f"<{len(values)}Q", *values)
+from wire_keys import pack as keys
 
 
 class Engine:
@@ -326,8 +321,11 @@ def test_what_cannot_be_made_leaves_a_hole_and_no_more(caplog: pytest.LogCapture
 @pytest.mark.parametrize("age", [float("nan"), float("inf"), -1.0])
 def test_an_absurd_age_is_never_fresh(age: float) -> None:
     client = AdvisorClient("ipc:///nowhere", Engine(), clock=Clock(100.0))
-    client.take_advice([HEADER, bytes(8), _payload(ranking(age_s=age))])
+    room = [6, 1, age, 0, 3, 31]
+    for message in (ranking(age_s=age), room):
+        client.take_advice([HEADER, bytes(8), _payload(message)])
     assert client.ranking() is None
+    assert client.admission() is None
 
 
 @pytest.mark.parametrize(
@@ -341,6 +339,7 @@ def test_an_absurd_age_is_never_fresh(age: float) -> None:
         [HEADER, bytes(8), b"\xff" * 40],
         [HEADER, b"\xff" * 8, b"\x90"],
         [HEADER, bytes(8), b"\x91" * 5000],
+        [HEADER, bytes(8), msgspec.msgpack.encode(ranking(order=b"12345"))],
         [b"HTTP", bytes(8), b"\x90"],
         [HEADER] * 100,
     ],
@@ -389,13 +388,6 @@ def test_who_is_refused_again_and_again_is_never_said_to_be_linked(
         client.take_advice([HEADER, bytes(8), _payload(ranking())])
     assert "engine linked to the sidecar" in caplog.text
     assert caplog.text.count("refuses this engine: it is full") == 1
-
-
-def test_keys_that_are_not_whole_are_garbage() -> None:
-    client = AdvisorClient("ipc:///nowhere", Engine())
-    client.take_advice([HEADER, bytes(8), _payload(ranking(order=b"12345"))])
-    assert client.garbage == 1
-    assert client.ranking() is None
 
 
 def test_garbage_and_a_foreign_version_each_leave_one_line_and_the_link_lives(
@@ -463,15 +455,7 @@ def test_closing_forgets_the_ranking(router: Any, client: AdvisorClient) -> None
     assert client.wait(0), "the thread has ended"
 
 
-def test_reading_arrays_are_the_messages_keys() -> None:
-    held = ranking().at(1.0)
-    assert held.order.dtype == np.uint64
-    assert held.protected.tolist() == [9]
-
-
 def _payload(message: Any) -> bytes:
-    import msgspec
-
     return msgspec.msgpack.encode(message)
 
 
@@ -490,23 +474,6 @@ def test_only_a_sidecar_that_answers_is_nudged(
     client.close()
 
 
-class RoomEngine:
-    def hello(self) -> EngineHello:
-        return EngineHello("test:1", "model", 16, 8, "test 0")
-
-    def resident(self) -> bytes:
-        return b""
-
-    def copies(self) -> list[AnyEvent]:
-        return []
-
-    def held(self) -> list[AnyEvent]:
-        return []
-
-    def heartbeat(self, dropped: int) -> list[AnyEvent]:
-        return []
-
-
 @pytest.fixture
 def clock() -> Clock:
     return Clock(100.0)
@@ -514,18 +481,22 @@ def clock() -> Clock:
 
 @pytest.fixture
 def silent_client(clock: Clock) -> AdvisorClient:
-    return AdvisorClient("ipc:///nowhere", RoomEngine(), clock=clock)
+    return AdvisorClient("ipc:///nowhere", Engine(), clock=clock)
 
 
 def tell(silent_client: AdvisorClient, message: Any) -> None:
     silent_client.take_advice(frames.encode_advice(1, message, now=100.0))
 
 
-def test_it_is_dated_and_goes_stale(silent_client: AdvisorClient, clock: Clock) -> None:
+@pytest.mark.parametrize("room", [480, None])
+def test_it_is_dated_and_goes_stale(
+    silent_client: AdvisorClient, clock: Clock, room: int | None
+) -> None:
+    """No limit is a word, too."""
     assert silent_client.admission() is None
-    tell(silent_client, AdmissionAdvice(3, 99.5, 480, 38, 31))
+    tell(silent_client, AdmissionAdvice(3, 99.5, room, 38, 31))
     word = silent_client.admission()
-    assert (word.epoch, word.ts, word.room_blocks) == (3, 99.5, 480)
+    assert (word.epoch, word.ts, word.room_blocks) == (3, 99.5, room)
     assert (word.live_sessions, word.fitting_sessions) == (38, 31)
     clock.now += 1.4
     assert silent_client.admission() is word
@@ -545,18 +516,6 @@ def test_it_knows_of_what_was_told_before_it_was_made(
     tell(silent_client, AdmissionAdvice(2, 99.9, 480, 38, 31, heard=7))
     word = silent_client.admission()
     assert word.known_of == now - 1.0, "the eighth batch was on its way"
-
-
-def test_no_limit_is_a_word_too(silent_client: AdvisorClient) -> None:
-    tell(silent_client, AdmissionAdvice(1, 100.0, None, 3, 31))
-    word = silent_client.admission()
-    assert word.room_blocks is None
-
-
-@pytest.mark.parametrize("age", [float("nan"), float("inf"), -1.0])
-def test_a_word_of_an_absurd_age_is_never_fresh(silent_client: AdvisorClient, age: float) -> None:
-    silent_client.take_advice([HEADER, bytes(8), msgspec.msgpack.encode([6, 1, age, 0, 3, 31])])
-    assert silent_client.admission() is None
 
 
 def test_a_refusal_and_the_end_take_it_back(silent_client: AdvisorClient) -> None:

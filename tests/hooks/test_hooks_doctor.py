@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -192,34 +193,35 @@ def test_a_mistake_that_engines_only_warn_of_fails(
 
 
 @pytest.mark.parametrize(
-    ("value", "ok", "detail"),
-    [("", True, "on: in"), ("0", None, "off"), ("1", True, "on: in"), ("Yes", True, "on: in")],
-)
-def test_admission_as_it_is_asked_for(
-    value: str, ok: bool | None, detail: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("AITHER_KVCACHE_ADMISSION", value)
-    check = check_admission()
-    assert (check.ok, check.remedy) == (ok, "")
-    assert check.detail.startswith(detail)
-
-
-@pytest.mark.parametrize(
-    ("value", "ok", "detail"),
+    ("check", "variable", "value", "ok", "words"),
     [
-        ("", None, "off; "),
-        ("1", True, "may take 0.2% of"),
-        ("0.01", True, "may take 1.0% of"),
-        ("2", False, "AITHER_KVCACHE_SAMPLING='2' counts as 1; allowed: 1, 0, or a share between"),
+        (check_admission, "ADMISSION", "", True, "on: in"),
+        (check_admission, "ADMISSION", "0", None, "off"),
+        (check_admission, "ADMISSION", "1", True, "on: in"),
+        (check_admission, "ADMISSION", "Yes", True, "on: in"),
+        (check_sampling, "SAMPLING", "", None, "off; "),
+        (check_sampling, "SAMPLING", "1", True, "may take 0.2% of"),
+        (check_sampling, "SAMPLING", "0.01", True, "may take 1.0% of"),
+        (check_sampling, "SAMPLING", "2", False, "AITHER_KVCACHE_SAMPLING='2' counts as 1"),
+        (check_ends, "ENDS", "", True, "by the marks of the chat template"),
+        (check_ends, "ENDS", "0", None, "nobody reads"),
+        (check_ends, "ENDS", '{"turn_ends": [2], "call_ends": [7]}', True, "by the marks in"),
+        (check_ends, "ENDS", '{"turn_ends": "x"}', False, "turn_ends"),
     ],
 )
-def test_sampling_as_it_is_asked_for(
-    value: str, ok: bool | None, detail: str, monkeypatch: pytest.MonkeyPatch
+def test_a_switch_is_told_as_it_stands(
+    check: Callable[[], doctor.Check],
+    variable: str,
+    value: str,
+    ok: bool | None,
+    words: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv("AITHER_KVCACHE_SAMPLING", value)
-    check = check_sampling()
-    assert check.ok is ok
-    assert check.detail.startswith(detail)
+    monkeypatch.setenv(f"AITHER_KVCACHE_{variable}", value)
+    found = check()
+    assert found.ok is ok
+    assert words in found.detail
+    assert bool(found.remedy) is (ok is False)
 
 
 @pytest.mark.parametrize(
@@ -247,24 +249,6 @@ def test_layers_as_they_are_asked_for(
     monkeypatch.setenv("AITHER_KVCACHE_LAYERS", layers)
     monkeypatch.setenv("AITHER_KVCACHE_HINTS", hints.replace("FILE", str(secret)) or "session")
     check = check_layers()
-    assert check.ok is ok
-    assert words in check.detail
-
-
-@pytest.mark.parametrize(
-    ("value", "ok", "words"),
-    [
-        ("", True, "by the marks of the chat template"),
-        ("0", None, "nobody reads"),
-        ('{"turn_ends": [2], "call_ends": [7]}', True, "by the marks in"),
-        ('{"turn_ends": "x"}', False, "turn_ends"),
-    ],
-)
-def test_ends_as_they_are_asked_for(
-    value: str, ok: bool | None, words: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("AITHER_KVCACHE_ENDS", value)
-    check = check_ends()
     assert check.ok is ok
     assert words in check.detail
 

@@ -100,39 +100,28 @@ def test_the_method_is_what_was_measured_nearest() -> None:
     assert table.best(2048, 4096).grid == 64, "no more thread blocks than help"
 
 
-def test_importing_kernels_needs_no_cuda_and_compiles_nothing(tmp_path: Any) -> None:
-    import os
-    import subprocess
-    import sys
-
-    script = (
-        "import sys; sys.modules['cuda'] = None; sys.modules['vllm'] = None\n"
-        "from kvgraph.kernels import arena, compilers, disk, layout, layout_engines, ops\n"
-        "from kvgraph.kernels import quant, rope, runs, tensors\n"
-        "from kvgraph.kernels.backends import attention, device, mixed, native\n"
-        "from kvgraph.kernels.gpu import calls, copy_engine, launch, measure, moves, streams\n"
-    )
-    env = {**os.environ, "AITHER_KVCACHE_KERNEL_CACHE": str(tmp_path)}
-    subprocess.run([sys.executable, "-P", "-c", script], env=env, check=True)
-    assert not list(tmp_path.iterdir())
-
-
 KERNELS = Path(__file__).parents[2] / "kernels"
 
 
-def test_kernels_need_nothing_but_torch_numpy_and_cuda_core() -> None:
+def test_kernels_need_torch_and_numpy_compile_nothing_and_leave_cuda_alone(cache: Path) -> None:
+    """Without its bindings, and on a CPU without a context."""
     modules = [
         ".".join(["kvgraph.kernels", *path.relative_to(KERNELS).with_suffix("").parts])
         for path in sorted(KERNELS.rglob("*.py"))
     ]
     code = f"""
-import importlib, sys
+import importlib, sys, torch
 missing = ("msgspec", "zmq", "orjson", "vllm", "typer", "rich", "fastapi", "prometheus_client")
-sys.modules.update(dict.fromkeys(missing))
+sys.modules.update(dict.fromkeys(["cuda", *missing]))
 for name in {modules!r}:
     importlib.import_module(name)
+from kvgraph.kernels.gpu.streams import TransferStream, mark
+cpu = torch.device("cpu")
+TransferStream(cpu, first=True).run(mark(cpu), lambda: None).wait()
+assert not torch.cuda.is_initialized()
 """
     subprocess.run([sys.executable, "-P", "-c", code], check=True)
+    assert not cache.exists()
 
 
 @pytest.fixture(autouse=True)

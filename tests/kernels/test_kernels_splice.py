@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -213,17 +211,6 @@ def test_a_move_that_fails_says_so() -> None:
     with pytest.raises(OSError, match="no room"):
         transfer.run(mark(CPU), fail)
     assert transfer.run(mark(CPU), lambda: None).done()
-
-
-def test_a_cpu_engine_never_touches_cuda() -> None:
-    script = (
-        "import torch\n"
-        "from kvgraph.kernels.gpu.streams import TransferStream, mark\n"
-        "cpu = torch.device('cpu')\n"
-        "TransferStream(cpu, first=True).run(mark(cpu), lambda: None).wait()\n"
-        "assert not torch.cuda.is_initialized()"
-    )
-    subprocess.run([sys.executable, "-P", "-c", script], check=True)
 
 
 GPU = torch.device("cuda", 1)

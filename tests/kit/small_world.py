@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import pytest
 from kvgraph.advisor.config.config import Config
 from kvgraph.advisor.config.edits import ConfigWatch
 from kvgraph.advisor.page.page import Page
@@ -144,3 +145,13 @@ def page_over(graph: KVCacheGraph, *, wall: Callable[[], float] = time.time, **p
         "unix": UnixTime(graph.clock, wall),
     }
     return Page(graph, **{**given, **parts})
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+@pytest.fixture
+def page(world: World) -> Page:
+    return page_of(world)

@@ -144,16 +144,11 @@ def test_half_of_the_sessions_say_what_a_policy_would_find_for_all(
     assert rates[policy] == pytest.approx(half.rate(policy), abs=1e-4)
 
 
-def test_belady_is_above_all_of_them(trace: Trace) -> None:
-    live = Live(trace, CAPACITY)
-    live.runner.looked()
-    live.now = 61.0
-    live.play()
-    window = live.set.window.taken()
-    asked, found, ours = ceiling(window, CAPACITY)
-    assert (asked, ours) == (live.set.asked, live.set.ours)
+def test_belady_is_above_all_of_them(trace: Trace, played: Live) -> None:
+    asked, found, ours = ceiling(played.set.window.taken(), CAPACITY)
+    assert (asked, ours) == (played.set.asked, played.set.ours)
     assert found == belady_hits(trace, CAPACITY).sum()
-    assert found >= max(pool.found for pool in live.set.pools if pool.capacity == 1.0)
+    assert found >= max(pool.found for pool in played.set.pools if pool.capacity == 1.0)
 
 
 def test_the_ceiling_starts_with_what_the_pool_had() -> None:
@@ -253,22 +248,20 @@ def test_a_ceiling_is_of_the_curves_requests_and_never_below_them(
     assert len({views[-1].asked for views in seen}) > 2, "it is worked out again"
 
 
-def test_a_ceiling_that_nobody_looked_at_is_forgotten(trace: Trace) -> None:
+def test_there_is_no_ceiling_while_other_weights_are_tried_or_when_nobody_looked(
+    trace: Trace,
+) -> None:
     live = Live(trace, SMALL)
     live.play(live.runner.looked)
+    assert views_of(live)[-1].hit_rate is not None
+    live.runner.weigh_otherwise(OtherWeights(ClassicPolicy(), None, live.graph.rules, "none"))
+    assert views_of(live)[-1].hit_rate is None
+    live.runner.weigh_alike()
+    assert views_of(live)[-1].hit_rate is not None
     assert live.set.is_bounded
     live.now += 130.0
     live.runner.tick()
     assert not live.set.is_bounded
-    assert views_of(live)[-1].hit_rate is None
-
-
-def test_while_other_weights_are_tried_there_is_no_ceiling(trace: Trace) -> None:
-    live = Live(trace, SMALL)
-    live.play(live.runner.looked)
-    assert views_of(live)[-1].hit_rate is not None
-    policy, rules = ClassicPolicy(), live.graph.rules
-    live.runner.weigh_otherwise(OtherWeights(policy, None, rules, "none"))
     assert views_of(live)[-1].hit_rate is None
 
 
@@ -303,16 +296,14 @@ def test_what_a_load_brought_is_ours(trace: Trace) -> None:
     assert live.set.ours == 3
 
 
-def test_a_change_of_weights_is_played_on_the_remembered_requests(trace: Trace) -> None:
-    live = Live(trace, CAPACITY)
-    live.graph.policy = ClassicPolicy()
-    live.play()
+def test_a_change_of_weights_is_played_on_the_remembered_requests(played: Live) -> None:
     same, nonsense = ScoreConfig(), ScoreConfig(hit_count=50.0, age=-1.0)
     told = {}
     for name, score in (("same", same), ("nonsense", nonsense)):
-        effect, played = weight_effect(live.graph, score, None, float, live.runner.remembered)
+        graph, remembered = played.graph, played.runner.remembered
+        effect, play = weight_effect(graph, score, None, float, remembered)
         assert effect.engine == "e"
-        told[name] = played()
+        told[name] = play()
     first, second = told["same"], told["nonsense"]
     assert 0 < first.found_now == first.found_then <= first.asked
     assert "as many blocks" in first.sentence

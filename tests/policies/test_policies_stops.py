@@ -119,7 +119,7 @@ def test_the_weights_in_force_find_what_the_live_policys_shadow_finds(live: Live
     assert same.sentence == "the policy classic with the same weights"
 
 
-def test_other_weights_find_something_else_and_change_nothing(live: Live) -> None:
+def test_other_weights_find_something_else_and_those_after_them_begin_anew(live: Live) -> None:
     before = live.graph.policy.weights
     other = replace(OtherWeights.in_force(live.graph, "nonsense"), weights=NEWEST_FIRST)
     live.runner.weigh_otherwise(other)
@@ -127,13 +127,11 @@ def test_other_weights_find_something_else_and_change_nothing(live: Live) -> Non
     shown = views(live)
     assert shown[OTHERWISE].found < shown["classic"].found
     assert live.graph.policy.weights is before
-
-
-def test_what_began_later_is_told_of_its_own_time_alone(live: Live) -> None:
-    live.play()
     live.now = (live.now // 10.0 + 1) * 10.0
     live.runner.weigh_otherwise(OtherWeights.in_force(live.graph, "these"))
+    assert [pool.name for pool in live.set.pools].count(OTHERWISE) == 1
     fresh = views(live)[OTHERWISE]
+    assert fresh.sentence.endswith("these")
     assert (fresh.asked, fresh.hit_rate, fresh.ours) == (0, None, None)
     live.ask(hit=3)
     live.runner.tick()
@@ -142,14 +140,6 @@ def test_what_began_later_is_told_of_its_own_time_alone(live: Live) -> None:
     assert told.ours == pytest.approx(3 / told.asked, abs=1e-4)
     assert [share for share in told.history if share is not None] == [told.hit_rate]
     assert [share for share in ours.history if share is not None] != [ours.hit_rate]
-
-
-def test_the_last_ones_replace_those_before(live: Live) -> None:
-    weights = OtherWeights.in_force(live.graph, "the first")
-    live.runner.weigh_otherwise(weights)
-    live.runner.weigh_otherwise(replace(weights, said="the second"))
-    assert views(live)[OTHERWISE].sentence.endswith("the second")
-    assert [pool.name for pool in live.set.pools].count(OTHERWISE) == 1
 
 
 def test_an_engine_that_comes_later_has_them_too(live: Live) -> None:

@@ -462,7 +462,7 @@ def test_an_ipc_endpoint_needs_no_token(tmp_path: Path) -> None:
         tcp_sidecar.stop()
 
 
-def test_the_note_is_its_owners_and_theready_line_tells_no_token(tcp_sidecar: Started) -> None:
+def test_the_note_is_its_owners_and_the_ready_line_tells_no_token(tcp_sidecar: Started) -> None:
     before = os.umask(0)
     try:
         note = leave_note(tcp_sidecar.service)

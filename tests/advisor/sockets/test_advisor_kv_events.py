@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NoReturn
@@ -16,6 +16,7 @@ from kvgraph.advisor.intake import Intake
 from kvgraph.advisor.sockets.kv_order import MAX_ATTEMPTS, KvOrder, SourceState
 from kvgraph_bench.sidecars.kv_publisher import Publisher, Watcher, removed, stored
 
+Watch = Callable[..., Watcher]
 QUICK_S = 0.1  # an attempt ends when nothing came for so long
 
 
@@ -27,12 +28,28 @@ def publisher(tmp_path: Path) -> Iterator[Publisher]:
 
 
 @pytest.fixture
-def watcher(publisher: Publisher) -> Iterator[Watcher]:
-    watcher = Watcher.of(publisher, QUICK_S)
+def watch(tmp_path: Path) -> Iterator[Watch]:
+    """Begins to watch a publisher; all are closed after the test."""
+    with ExitStack() as stack:
+
+        def begin(publisher: Publisher, **more: Any) -> Watcher:
+            where = (publisher.endpoint, publisher.replay_endpoint)
+            return stack.enter_context(closing(Watcher(*where, QUICK_S, **more)))
+
+        yield begin
+
+
+def followed(watch: Watch, publisher: Publisher, **more: Any) -> Watcher:
+    """What it publishes from now on is heard."""
+    watcher = watch(publisher, **more)
     watcher.until(lambda: watcher.source.state == "synced")
     publisher.wait_for_subscriber()
-    yield watcher
-    watcher.close()
+    return watcher
+
+
+@pytest.fixture
+def watcher(publisher: Publisher, watch: Watch) -> Watcher:
+    return followed(watch, publisher)
 
 
 def test_events_are_applied_in_order(publisher: Publisher, watcher: Watcher) -> None:
@@ -42,29 +59,23 @@ def test_events_are_applied_in_order(publisher: Publisher, watcher: Watcher) -> 
     assert watcher.source.sequence.gaps == 0
 
 
-def test_what_happened_before_we_came_is_replayed(publisher: Publisher) -> None:
+def test_what_happened_before_we_came_is_replayed(publisher: Publisher, watch: Watch) -> None:
     publisher.publish(stored(1, 2))
     publisher.publish(removed(1))
-    watcher = Watcher.of(publisher, QUICK_S)
-    try:
-        watcher.until(lambda: watcher.blocks == {2} and watcher.settled())
-        assert watcher.source.state == "synced"
-    finally:
-        watcher.close()
+    watcher = watch(publisher)
+    watcher.until(lambda: watcher.blocks == {2} and watcher.settled())
+    assert watcher.source.state == "synced"
 
 
 def test_a_beginning_that_the_publisher_forgot_leaves_a_partial_picture(
-    publisher: Publisher,
+    publisher: Publisher, watch: Watch
 ) -> None:
     for key in range(5):
         publisher.publish(stored(key))
     publisher.forgets_before = 3
-    watcher = Watcher.of(publisher, QUICK_S)
-    try:
-        watcher.until(lambda: watcher.blocks == {3, 4} and watcher.settled())
-        assert watcher.source.state == "partial"
-    finally:
-        watcher.close()
+    watcher = watch(publisher)
+    watcher.until(lambda: watcher.blocks == {3, 4} and watcher.settled())
+    assert watcher.source.state == "partial"
 
 
 def test_a_gap_is_replayed_in_order(publisher: Publisher, watcher: Watcher) -> None:
@@ -155,21 +166,15 @@ def test_a_restart_under_our_eyes_is_noticed_by_its_first_batch(
     watcher.until(lambda: watcher.blocks == {8})
 
 
-def test_without_a_replay_socket_a_gap_costs_the_picture(tmp_path: Path) -> None:
-    publisher = Publisher(tmp_path, replay=False)
-    watcher = Watcher.of(publisher, QUICK_S)
-    try:
-        watcher.until(lambda: watcher.source.state == "synced")
-        publisher.wait_for_subscriber()
+def test_without_a_replay_socket_a_gap_costs_the_picture(tmp_path: Path, watch: Watch) -> None:
+    with closing(Publisher(tmp_path, replay=False)) as publisher:
+        watcher = followed(watch, publisher)
         publisher.mute = {1}
         publisher.publish(stored(1))
         publisher.publish(removed(1))
         publisher.publish(stored(2))
         watcher.until(lambda: watcher.blocks == {2})
         assert watcher.source.state == "degraded"
-    finally:
-        watcher.close()
-        publisher.close()
 
 
 def test_garbage_is_refused_and_the_rest_goes_on(publisher: Publisher, watcher: Watcher) -> None:
@@ -186,53 +191,43 @@ def test_garbage_is_refused_and_the_rest_goes_on(publisher: Publisher, watcher: 
     assert watcher.source.counters["kv_refused"] == 4
 
 
-def test_a_replay_without_the_topic_is_read_too(publisher: Publisher) -> None:
+def test_a_replay_without_the_topic_is_read_too(publisher: Publisher, watch: Watch) -> None:
     """Older vLLM and SGLang send one frame less."""
     publisher.topic = None
     publisher.publish(stored(1))
-    watcher = Watcher.of(publisher, QUICK_S)
-    try:
-        watcher.until(lambda: watcher.blocks == {1} and watcher.settled())
-        publisher.wait_for_subscriber()
-        publisher.mute = {1}
-        publisher.publish(stored(2))
-        publisher.publish(stored(3))
-        watcher.until(lambda: watcher.blocks == {1, 2, 3})
-        assert watcher.source.state == "synced"
-        assert watcher.forgotten == 0
-    finally:
-        watcher.close()
+    watcher = watch(publisher)
+    watcher.until(lambda: watcher.blocks == {1} and watcher.settled())
+    publisher.wait_for_subscriber()
+    publisher.mute = {1}
+    publisher.publish(stored(2))
+    publisher.publish(stored(3))
+    watcher.until(lambda: watcher.blocks == {1, 2, 3})
+    assert (watcher.source.state, watcher.forgotten) == ("synced", 0)
 
 
-def test_another_topic_with_the_same_beginning_is_somebody_elses(publisher: Publisher) -> None:
+def test_another_topic_with_the_same_beginning_is_somebody_elses(
+    publisher: Publisher, watch: Watch
+) -> None:
     """ZeroMQ subscribes by prefix."""
-    watcher = Watcher(publisher.endpoint, publisher.replay_endpoint, QUICK_S, topic="kv@pod-1")
-    try:
-        watcher.until(lambda: watcher.source.state == "synced")
-        publisher.wait_for_subscriber()
-        publisher.topic = b"kv@pod-1"
-        publisher.publish(stored(1))
-        for seq, topic in enumerate((b"kv@pod-10", b"kv@pod-1\0", b"kv@pod-11")):
-            payload = msgspec.msgpack.encode([1.5, [stored(50 + seq)]])
-            publisher.pub.send_multipart([topic, seq.to_bytes(8, "big"), payload])
-        publisher.publish(stored(2))
-        watcher.until(lambda: watcher.blocks == {1, 2})
-        assert watcher.source.state == "synced"
-        assert watcher.source.counters["kv_other_topics"] == 3
-        assert watcher.source.sequence.gaps == 0
-    finally:
-        watcher.close()
+    watcher = followed(watch, publisher, topic="kv@pod-1")
+    publisher.topic = b"kv@pod-1"
+    publisher.publish(stored(1))
+    for seq, topic in enumerate((b"kv@pod-10", b"kv@pod-1\0", b"kv@pod-11")):
+        payload = msgspec.msgpack.encode([1.5, [stored(50 + seq)]])
+        publisher.pub.send_multipart([topic, seq.to_bytes(8, "big"), payload])
+    publisher.publish(stored(2))
+    watcher.until(lambda: watcher.blocks == {1, 2})
+    assert watcher.source.state == "synced"
+    assert watcher.source.counters["kv_other_topics"] == 3
+    assert watcher.source.sequence.gaps == 0
 
 
 @pytest.mark.parametrize("replay", [True, False])
 def test_an_event_that_cannot_be_read_costs_itself_and_the_state_says_so(
-    tmp_path: Path, replay: bool
+    tmp_path: Path, watch: Watch, replay: bool
 ) -> None:
-    publisher = Publisher(tmp_path, replay=replay)
-    watcher = Watcher.of(publisher, QUICK_S)
-    try:
-        watcher.until(lambda: watcher.source.state == "synced")
-        publisher.wait_for_subscriber()
+    with closing(Publisher(tmp_path, replay=replay)) as publisher:
+        watcher = followed(watch, publisher)
         publisher.publish(stored(1))
         publisher.publish(stored(2), {**stored(9), "medium": "tape"})
         watcher.until(lambda: watcher.blocks == {1, 2})
@@ -245,9 +240,6 @@ def test_an_event_that_cannot_be_read_costs_itself_and_the_state_says_so(
         assert watcher.source.counters["kv_left_out"] == 3
         assert "block_hashes" in watcher.source.last_left_out
         assert (watcher.forgotten, watcher.source.sequence.gaps) == (0, 0)
-    finally:
-        watcher.close()
-        publisher.close()
 
 
 def test_batches_that_wait_for_a_replay_mean_what_they_mean_behind_it(
@@ -305,23 +297,19 @@ class _Ticks:
         return self.now
 
 
-def test_what_is_watched_takes_no_more_of_a_turn_than_its_time(publisher: Publisher) -> None:
+def test_what_is_watched_takes_no_more_of_a_turn_than_its_time(
+    publisher: Publisher, watcher: Watcher
+) -> None:
     """A turn took up to 256 batches of each publisher, however long they took."""
-    watcher = Watcher.of(publisher, QUICK_S)
-    try:
-        watcher.until(lambda: watcher.source.state == "synced")
-        publisher.wait_for_subscriber()
-        for key in range(30):
-            publisher.publish(stored(key))
-        time.sleep(0.2)
-        clock = watcher.source._clock = _Ticks()
-        taken = []
-        while sum(taken) < 30:
-            taken.append(sum(1 for _ in watcher.source.receive(256, clock.now + 1.0)))
-            assert 1 <= taken[-1] <= 10
-        assert sum(taken) == 30
-    finally:
-        watcher.close()
+    for key in range(30):
+        publisher.publish(stored(key))
+    time.sleep(0.2)
+    clock = watcher.source._clock = _Ticks()
+    taken = []
+    while sum(taken) < 30:
+        taken.append(sum(1 for _ in watcher.source.receive(256, clock.now + 1.0)))
+        assert 1 <= taken[-1] <= 10
+    assert sum(taken) == 30
 
 
 class _Source:

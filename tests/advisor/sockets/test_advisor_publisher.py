@@ -158,10 +158,11 @@ def test_a_prefetch_is_said_each_round_until_it_is_over(bench: Bench) -> None:
     assert not socket.poll(20), "once"
 
 
-def test_an_engine_whose_blocks_we_do_not_know_is_told_of_no_prefetch(bench: Bench) -> None:
+def test_an_engine_whose_blocks_we_do_not_know_is_told_nothing(bench: Bench) -> None:
     peer, socket = bench.engine()
     peer.synced = False
-    bench.publish([peer], {}, {peer.engine: bench.order(5)})
+    room = AdmissionAdvice(1, 10.0, 0, 2, 1)
+    bench.publish([peer], {}, {peer.engine: bench.order(5)}, {peer.engine: room})
     assert not socket.poll(20)
 
 
@@ -260,10 +261,3 @@ def test_room_is_said_each_time_anew_with_its_age(bench: Bench) -> None:
     bench.publish([peer], {}, admissions={peer.engine: again})
     assert read(socket) == AdmissionAdvice(4, 100.0, None, 30, 31)
     assert bench.publisher.counters["admissions"] == 2
-
-
-def test_an_engine_that_is_not_synced_hears_of_no_room(bench: Bench) -> None:
-    peer, socket = bench.engine()
-    peer.synced = False
-    bench.publish([peer], {}, admissions={peer.engine: AdmissionAdvice(1, 10.0, 0, 2, 1)})
-    assert not socket.poll(20)

@@ -14,9 +14,7 @@ from hand_clock import Clock
 from kvgraph.advisor.intake import BusyMeter
 from kvgraph.advisor.sockets.publisher import TIPS_S, AdvicePublisher
 from kvgraph.advisor.sockets.subscriber import (
-    Arrival,
     EventSubscriber,
-    SequenceTracker,
     UnknownPeers,
     engine_id,
 )
@@ -87,6 +85,13 @@ class Bench:
     def engine(self) -> Engine:
         self.engines.append(Engine(self.context, self.endpoint))
         return self.engines[-1]
+
+    def greeted(self) -> Engine:
+        """An engine whose hello arrived."""
+        engine = self.engine()
+        engine.send(0, hello())
+        self.receive(1)
+        return engine
 
     def receive(self, messages: int) -> list[tuple[str, list[AnyEvent]]]:
         wanted = self.subscriber.counters["messages"] + messages
@@ -161,9 +166,7 @@ def test_a_stranger_is_asked_at_most_twice_a_second(bench: Bench) -> None:
 
 
 def test_a_gap_withholds_advice_until_the_engine_is_back_in_step(bench: Bench) -> None:
-    engine = bench.engine()
-    engine.send(0, hello())
-    bench.receive(1)
+    engine = bench.greeted()
     bench.clock.now += 1
     engine.send(3, [REMOVED])
     assert bench.receive(1) == [(engine_id(engine.identity), [REMOVED])]
@@ -177,9 +180,7 @@ def test_a_gap_withholds_advice_until_the_engine_is_back_in_step(bench: Bench) -
 
 
 def test_an_engine_that_ignores_the_request_is_asked_again(bench: Bench) -> None:
-    engine = bench.engine()
-    engine.send(0, hello())
-    bench.receive(1)
+    engine = bench.greeted()
     for seq in (5, 6, 7):
         bench.clock.now += 0.6
         engine.send(seq, [PRESSURE])
@@ -222,9 +223,7 @@ def test_a_silent_engine_is_forgotten_and_must_say_hello_again(bench: Bench) -> 
 
 
 def test_nobody_is_judged_silent_while_messages_wait(bench: Bench) -> None:
-    engine = bench.engine()
-    engine.send(0, hello())
-    bench.receive(1)
+    engine = bench.greeted()
     bench.clock.now += 60  # as if this process had been stopped
     for seq in range(1, 4):
         engine.send(seq, [PRESSURE])
@@ -266,7 +265,9 @@ GARBAGE = {
     "another header": [b"HTTP", *GOOD[1:]],
     "an empty payload": [*GOOD[:2], b""],
     "a cut payload": [*GOOD[:2], GOOD[2][:-1]],
-    "a length that claims 4 G": [*GOOD[:2], b"\xdd\xff\xff\xff\xff"],
+    "a list that claims 4 G": [*GOOD[:2], b"\xdd\xff\xff\xff\xff"],
+    "a map that claims 4 G": [*GOOD[:2], b"\xdf\xff\xff\xff\xff"],
+    "bytes that claim 4 G": [*GOOD[:2], b"\xc6\xff\xff\xff\xff"],
     "nested too deep": [*GOOD[:2], b"\x91" * 100_000],
     "text that is not UTF-8": [*GOOD[:2], b"\x91\x91\x92\x08\xa2\xff\xfe"],
     "5 MB of empty maps": [*GOOD[:2], b"\x91\xdd\x00\x4c\x4b\x40" + b"\x80" * 5_000_000],
@@ -318,9 +319,7 @@ def test_a_refused_report_costs_neither_its_number_nor_the_advice(bench: Bench) 
 
 
 def test_a_refused_event_of_residency_is_made_good_by_a_resync(bench: Bench) -> None:
-    engine = bench.engine()
-    engine.send(0, hello())
-    bench.receive(1)
+    engine = bench.greeted()
     bench.clock.now += 1
     payload = msgspec.msgpack.encode([[[2, b"\1" * 8, None, 0], [3, b"\1" * 8]]])
     engine.socket.send_multipart([GOOD[0], (1).to_bytes(8, "big"), payload])
@@ -348,9 +347,7 @@ def test_an_event_of_a_newer_kind_costs_only_itself(
 
 
 def test_an_engine_that_no_resync_helps_is_asked_ever_less_often(bench: Bench) -> None:
-    engine = bench.engine()
-    engine.send(0, hello())
-    bench.receive(1)
+    engine = bench.greeted()
     for seq in range(2, 302):
         bench.clock.now += 0.4
         engine.send(seq, [PRESSURE])
@@ -404,9 +401,7 @@ def test_another_protocol_version_is_logged_once(
 
 
 def test_reading_ends_in_time_however_much_has_arrived(bench: Bench) -> None:
-    engine = bench.engine()
-    engine.send(0, hello())
-    bench.receive(1)
+    engine = bench.greeted()
     for seq in range(1, 101):
         engine.send(seq, [PRESSURE])
     bench.router.poll(1000)
@@ -435,12 +430,6 @@ def test_many_strangers_are_remembered_in_bounded_memory() -> None:
         assert unknown_peers.note_answer(index.to_bytes(16, "big"))
         assert not unknown_peers.note_answer(index.to_bytes(16, "big")), "it was answered just now"
     assert len(unknown_peers) <= 256
-
-
-def test_classify_takes_nothing() -> None:
-    tracker = SequenceTracker(expected=4)
-    assert tracker.classify(9) is Arrival.GAP
-    assert (tracker.expected, tracker.gaps) == (4, 0)
 
 
 PULSE = Pressure(10, 5, 5, 1, 0)

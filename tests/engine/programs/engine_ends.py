@@ -8,7 +8,7 @@ import time
 from typing import Any
 
 from kvgraph_bench.recorded.agents_forcing import ANSWER, OPTIONS
-from one_engine import new_llm, run_program, wait_for
+from one_engine import new_llm, run_program, user_connector, wait_for
 
 TOOL = {"type": "function", "function": {"name": "bash", "parameters": {"type": "object"}}}
 LINKED_S = 3.0  # until an engine is linked, as a rule: what it says before waits
@@ -29,7 +29,7 @@ def main(options: dict[str, Any]) -> dict[str, Any]:
         max_num_seqs=2,
         load_format="dummy",
         logits_processors=[OPTIONS[1]],
-        kv_transfer_config=_user_connector() if options["user_connector"] else None,
+        kv_transfer_config=user_connector() if options["user_connector"] else None,
     )
     time.sleep(LINKED_S)
     finish = [_chat(llm, answer, options["max_tokens"]) for answer in options["answers"]]
@@ -64,16 +64,6 @@ def _hint(llm: Any) -> None:
         answer = llm.chat(messages, sampling, use_tqdm=False)[0]
     prompt = TokensPrompt(prompt_token_ids=answer.prompt_token_ids)
     llm.generate(prompt, SamplingParams(max_tokens=2, ignore_eos=True), use_tqdm=False)
-
-
-def _user_connector() -> Any:
-    from vllm.config import KVTransferConfig
-
-    return KVTransferConfig(
-        kv_connector="UserConnector",
-        kv_connector_module_path="engine_user_connector",
-        kv_role="kv_both",
-    )
 
 
 if __name__ == "__main__":

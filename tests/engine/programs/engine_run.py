@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from one_engine import new_llm, run_program, wait_for
+from one_engine import new_llm, run_program, user_connector, wait_for
 
 HOT, ONCE = ("hot-a", "hot-b"), 4  # sessions that return each round, and prompts that never do
 
@@ -24,7 +24,7 @@ def main(options: dict[str, Any]) -> dict[str, Any]:
     llm = new_llm(
         options["model"],
         blocks=40,
-        kv_transfer_config=_user_connector() if options.get("user_connector") else None,
+        kv_transfer_config=user_connector() if options.get("user_connector") else None,
     )
     turns = list(workload(options.get("rounds", 6)))
     texts, cached = [], 0
@@ -99,16 +99,6 @@ def _scheduler_state(scheduler: Any) -> dict[str, Any]:
             state[name] = {field: getattr(told, field) for field in told.__struct_fields__}
         state["garbage"] = side.client.garbage
     return state
-
-
-def _user_connector() -> Any:
-    from vllm.config import KVTransferConfig
-
-    return KVTransferConfig(
-        kv_connector="UserConnector",
-        kv_connector_module_path="engine_user_connector",
-        kv_role="kv_both",
-    )
 
 
 def _wait_for_sidecar() -> None:

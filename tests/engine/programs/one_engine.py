@@ -24,6 +24,14 @@ def new_llm(model: str, blocks: int, max_model_len: int = 512, **others: Any) ->
     return LLM(model, **{**fixed, **usual, **fields, **others})
 
 
+def user_connector() -> Any:
+    """A configuration with a connector of the user's, which counts its calls."""
+    from vllm.config import KVTransferConfig
+
+    place = {"kv_connector_module_path": "engine_user_connector"}
+    return KVTransferConfig(kv_connector="UserConnector", kv_role="kv_both", **place)
+
+
 def wait_for(file: str, most_s: float = 120.0) -> None:
     """Wait until the test has made this file, however busy the machine is."""
     until = time.monotonic() + most_s

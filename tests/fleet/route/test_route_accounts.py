@@ -17,7 +17,7 @@ from kvgraph.advisor.fleet.callers import Callers
 from kvgraph.advisor.fleet.prompts import BINARY_TOKENS, PromptReader
 from kvgraph.advisor.fleet.router import FleetRouter, Holdings, RoutingRequest
 from kvgraph.advisor.fleet.upstream import EngineAddress
-from kvgraph_bench.fleet.stand_in_engine import StandInEngine, routed
+from kvgraph_bench.fleet.stand_in_engine import Routed, StandInEngine, routed
 from waiting import soon
 
 LONG = "x" * 40_000
@@ -81,53 +81,46 @@ async def test_a_model_that_nobody_serves_for_long_gives_way(
         await fleet.until(False, True)
 
 
-async def test_one_death_is_one_reason_to_doubt() -> None:
-    async with routed([StandInEngine()]) as fleet:
-        await fleet.until(True)
-        began = time.monotonic()
-        for _ in range(7):
-            fleet.proxy.health.dropped(fleet.proxy.engines.upstreams[0], "one of seven in flight")
-        await fleet.until(True)
-        assert time.monotonic() - began < 5, "once, and not seven times, as long"
+async def test_one_death_is_one_reason_to_doubt(single: Routed) -> None:
+    began = time.monotonic()
+    for _ in range(7):
+        single.proxy.health.dropped(single.proxy.engines.upstreams[0], "one of seven in flight")
+    await single.until(True)
+    assert time.monotonic() - began < 5, "once, and not seven times, as long"
 
 
 @pytest.mark.parametrize("status", [401, 429])
-async def test_what_an_engine_refused_is_not_held_there(status: int) -> None:
-    async with routed([StandInEngine()]) as fleet:
-        await fleet.until(True)
-        kept, other = "k" * 9_000, "o" * 9_000
-        fleet.proxy.board.pool[0] = 4_000
-        await fleet.complete(kept, session_id="kept")
-        fleet.engines[0].raw["/v1/completions"] = answer_of(status)
-        for number in range(20):
-            answer = await fleet.complete(other + str(number), session_id=f"s{number}")
-            assert answer.status_code == status
-        board, homes = fleet.proxy.board, fleet.proxy.router.homes
-        assert (len(homes), int(board.live[0])) == (1, 2_250)
-        assert homes.return_rate == 0.5, "one began, and none came back"
-        assert len(fleet.proxy.pools) == 8, "of what was answered; it was not displaced"
+async def test_what_an_engine_refused_is_not_held_there(single: Routed, status: int) -> None:
+    kept, other = "k" * 9_000, "o" * 9_000
+    single.proxy.board.pool[0] = 4_000
+    await single.complete(kept, session_id="kept")
+    single.engines[0].raw["/v1/completions"] = answer_of(status)
+    for number in range(20):
+        answer = await single.complete(other + str(number), session_id=f"s{number}")
+        assert answer.status_code == status
+    board, homes = single.proxy.board, single.proxy.router.homes
+    assert (len(homes), int(board.live[0])) == (1, 2_250)
+    assert homes.return_rate == 0.5, "one began, and none came back"
+    assert len(single.proxy.pools) == 8, "of what was answered; it was not displaced"
 
 
-async def test_a_retry_is_no_return() -> None:
-    async with routed([StandInEngine(), StandInEngine()]) as fleet:
-        fleet.engines[0].drops = True
-        for number in range(6):
-            await fleet.complete(session_id=f"s{number}")
-        homes = fleet.proxy.router.homes
-        assert fleet.proxy.counts.retried >= 1
-        assert homes.return_rate == pytest.approx(1 / 7)
-        assert fleet.proxy.board.live.tolist() == [0, 6 * 2]
+async def test_a_retry_is_no_return(fleet: Routed) -> None:
+    fleet.engines[0].drops = True
+    for number in range(6):
+        await fleet.complete(session_id=f"s{number}")
+    homes = fleet.proxy.router.homes
+    assert fleet.proxy.counts.retried >= 1
+    assert homes.return_rate == pytest.approx(1 / 7)
+    assert fleet.proxy.board.live.tolist() == [0, 6 * 2]
 
 
-async def test_an_error_in_the_form_of_a_stream_says_nothing_of_speed() -> None:
-    async with routed([StandInEngine()]) as fleet:
-        await fleet.until(True)
-        before = float(fleet.proxy.board.compute_s[0])
-        body = b'data: {"error": {"message": "no"}}\n\n'
-        fleet.engines[0].raw["/v1/completions"] = answer_of(200, body)
-        await fleet.complete(LONG, stream=True)
-        assert float(fleet.proxy.board.compute_s[0]) == before
-        assert len(fleet.proxy.router.homes) == 0
+async def test_an_error_in_the_form_of_a_stream_says_nothing_of_speed(single: Routed) -> None:
+    before = float(single.proxy.board.compute_s[0])
+    body = b'data: {"error": {"message": "no"}}\n\n'
+    single.engines[0].raw["/v1/completions"] = answer_of(200, body)
+    await single.complete(LONG, stream=True)
+    assert float(single.proxy.board.compute_s[0]) == before
+    assert len(single.proxy.router.homes) == 0
 
 
 def test_what_generates_nothing_is_no_turn() -> None:
@@ -205,19 +198,18 @@ def test_an_engine_that_began_slowly_gets_requests_again() -> None:
     assert chosen.count(cold) >= 4
 
 
-async def test_an_engine_off_the_list_is_forgotten_and_may_come_back() -> None:
-    async with routed([StandInEngine(), StandInEngine()]) as fleet:
-        proxy, (one, two) = fleet.proxy, fleet.engines
-        await fleet.until(True, True)
-        proxy.engines.list_again([EngineAddress(one.url)])
-        await fleet.until(True, False)
-        assert [each["url"] for each in (await fleet.client.get("/fleet")).json()["engines"]] == [
-            one.url
-        ]
-        assert len(proxy.engines.watched) == 1
-        proxy.engines.list_again([EngineAddress(one.url), EngineAddress(two.url)])
-        await fleet.until(True, True)
-        assert len(proxy.engines.upstreams) == 2
+async def test_an_engine_off_the_list_is_forgotten_and_may_come_back(fleet: Routed) -> None:
+    proxy, (one, two) = fleet.proxy, fleet.engines
+    await fleet.until(True, True)
+    proxy.engines.list_again([EngineAddress(one.url)])
+    await fleet.until(True, False)
+    assert [each["url"] for each in (await fleet.client.get("/fleet")).json()["engines"]] == [
+        one.url
+    ]
+    assert len(proxy.engines.watched) == 1
+    proxy.engines.list_again([EngineAddress(one.url), EngineAddress(two.url)])
+    await fleet.until(True, True)
+    assert len(proxy.engines.upstreams) == 2
 
 
 async def test_waiting_for_an_engine_decides_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -245,15 +237,13 @@ async def test_an_engine_that_refuses_quickly_does_not_get_them_all(status: int)
         assert fleet.proxy.counts.turned_away == len(bad.headers) - failed
 
 
-async def test_a_session_leaves_a_home_that_turned_bad() -> None:
-    async with routed([StandInEngine(), StandInEngine()]) as fleet:
-        await fleet.until(True, True)
-        await fleet.complete(session_id="s")
-        home = next(engine for engine in fleet.engines if engine.got)
-        home.raw["/v1/completions"] = answer_of(500)
-        codes = [(await fleet.complete(session_id="s")).status_code for _ in range(4)]
-        assert codes.count(200) >= 3
-        assert codes[-1] == 200
+async def test_a_session_leaves_a_home_that_turned_bad(fleet: Routed) -> None:
+    await fleet.complete(session_id="s")
+    home = next(engine for engine in fleet.engines if engine.got)
+    home.raw["/v1/completions"] = answer_of(500)
+    codes = [(await fleet.complete(session_id="s")).status_code for _ in range(4)]
+    assert codes.count(200) >= 3
+    assert codes[-1] == 200
 
 
 async def test_what_all_engines_refuse_is_answered_as_they_do() -> None:
@@ -300,16 +290,14 @@ async def test_a_response_begins_with_its_first_token() -> None:
         assert int(fleet.proxy.board.waiting[0]) == 0
 
 
-async def test_a_slash_at_the_end_is_no_way_around_the_proxy() -> None:
-    async with routed([StandInEngine()]) as fleet:
-        await fleet.until(True)
-        answer = await fleet.client.post("/v1/completions/", json={"model": "m", "prompt": "a"})
-        assert answer.status_code == 200
-        engine = fleet.engines[0]
-        sent = f"HTTP/1.1 307 x\r\nlocation: {engine.url}/v1/x\r\ncontent-length: 0\r\n\r\n"
-        engine.raw["/v1/completions"] = sent.encode()
-        answer = await fleet.complete()
-        assert answer.headers["location"] == "/v1/x"
+async def test_a_slash_at_the_end_is_no_way_around_the_proxy(single: Routed) -> None:
+    answer = await single.client.post("/v1/completions/", json={"model": "m", "prompt": "a"})
+    assert answer.status_code == 200
+    engine = single.engines[0]
+    sent = f"HTTP/1.1 307 x\r\nlocation: {engine.url}/v1/x\r\ncontent-length: 0\r\n\r\n"
+    engine.raw["/v1/completions"] = sent.encode()
+    answer = await single.complete()
+    assert answer.headers["location"] == "/v1/x"
 
 
 async def test_an_engine_with_an_adapter_serves_the_same_model() -> None:
@@ -353,28 +341,24 @@ REFUSALS = [(404, 401, 404), (429, 403, 429), (401, 404, 404), (503, 429, 429)]
 
 @pytest.mark.parametrize(("first", "second", "told"), REFUSALS)
 async def test_a_wanted_key_does_not_hide_why_an_engine_refused(
-    first: int, second: int, told: int
+    fleet: Routed, first: int, second: int, told: int
 ) -> None:
-    async with routed([StandInEngine(), StandInEngine()]) as fleet:
-        await fleet.until(True, True)
-        await fleet.complete(session_id="s")
-        home = next(engine for engine in fleet.engines if engine.got)
-        for engine in fleet.engines:
-            engine.raw["/v1/completions"] = answer_of(first if engine is home else second)
-        assert (await fleet.complete(session_id="s")).status_code == told
-        status = (await fleet.client.get("/fleet")).json()["engines"]
-        assert [(each["asked"], each["running"]) for each in status] == [(0, 0), (0, 0)]
+    await fleet.complete(session_id="s")
+    home = next(engine for engine in fleet.engines if engine.got)
+    for engine in fleet.engines:
+        engine.raw["/v1/completions"] = answer_of(first if engine is home else second)
+    assert (await fleet.complete(session_id="s")).status_code == told
+    status = (await fleet.client.get("/fleet")).json()["engines"]
+    assert [(each["asked"], each["running"]) for each in status] == [(0, 0), (0, 0)]
 
 
-async def test_a_refusal_stands_where_the_other_engine_is_gone() -> None:
-    async with routed([StandInEngine(), StandInEngine()]) as fleet:
-        await fleet.until(True, True)
-        await fleet.complete(session_id="s")
-        for engine in fleet.engines:
-            engine.drops = not engine.got
-            if engine.got:
-                engine.raw["/v1/completions"] = answer_of(429)
-        assert (await fleet.complete(session_id="s")).status_code == 429
+async def test_a_refusal_stands_where_the_other_engine_is_gone(fleet: Routed) -> None:
+    await fleet.complete(session_id="s")
+    for engine in fleet.engines:
+        engine.drops = not engine.got
+        if engine.got:
+            engine.raw["/v1/completions"] = answer_of(429)
+    assert (await fleet.complete(session_id="s")).status_code == 429
 
 
 async def test_the_status_says_why_an_engine_is_down_and_whether_it_wants_a_key() -> None:

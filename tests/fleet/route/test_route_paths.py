@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 import pytest
 from kvgraph.advisor.fleet.callers import BadRequestError, Body, Call
 from kvgraph.advisor.fleet.upstream import Upstream
-from kvgraph_bench.fleet.stand_in_engine import Routed, StandInEngine, routed
+from kvgraph_bench.fleet.stand_in_engine import Routed, StandInEngine
 
 
 async def asked_raw(fleet: Routed, path: str, *headers: bytes, body: bytes = b"{}") -> str:
@@ -41,21 +41,19 @@ async def asked_raw(fleet: Routed, path: str, *headers: bytes, body: bytes = b"{
         "/%761/completions",
     ],
 )
-async def test_a_path_that_leads_elsewhere_is_refused_in_words(path: str) -> None:
-    async with routed([StandInEngine()]) as fleet:
-        answer = await asked_raw(fleet, path)
-        assert answer.startswith("HTTP/1.1 400"), answer
-        assert "the path " in answer
-        assert fleet.engines[0].got == []
-        assert fleet.proxy.counts.refused == 1
-        assert fleet.proxy.board.waiting.tolist() == [0]
+async def test_a_path_that_leads_elsewhere_is_refused_in_words(single: Routed, path: str) -> None:
+    answer = await asked_raw(single, path)
+    assert answer.startswith("HTTP/1.1 400"), answer
+    assert "the path " in answer
+    assert single.engines[0].got == []
+    assert single.proxy.counts.refused == 1
+    assert single.proxy.board.waiting.tolist() == [0]
 
 
 @pytest.mark.parametrize("path", ["/v1/a..b", "/v1/...", "/v1/a?q=/../b", "/tokenize", "/v1/x%20y"])
-async def test_a_path_with_dots_elsewhere_is_passed_on(path: str) -> None:
-    async with routed([StandInEngine()]) as fleet:
-        assert (await asked_raw(fleet, path)).startswith("HTTP/1.1 200")
-        assert fleet.engines[0].headers[0].split(" ")[1] == path
+async def test_a_path_with_dots_elsewhere_is_passed_on(single: Routed, path: str) -> None:
+    assert (await asked_raw(single, path)).startswith("HTTP/1.1 200")
+    assert single.engines[0].headers[0].split(" ")[1] == path
 
 
 @pytest.mark.parametrize("base", ["http://127.0.0.1:9", "http://127.0.0.1:9/below"])
@@ -66,29 +64,29 @@ async def test_what_goes_out_is_looked_at_again(base: str) -> None:
     await upstream.close()
 
 
-async def test_an_engine_gets_its_clients_headers_and_no_others() -> None:
-    async with routed([StandInEngine()]) as fleet:
-        own = [b"X-Twice: 1", b"X-Twice: 2", b"Cookie: a=b", "X-Utf-8: é".encode()]
-        latin = "X-Latin-1: é".encode("latin-1")
-        assert (await asked_raw(fleet, "/v1/x", *own, latin)).startswith("HTTP/1.1 200")
-        lines = fleet.engines[0].headers[0].encode("latin-1").lower().split(b"\r\n")[1:]
-        named = {line for line in lines if line}
-        host = b"host: " + fleet.engines[0].url.removeprefix("http://").encode()
-        sent = {each.lower() for each in [*own, latin]}
-        assert named == {host, b"content-length: 2", *sent}, "to the byte"
+async def test_an_engine_gets_its_clients_headers_and_no_others(single: Routed) -> None:
+    own = [b"X-Twice: 1", b"X-Twice: 2", b"Cookie: a=b", "X-Utf-8: é".encode()]
+    latin = "X-Latin-1: é".encode("latin-1")
+    assert (await asked_raw(single, "/v1/x", *own, latin)).startswith("HTTP/1.1 200")
+    lines = single.engines[0].headers[0].encode("latin-1").lower().split(b"\r\n")[1:]
+    named = {line for line in lines if line}
+    host = b"host: " + single.engines[0].url.removeprefix("http://").encode()
+    sent = {each.lower() for each in [*own, latin]}
+    assert named == {host, b"content-length: 2", *sent}, "to the byte"
 
 
 @pytest.mark.parametrize("size", [2, 1 << 16, 1 << 20])
 @pytest.mark.parametrize("odd", [b"\xe9", b"\xc3\xa9", b"\xc3\xa9\xe9\xff\x80", b"a\tb"])
-async def test_the_bytes_of_headers_and_the_body_pass_unchanged(odd: bytes, size: int) -> None:
-    async with routed([StandInEngine()]) as fleet:
-        body = b'{"a":"\xc3\xa9' + b"\\r\\n" * (size // 4) + b'"}'
-        for _ in range(2):  # the second on the connection of the first
-            answer = await asked_raw(fleet, "/v1/x", b"X-Odd: " + odd, body=body)
-            assert answer.startswith("HTTP/1.1 200")
-            head = fleet.engines[0].headers[-1].encode("latin-1")
-            assert b"\r\nx-odd: " + odd + b"\r\n" in head
-            assert fleet.engines[0].got[-1] == json.loads(body)
+async def test_the_bytes_of_headers_and_the_body_pass_unchanged(
+    single: Routed, odd: bytes, size: int
+) -> None:
+    body = b'{"a":"\xc3\xa9' + b"\\r\\n" * (size // 4) + b'"}'
+    for _ in range(2):  # the second on the connection of the first
+        answer = await asked_raw(single, "/v1/x", b"X-Odd: " + odd, body=body)
+        assert answer.startswith("HTTP/1.1 200")
+        head = single.engines[0].headers[-1].encode("latin-1")
+        assert b"\r\nx-odd: " + odd + b"\r\n" in head
+        assert single.engines[0].got[-1] == json.loads(body)
 
 
 class InPieces(Body):

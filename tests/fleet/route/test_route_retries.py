@@ -17,22 +17,16 @@ from kvgraph_bench.fleet.stand_in_engine import Routed, StandInEngine, routed
 from waiting import soon
 
 
-@pytest.fixture
-def fleet_of_two() -> Any:
-    return routed([StandInEngine(), StandInEngine()])
-
-
 def served(fleet: Routed) -> list[int]:
     return [len(engine.got) for engine in fleet.engines]
 
 
 @pytest.mark.parametrize("method", ["PUT", "PATCH", "DELETE", "OPTIONS"])
-async def test_only_what_is_posted_there_generates(fleet_of_two: Any, method: str) -> None:
-    async with fleet_of_two as fleet:
-        for engine in fleet.engines:
-            engine.drops = True
-        answer = await fleet.client.request(method, "/v1/completions", json={"prompt": "a"})
-        assert (answer.status_code, sum(served(fleet))) == (502, 1)
+async def test_only_what_is_posted_there_generates(fleet: Routed, method: str) -> None:
+    for engine in fleet.engines:
+        engine.drops = True
+    answer = await fleet.client.request(method, "/v1/completions", json={"prompt": "a"})
+    assert (answer.status_code, sum(served(fleet))) == (502, 1)
 
 
 async def first_chunk(fleet: Routed, body: dict[str, Any]) -> AsyncIterator[str]:
@@ -41,23 +35,22 @@ async def first_chunk(fleet: Routed, body: dict[str, Any]) -> AsyncIterator[str]
             yield text
 
 
-async def test_one_answer_that_breaks_costs_no_other_request(fleet_of_two: Any) -> None:
-    async with fleet_of_two as fleet:
-        engine = fleet.engines[0]
-        fleet.engines[1].healthy = False
-        await fleet.until(True, False)
-        engine.hangs = waits = asyncio.Event()
-        asked = asyncio.create_task(fleet.complete("a"))
-        await soon(lambda: sum(served(fleet)))
-        engine.hangs, engine.cut = None, True
-        with pytest.raises(httpx.RemoteProtocolError):
-            await fleet.complete("b")
-        engine.cut, fleet.engines[1].healthy = False, True
-        await asyncio.sleep(0.2)
-        waits.set()
-        assert (await asked).text == "one two three"
-        assert served(fleet) == [2, 0]
-        assert fleet.proxy.counts.retried == 0
+async def test_one_answer_that_breaks_costs_no_other_request(fleet: Routed) -> None:
+    engine = fleet.engines[0]
+    fleet.engines[1].healthy = False
+    await fleet.until(True, False)
+    engine.hangs = waits = asyncio.Event()
+    asked = asyncio.create_task(fleet.complete("a"))
+    await soon(lambda: sum(served(fleet)))
+    engine.hangs, engine.cut = None, True
+    with pytest.raises(httpx.RemoteProtocolError):
+        await fleet.complete("b")
+    engine.cut, fleet.engines[1].healthy = False, True
+    await asyncio.sleep(0.2)
+    waits.set()
+    assert (await asked).text == "one two three"
+    assert served(fleet) == [2, 0]
+    assert fleet.proxy.counts.retried == 0
 
 
 @pytest.mark.parametrize(
@@ -73,16 +66,15 @@ async def test_one_answer_that_breaks_costs_no_other_request(fleet_of_two: Any) 
     ],
 )
 async def test_what_was_sent_is_sent_again_only_if_it_generates(
-    fleet_of_two: Any, path: str, tries: int
+    fleet: Routed, path: str, tries: int
 ) -> None:
-    async with fleet_of_two as fleet:
-        for engine in fleet.engines:
-            engine.drops = True
-        answer = await fleet.client.post(path, json={"lora_name": "a"})
-        assert sum(served(fleet)) == tries
-        assert answer.status_code == 502
-        if tries == 1:
-            assert "may have done what it asks" in answer.json()["error"]["message"]
+    for engine in fleet.engines:
+        engine.drops = True
+    answer = await fleet.client.post(path, json={"lora_name": "a"})
+    assert sum(served(fleet)) == tries
+    assert answer.status_code == 502
+    if tries == 1:
+        assert "may have done what it asks" in answer.json()["error"]["message"]
 
 
 MCP = {"type": "mcp", "server_label": "bank", "server_url": "http://bank/mcp"}
@@ -140,31 +132,26 @@ def test_what_may_have_had_effects_is_never_repeated(
     ],
 )
 async def test_what_one_engine_refused_is_asked_of_another_unless_it_may_have_begun(
-    fleet_of_two: Any, status: int, body: dict[str, Any], tries: int
+    fleet: Routed, status: int, body: dict[str, Any], tries: int
 ) -> None:
-    async with fleet_of_two as fleet:
-        await fleet.until(True, True)
-        for engine in fleet.engines:
-            engine.raw["/v1/responses"] = b"HTTP/1.1 %d x\r\ncontent-length: 0\r\n\r\n" % status
-        answer = await fleet.client.post("/v1/responses", json=body)
-        assert answer.status_code == status
-        assert sum(len(engine.headers) for engine in fleet.engines) == tries
+    for engine in fleet.engines:
+        engine.raw["/v1/responses"] = b"HTTP/1.1 %d x\r\ncontent-length: 0\r\n\r\n" % status
+    answer = await fleet.client.post("/v1/responses", json=body)
+    assert answer.status_code == status
+    assert sum(len(engine.headers) for engine in fleet.engines) == tries
 
 
-async def test_what_no_engine_got_is_sent_to_another_one_whatever_it_is(fleet_of_two: Any) -> None:
-    async with fleet_of_two as fleet:
-        fleet.engines[0].kill()
-        answers = [
-            await fleet.client.post("/v1/load_lora_adapter", json={"lora_name": f"{n}"})
-            for n in range(2)
-        ]
-        assert [answer.status_code for answer in answers] == [200, 200]
-        assert served(fleet) == [0, 2]
+async def test_what_no_engine_got_is_sent_to_another_one_whatever_it_is(fleet: Routed) -> None:
+    fleet.engines[0].kill()
+    answers = [
+        await fleet.client.post("/v1/load_lora_adapter", json={"lora_name": f"{n}"})
+        for n in range(2)
+    ]
+    assert [answer.status_code for answer in answers] == [200, 200]
+    assert served(fleet) == [0, 2]
 
 
-async def test_what_waits_is_given_up_where_the_port_refuses_and_not_for_less(
-    fleet_of_two: Any,
-) -> None:
+async def test_what_waits_is_given_up_where_the_port_refuses_and_not_for_less() -> None:
     async def refused(*_: Any) -> OwnAnswer:
         nobody = Upstream(9, "http://localhost:1")
         try:
@@ -172,7 +159,7 @@ async def test_what_waits_is_given_up_where_the_port_refuses_and_not_for_less(
         finally:
             await nobody.close()
 
-    async with fleet_of_two as fleet:
+    async with routed([StandInEngine(), StandInEngine()]) as fleet:
         for engine in fleet.engines:
             engine.hangs = asyncio.Event()
         asked = [asyncio.create_task(fleet.complete(f"{n}")) for n in range(2)]
@@ -210,16 +197,14 @@ class Watched(bytes):
         Watched.alive -= 1
 
 
-async def test_a_body_is_kept_until_its_answer_begins(
-    fleet_of_two: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_body_is_kept_until_its_answer_begins(monkeypatch: pytest.MonkeyPatch) -> None:
     real = relay.read_body
 
     async def watched(*asked: Any) -> bytes:
         return Watched(await real(*asked))
 
     monkeypatch.setattr(relay, "read_body", watched)
-    async with fleet_of_two as fleet:
+    async with routed([StandInEngine(), StandInEngine()]) as fleet:
         for engine in fleet.engines:
             engine.hold, engine.hangs = asyncio.Event(), asyncio.Event()
         body = {"model": "m", "prompt": "x" * 100_000, "session_id": "s"}
@@ -238,19 +223,18 @@ async def test_a_body_is_kept_until_its_answer_begins(
 
 
 async def test_a_moment_in_which_no_engine_takes_requests_costs_time_and_no_request(
-    fleet_of_two: Any,
+    fleet: Routed,
 ) -> None:
-    async with fleet_of_two as fleet:
-        for engine in fleet.engines:
-            engine.healthy = False
-        await fleet.until(False, False)
-        waiting = [asyncio.create_task(fleet.complete(f"{number}")) for number in range(5)]
-        await asyncio.sleep(0.5)
-        assert served(fleet) == [0, 0]
-        fleet.engines[1].healthy = True
-        assert [(await each).status_code for each in waiting] == [200] * 5
-        assert served(fleet) == [0, 5]
-        assert fleet.proxy.counts.unserved == 0
+    for engine in fleet.engines:
+        engine.healthy = False
+    await fleet.until(False, False)
+    waiting = [asyncio.create_task(fleet.complete(f"{number}")) for number in range(5)]
+    await asyncio.sleep(0.5)
+    assert served(fleet) == [0, 0]
+    fleet.engines[1].healthy = True
+    assert [(await each).status_code for each in waiting] == [200] * 5
+    assert served(fleet) == [0, 5]
+    assert fleet.proxy.counts.unserved == 0
 
 
 def test_an_engine_that_drops_a_request_while_it_is_admitted_stays_down() -> None:
@@ -287,10 +271,10 @@ ANSWERS = {
 @pytest.mark.parametrize("answer", ANSWERS.values(), ids=ANSWERS)
 @pytest.mark.parametrize("dead", [True, False])
 async def test_an_engine_whose_core_died_behind_its_server_fails_no_request(
-    fleet_of_two: Any, answer: bytes, dead: bool, monkeypatch: pytest.MonkeyPatch
+    answer: bytes, dead: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(engines, "INTERVAL_S", 60.0)  # nobody looks before the request comes
-    async with fleet_of_two as fleet:
+    async with routed([StandInEngine(), StandInEngine()]) as fleet:
         await fleet.until(True, True)
         await soon(lambda: fleet.engines[0].looks >= 2)  # at the start, and when the watch begins
         fleet.engines[0].raw["/v1/completions"] = answer

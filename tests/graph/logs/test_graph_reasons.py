@@ -43,11 +43,6 @@ POOL = int(Tier.POOL)
 WITH_STORE = TierReport(4096, *[0] * 13, 0.0, *[0] * 5, 0.0, 0.0, 0.0, reads_store=True)
 
 
-@pytest.fixture
-def world() -> World:
-    return World()
-
-
 RULES = (Segment(int(SourceLayer.RULES), 0, 2 * SIZE),)
 OTHER_MODEL = EngineHello("host:c", "another model", SIZE, 100, "vllm")
 STORED = BlocksSpilled(pack(1, 2, 3), POOL, 100)

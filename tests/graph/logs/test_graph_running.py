@@ -15,11 +15,6 @@ from kvgraph.graph.wire.events import BlocksResident, EngineHello, RequestFinish
 from small_world import SIZE, World, pack
 
 
-@pytest.fixture
-def world() -> World:
-    return World()
-
-
 def coming(world: World, engine: int = 0) -> int:
     """Blocks that running requests compute, by an engine's marks."""
     log = world.history.evictions[engine]

@@ -13,11 +13,6 @@ from kvgraph.graph.wire.events import RequestFinished, RequestStarted
 from small_world import World
 
 
-@pytest.fixture
-def world() -> World:
-    return World()
-
-
 def log_of(world: World) -> EvictionLog:
     return world.history.evictions[0]
 

@@ -13,7 +13,7 @@ from kvgraph.graph.kvcache_graph import KVCacheGraph
 from kvgraph.graph.ranking.formulas import ClassicPolicy, LruPolicy
 from kvgraph.graph.ranking.policy import Policy, Rules, Weights
 from kvgraph.graph.types import EdgeType, SourceLayer
-from kvgraph.graph.wire.events import BlocksStored, ConfidenceSampled, Segment, SessionSignal
+from kvgraph.graph.wire.events import BlocksStored, ConfidenceSampled, Segment
 from small_world import World
 from turns import SIZE, finished, started, turn_events
 from wire_keys import pack
@@ -150,12 +150,6 @@ def test_a_waiting_session_keeps_its_claim_until_well_past_its_return(
     assert graph.explain_session("waits")["credit"] == 1.0
     clock.now += 600
     assert graph.explain_session("waits")["credit"] < 0.2
-
-
-def test_a_signal_outside_of_a_request_ends_a_session(graph: KVCacheGraph) -> None:
-    serve(graph, "a", 1)
-    graph.apply("e", [SessionSignal("a", ended=True)])
-    assert graph.explain_session("a")["state"] == "ended"
 
 
 def test_only_what_is_resident_on_that_engine_is_ranked(graph: KVCacheGraph) -> None:

@@ -28,6 +28,7 @@ from kvgraph_bench.hotpath import BLOCK_SIZE, STEP, connected, new_pool, request
 from kvgraph_bench.paper.paper_engine import PaperEngine, Shape
 from msgspec import structs
 from paper import fail, park, text
+from pool_requests import finish, start
 
 pytestmark = pytest.mark.usefixtures("vllm_loaded")
 PROMPT = 10 * BLOCK_SIZE
@@ -54,30 +55,8 @@ def told(connector: Any) -> list[Any]:
     return events
 
 
-def start(connector: Any, pool: Any, request: Any, hits: int = 0) -> list[Any]:
-    connector.on_new_request(request)
-    assert connector.get_num_new_matched_tokens(request, hits * BLOCK_SIZE) == (0, False)
-    full = request.num_prompt_tokens // BLOCK_SIZE
-    cached = [pool.get_cached_block(h, [0])[0] for h in request.block_hashes[:hits]]
-    pool.touch(cached)
-    blocks = cached + pool.get_new_blocks(full - hits)
-    pool.cache_full_blocks(request, blocks, hits, full, BLOCK_SIZE, 0)
-    connector.update_state_after_alloc(request, None, 0)
-    request.num_computed_tokens = request.num_prompt_tokens
-    return blocks
-
-
 def step(connector: Any) -> None:
     connector.build_connector_meta(STEP)
-
-
-def finish(connector: Any, pool: Any, request: Any, blocks: list[Any]) -> None:
-    from vllm.v1.request import RequestStatus
-
-    request.status = RequestStatus.FINISHED_STOPPED
-    ids = [block.block_id for block in blocks]
-    assert connector.request_finished_all_groups(request, (ids,)) == (False, None)
-    pool.free_blocks(reversed(blocks))
 
 
 def test_a_request_from_start_to_end(connector: Any, pool: Any, make: Any) -> None:

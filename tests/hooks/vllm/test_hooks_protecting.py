@@ -29,6 +29,7 @@ from kvgraph.hooks.vllm.free_queue.protection import ProtectedKeys
 from kvgraph.hooks.vllm.index import BlockIndex
 from kvgraph_bench.hotpath import STEP, cached_pool, connected, new_pool, request_maker
 from kvgraph_bench.paper.paper_engine import BLOCK_SIZE, PaperEngine, Shape
+from pool_requests import finish, start
 
 pytestmark = pytest.mark.usefixtures("vllm_loaded")
 
@@ -161,11 +162,8 @@ def test_blocks_of_a_preempted_request_are_known() -> None:
     pool = new_pool(64)
     connector = connected(pool)
     request = request_maker()(list(range(10 * BLOCK_SIZE)))
-    connector.on_new_request(request)
-    connector.get_num_new_matched_tokens(request, 0)
-    blocks = pool.get_new_blocks(10)
-    pool.cache_full_blocks(request, blocks, 0, 10, BLOCK_SIZE, 0)
-    connector.update_state_after_alloc(request, None, 0)
+    blocks = start(connector, pool, request)
+    request.num_computed_tokens = 0
     pool.free_blocks(reversed(blocks))  # as vLLM does to make room, without a word to connectors
     output = SimpleNamespace(
         total_num_scheduled_tokens=1, preempted_req_ids={request.request_id, "stranger"}
@@ -210,32 +208,29 @@ def test_rules_outlive_any_delay_of_a_sidecar_that_ranks_in_time(
     now, pool, make = 1000.0, new_pool(101), request_maker()
     connector = connected(pool, clock=lambda: now, batched_tokens=256, requests=4)
     sidecar = Listener(connector, lambda: now)
-    rules = {"segments": [{"layer": "rules", "start": 0, "end": 7 * BLOCK_SIZE}]}
     rng, precious, lost = random.Random(3), set[bytes](), 0
     for number in range(240):
         says = number < 3 or rng.random() < 0.04
         head = rng.randrange(3) if says else 10 + number
         tokens = [head, *range(1, 7 * BLOCK_SIZE), *(rng.randrange(250) for _ in range(80))]
         request = make(tokens)
-        request.kv_transfer_params = {"kvgraph": rules if says else {}}
+        request.kv_transfer_params = {"kvgraph": rules(7) if says else {}}
         cached = [pool.get_cached_block(each, [0]) for each in request.block_hashes]
-        hits = [each[0] for each in itertools.takewhile(bool, cached)]
-        lost += says and request.block_hashes[0] in precious and len(hits) < 7
+        hits = len(list(itertools.takewhile(bool, cached)))
+        lost += says and request.block_hashes[0] in precious and hits < 7
         precious.update(request.block_hashes[:1] if says else [])
-        connector.on_new_request(request)
-        connector.get_num_new_matched_tokens(request, len(hits) * BLOCK_SIZE)
-        pool.touch(hits)
-        blocks = hits + pool.get_new_blocks(len(request.block_hashes) - len(hits))
-        pool.cache_full_blocks(request, blocks, len(hits), len(blocks), BLOCK_SIZE, 0)
-        connector.update_state_after_alloc(request, None, 0)
-        request.num_computed_tokens = len(blocks) * BLOCK_SIZE
+        blocks = start(connector, pool, request, hits)
         connector.build_connector_meta(STEP)
         now += 0.3
         sidecar.hears(late_s)
-        connector.request_finished_all_groups(request, ([block.block_id for block in blocks],))
-        pool.free_blocks(reversed(blocks))
+        finish(connector, pool, request, blocks)
         now += 0.2
     assert not lost
+
+
+def rules(blocks: int) -> dict[str, Any]:
+    """What a caller says whose prompt begins with rules of so many blocks."""
+    return {"segments": [{"layer": "rules", "start": 0, "end": blocks * BLOCK_SIZE}]}
 
 
 class Told(Pool):
@@ -320,21 +315,13 @@ def test_what_is_stated_is_kept_before_any_sidecar_answers(monkeypatch: pytest.M
     monkeypatch.setenv("AITHER_KVCACHE_HINTS", "all")
     pool = new_pool(64)
     connector = connected(pool)
-    rules = {"segments": [{"layer": "rules", "start": 0, "end": 4 * BLOCK_SIZE}]}
     make, precious = request_maker(), []
     for number in range(40):
         request = make([number, *range(6 * BLOCK_SIZE)])
-        request.kv_transfer_params = {"kvgraph": rules} if number < 3 else None
-        connector.on_new_request(request)
-        connector.get_num_new_matched_tokens(request, 0)
-        blocks = pool.get_new_blocks(6)
-        pool.cache_full_blocks(request, blocks, 0, 6, BLOCK_SIZE, 0)
-        connector.update_state_after_alloc(request, None, 0)
-        request.num_computed_tokens = 6 * BLOCK_SIZE
+        request.kv_transfer_params = {"kvgraph": rules(4)} if number < 3 else None
+        blocks = start(connector, pool, request)
         connector.build_connector_meta(STEP)
-        ids = [block.block_id for block in blocks]
-        connector.request_finished_all_groups(request, (ids,))
-        pool.free_blocks(reversed(blocks))
+        finish(connector, pool, request, blocks)
         precious += request.block_hashes[:4] if number < 3 else []
     assert all(pool.get_cached_block(each, [0]) for each in precious)
 
@@ -350,27 +337,16 @@ def test_what_is_freed_between_two_steps_goes_before_protected_blocks(
     def begin(number: int, tag: object) -> tuple[Any, list[Any]]:
         request = make([number, *range(8 * BLOCK_SIZE - 1)])
         request.kv_transfer_params = {"kvgraph": tag}
-        connector.on_new_request(request)
-        connector.get_num_new_matched_tokens(request, 0)
-        blocks = pool.get_new_blocks(8)
-        pool.cache_full_blocks(request, blocks, 0, 8, BLOCK_SIZE, 0)
-        connector.update_state_after_alloc(request, None, 0)
-        request.num_computed_tokens = 8 * BLOCK_SIZE
+        blocks = start(connector, pool, request)
         connector.build_connector_meta(STEP)
         return request, blocks
 
-    def end(request: Any, blocks: list[Any]) -> None:
-        ids = [block.block_id for block in blocks]
-        connector.request_finished_all_groups(request, (ids,))
-        pool.free_blocks(reversed(blocks))
-
-    rules = {"segments": [{"layer": "rules", "start": 0, "end": 8 * BLOCK_SIZE}]}
-    precious = begin(0, rules)
+    precious = begin(0, rules(8))
     running = begin(1, {})
-    end(*precious)
+    finish(connector, pool, *precious)
     others = begin(2, {})
     for number in range(3, 20):  # always one runs, one ends, and one takes what that left
-        end(*running)
+        finish(connector, pool, *running)
         running, others = others, begin(number, {})
     assert all(pool.get_cached_block(each, [0]) for each in precious[0].block_hashes)
 

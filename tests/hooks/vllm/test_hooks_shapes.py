@@ -380,30 +380,26 @@ def resolve(paper_config: Any, monkeypatch: pytest.MonkeyPatch) -> Resolve:
     return resolved
 
 
-def test_with_tiers_a_block_is_one_run(resolve: Resolve) -> None:
-    assert resolve(EVERY) == "BLHNC"
-
-
-def test_without_tiers_an_engine_keeps_its_own_order(resolve: Resolve) -> None:
-    assert resolve(EVERY, tiers=False) == "LBNHC"
+@pytest.mark.parametrize(
+    ("readable", "cache", "order"),
+    [
+        (EVERY, {}, "BLHNC"),
+        (EVERY, {"tiers": False}, "LBNHC"),
+        (["LBNHC"], {}, "LBNHC"),
+        (EVERY, {"user_specified_block_size": True}, "LBNHC"),
+        (EVERY, {"kv_cache_dtype_skip_layers": ["0"]}, "LBNHC"),
+    ],
+    ids=["tiers", "no tiers", "not readable", "may be split by the user", "may be split by layer"],
+)
+def test_with_tiers_a_block_is_one_run_where_it_can_be(
+    resolve: Resolve, readable: list[str], cache: dict[str, Any], order: str
+) -> None:
+    assert resolve(readable, **cache) == order
 
 
 def test_what_the_user_chose_is_kept(resolve: Resolve, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_KV_CACHE_LAYOUT", "HND")
     assert resolve(EVERY) == "LBHNC"
-
-
-def test_attention_that_cannot_read_it_keeps_its_own(resolve: Resolve) -> None:
-    assert resolve(["LBNHC"]) == "LBNHC"
-
-
-@pytest.mark.parametrize(
-    "cache", [{"user_specified_block_size": True}, {"kv_cache_dtype_skip_layers": ["0"]}]
-)
-def test_blocks_that_may_have_to_be_split_keep_the_order_that_allows_it(
-    resolve: Resolve, cache: dict[str, Any]
-) -> None:
-    assert resolve(EVERY, **cache) == "LBNHC"
 
 
 def test_vllm_cannot_split_blocks_in_that_order() -> None:
@@ -425,15 +421,10 @@ def test_vllm_cannot_split_blocks_in_that_order() -> None:
         interface.create_kv_cache_views(raw, spec, 4, KVCacheLayout.BLHNC, where, 64)
 
 
-def test_a_cpu_whose_order_is_fixed_is_not_asked(paper_config: Any) -> None:
+def test_a_cpu_whose_order_is_fixed_or_that_is_not_known_is_not_asked(paper_config: Any) -> None:
     from kvgraph.hooks.vllm.connector import KvGraphConnector
 
     config = copy.copy(paper_config)
     config.kv_transfer_config = own_transfer_config(ENDPOINT, TierSettings(1 << 30))
-    assert KvGraphConnector.get_required_kvcache_layout(config) is None
-
-
-def test_a_configuration_that_is_not_known_raises_nothing() -> None:
-    from kvgraph.hooks.vllm.connector import KvGraphConnector
-
-    assert KvGraphConnector.get_required_kvcache_layout(object()) is None
+    for each in (config, object()):
+        assert KvGraphConnector.get_required_kvcache_layout(each) is None

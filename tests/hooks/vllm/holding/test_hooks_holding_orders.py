@@ -35,26 +35,6 @@ def drain(order: HoldingOrder) -> list[str]:
     return names
 
 
-def test_one_tenant_is_served_in_its_order() -> None:
-    order = HoldingOrder()
-    for number in range(50):
-        order.add(Held(f"r{number}", float(number), 1 + number % 7))
-    assert drain(order) == [f"r{number}" for number in range(50)]
-
-
-def test_who_opens_a_thousand_sessions_waits_behind_himself() -> None:
-    order = HoldingOrder()
-    for number in range(1000):
-        order.add(Held(f"greedy{number}", 0.0, 10, tenant="greedy"))
-    for number in range(10):
-        order.add(Held(f"modest{number}", 1.0, 10, tenant="modest"))
-    first = drain(order)[:21]
-    assert sum(name.startswith("modest") for name in first) == 10
-    assert [name for name in first if name.startswith("modest")] == [
-        f"modest{n}" for n in range(10)
-    ]
-
-
 def test_tenants_share_by_blocks_not_by_requests() -> None:
     order = HoldingOrder()
     for number in range(40):

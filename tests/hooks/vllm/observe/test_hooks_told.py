@@ -317,25 +317,25 @@ def played(steps: list[tuple[int, float, str]], behind: int = 0) -> float:
     return meter.tokens_per_s
 
 
-def test_what_lies_between_two_steps_is_what_one_took() -> None:
-    assert played([(1000, 5.0, "a"), (1, 5.5, "a")]) == 2000
+IDLE = [(1000, 5.0, "a"), (1000, 8.0, "b"), (0, 8.0, "")]
 
 
-def test_of_steps_that_overlap_the_one_before_is_over() -> None:
-    assert played([(500, 5.0, "a"), (1000, 5.001, "a"), (1, 5.251, "a")], behind=1) == 2000
-
-
-def test_decoding_says_nothing() -> None:
-    assert played([(8, 5.0, "a"), (8, 5.5, "a")]) == 0
-
-
-@pytest.mark.parametrize("behind", [0, 1])
-def test_an_engine_that_may_have_been_idle_says_nothing(behind: int) -> None:
-    assert played([(1000, 5.0, "a"), (1000, 8.0, "b"), (0, 8.0, "")], behind) == 0
-
-
-def test_a_pause_is_no_step() -> None:
-    assert played([(1000, 5.0, "a"), (1, 65.0, "a")]) == 0
+@pytest.mark.parametrize(
+    ("steps", "behind", "rate"),
+    [
+        ([(1000, 5.0, "a"), (1, 5.5, "a")], 0, 2000),
+        ([(500, 5.0, "a"), (1000, 5.001, "a"), (1, 5.251, "a")], 1, 2000),
+        ([(8, 5.0, "a"), (8, 5.5, "a")], 0, 0),
+        (IDLE, 0, 0),
+        (IDLE, 1, 0),
+        ([(1000, 5.0, "a"), (1, 65.0, "a")], 0, 0),
+    ],
+    ids=["one after another", "overlapping", "decoding", "idle", "idle, overlapping", "a pause"],
+)
+def test_what_lies_between_two_steps_is_what_one_took(
+    steps: list[tuple[int, float, str]], behind: int, rate: float
+) -> None:
+    assert played(steps, behind) == rate
 
 
 def test_an_engine_tells_it_with_its_load(paper: Callable[..., Any]) -> None:
