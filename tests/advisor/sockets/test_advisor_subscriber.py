@@ -17,7 +17,6 @@ from kvgraph.advisor.sockets.subscriber import (
     Arrival,
     EventSubscriber,
     SequenceTracker,
-    UnknownPeers,
     engine_id,
 )
 from kvgraph.graph.wire import frames
@@ -429,12 +428,13 @@ def test_a_flood_of_garbage_costs_one_log_line(
     assert len(caplog.records) == 1
 
 
-def test_many_strangers_are_remembered_in_bounded_memory() -> None:
-    unknown_peers = UnknownPeers(Clock(100.0))
+def test_many_strangers_are_remembered_in_bounded_memory(bench: Bench) -> None:
     for index in range(400):
-        assert unknown_peers.note_answer(index.to_bytes(16, "big"))
-        assert not unknown_peers.note_answer(index.to_bytes(16, "big")), "it was answered just now"
-    assert len(unknown_peers) <= 256
+        assert bench.subscriber.may_answer(index.to_bytes(16, "big"))
+        assert not bench.subscriber.may_answer(index.to_bytes(16, "big")), (
+            "it was answered just now"
+        )
+    assert len(bench.subscriber.answered) <= 256
 
 
 def test_classify_takes_nothing() -> None:
