@@ -10,7 +10,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from itertools import accumulate
 from typing import Any, Final, Protocol, Self
 
@@ -25,35 +25,16 @@ _ANSWER_S: Final = 2.0  # for the sidecar's answer; chosen
 _log = logging.getLogger(__name__)
 
 
-class TracedStep(Protocol):
-    """One step of a cache; see ``ConfKVCache.trace``."""
-
-    @property
-    def confidence(self) -> Sequence[float]: ...
-    @property
-    def budgets(self) -> Sequence[int]: ...
-    @property
-    def held(self) -> float: ...
-    @property
-    def at(self) -> float: ...
-
-
-class Budgeted(Protocol):
-    """A cache's bounds in tokens."""
-
-    @property
-    def low(self) -> int: ...
-    @property
-    def high(self) -> int: ...
-
-
 class Traced(Protocol):
-    """A cache that records its ``TracedStep``s, as ``ConfKVCache`` does."""
+    """A cache that records its steps, as ``ConfKVCache`` does."""
 
     @property
-    def settings(self) -> Budgeted: ...
+    def settings(self) -> Any:
+        """Its bounds in tokens: ``low`` and ``high``."""
+
     @property
-    def trace(self) -> deque[Any]: ...
+    def trace(self) -> deque[Any]:
+        """Its steps: ``confidence`` and ``budgets`` of each sequence, ``held``, and ``at``."""
 
 
 class CacheWatch:
@@ -92,7 +73,7 @@ class CacheWatch:
         self._where = url, token
         self._endpoint = None if url is None else EditEndpoint("/v1/caches", url, token)
         self._started = wall()
-        self._told: tuple[TracedStep | None, int] = None, 0  # the last step, and how many
+        self._told: tuple[Any, int] = None, 0  # the last step, and how many
         self._is_silent = False
         self._over = threading.Event()
         self._thread: threading.Thread | None = None
@@ -156,8 +137,8 @@ class CacheWatch:
             self._is_silent = False
             _log.warning("run %r is shown now", self._run)  # as loud as that it was not
 
-    def _steps_after(self, last: TracedStep | None) -> list[TracedStep]:
-        found: list[TracedStep] = []
+    def _steps_after(self, last: Any) -> list[Any]:
+        found: list[Any] = []
         # The model's thread adds to the trace meanwhile; a copy is made without a pause.
         for step in reversed(self._cache.trace.copy()):
             if step is last:
@@ -166,7 +147,7 @@ class CacheWatch:
         return found[::-1]
 
 
-def _sure(step: TracedStep) -> float:
+def _sure(step: Any) -> float:
     """The mean confidence of a batch; 0 where logits are not numbers."""
-    mean = sum(step.confidence) / len(step.confidence)
+    mean: float = sum(step.confidence) / len(step.confidence)
     return mean if 0.0 <= mean <= 1.0 else 0.0

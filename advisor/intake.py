@@ -100,10 +100,7 @@ class Intake:
                 self._watch(source, until)
             except Exception as error:  # this source has to resync; the others are not affected
                 self.counters["watch_failed"] += 1
-                self._log.warn(
-                    "watch", "%s could not be followed (%s)", source.engine, type(error).__name__
-                )
-                logger.debug("a source could not be followed", exc_info=True)
+                self._log.failed("watch", f"{source.engine} could not be followed", error)
                 source.lost_step()
                 self._forget(source.engine)
         self.last_turn = self._clock()
@@ -142,8 +139,7 @@ class Intake:
             self._log.warn("refused", "events were refused: %s", error)
         except Exception as error:
             self.counters["apply_failed"] += 1
-            self._log.warn("failed", "events could not be applied (%s)", type(error).__name__)
-            logger.debug("events could not be applied", exc_info=True)
+            self._log.failed("failed", "events could not be applied", error)
         else:
             if (peer := self._subscriber.peer(engine)) is not None:
                 peer.heard = batches
@@ -160,8 +156,7 @@ class Intake:
                 self._tap(engine, events)
         except Exception as error:  # the graph has taken the events all the same
             self.counters["told_on_failed"] += 1
-            self._log.warn("told_on", "applied events were not told on (%s)", type(error).__name__)
-            logger.debug("applied events were not told on", exc_info=True)
+            self._log.failed("told_on", "applied events were not told on", error)
 
     def _in_slices(self, work: Iterator[None]) -> None:
         """Do all of ``work``, holding the graph's lock for one slice at a time."""

@@ -230,8 +230,7 @@ class GraphEvictionAdvisor:
             return advise(engine)
         except Exception as error:
             self.counters["failed"] += 1
-            self._log.warn(what, "%s failed (%s)", what, type(error).__name__)
-            logger.debug("%s failed", what, exc_info=True)
+            self._log.failed(what, f"{what} failed", error)
             return None
 
     def _locked(self, advise: Callable[[str], _T]) -> Callable[[str], _T]:

@@ -22,7 +22,7 @@ from ..dashboards.app import create_app
 from ..dashboards.server import HttpServer
 from ..graph.errors import ConfigError, InUseError
 from ..graph.kvcache_graph import KVCacheGraph
-from ..graph.wire.endpoints import LOOPBACK_HOSTS, RunningSidecar, RuntimeNote, is_loopback
+from ..graph.wire.endpoints import LOOPBACK_HOSTS, RunningSidecar, is_loopback, write_note
 from .assembly import assemble
 from .config.config import Config, config_path, load
 from .config.sections import HttpConfig
@@ -116,8 +116,7 @@ class Service:
                 step()
             except Exception as error:  # the others go on, and the next turn may go better
                 self.parts.intake.counters["turns_failed"] += 1
-                self._log.warn(name, "%s failed (%s)", name, type(error).__name__)
-                logger.debug("%s failed", name, exc_info=True)
+                self._log.failed(name, f"{name} failed", error)
                 time.sleep(_AFTER_FAILURE_S)
 
     def _sleep(self) -> None:
@@ -218,13 +217,13 @@ def serve(
         service.run()
     finally:
         if note is not None:
-            note.remove()
+            note.unlink(missing_ok=True)
 
 
-def leave_note(service: Service) -> RuntimeNote | None:
+def leave_note(service: Service) -> Path | None:
     running = RunningSidecar(os.getpid(), service.endpoint, service.http, service.token)
     try:
-        return RuntimeNote.write(running)
+        return write_note(running)
     except (ConfigError, OSError) as error:
         logger.warning("`kvgraph status` will not find this sidecar by itself: %s", error)
         return None

@@ -15,7 +15,7 @@ from .. import __version__
 from ..graph.errors import ConfigError
 from ..graph.kvcache_graph import KVCacheGraph
 from .config.sections import TracingConfig
-from .page.misses import Miss, RequestView, Wait, request_view
+from .page.misses import RequestView, request_view
 from .process.process import RateLimitedLog
 from .words.times import UnixTime
 
@@ -107,8 +107,7 @@ class SpanFeed:
             self.tick()
         except Exception as error:
             self.counters["failed"] += 1
-            self._log.warn("failed", "traces could not be made (%s)", type(error).__name__)
-            logger.debug("traces could not be made", exc_info=True)
+            self._log.failed("failed", "traces could not be made", error)
 
 
 _ENDPOINTS: Final = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
@@ -175,63 +174,35 @@ def spans_of(request: RequestView) -> list[SpanRecord]:
     ``kvgraph.request`` as ``gen_ai.request.id``: the engine adds a random part to it.
     """
     ended = request.at if request.ended_at is None else max(request.at, request.ended_at)
-    blocks = request.blocks
     attributes = {
-        "kvgraph.request": request.request,
-        "kvgraph.engine": request.engine,
-        "kvgraph.session": request.session,
-        "kvgraph.tenant": request.tenant,
-        "kvgraph.prompt_tokens": request.prompt_tokens,
-        "kvgraph.block_size": request.block_size,
-        "kvgraph.blocks.asked": blocks.asked,
-        "kvgraph.blocks.computed": blocks.computed,
-        "kvgraph.finished": request.finished,
-        "kvgraph.expected_pause_s": request.expected_pause_s,
+        **_told(request, "request", "engine", "session", "tenant", "prompt_tokens", "block_size",
+                "finished", "expected_pause_s"),
+        **_told(request.blocks, "asked", "computed", below="blocks."),
         "kvgraph.remedies": " ".join(each.text for each in request.remedies) or None,
-    }
+    }  # fmt: skip
     return [SpanRecord("request", request.arrived, ended, attributes), *_within(request)]
 
 
 def _within(request: RequestView) -> Iterator[SpanRecord]:
     at, blocks = request.at, request.blocks
-    if request.wait is not None:
-        yield SpanRecord("wait", request.arrived, at, _of_wait(request.wait))
+    if (wait := request.wait) is not None:
+        held = _told(wait, "held_s", "sentence", below="wait.")
+        held["kvgraph.wait.held_until"] = wait.until
+        yield SpanRecord("wait", request.arrived, at, held)
     # Lookup, load and miss take no time by the engine's account.
-    yield SpanRecord(
-        "lookup",
-        at,
-        at,
-        {
-            "kvgraph.blocks.asked": blocks.asked,
-            "kvgraph.blocks.pool": blocks.pool,
-            "kvgraph.blocks.prefetched": blocks.prefetched,
-        },
-    )
+    found = _told(blocks, "asked", "pool", "prefetched", below="blocks.")
+    yield SpanRecord("lookup", at, at, found)
     if blocks.loaded:
-        yield SpanRecord("load", at, at, {"kvgraph.blocks.loaded": blocks.loaded})
-    if request.miss is not None:
-        yield SpanRecord("miss", at, at, _of_miss(request.miss))
+        yield SpanRecord("load", at, at, _told(blocks, "loaded", below="blocks."))
+    if (miss := request.miss) is not None:
+        why = _told(miss, "reason", "sentence", "key", "session", "tenant", "engine", "evicted_at",
+                    below="miss.")  # fmt: skip
+        yield SpanRecord("miss", at, at, {**why, "kvgraph.miss.block": miss.index})
 
 
-def _of_wait(wait: Wait) -> dict[str, Any]:
-    return {
-        "kvgraph.wait.held_s": wait.held_s,
-        "kvgraph.wait.held_until": wait.until,
-        "kvgraph.wait.sentence": wait.sentence,
-    }
-
-
-def _of_miss(miss: Miss) -> dict[str, Any]:
-    return {
-        "kvgraph.miss.reason": miss.reason,
-        "kvgraph.miss.sentence": miss.sentence,
-        "kvgraph.miss.block": miss.index,
-        "kvgraph.miss.key": miss.key,
-        "kvgraph.miss.session": miss.session,
-        "kvgraph.miss.tenant": miss.tenant,
-        "kvgraph.miss.engine": miss.engine,
-        "kvgraph.miss.evicted_at": miss.evicted_at,
-    }
+def _told(of: object, *names: str, below: str = "") -> dict[str, Any]:
+    """These of an object's attributes, as a span has them."""
+    return {f"kvgraph.{below}{name}": getattr(of, name) for name in names}
 
 
 _NS: Final = 1_000_000_000

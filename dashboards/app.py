@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from functools import partial
 from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Depends, FastAPI, Query, Request
@@ -51,9 +52,9 @@ def create_app(
     app = FastAPI(title="kvgraph", docs_url=None, redoc_url=None, openapi_url=None)
     app.add_middleware(BodyLimit)
     app.add_middleware(TrustedHosts, hosts=allowed_hosts)  # the outer one
-    app.add_exception_handler(GraphError, _unknown)
+    app.add_exception_handler(GraphError, partial(_told, 404))
     app.add_exception_handler(BusyError, _busy)
-    app.add_exception_handler(ConfigError, _refused)
+    app.add_exception_handler(ConfigError, partial(_told, 409))
     app.add_exception_handler(RequestValidationError, _invalid)
     registry = CollectorRegistry(auto_describe=False)
     registry.register(SidecarCollector(source))
@@ -103,17 +104,13 @@ def _add_overview(app: FastAPI, source: StatusSource, registry: CollectorRegistr
         return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
 
 
-def _unknown(request: Request, error: Exception) -> Response:
-    return as_json({"detail": str(error)}, 404)
-
-
-def _refused(request: Request, error: Exception) -> Response:
-    return as_json({"detail": str(error)}, 409)
+def _told(status: int, request: Request, error: Exception) -> Response:
+    return as_json({"detail": str(error)}, status)
 
 
 def _busy(request: Request, error: Exception) -> Response:
     assert isinstance(error, BusyError)
-    answer = as_json({"detail": str(error)}, 503)
+    answer = _told(503, request, error)
     answer.headers["Retry-After"] = str(error.again_in_s)
     return answer
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
@@ -40,31 +40,26 @@ def log_metrics(totals: LogTotals) -> Iterator[Metric]:
     )
     for whose, count in totals.lost.items():
         lost.add_metric([whose], count)
-    yield from (tokens, misses, blocks, lost, *_by_rule(totals), *_by_shadow(totals))
+    yield from (tokens, misses, blocks, lost)
+    left = "kvgraph_evictions", "Blocks that left a pool, by what decided it"
+    regretted = "kvgraph_regrets", "Of these: wanted again within ten minutes"
+    yield from _pair(left, regretted, "rule", totals.rules)
+    asked = "kvgraph_shadow_asked_blocks", "Blocks that shadows were asked for"
+    found = "kvgraph_shadow_found_blocks", "Of these: found"
+    yield from _pair(asked, found, "shadow", totals.shadows)
 
 
-def _by_rule(totals: LogTotals) -> Iterator[Metric]:
-    left = _counter(
-        "kvgraph_evictions", "Blocks that left a pool, by what decided it", "engine", "rule"
-    )
-    wanted = _counter(
-        "kvgraph_regrets", "Of these: wanted again within ten minutes", "engine", "rule"
-    )
-    for (engine, rule), (evicted, regretted) in totals.rules.items():
-        left.add_metric([cut(engine), rule], evicted)
-        wanted.add_metric([cut(engine), rule], regretted)
-    yield from (left, wanted)
-
-
-def _by_shadow(totals: LogTotals) -> Iterator[Metric]:
-    asked = _counter(
-        "kvgraph_shadow_asked_blocks", "Blocks that shadows were asked for", "engine", "shadow"
-    )
-    found = _counter("kvgraph_shadow_found_blocks", "Of these: found", "engine", "shadow")
-    for (engine, shadow), (wanted, hits) in totals.shadows.items():
-        asked.add_metric([cut(engine), shadow], wanted)
-        found.add_metric([cut(engine), shadow], hits)
-    yield from (asked, found)
+def _pair(
+    whole: tuple[str, str],  # name and text of the first counter, and then of the second
+    part: tuple[str, str],
+    label: str,
+    counts: Mapping[tuple[str, str], tuple[int, int]],  # by engine and label
+) -> Iterator[Metric]:
+    all_, some = _counter(*whole, "engine", label), _counter(*part, "engine", label)
+    for (engine, what), (count, of_these) in counts.items():
+        all_.add_metric([cut(engine), what], count)
+        some.add_metric([cut(engine), what], of_these)
+    yield from (all_, some)
 
 
 # Metrics of engines: each family takes a part of an engine's status, and makes samples of it.

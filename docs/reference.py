@@ -219,7 +219,11 @@ def _section(name: str, model: type[BaseModel]) -> str:
 
 def _told(model: type) -> tuple[str, dict[str, str]]:
     """A model's docstring: its summary, and what it says of attributes."""
-    summary, _, attributes = (inspect.getdoc(model) or "").partition("\nAttributes:\n")
+    return _parts(inspect.getdoc(model) or "")
+
+
+def _parts(docstring: str) -> tuple[str, dict[str, str]]:
+    summary, _, attributes = docstring.partition("\nAttributes:\n")
     found = re.findall(r"^ {4}(\w+): (.*(?:\n {8}.*)*)", attributes, re.MULTILINE)
     return _line(summary), {name: _line(text) for name, text in found}
 
@@ -315,14 +319,13 @@ def _linked(name: str, models: dict[str, Any]) -> str:
 
 
 def _model(name: str, schema: dict[str, Any]) -> str:
-    summary, _, attributes = str(schema.get("description", "")).partition("\nAttributes:\n")
-    found = dict(re.findall(r"^ {4}(\w+): (.*(?:\n {8}.*)*)", attributes, re.MULTILINE))
+    summary, found = _parts(str(schema.get("description", "")))
     rows = [
-        f"| `{field}` | {_json_type(of)} | {_line(found.get(field, ''))} |"
+        f"| `{field}` | {_json_type(of)} | {found.get(field, '')} |"
         for field, of in schema.get("properties", {}).items()
     ]
     table = _table("field", "type", "meaning", rows=rows) if rows else ""
-    return f"### {name}\n\n{_line(summary)}\n\n{table}"
+    return f"### {name}\n\n{summary}\n\n{table}"
 
 
 def _json_type(schema: dict[str, Any]) -> str:

@@ -82,19 +82,13 @@ NOTHING: Final = IntentAnswer(Verdict.MISSING, "no block of that target is known
 Mask = npt.NDArray[np.bool_]
 
 
-@dataclass(frozen=True, slots=True)
-class LeaseBounds:
-    """How much of a pool may be leased, and for how long; all chosen."""
-
-    # Share of a pool for all leases together; never more than protection may keep there.
-    pool_share: float = 0.25
-    tenant_share: float = 0.125  # share of a pool for one named tenant's leases
-    longest_s: float = 900.0  # longest lease or prefetch order, in seconds
+POOL_SHARE: Final = 0.25
+"""Share of a pool for all leases together; never more than protection may keep there. Chosen."""
+TENANT_SHARE: Final = 0.125  # of a pool, for one named tenant's leases; chosen
+LONGEST_S: Final = 900.0  # of a lease or a prefetch order; chosen
 
 
-def leasable(
-    tables: Tables, bounds: LeaseBounds, rows: Rows, now: float, arriving: int | None = None
-) -> Rows:
+def leasable(tables: Tables, rows: Rows, now: float, arriving: int | None = None) -> Rows:
     """The first of ``rows``, all of one tenant, that may be leased together.
 
     Blocks outside every pool are left out, unless they are about to enter the pool of the engine
@@ -113,7 +107,7 @@ def leasable(
     for engine, pool in tables.pool_blocks.items():
         here = (blocks.tiers[engine, rows] & int(Tier.HOT)) != 0
         here |= engine == arriving
-        fitting &= ~here | (np.cumsum(here) <= _room(tables, bounds, engine, pool, others, tenant))
+        fitting &= ~here | (np.cumsum(here) <= _room(tables, engine, pool, others, tenant))
     leased: Rows = rows[fitting]
     return leased
 
@@ -124,15 +118,13 @@ def _leased(tables: Tables, now: float) -> Mask:
     return np.asarray(blocks.pinned_until[: blocks.size] > now)
 
 
-def _room(
-    tables: Tables, bounds: LeaseBounds, engine: int, pool: int, leased: Mask, tenant: int
-) -> int:
+def _room(tables: Tables, engine: int, pool: int, leased: Mask, tenant: int) -> int:
     blocks = tables.blocks
     here = leased & ((blocks.tiers[engine, : blocks.size] & int(Tier.HOT)) != 0)
     own = here & (blocks.tenant[: blocks.size] == tenant)
-    most = min(bounds.pool_share, tables.kept_share(engine))  # leases have a price, too
+    most = min(POOL_SHARE, tables.kept_share(engine))  # leases have a price, too
     each = most if tables.protected_share is not None else most / 2  # as ``limited_by`` has it
-    share = min(bounds.tenant_share, each) if tenant != NO_ROW else most
+    share = min(TENANT_SHARE, each) if tenant != NO_ROW else most
     in_all = int(most * pool) - int(np.count_nonzero(here))
     return min(in_all, int(share * pool) - int(np.count_nonzero(own)))
 
@@ -216,7 +208,6 @@ class IntentBook:
         self._tables = tables
         self._signalled = signalled
         self._clock = clock
-        self.bounds = LeaseBounds()  # lease bounds; may be replaced at any time
 
     def signal(self, signal: SessionSignal) -> IntentAnswer:
         """Apply what a caller states about a session outside any request."""
@@ -256,7 +247,7 @@ class IntentBook:
             return IntentAnswer(
                 Verdict.MISSING, "none of its blocks is in a pool; prefetch it first", 0, len(rows)
             )
-        kept = leasable(self._tables, self.bounds, rows, now)
+        kept = leasable(self._tables, rows, now)
         if not len(kept):
             return IntentAnswer(
                 Verdict.REJECTED, "other leases take all that may be leased", 0, len(rows)
@@ -311,11 +302,10 @@ class IntentBook:
 
     def _lasting(self, intent: Intent) -> tuple[float, str]:
         """For how many seconds the intent holds, and why that is less than asked for, if it is."""
-        longest = self.bounds.longest_s
         if intent.seconds is None:
-            return longest, ""
+            return LONGEST_S, ""
         seconds = max(0.0, intent.seconds)
-        return (seconds, "") if seconds <= longest else (longest, _IN_TIME.format(longest))
+        return (seconds, "") if seconds <= LONGEST_S else (LONGEST_S, _IN_TIME.format(LONGEST_S))
 
 
 def _lease_reason(kept: int, resident: int, asked: int, cut: str) -> str:

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from . import explain as memory_view
 from . import explain as views
 from .compiled import require_compiled
 from .explain import row_of
@@ -254,7 +253,7 @@ class KVCacheGraph:
 
     def explain_memory(self, name: str) -> dict[str, Any]:
         """Which requests recall a memory; raises GraphError if no block names it."""
-        return memory_view.explain_memory(self._view(), name)
+        return views.explain_memory(self._view(), name)
 
     def held(self, session: str, tenant: str | None = None) -> dict[str, float]:
         """Engine → seconds for which it has held a request of this session."""

@@ -73,8 +73,12 @@ def graph_stats(view: View, counters: Mapping[str, int], embedding_bytes: int) -
 
 
 def protection_said(kept: int, beyond: int, budget: ProtectionBudget | None) -> str:
-    """What protection holds and costs, in words: of blocks ``kept``, and of those named ``beyond``
-    them, which go like others.
+    """What protection holds and costs, in words.
+
+    Args:
+        kept: Blocks that are kept.
+        beyond: Blocks that are named to be kept and are not: they go like others.
+        budget: What that costs; None: nothing was ever named.
     """
     points = None if budget is None else budget.points
     said = f"protected: {kept:,} blocks"

@@ -166,9 +166,15 @@ class _Environment(EnvSettingsSource):
 
 
 def load(path: Path | None = None, overrides: Mapping[str, Any] | None = None) -> Config:
-    """Load and validate the configuration from a TOML file (None: the one that ``KVGRAPH_CONFIG``
-    names, if any), the environment and ``overrides``, dotted keys and values as in ``{"score.age":
-    "0.02"}``. Raises ConfigError.
+    """Load and validate the configuration.
+
+    Args:
+        path: A TOML file; None: the one that ``KVGRAPH_CONFIG`` names, if any.
+        overrides: What the command line sets, as in ``{"score.age": "0.02"}``; wins over the
+            environment, which wins over the file.
+
+    Raises:
+        ConfigError: A key or value is wrong; names it, its origin and what is allowed.
     """
     path = path or config_path()
     _check_environment()

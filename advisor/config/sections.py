@@ -19,7 +19,7 @@ from pydantic import (
 from ...graph.ranking.formulas import LruPolicy
 from ...graph.ranking.policy import Policy, Rules, ScoreProfile, Weights
 from ...graph.tables.tables import GraphLimits
-from ...graph.types import LAYER_BY_NAME, LAYER_NAMES, MAX_ENGINES, EdgeType, SourceLayer
+from ...graph.types import LAYER_BY_NAME, LAYER_NAMES, MAX_ENGINES, EdgeType
 from ...graph.wire.endpoints import check_endpoint
 from ...graph.wire.events import MAX_KEYS
 from ..policies.guard import Guard
@@ -227,17 +227,13 @@ class ScoreConfig(Section):
         """The rules that bind every policy; a session expected back within ``horizon_s`` seconds is
         due.
         """
-        return Rules(
-            session_memory_s=self.session_memory_s,
-            edge_types={kind: getattr(self.edge_types, kind.name.lower()) for kind in EdgeType},
-            protected_layers=frozenset(SourceLayer[n.upper()] for n in self.protected_layers),
-            protected_share=self.protected_share,
-            protected_price_points=self.protected_price_points,
-            tenant_share=self.tenant_share,
-            inferred_share=self.inferred_share,
-            reserved=self.reserved,
-            horizon_s=horizon_s,
-        )
+        own = ScoreConfig.model_fields.keys() & {each.name for each in fields(Rules)}
+        said = {name: getattr(self, name) for name in own} | {
+            "edge_types": {kind: getattr(self.edge_types, kind.name.lower()) for kind in EdgeType},
+            "protected_layers": frozenset(LAYER_BY_NAME[name] for name in self.protected_layers),
+            "horizon_s": horizon_s,
+        }
+        return Rules(**said)
 
 
 class PolicyConfig(Section):

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import fields
 from typing import Any
 
 import numpy as np
-from prometheus_client import CollectorRegistry, generate_latest
+import numpy.typing as npt
+from prometheus_client import generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 from starlette.requests import Request
@@ -80,9 +81,7 @@ def decision_ms(proxy: FleetProxy, percentile: float) -> float:
 
 def exposition(proxy: FleetProxy) -> bytes:
     """Return the proxy's metrics in Prometheus' text format."""
-    registry = CollectorRegistry()
-    registry.register(_ProxyCollector(proxy))
-    return generate_latest(registry)
+    return generate_latest(_ProxyCollector(proxy))
 
 
 class _ProxyCollector(Collector):
@@ -106,26 +105,20 @@ class _ProxyCollector(Collector):
 
     def _engines(self) -> Iterator[Metric]:
         board = self._proxy.board
-        columns = {
+        in_flight = [each.asked + each.running for each in self._proxy.engines.upstreams]
+        columns: dict[str, tuple[str, Sequence[float] | npt.NDArray[Any]]] = {
             "up": ("Whether the engine answers.", board.up),
             "draining": ("Whether it gets no further requests.", board.draining),
             "refusing": ("Requests that it refused, one after the other.", board.refusing),
             "waiting_tokens": ("Prompt tokens that wait there.", board.waiting),
             "live_tokens": ("Tokens of live sessions at home there.", board.live),
+            "in_flight": ("Requests that it has not answered to the end.", in_flight),
         }
         for name, (words, column) in columns.items():
             gauge = GaugeMetricFamily(f"kvgraph_route_engine_{name}", words, labels=["engine"])
             for each in self._proxy.engines.shown:
                 gauge.add_metric([each.url], float(column[each.number]))
             yield gauge
-        flying = GaugeMetricFamily(
-            "kvgraph_route_engine_in_flight",
-            "Requests that it has not answered to the end.",
-            labels=["engine"],
-        )
-        for each in self._proxy.engines.shown:
-            flying.add_metric([each.url], each.asked + each.running)
-        yield flying
 
 
 def route_app(proxy: FleetProxy) -> Router:

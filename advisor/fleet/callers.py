@@ -236,7 +236,7 @@ class Callers:
 
     def turn(self, fields: Mapping[str, Any], headers: Headers, named: str | None = None) -> Turn:
         """Find a request's session and read its prompt; raises BadRequestError."""
-        scope, hints = _scope(headers, fields), _hints(fields)
+        scope, hints = _scope(headers, fields), hints_in(fields)
         prompt = self._reader.read(fields, scope)
         session, engine_name = self._session(prompt, fields, headers, _checked(named, "session"))
         name = session.partition(" ")[2]
@@ -285,7 +285,7 @@ def _explicit(fields: Mapping[str, Any], headers: Headers) -> _Name | None:
     in_xargs = xargs.get("session_id") if isinstance(xargs, dict) else None
     if isinstance(in_xargs, str) and _accepted(in_xargs):  # vLLM checks nothing there
         return _Name(in_xargs, in_xargs)
-    name = _checked(_hints(fields).get("session"), "session")
+    name = _checked(hints_in(fields).get("session"), "session")
     return _Name(name, name) if name else None
 
 
@@ -393,7 +393,8 @@ def _without_slash(path: str) -> str:
     return what.removesuffix("/") + mark + query
 
 
-def _hints(fields: Mapping[str, Any]) -> dict[str, Any]:
+def hints_in(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the hints in a request's fields; empty without any."""
     params = fields.get("kv_transfer_params")
     hints = params.get("kvgraph") if isinstance(params, dict) else None
     return hints if isinstance(hints, dict) else {}

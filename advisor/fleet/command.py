@@ -95,7 +95,19 @@ def route(
     given = _engines(engines or [], engines_file)
     log_for_people()
     residency = ResidencyView(sidecars_with(named_sidecars or [])) if ask_sidecars else None
-    asyncio.run(serve_route(given, engines_file, host, port, residency, first_byte, hosts))
+
+    async def serve() -> None:
+        """Serve until a signal, and then finish what runs."""
+        proxy = FleetProxy(given, residency, first_byte_s=first_byte)
+        rereading = asyncio.create_task(_reread(proxy, engines_file)) if engines_file else None
+        _log.info("engines behind http://%s:%d: %d", host, port, len(given))
+        try:
+            await serve_at(route_app(proxy), host, port, hosts)
+        finally:
+            if rereading is not None:
+                rereading.cancel()
+
+    asyncio.run(serve())
 
 
 def _engines(engines: list[str], file: Path | None) -> list[EngineAddress]:
@@ -107,26 +119,6 @@ def _engines(engines: list[str], file: Path | None) -> list[EngineAddress]:
 _REREAD_S: Final = 1.0  # between two checks of the file; chosen
 
 _log = logging.getLogger(__name__)
-
-
-async def serve_route(
-    engines: Sequence[EngineAddress],
-    engines_file: Path | None,  # a file that lists the engines; it is reread when it changes
-    host: str,
-    port: int,
-    residency: ResidencyView | None,  # None: no sidecar is asked
-    first_byte_s: float,  # seconds for which an engine may be silent before an answer's first byte
-    allowed_hosts: Sequence[str] = (),  # names under which the proxy is addressed, beside its own
-) -> None:
-    """Serve until a signal, and then finish what runs."""
-    proxy = FleetProxy(engines, residency, first_byte_s=first_byte_s)
-    rereading = asyncio.create_task(_reread(proxy, engines_file)) if engines_file else None
-    _log.info("engines behind http://%s:%d: %d", host, port, len(engines))
-    try:
-        await serve_at(route_app(proxy), host, port, allowed_hosts)
-    finally:
-        if rereading is not None:
-            rereading.cancel()
 
 
 async def _reread(proxy: FleetProxy, file: Path) -> None:

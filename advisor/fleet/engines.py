@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 import orjson
 from prometheus_client.parser import text_string_to_metric_families
 
-from .board import EngineBoard, Speed
+from .board import EngineBoard
 from .upstream import (
     FIRST_BYTE_S,
     EngineAddress,
@@ -290,13 +290,12 @@ class EngineRoster:
         self,
         board: EngineBoard,  # an engine's number is its index there and in `upstreams`
         health: HealthWatch,
-        speed: Speed | None = None,  # assumed of engines until it is measured
         # seconds for which an engine may be silent before an answer's first byte
         first_byte_s: float = FIRST_BYTE_S,
     ) -> None:
         self.upstreams: list[Upstream] = []  # all engines that were ever listed
         self._board, self._health = board, health
-        self._speed, self._first_byte_s = speed, first_byte_s
+        self._first_byte_s = first_byte_s
         self._listed: set[int] = set()
         self._watched: dict[int, asyncio.Task[None]] = {}
         self._started = False
@@ -334,7 +333,7 @@ class EngineRoster:
         first = len(self.upstreams)
         new = [Upstream(at, url, self._first_byte_s) for at, url in enumerate(urls, first)]
         for upstream in new:
-            known[upstream.url] = number = self._board.add(upstream.url, self._speed)
+            known[upstream.url] = number = self._board.add(upstream.url)
             self._board.up[number] = False  # until it says that it is well
             self.upstreams.append(upstream)
         self._board.draining[:] = True

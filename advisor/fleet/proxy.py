@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Final, NamedTuple
 
-from .board import EngineBoard, Speed
+from .board import EngineBoard
 from .callers import Call, Callers, ParsedRequest, SideEffect
 from .engines import NEEDS_KEY, EngineRoster, HealthWatch
 from .pools import PoolShadows
@@ -79,7 +79,6 @@ class FleetProxy:
         engines: Sequence[EngineAddress],  # at first; the roster's `list_again` changes them
         # what sidecars report; None: the proxy goes by its own memory alone
         residency: ResidencyView | None = None,
-        speed: Speed | None = None,  # assumed of engines until it is measured
         # seconds for which an engine may be silent before an answer's first byte
         first_byte_s: float = FIRST_BYTE_S,
     ) -> None:
@@ -93,7 +92,7 @@ class FleetProxy:
             lambda engine: self.pools.forget(engine.number),
             lambda number: "" if residency is None else residency.hashing(number),
         )
-        self.engines = EngineRoster(self.board, self.health, speed, first_byte_s)
+        self.engines = EngineRoster(self.board, self.health, first_byte_s)
         self.engines.list_again(engines)
         self.counts = Counts()
         self.decided_s: deque[float] = deque(maxlen=DECISIONS)

@@ -11,9 +11,9 @@ from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, R
 
 from .board import Speed
 from .replica_choice import ReplicaChoice
-from .router import Stickiness
+from .router import OVERLOAD
 
-_SPEED, _STICKINESS = Speed(), Stickiness()
+_SPEED = Speed()
 
 _log = logging.getLogger(__name__)
 
@@ -31,13 +31,13 @@ class FleetRequestRouter(RequestRouter):  # type: ignore[misc]
         self,
         # by how much a home may cost more than the best other replica, in units of the time that
         # the home takes to compute the whole prompt
-        overload: float = _STICKINESS.overload,
+        overload: float = OVERLOAD,
         # of one replica; it is not measured here
         prefill_tokens_per_s: float = _SPEED.prefill_tokens_per_s,
         pool_tokens: int = 0,  # tokens that a replica's KV pool holds; 0: unknown
     ) -> None:
         speed = Speed(prefill_tokens_per_s=prefill_tokens_per_s, pool_tokens=pool_tokens)
-        self.choice = ReplicaChoice(Stickiness(overload), speed)
+        self.choice = ReplicaChoice(overload, speed)
 
     async def choose_replicas(
         self,

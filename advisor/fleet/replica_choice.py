@@ -11,7 +11,7 @@ import numpy as np
 from .board import EngineBoard, Speed
 from .callers import BadRequestError, Callers, Turn
 from .pools import PoolShadows
-from .router import Choice, FleetRouter, Reason, RoutingRequest, Stickiness
+from .router import OVERLOAD, Choice, FleetRouter, Reason, RoutingRequest
 
 _NAMELESS: Final = ("messages", "input", "prompt", "model", "cache_salt")
 """Fields of a body that are kept where its session's name is refused."""
@@ -23,9 +23,9 @@ class ReplicaChoice:
     gone costs a decision what an engine costs that is down.
     """
 
-    def __init__(self, stickiness: Stickiness | None = None, speed: Speed | None = None) -> None:
+    def __init__(self, overload: float = OVERLOAD, speed: Speed | None = None) -> None:
         self._speed = speed
-        self.router = FleetRouter(EngineBoard(), stickiness)
+        self.router = FleetRouter(EngineBoard(), overload)
         self._pools = PoolShadows()
         self._callers = Callers()
         self._numbers: dict[str, int] = {}

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from collections.abc import Hashable
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, NamedTuple
 
@@ -34,11 +33,8 @@ class Homes:
     columns.
     """
 
-    def __init__(
-        self, board: EngineBoard, live_s: float = LIVE_S, most: int = MOST_SESSIONS
-    ) -> None:
+    def __init__(self, board: EngineBoard, most: int = MOST_SESSIONS) -> None:
         self._board = board
-        self._live_s = live_s
         self._most = most
         self._live: OrderedDict[Hashable, Home] = OrderedDict()
         self._idle: OrderedDict[Hashable, Home] = OrderedDict()  # their KV does not count
@@ -107,7 +103,7 @@ class Homes:
         """Stop counting sessions idle for too long; forget the oldest beyond ``most``."""
         while self._live:
             session, home = next(iter(self._live.items()))
-            if home.seen_at > now - self._live_s and len(self._live) <= self._most:
+            if home.seen_at > now - LIVE_S and len(self._live) <= self._most:
                 break
             self.forget(session)
             self._idle[session] = home
@@ -170,17 +166,13 @@ class NoEngineError(Exception):
     """No engine takes requests."""
 
 
-@dataclass(frozen=True, slots=True)
-class Stickiness:
-    """How much a session's home may cost before a later turn goes elsewhere."""
-
-    # By how much the home may cost more than the best other engine, in units of the time that the
-    # home takes to compute the whole prompt: what is short for a slow engine is long for a fast
-    # one; chosen: of 0 to 4 and none, prompts of recorded agents wait least with it.
-    overload: float = 4.0
-    # Share of its last context that the home must hold; chosen: with less, most of it is computed
-    # again anyway, wherever that is.
-    kept: float = 0.5
+OVERLOAD: Final = 4.0
+"""By how much a session's home may cost more than the best other engine, in units of the time that
+the home takes to compute the whole prompt: what is short for a slow engine is long for a fast one.
+Chosen: of 0 to 4 and none, prompts of recorded agents wait least with it."""
+_KEPT: Final = 0.5
+"""Share of its last context that a session's home must hold. Chosen: with less, most of it is
+computed again anyway, wherever that is."""
 
 
 class FleetRouter:
@@ -200,11 +192,11 @@ class FleetRouter:
     costs, the engine whose live sessions have the least KV is chosen.
     """
 
-    def __init__(self, board: EngineBoard, stickiness: Stickiness | None = None) -> None:
+    def __init__(self, board: EngineBoard, overload: float = OVERLOAD) -> None:
         self.board = board
         self.homes = Homes(board)  # where sessions live
         self.counts: Counter[Reason] = Counter()  # decisions by reason
-        self._stickiness = stickiness or Stickiness()
+        self._overload = overload
 
     def route(self, wanted: RoutingRequest, holdings: Holdings, now: float) -> Choice:
         """Choose the engine of a request, and note that it waits there; raises NoEngineError."""
@@ -289,11 +281,11 @@ class FleetRouter:
         if home.engine in wanted.refused_by:
             return Reason.HOME_REFUSED
         whole_s = wanted.tokens * self.board.compute_s[home.engine]
-        if costs[home.engine] - costs.min() > self._stickiness.overload * whole_s:
+        if costs[home.engine] - costs.min() > self._overload * whole_s:
             return Reason.HOME_OVERLOADED
         held = max(_at(holdings.copied, home.engine), holdings.shared)
         had = min(home.tokens, wanted.tokens)
-        if _at(holdings.lost, home.engine) and held < self._stickiness.kept * had:
+        if _at(holdings.lost, home.engine) and held < _KEPT * had:
             return Reason.HOME_FORGOT
         return Reason.HOME
 

@@ -5,7 +5,6 @@ engines.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import socket
 from collections.abc import AsyncGenerator, Iterable
 from pathlib import Path
@@ -100,14 +99,18 @@ MOST_ANSWER: Final = 16 << 20
 """Bytes of an answer to a question of the proxy's own; chosen: several times the largest
 ``/metrics``."""
 AS_IT_IS: Final = {"Accept-Encoding": "identity"}  # headers of such a question
+_OF_JSON: Final = {"Content-Type": "application/json"}
 _DROPPED: Final = frozenset(
     b"connection keep-alive transfer-encoding te trailer upgrade date server".split()
 ) | {ENGINE_HEADER}
 
 
 class NothingAnsweredError(Exception):
-    """An engine went away before the first byte of its answer. ``sent``: it may have received the
-    request. ``refused``: nothing listens at any address of its host.
+    """An engine went away before the first byte of its answer.
+
+    Attributes:
+        sent: It may have received the request.
+        refused: Nothing listens at any address of its host.
     """
 
     def __init__(self, why: str, sent: bool = True, refused: bool = False) -> None:
@@ -150,18 +153,6 @@ class Reply(NamedTuple):
             raise BrokenAnswerError(type(error).__name__) from None
         finally:
             self.close()
-
-    async def whole(self) -> bytes:
-        """Return all bytes of the answer to a question of the proxy's own.
-        Raises BrokenAnswerError.
-        """
-        content = bytearray()
-        async with contextlib.aclosing(self.chunks()) as chunks:
-            async for chunk in chunks:
-                content += chunk
-                if len(content) > MOST_ANSWER:
-                    raise BrokenAnswerError("it is too large")
-        return bytes(content)
 
     def close(self) -> None:
         """Give up what has not been read; the engine notices that its connection is closed."""
@@ -225,18 +216,20 @@ class Upstream:
             raise NothingAnsweredError("it does not answer any more")
         return asking.result()
 
-    async def ask(self, path: str, timeout_s: float) -> OwnAnswer:
-        """Return the answer to a request of the proxy's own.
+    async def ask(self, path: str, timeout_s: float, body: bytes | None = None) -> OwnAnswer:
+        """Return the answer to a question of the proxy's own, which has a JSON body or none.
         Raises SilentError or NothingAnsweredError.
         """
+        method, headers = ("GET", AS_IT_IS) if body is None else ("POST", AS_IT_IS | _OF_JSON)
         unlimited = aiohttp.ClientTimeout(total=None)
         try:
             async with (
                 asyncio.timeout(timeout_s),
-                self._session.get(
-                    self.url + path, timeout=unlimited, allow_redirects=False, headers=AS_IT_IS
+                self._session.request(
+                    method, self.url + path, data=body, timeout=unlimited, allow_redirects=False,
+                    headers=headers,
                 ) as answer,
-            ):
+            ):  # fmt: skip
                 return OwnAnswer(answer.status, await whole_answer(answer))
         except TimeoutError:
             raise SilentError(f"not all of the answer came in {timeout_s:g} s") from None

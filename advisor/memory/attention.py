@@ -6,9 +6,8 @@ import asyncio
 import logging
 import re
 import time
-from collections import OrderedDict
 from collections.abc import Collection, Mapping, Sequence
-from typing import Annotated, Any, Final, NamedTuple, Protocol
+from typing import Annotated, Any, Final, Protocol
 from urllib.parse import urlencode
 
 import aiohttp
@@ -17,10 +16,11 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 import orjson
-from cachetools import FIFOCache
+from cachetools import FIFOCache, TLRUCache
 
 from ...graph.wire.events import MAX_NAME
 from ..fleet.upstream import AS_IT_IS, whole_answer
+from ..process.process import RateLimitedLog
 from ..tools.remote import BusySidecarError, RemoteError, UnknownError, ask
 from .chat import Block, ChatSession
 
@@ -174,6 +174,7 @@ _MOST_BLOCKS: Final = 1000  # most blocks of one answer of the page
 _MOST_S: Final = 1.0  # of one question; chosen: a client waits for it
 _EVERY_S: Final = 1.0  # between questions about one chat; chosen: samples change no faster
 _SOON_S: Final = 0.1  # between those about a chat of which nothing was sampled yet; chosen
+_MOST_CHATS: Final = 10_000  # whose last answer is kept; chosen
 _WITHOUT_S: Final = 10.0  # until one that did not answer is asked again; chosen: a start takes that
 
 _log = logging.getLogger(__name__)
@@ -210,11 +211,6 @@ class _Sampled(msgspec.Struct):
     blocks: list[_Block]
 
 
-class _Answer(NamedTuple):
-    attention: Mapping[str, float]
-    until: float
-
-
 class SampledAttention:
     """Asks a sidecar's page for the attention that the engine sampled.
 
@@ -226,9 +222,11 @@ class SampledAttention:
 
     def __init__(self, url: str) -> None:
         self._url = url
-        self._last: OrderedDict[str, _Answer] = OrderedDict()  # by chats' keys, the oldest first
+        self._last: TLRUCache[str, Mapping[str, float]] = TLRUCache(  # by chats' keys
+            _MOST_CHATS, lambda _, told, now: now + (_EVERY_S if told else _SOON_S), time.monotonic
+        )
         self._asks_from = 0.0
-        self._said: set[str] = set()
+        self._log = RateLimitedLog(_log, time.monotonic)
         self.told = 0  # how often it reported on a block that may leave
 
     async def of(self, chat: ChatSession, always: Collection[int]) -> Shares:
@@ -243,15 +241,11 @@ class SampledAttention:
 
     async def _sampled(self, chat: ChatSession) -> Mapping[str, float]:
         """Return the attention by block name: the most that any of its engine blocks gets."""
-        now = time.monotonic()
-        while self._last and next(iter(self._last.values())).until <= now:
-            self._last.popitem(last=False)
         known = self._last.get(chat.key)
-        if known is not None and known.until > now:
-            return known.attention
-        attention = await self._ask(chat.name) if now >= self._asks_from else {}
-        self._last[chat.key] = _Answer(attention, now + (_EVERY_S if attention else _SOON_S))
-        self._last.move_to_end(chat.key)
+        if known is not None:
+            return known
+        asks = time.monotonic() >= self._asks_from
+        attention = self._last[chat.key] = await self._ask(chat.name) if asks else {}
         return attention
 
     async def _ask(self, session: str) -> dict[str, float]:
@@ -282,10 +276,5 @@ class SampledAttention:
         return attention
 
     def _warn(self, kind: str, why: str = "") -> None:
-        if kind not in self._said:
-            self._said.add(kind)
-            _log.warning(
-                "the sidecar at %s does not tell where the model looks: %s (said once)",
-                self._url,
-                why or kind,
-            )
+        said = "the sidecar at %s does not tell where the model looks: %s (said once)"
+        self._log.once(kind, said, self._url, why or kind)

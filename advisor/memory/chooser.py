@@ -8,14 +8,13 @@ import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 import orjson
 
-from ..fleet.callers import Body, Call
 from ..fleet.prompts import CHARACTERS_PER_TOKEN
-from ..fleet.upstream import BrokenAnswerError, NothingAnsweredError, Upstream
+from ..fleet.upstream import NothingAnsweredError, Upstream
 from .attention import Attention, Shares, Similarity, SimilarityError, relevance_of
 from .chat import MOST_TOKENS, THOUGHTS, Block, ChatSession, Message
 from .requests import ChatRequest
@@ -105,14 +104,12 @@ class TokenCounter:
                 block.tokens = await self._ask(orjson.dumps(asked))
 
     async def _ask(self, body: bytes) -> int:
-        headers = [(b"content-type", b"application/json")]
         try:
-            reply = await self._upstream.begin(Call("POST", "/tokenize", headers, Body(body)))
-            answer = await reply.whole()
-            if reply.status == _NO_SUCH_PATH:
+            answer = await self._upstream.ask("/tokenize", self._most_s, body)
+            if answer.status == _NO_SUCH_PATH:
                 self._asks_from = time.monotonic() + _WITHOUT_S
-            read: Any = orjson.loads(answer) if reply.status == _OK else {}
-        except (NothingAnsweredError, BrokenAnswerError, orjson.JSONDecodeError):
+            read: Any = orjson.loads(answer.content) if answer.status == _OK else {}
+        except (NothingAnsweredError, orjson.JSONDecodeError):
             return 0
         count = read.get("count") if isinstance(read, dict) else None
         return count if isinstance(count, int) and 0 < count < MOST_TOKENS else 0
@@ -148,6 +145,12 @@ class MemoryCounts:
         self.recalled += back
 
 
+_SIMILARITY, _RECENCY = 0.6, 0.4  # weights of both in a score; chosen
+_HALF_LIFE: Final = 8.0  # turns after which recency has halved; chosen
+_FLOORS: Final = {"system": 1.0, "user": 0.2, "assistant": 0.1, "tool": 0.0}
+"""Least score of a block by its source. Chosen: what people say is short and means much."""
+
+
 def scores(
     chat: ChatSession, blocks: Sequence[Block], about: Shares, attention: Shares, by: MemorySettings
 ) -> Shares:
@@ -155,9 +158,9 @@ def scores(
     float64 ``[blocks]``, 0 to 1.
     """
     age = np.array([chat.turn - block.turn for block in blocks], dtype=np.float64)
-    worth = by.similarity * about + by.recency * np.exp2(-age / by.half_life)
+    worth = _SIMILARITY * about + _RECENCY * np.exp2(-age / _HALF_LIFE)
     worth = (1 - by.attention) * worth + by.attention * attention
-    floors = [max(by.floors.get(block.source, 0.0), block.priority) for block in blocks]
+    floors = [max(_FLOORS.get(block.source, 0.0), block.priority) for block in blocks]
     always = stays(chat, by)
     worth = np.maximum(worth, np.array(floors, dtype=np.float64))
     worth[[id(block) in always for block in blocks]] = 1.0
@@ -252,11 +255,6 @@ _LINE: Final = 8
 _log = logging.getLogger(__name__)
 
 
-class PromptChoice(NamedTuple):
-    back: list[Block]  # blocks that came back, and stay
-    line: str  # the line that names what has left; empty for none
-
-
 class PromptChooser:
     """Lets blocks leave and come back; the caller must hold the chat's lock."""
 
@@ -274,8 +272,12 @@ class PromptChooser:
 
     async def choose(
         self, chat: ChatSession, new: Sequence[Block], request: ChatRequest
-    ) -> PromptChoice:
-        """Bring back the blocks that the user speaks of, and let others leave until all fits."""
+    ) -> tuple[list[Block], str]:
+        """Bring back the blocks that the user speaks of, and let others leave until all fits.
+
+        Returns:
+            The blocks that came back and stay; and the line that names what has left, if any.
+        """
         by, room = self._settings, self._room(request)
         speaks = bool(new) and new[-1].source == "user"
         found: list[Block] = []
@@ -293,7 +295,7 @@ class PromptChooser:
         self._counts.note(chat, len(gone) - (len(found) - len(back)), len(back))
         line = await self._line(chat, request, room)
         self._counts.beyond += chat.tokens > room
-        return PromptChoice(back, line)
+        return back, line
 
     async def relieve(self, chat: ChatSession) -> None:
         """Let blocks leave if an answer left too many in the prompt."""

@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 
 import orjson
 
-from ..fleet.callers import BadRequestError
+from ..fleet.callers import BadRequestError, hints_in
 from ..fleet.prompts import CHARACTERS_PER_TOKEN
 from .chat import Message, is_message
 
@@ -17,6 +17,7 @@ _PARAMS, _OURS, _MEMORY, _RECALL = "kv_transfer_params", "kvgraph", "memory", "r
 _TAGS: Final = frozenset(
     {"layer", "importance", "priority", "pinned", "identity", "memory_id"}
 )  # of a message's hints: docs/hints.md
+_NOT_SENT: Final = (_MEMORY, "messages")  # of the client's hints: ours stand in their place
 _APPEND, _OFF = "append", "off"
 _LIMITS: Final = ("max_completion_tokens", "max_tokens")
 
@@ -50,10 +51,7 @@ class ChatRequest(NamedTuple):
         recalls: bool,  # whether recall is asked for, unless the client says otherwise
         salt: str = "",  # cache salt in place of the client's, where text may come back
     ) -> bytes:
-        ours = self._params.get(_OURS)
-        ours = dict(ours) if isinstance(ours, dict) else {}
-        ours.pop(_MEMORY, None)
-        ours.pop("messages", None)
+        ours = {name: said for name, said in hints_in(self.fields).items() if name not in _NOT_SENT}
         ours |= {"messages": tags} if tags else {}
         ours = ({_RECALL: True} if recalls else {}) | ours
         salted = {CACHE_SALT: salt} if salt and ours.get(_RECALL) else {}
@@ -63,15 +61,12 @@ class ChatRequest(NamedTuple):
         """The body for an engine that rejects hints, with ``messages`` in place of the client's."""
         return self._with(messages, {_OURS: {}})
 
-    @property
-    def _params(self) -> dict[str, Any]:
-        params = self.fields.get(_PARAMS)
-        return params if isinstance(params, dict) else {}
-
     def _with(
         self, messages: Sequence[Message], ours: dict[str, Any], more: Mapping[str, object] = {}
     ) -> bytes:
-        params = {name: value for name, value in (self._params | ours).items() if value}
+        theirs = self.fields.get(_PARAMS)
+        params = (theirs if isinstance(theirs, dict) else {}) | ours
+        params = {name: value for name, value in params.items() if value}
         fields = {name: value for name, value in self.fields.items() if name != _PARAMS}
         return orjson.dumps(
             fields | {"messages": messages, **more} | ({_PARAMS: params} if params else {})
@@ -91,9 +86,7 @@ def read_chat_request(body: bytes) -> ChatRequest | None:
         return None
     if not all(map(is_message, messages)):
         return None
-    params = fields.get(_PARAMS)
-    ours = params.get(_OURS) if isinstance(params, dict) else None
-    ours = ours if isinstance(ours, dict) else {}
+    ours = hints_in(fields)
     memory = ours.get(_MEMORY)
     if memory not in (None, _APPEND, _OFF):
         raise BadRequestError(

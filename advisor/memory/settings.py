@@ -11,9 +11,6 @@ from typing import Final
 from ...graph.errors import ConfigError
 
 LEAST_BUDGET: Final = 64  # tokens; chosen: less holds no question and answer
-FLOORS: Final = {"system": 1.0, "user": 0.2, "assistant": 0.1, "tool": 0.0}
-"""Least score of a block by its source. Chosen: what people say is short and means much."""
-
 ATTENTION_WEIGHT: Final = 0.3
 """Weight of attention in a score where a sidecar reports it. Chosen: samples of a few steps count
 for less than what the user speaks of."""
@@ -38,11 +35,8 @@ class MemorySettings:
     top: int = 4  # how many blocks a user's message may be about
     least_similarity: float = 0.1  # below it, a message is not about a block
     resident_gate: bool = True  # whether blocks in the prompt count among ``top``
-    # ``similarity``, ``recency``: weights of both in a score; they add up to 1.
-    similarity: float = 0.6
-    recency: float = 0.4
-    attention: float = 0.0  # weight of the model's attention; the other two share the rest
-    half_life: float = 8.0  # turns after which recency has halved
+    # Weight of the model's attention in a score; similarity and recency share the rest.
+    attention: float = 0.0
     sinks: int = 1  # blocks after the system's at the beginning of a chat that always stay
     tail: int = 2  # newest blocks that always stay
     # Tokens of the newest blocks that stand after what comes back, because an engine splices only
@@ -56,8 +50,6 @@ class MemorySettings:
     # Key of the hash that gives each API key its own cache salt where recall is asked for; None
     # lets one caller's text come back for another.
     salt_key: bytes | None = field(default_factory=lambda: secrets.token_bytes(32), repr=False)
-    # Least score of a block, by its source.
-    floors: dict[str, float] = field(default_factory=lambda: dict(FLOORS))
 
     def __post_init__(self) -> None:
         if self.budget < LEAST_BUDGET:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable
 from typing import Any, Final
 
-import msgspec
+import orjson
 from fastapi import APIRouter
 from fastapi.responses import Response
 
-from ...dashboards.answer import Answer, Part
+from ...dashboards.answer import Answer, Part, as_json
 from ...dashboards.source import EngineStatus
 from ...graph.logs.history import History
 from ...graph.logs.requests import RequestLog
@@ -190,20 +189,11 @@ def _engine(engine: EngineStatus, history: History) -> EngineView:
     known, tiers = engine.graph, engine.tiers
     used = tiers.prefetch_useful + tiers.prefetch_wasted if tiers is not None else 0
     applied = known.applied if known is not None else None
-    status = _plain(engine)
+    status: dict[str, Any] = orjson.loads(as_json(engine).body)  # as `/status` has it
     return EngineView(
-        id=engine.id,
-        name=engine.name,
-        model=engine.model,
-        version=engine.version,
-        kind=engine.kind,
-        state=engine.state,
+        **{name: said for name, said in status.items() if name in EngineView.model_fields},
         summary=_summary(engine),
-        ranked_by=engine.ranked_by,
         guard=_guard(engine),
-        ranking_age_s=engine.ranking_age_s,
-        gaps=engine.gaps,
-        resyncs=engine.resyncs,
         dropped=None if applied is None else applied.dropped,
         hit_share=history.hit_share(engine.id),
         prefetch_useful=round(tiers.prefetch_useful / used, 4) if tiers and used else None,
@@ -241,14 +231,3 @@ def _guard(engine: EngineStatus) -> str:
     if engine.ruling is not None:
         return beside_lru_lately(engine.ruling.ahead)
     return "guard is off" if engine.ranked_by != LruPolicy.name else "nothing to compare yet"
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, msgspec.Struct):
-        return {name: _plain(each) for name, each in msgspec.structs.asdict(value).items()}
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        named = ((each.name, getattr(value, each.name)) for each in dataclasses.fields(value))
-        return {name: _plain(each) for name, each in named}
-    if isinstance(value, dict):
-        return {name: _plain(each) for name, each in value.items()}
-    return [_plain(each) for each in value] if isinstance(value, tuple) else value

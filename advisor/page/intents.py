@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Annotated, Final, Literal
 
 from fastapi import APIRouter, Depends
@@ -157,10 +158,5 @@ def _signalled(graph: KVCacheGraph, wish: IntentWish) -> IntentAnswer:
 
 
 def _reply(answer: IntentAnswer) -> IntentReply:
-    return IntentReply(
-        answer=answer.verdict,
-        reason=answer.reason,
-        blocks=answer.blocks,
-        asked=answer.asked,
-        seconds=answer.seconds,
-    )
+    said = asdict(answer)
+    return IntentReply(answer=said.pop("verdict"), **said)

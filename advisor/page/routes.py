@@ -51,50 +51,46 @@ def explaining_router(page: Page) -> APIRouter:
     """Routes outside ``/v1``; an unknown block, session or memory raises GraphError."""
     paths = APIRouter()
 
+    def told(read: Callable[[], Any]) -> Response:
+        with page.questions.turn():
+            found = read()
+        return as_json(found)
+
     @paths.get("/blocks/{key}/explain")
     def explain_block(key: KeyParam) -> Response:
         block = parse_key(key)
-        with page.questions.turn():
-            found = page.graph.explain(block, page.latest())
-        return as_json(found)
+        return told(lambda: page.graph.explain(block, page.latest()))
 
     @paths.get("/blocks/{key}/subgraph")
     def subgraph(key: KeyParam, hops: HopsQuery = 1, limit: NodesQuery = 200) -> Response:
         block = parse_key(key)
-        with page.questions.turn():
-            found = page.graph.subgraph(block, hops, limit)
-        return as_json(found)
+        return told(lambda: page.graph.subgraph(block, hops, limit))
 
     @paths.get("/waiting")
     def waiting() -> Response:
-        with page.questions.turn():
-            found = page.graph.waiting()
-        return as_json(found)
+        return told(page.graph.waiting)
 
     @paths.get("/sessions/{name:anything}/explain")
     def explain_session(name: NameParam, tenant: NameQuery = None) -> Response:
-        return as_json(_session(page, name, tenant))
+        return told(lambda: _session(page, name, tenant))
 
     @paths.get("/memories/{name:anything}/explain")
     def explain_memory(name: NameParam) -> Response:
-        with page.questions.turn():
-            found = page.graph.explain_memory(name)
-        return as_json(found)
+        return told(lambda: page.graph.explain_memory(name))
 
     return paths
 
 
 def _session(page: Page, name: str, tenant: str | None) -> dict[str, Any]:
-    with page.questions.turn():
-        held = [_why_held(page, *each) for each in page.graph.held(name, tenant).items()]
-        try:
-            facts = page.graph.explain_session(name, tenant)
-        except GraphError:
-            if not held:
-                raise
-            # Of a new session no more is known while its first request is held.
-            facts = {"session": name, "tenant": tenant, "state": "held"}
-        return {**facts, "why": held} if held else facts
+    held = [_why_held(page, *each) for each in page.graph.held(name, tenant).items()]
+    try:
+        facts = page.graph.explain_session(name, tenant)
+    except GraphError:
+        if not held:
+            raise
+        # Of a new session no more is known while its first request is held.
+        facts = {"session": name, "tenant": tenant, "state": "held"}
+    return {**facts, "why": held} if held else facts
 
 
 def _why_held(page: Page, engine: str, seconds: float) -> str:

@@ -222,7 +222,11 @@ def weight_effect(
     now, name = graph.clock(), chosen_engine(graph.tables, engine)
     if name is None:
         said = "No engine is connected: there is nothing to rank."
-        return _effect(None, said, 0, 0, [], unix(now)), lambda: None
+        nothing = WeightEffect(
+            at=unix(now), engine=None, sentence=said, looked_at=0, entering=0, movers=[],
+            window=None,
+        )  # fmt: skip
+        return nothing, lambda: None
     column = graph.tables.engines[name]
     view, play = View(graph.tables, graph.rules, column, now), WindowPlay(*remembered(name))
     before, after = OtherWeights.in_force(graph), other_weights(graph, score, policy)
@@ -230,7 +234,10 @@ def weight_effect(
     new, otherwise = _next_to_go(view, after), play.scores(view, after)
     entering = len(set(new) - set(old))
     said = _sentence(len(old), entering, after.policy, policy is not None)
-    effect = _effect(name, said, len(old), entering, _movers(graph, old, new), unix(now))
+    effect = WeightEffect(
+        at=unix(now), engine=name, sentence=said, looked_at=len(old), entering=entering,
+        movers=_movers(graph, old, new), window=None,
+    )  # fmt: skip
     return effect, lambda: _window_effect(play, scored, otherwise)
 
 
@@ -304,15 +311,6 @@ def _sentence(count: int, entering: int, policy: Policy, is_another: bool) -> st
     if not isinstance(policy, Weighted):
         return f"The policy {policy.name} heeds no weights; only the rules change."
     return f"Of the {count:,} blocks to go first {entering:,} would be others."
-
-
-def _effect(
-    engine: str | None, sentence: str, looked_at: int, entering: int, movers: list[Mover], at: float
-) -> WeightEffect:
-    return WeightEffect(
-        at=at, engine=engine, sentence=sentence, looked_at=looked_at, entering=entering,
-        movers=movers, window=None,
-    )  # fmt: skip
 
 
 # Weights tried, and changed.

@@ -165,8 +165,11 @@ def _warmed(prefix: Prefix, tokens: int, cached: int | None) -> WarmResult:
 
 
 class ServerRefusalError(KvGraphError):
-    """A server did not do what was asked; ``is_final``: it would refuse again. ``said`` is the
-    beginning of its answer.
+    """A server did not do what was asked.
+
+    Attributes:
+        is_final: It would refuse again.
+        said: The beginning of its answer.
     """
 
     def __init__(self, message: str, *, is_final: bool = False, said: str = "") -> None:

@@ -83,21 +83,8 @@ def renderer(name: str, directory: Path) -> Render:
 SYSTEM_PREFIX: Final = "conv:__system_prefix__"  # key of a system prefix without a conversation
 
 
-def prefix_key(
-    conversation: str | None = None,
-    segments: Sequence[str] = (),
-    prefix: str | None = None,
-    request: Mapping[str, Any] | None = None,
-) -> str:
-    """The first of the keys ``conv:``, ``seg:``, ``pfx:`` and ``v5:`` that the arguments allow."""
-    if conversation:
-        return f"conv:{conversation}"
-    if segments:
-        return f"seg:{_digest(json.dumps(list(segments)))}"
-    if prefix:
-        return f"pfx:{_digest(prefix)}"
-    whole = json.dumps(request or {}, sort_keys=True)
-    return f"v5:{uuid.uuid5(uuid.NAMESPACE_OID, whole)}"
+def prefix_key(conversation: str) -> str:
+    return f"conv:{conversation}"
 
 
 def _digest(text: str) -> str:
@@ -190,13 +177,14 @@ class PrefixConfig(_Section):
             return prefix_key(self.conversation)
         stable = self.stable(directory)
         if self.tools:
-            return prefix_key(request={"messages": stable, "tools": self.tools})
+            whole = json.dumps({"messages": stable, "tools": self.tools}, sort_keys=True)
+            return f"v5:{uuid.uuid5(uuid.NAMESPACE_OID, whole)}"
         if not self.messages and not self.render:
             return SYSTEM_PREFIX
         texts = [message.get("content", "") for message in stable]
         if all(isinstance(text, str) for text in texts):
-            return prefix_key(segments=[str(text) for text in texts])
-        return prefix_key(prefix=json.dumps(stable, sort_keys=True))
+            return f"seg:{_digest(json.dumps(texts))}"
+        return f"pfx:{_digest(json.dumps(stable, sort_keys=True))}"
 
 
 class PrecacheConfig(_Section):

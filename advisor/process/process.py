@@ -62,30 +62,35 @@ def collect_seldom() -> None:
     gc.set_threshold(_OBJECTS, _YOUNG, _YOUNG)
 
 
+_LOG_EVERY_S: Final = 10.0  # of one kind; chosen
+
+
 class RateLimitedLog:
-    """Logs each kind of problem at most once per ``every_s``, with the count of omitted lines.
+    """Logs each kind of problem at most once in ten seconds, with the count of omitted lines.
     Kinds are constants, never input, so that their number is bounded.
     """
 
-    def __init__(
-        self, logger: logging.Logger, clock: Callable[[], float], every_s: float = 10.0
-    ) -> None:
+    def __init__(self, logger: logging.Logger, clock: Callable[[], float]) -> None:
         self._logger = logger
         self._clock = clock
-        self._every_s = every_s
         self._last: dict[str, float] = {}
         self._left_out: dict[str, int] = {}
 
     def warn(self, kind: str, message: str, *args: object) -> None:
         """Log ``message % args``, unless its kind was logged recently."""
         now = self._clock()
-        if now - self._last.get(kind, float("-inf")) < self._every_s:
+        if now - self._last.get(kind, float("-inf")) < _LOG_EVERY_S:
             self._left_out[kind] = self._left_out.get(kind, 0) + 1
             return
         self._last[kind] = now
         left_out = self._left_out.pop(kind, 0)
         suffix = f" (and {left_out} more like it)" if left_out else ""
         self._logger.warning(message + "%s", *args, suffix)
+
+    def failed(self, kind: str, what: str, error: Exception) -> None:
+        """``warn`` of ``what``, by the error's type alone: its text may quote what callers said."""
+        self.warn(kind, "%s (%s)", what, type(error).__name__)
+        self._logger.debug(what, exc_info=error)
 
     def once(self, kind: str, message: str, *args: object) -> None:
         if kind not in self._last:
@@ -255,8 +260,11 @@ def _is_ipv6(name: str) -> bool:
 
 
 async def serve_at(app: ASGIApp, host: str, port: int, allowed_hosts: Sequence[str] = ()) -> None:
-    """Serve until told to stop, then finish running requests. ``allowed_hosts`` are further names,
-    such as a reverse proxy's. Beyond loopback, any name is accepted if there are none.
+    """Serve until told to stop, then finish running requests.
+
+    Args:
+        allowed_hosts: Names under which the service is addressed beside its own, such as a reverse
+            proxy's. Beyond loopback, any name is accepted if there are none.
     """
     # A page of another origin must not reach engines through a browser on this machine.
     guards = is_loopback(host) or allowed_hosts

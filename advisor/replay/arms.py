@@ -5,7 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from functools import partial
@@ -156,7 +156,7 @@ def run_arm(name: str, trace: Trace, capacity: int, settings: Settings) -> Ints:
 
 
 Shared = TypeVar("Shared")
-Cell = TypeVar("Cell")
+Cell = TypeVar("Cell", bound=Hashable)
 Found = TypeVar("Found")
 
 
@@ -177,6 +177,21 @@ def run_cells(
         running = {pool.submit(_run_cell, cell): cell for cell in cells}
         for future in as_completed(running):
             yield running[future], future.result()
+
+
+def all_cells(
+    run: Callable[[Shared, Cell], Found],
+    shared: Shared,
+    cells: Sequence[Cell],
+    processes: int,
+    progress: Callable[[int, int], None],  # called with how many are done, and how many there are
+) -> dict[Cell, Found]:
+    """``run_cells`` to its end, by cell."""
+    found: dict[Cell, Found] = {}
+    for cell, each in run_cells(run, shared, cells, processes):
+        found[cell] = each
+        progress(len(found), len(cells))
+    return found
 
 
 _worker: dict[str, Any] = {}
@@ -213,10 +228,8 @@ def hit_rate(trace: Trace, capacity: int, policy: Policy | str = BY_DEFAULT) -> 
     Raises:
         ReplayError: No policy has that name.
     """
-    return float(_hits(trace, capacity, policy).sum() / max(1, trace.prompt_blocks))
-
-
-def _hits(trace: Trace, capacity: int, policy: Policy | str) -> Ints:
     if isinstance(policy, str):
-        return run_arm(policy, trace, capacity, Settings())
-    return simulate(trace, [Instance(capacity, GraphOrder.alone(trace, policy))]).hits
+        hits = run_arm(policy, trace, capacity, Settings())
+    else:
+        hits = simulate(trace, [Instance(capacity, GraphOrder.alone(trace, policy))]).hits
+    return float(hits.sum() / max(1, trace.prompt_blocks))

@@ -44,6 +44,7 @@ def replay(
 ) -> None:
     """Replay traces: what would each eviction policy have found in the cache?"""
     from .arms import chosen_arms
+    from .tables import draw, hit_table
 
     capacities = parse_capacities(capacity)
     settings = _settings(interval, service, config)
@@ -57,8 +58,17 @@ def replay(
         trace = _load(path, block_size, as_json)
         if analyze:
             _analyze(trace, capacities, as_json)
+            continue
+        with progress_bar("policies × capacities", as_json) as update:
+            table = hit_table(
+                trace, arms, capacities, settings, processes=processes, progress=update
+            )
+        if picture is not None:
+            draw(table, picture)
+        if as_json:
+            typer.echo(json.dumps(table.as_dict()))
         else:
-            _table(trace, arms, capacities, settings, processes, picture, as_json)
+            _print(table)
 
 
 def _check_files(paths: Sequence[Path]) -> None:
@@ -123,24 +133,9 @@ def parse_numbers(
     raise ReplayError(f"{option} {text!r}: allowed: {allowed}")
 
 
-def _table(
-    trace: Any,
-    arms: list[str],
-    capacities: list[int],
-    settings: Any,
-    processes: int,
-    picture: Path | None,
-    as_json: bool,
-) -> None:
-    from .tables import draw, hit_table, rates_table
+def _print(table: Any) -> None:
+    from .tables import rates_table
 
-    with progress_bar("policies × capacities", as_json) as update:
-        table = hit_table(trace, arms, capacities, settings, processes=processes, progress=update)
-    if picture is not None:
-        draw(table, picture)
-    if as_json:
-        typer.echo(json.dumps(table.as_dict()))
-        return
     console = Console()
     console.print(rates_table(table))
     for note in table.notes:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import heapq
 import math
 import random
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -22,8 +24,8 @@ from .recorded_sessions import Session
 from .simulator import Instance
 from .trace import AGENTS_SERVICE, HostLink, ReplayError, ServiceModel, Trace
 
-AdviceAt = Callable[[float], AdmissionAdvice]
-"""Returns a sidecar's latest advice on admission, as of a time."""
+AdviceAt = Callable[[float], AdmissionAdvice | None]
+"""Returns a sidecar's latest advice on admission, as of a time; None: it says nothing."""
 
 
 @dataclass(slots=True, eq=False)
@@ -53,7 +55,7 @@ class SimulatedHold:
     long queue.
     """
 
-    def __init__(self, word: AdviceAt | None, bounds: HoldingBounds) -> None:
+    def __init__(self, word: AdviceAt, bounds: HoldingBounds) -> None:
         self._word = word
         self._rule = HoldingRule(bounds)
         self._held: dict[str, ArrivedRequest] = {}
@@ -62,18 +64,17 @@ class SimulatedHold:
         return len(self._held)
 
     def arrives(self, asked: ArrivedRequest, now: float, *, idle: bool, queued: bool) -> bool:
-        """Note that a request arrived; returns whether it must wait for room. ``idle``: nothing
-        runs, and nobody else waits for the engine. ``queued``: somebody else waits for it.
+        """Note that a request arrived; returns whether it must wait for room.
+
+        Args:
+            idle: Nothing runs, and nobody else waits for the engine.
+            queued: Somebody else waits for the engine.
         """
-        if self._word is None:
-            return False
         held = self._rule.arrives(asked.as_held(now), self._word(now), idle=idle, queued=queued)
         return self._noted(asked, now, held)
 
     def turn_comes(self, asked: ArrivedRequest, now: float) -> bool:
         """Note that a request is next to start; returns whether it must wait for room after all."""
-        if self._word is None:
-            return False
         held = self._rule.turn_comes(asked.as_held(now), self._word(now))
         return self._noted(asked, now, held)
 
@@ -84,11 +85,12 @@ class SimulatedHold:
         return list(self._held.values())
 
     def released(self, now: float, *, idle: bool, free: bool) -> list[ArrivedRequest]:
-        """Return the requests that may start now, in this order. ``idle``: nothing runs, and nobody
-        else waits for the engine. ``free``: nobody else does, and it computes no prompt.
+        """Return the requests that may start now, in this order.
+
+        Args:
+            idle: Nothing runs, and nobody else waits for the engine.
+            free: Nobody else waits for the engine, and it computes no prompt.
         """
-        if self._word is None:
-            return []
         found = self._rule.released(self._word(now), now, idle=idle, free=free)
         gone = [self._held.pop(held.request_id) for held, _ in found]
         for asked in gone:
@@ -229,21 +231,14 @@ class Played:
 
 
 def play(
-    runs: Runs,
-    instance: Instance,
-    loop: Loop,
-    *,
-    # returns a sidecar's latest advice on room; None: nobody is held
-    word: Callable[[float], AdmissionAdvice] | None = None,
-    # called with the simulated time, now and then
-    progress: Callable[[float], None] = lambda now: None,
+    runs: Runs, instance: Instance, loop: Loop, *, word: AdviceAt = lambda now: None
 ) -> Played:
-    """Let users play ``runs`` on one engine; deterministic."""
-    return _Play(runs, instance, loop, word).play(progress)
+    """Let users play ``runs`` on one engine; deterministic. Without ``word``, nobody is held."""
+    return _Play(runs, instance, loop, word).play()
 
 
 class _Play:
-    def __init__(self, runs: Runs, instance: Instance, loop: Loop, word: AdviceAt | None) -> None:
+    def __init__(self, runs: Runs, instance: Instance, loop: Loop, word: AdviceAt) -> None:
         trace = runs.trace
         self._runs, self._instance, self._loop = runs, instance, loop
         self._chains, self._limits = trace.chains(), trace.matchable.tolist()
@@ -256,7 +251,7 @@ class _Play:
         self._number = 0
         self._next_run = 0
         self._busy = False  # the prefill server
-        self._loaded: list[Callable[[float], None]] = []  # whose copies are there, in order
+        self._loaded: deque[ArrivedRequest] = deque()  # whose copies are there
         self._asking = False  # a held request is asked about again soon
         self._refused = 0
         count = len(trace)
@@ -267,15 +262,14 @@ class _Play:
         self._held_s = np.zeros(count)
         self._ended = np.full(len(runs), np.nan)
 
-    def play(self, progress: Callable[[float], None]) -> Played:
+    def play(self) -> Played:
         loop = self._loop
         for user in range(loop.users):
-            self._at(loop.begin_s * user / loop.users, self._opener(user))
-        for number, (now, event) in enumerate(self._happenings()):
+            self._at(loop.begin_s * user / loop.users, partial(self._open, user))
+        while self._events and self._events[0][0] < loop.seconds:
+            now, _, event = heapq.heappop(self._events)
             event(now)
             self._serve(now)
-            if number % 500 == 0:
-                progress(now)
         for asked in self._hold.still_held():
             self._held_s[asked.request] = asked.held_s + loop.seconds - asked.since
         opens = np.zeros(len(self._runs.trace), dtype=np.bool_)
@@ -286,22 +280,14 @@ class _Play:
             held_s=self._held_s, ended=self._ended, refused=self._refused,
         )  # fmt: skip
 
-    def _happenings(self) -> Iterator[tuple[float, Callable[[float], None]]]:
-        while self._events and self._events[0][0] < self._loop.seconds:
-            now, _, event = heapq.heappop(self._events)
-            yield now, event
-
     def _at(self, now: float, event: Callable[[float], None]) -> None:
         self._number += 1
         heapq.heappush(self._events, (now, self._number, event))
 
-    def _opener(self, user: int) -> Callable[[float], None]:
-        def open_(now: float) -> None:
-            if self._next_run < len(self._runs):
-                run, self._next_run = self._next_run, self._next_run + 1
-                self._ask(self._first[run], user, run, now)
-
-        return open_
+    def _open(self, user: int, now: float) -> None:
+        if self._next_run < len(self._runs):
+            run, self._next_run = self._next_run, self._next_run + 1
+            self._ask(self._first[run], user, run, now)
 
     def _ask(self, request: int, user: int, run: int, now: float) -> None:
         self._times["at"][request] = now
@@ -332,7 +318,7 @@ class _Play:
         free = not self._line and not self._busy
         self._line += self._hold.released(now, idle=self._idle, free=free)
         while not self._busy and self._loaded:
-            self._loaded.pop(0)(now)
+            self._prefill(self._loaded.popleft(), now)
         while not self._busy and self._line:
             asked = self._next()
             if self._must_wait(asked, now):
@@ -368,40 +354,29 @@ class _Play:
         self._found[request] = admission.hit + admission.warmed
         if admission.warmed:
             seconds = self._loop.link.seconds(admission.warmed, self._size)
-            self._at(now + seconds, lambda _: self._loaded.append(self._prefiller(asked)))
+            self._at(now + seconds, lambda _: self._loaded.append(asked))
         else:
-            self._prefiller(asked)(now)
+            self._prefill(asked, now)
         return True
 
-    def _prefiller(self, asked: ArrivedRequest) -> Callable[[float], None]:
+    def _prefill(self, asked: ArrivedRequest, now: float) -> None:
         request = asked.request
         tokens = max(1, self._input[request] - int(self._found[request]) * self._size)
+        self._busy = True
+        seconds = self._loop.service.prefill_seconds(tokens)
+        self._at(now + seconds, partial(self._decode, asked))
 
-        def prefill(now: float) -> None:
-            self._busy = True
-            seconds = self._loop.service.prefill_seconds(tokens)
-            self._at(now + seconds, self._first_token(asked))
-
-        return prefill
-
-    def _first_token(self, asked: ArrivedRequest) -> Callable[[float], None]:
+    def _decode(self, asked: ArrivedRequest, now: float) -> None:
         request = asked.request
+        self._busy = False
+        self._times["first_token"][request] = now
+        seconds = self._loop.service.seconds(0, self._output[request])
+        self._at(now + seconds, partial(self._finish, asked))
 
-        def decode(now: float) -> None:
-            self._busy = False
-            self._times["first_token"][request] = now
-            seconds = self._loop.service.seconds(0, self._output[request])
-            self._at(now + seconds, self._finish(asked))
-
-        return decode
-
-    def _finish(self, asked: ArrivedRequest) -> Callable[[float], None]:
-        def finish(now: float) -> None:
-            request = asked.request
-            self._instance.finish(request, self._chains[request], now)
-            self._answered(request, asked.user, asked.run, now)
-
-        return finish
+    def _finish(self, asked: ArrivedRequest, now: float) -> None:
+        request = asked.request
+        self._instance.finish(request, self._chains[request], now)
+        self._answered(request, asked.user, asked.run, now)
 
     def _answered(self, request: int, user: int, run: int, now: float) -> None:
         """Let the user ask again after the recorded pause, or begin another session."""
@@ -409,7 +384,7 @@ class _Play:
         after = request + 1
         if after == self._first[run + 1]:
             self._ended[run] = now
-            self._at(now, self._opener(user))
+            self._at(now, partial(self._open, user))
         else:
             self._at(now + self._pause[after], lambda at: self._ask(after, user, run, at))
 

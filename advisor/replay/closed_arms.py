@@ -20,7 +20,7 @@ from ...graph.wire.advice import HOLD_MAX_S
 from ..admission import Admission
 from ..policies.registry import new_policy
 from .analysis import percentile
-from .arms import HINTS, graph_policies, run_cells
+from .arms import HINTS, all_cells, graph_policies
 from .cli import Processes, check_writable, parse_capacities, parse_numbers, progress_bar
 from .closed import Loop, Played, Queue, play, runs_for
 from .fleet_traffic import Signals
@@ -113,10 +113,7 @@ def closed_rows(
     processes: int = 1,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[ClosedRow]:
-    found: dict[ClosedCell, ClosedRow] = {}
-    for done, (cell, row) in enumerate(run_cells(run_cell, plan, cells, processes), start=1):
-        found[cell] = row
-        progress(done, len(cells))
+    found = all_cells(run_cell, plan, cells, processes, progress)
     return [found[cell] for cell in cells]
 
 
@@ -134,8 +131,10 @@ def run_cell(plan: ClosedPlan, cell: ClosedCell) -> ClosedRow:
         return _row(cell, loop, play(runs, Instance(cell.capacity, LruOrder(), host=host), loop))
     policy = "lru" if arm.order == LPM else graph_policies()[arm.order]
     order = GraphOrder.alone(runs.trace, new_policy(policy), hints=arm.hints)
-    word = partial(order.advised, Admission()) if arm.admission else None
     instance = Instance(cell.capacity, order, host=host)
+    if not arm.admission:
+        return _row(cell, loop, play(runs, instance, loop))
+    word = partial(order.advised, Admission())
     return _row(cell, loop, play(runs, instance, loop, word=word))
 
 
@@ -210,7 +209,6 @@ def draw_cliff(rows: Sequence[ClosedRow], path: Path) -> None:
     grid[0][0].legend(frameon=False, fontsize=9)
     figure.suptitle("Recorded agents in a closed loop on one engine", fontweight="bold")
     save_picture(figure, path)
-    plots.close(figure)
 
 
 def _panel(

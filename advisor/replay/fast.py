@@ -28,8 +28,12 @@ def lru_hits(trace: Trace, capacity: int) -> Ints:
 
 
 def lru_matches(starts: Starts, blocks: Ints, limits: Ints, capacity: int) -> Ints:
-    """``lru_hits`` of plain chains, of which a match may cover at most ``limits`` blocks; ``[chains
-    + 1]`` ``starts`` say where in ``blocks``, ids from 0 on, each begins and the last one ends.
+    """``lru_hits`` of plain chains.
+
+    Args:
+        starts: ``[chains + 1]``: where in ``blocks`` each chain begins, and where the last ends.
+        blocks: Block ids from 0 on, chain by chain.
+        limits: ``[chains]``: how many blocks of each a match may cover.
     """
     hits = np.zeros(len(limits), dtype=np.int32)
     known = int(blocks.max()) + 1 if len(blocks) else 0

@@ -18,7 +18,7 @@ import typer
 from rich.console import Console
 
 from .reader import HEADER_VERSION
-from .recorded_sessions import RecordedTurn, Session
+from .recorded_sessions import RecordedTurn, Session, read_sessions
 from .trace import ReplayError, TraceError
 
 MAX_GAP_S: Final = 1800.0
@@ -382,8 +382,6 @@ def traffic(
     ] = None,
 ) -> None:
     """Lay recorded agent sessions over users: a fleet, as a trace for `kvgraph replay`."""
-    from .recorded_sessions import read_sessions
-
     with Console(stderr=True).status("reading sessions") as status:
         found = read_sessions(
             sessions, progress=lambda files: status.update(f"reading sessions: {files}")

@@ -120,20 +120,17 @@ class SimulatedSidecar:
 
 
 _SLICE: Final = 128  # keys looked up at a time; chosen
+_DELAY_S: Final = 0.2  # until a sidecar receives an event: an engine reports five times per second
+_MAX_RANKED: Final = 8192  # blocks per ranking; behind them an engine's own order holds
 
 
 @dataclass(frozen=True, slots=True)
 class Planning:
-    """The timing and size of a live sidecar's rankings."""
+    """The timing of a live sidecar's rankings."""
 
     interval_s: float = 0.5  # seconds between two rankings
-    # Seconds until a sidecar receives an event: an engine reports five times per second.
-    delay_s: float = 0.2
-    # Share of a pool; after so many stored blocks an engine reports at once, and is answered at
-    # once.
-    pressing_share: float = PRESSING_SHARE
-    pressing_delay_s: float = 0.02  # seconds that this takes
-    max_ranked: int = 8192  # blocks per ranking; behind them an engine's own order holds
+    # Seconds until an engine that stored much (``PRESSING_SHARE``) has reported it.
+    pressing_delay_s: float = 0.02
 
 
 class GraphOrder(EvictionOrder):
@@ -146,7 +143,7 @@ class GraphOrder(EvictionOrder):
 
     def __init__(self, sidecar: SimulatedSidecar, planning: Planning | None = None) -> None:
         self.planning = planning or Planning()
-        self._sidecar = sidecar
+        self.sidecar = sidecar
         self._engine = ""
         self._free: OrderedDict[int, float] = OrderedDict()
         self._ranking: Keys = sidecar.events.keys[:0]  # what is left of it
@@ -159,10 +156,6 @@ class GraphOrder(EvictionOrder):
         self._ids_by_key = np.argsort(sidecar.events.keys, kind="stable")
         self._sorted_keys = sidecar.events.keys[self._ids_by_key]
 
-    @property
-    def sidecar(self) -> SimulatedSidecar:
-        return self._sidecar
-
     @classmethod
     def alone(cls, trace: Trace, policy: Policy, *, hints: bool = False) -> GraphOrder:
         """Make the order of an engine with a sidecar of its own, with the defaults of
@@ -171,8 +164,8 @@ class GraphOrder(EvictionOrder):
         return cls(SimulatedSidecar(trace, policy, hints=hints))
 
     def serves(self, capacity: int) -> None:
-        self._engine = self._sidecar.join(capacity)
-        self._pressing = max(1, int(self.planning.pressing_share * capacity))
+        self._engine = self.sidecar.join(capacity)
+        self._pressing = max(1, int(PRESSING_SHARE * capacity))
 
     def freed(self, request: int, blocks: Sequence[int], now: float) -> None:
         self._free.update(dict.fromkeys(blocks, now))
@@ -196,37 +189,37 @@ class GraphOrder(EvictionOrder):
         return taken
 
     def started(self, request: int, hit: int, new: Sequence[int], now: float) -> None:
-        self._tell(now, self._sidecar.events.started(request, hit))
+        self._tell(now, self.sidecar.events.started(request, hit))
         self._stored += len(new)
         if new:
-            self._tell(now, self._sidecar.events.stored(request, hit), new)
+            self._tell(now, self.sidecar.events.stored(request, hit), new)
 
     def evicted(self, blocks: Sequence[int], now: float) -> None:
         self._tell(now, None, blocks)
 
     def worth_copying(self, blocks: Sequence[int]) -> Sequence[int]:
-        tables, keys = self._sidecar.graph.tables, self._sidecar.events.keys[list(blocks)]
+        tables, keys = self.sidecar.graph.tables, self.sidecar.events.keys[list(blocks)]
         rows = tables.blocks.find(keys, tables.salt(tables.engines[self._engine]))
-        worthy = (rows == NO_ROW) | worth_spilling(tables, rows, self._sidecar.now)
+        worthy = (rows == NO_ROW) | worth_spilling(tables, rows, self.sidecar.now)
         return [block for block, worth in zip(blocks, worthy.tolist(), strict=True) if worth]
 
     def copied(self, made: Sequence[int], gone: Sequence[int], now: float) -> None:
         if made:
-            self._tell(now, self._sidecar.events.copied(made))
+            self._tell(now, self.sidecar.events.copied(made))
         if gone:
-            self._tell(now, self._sidecar.events.dropped(gone))
+            self._tell(now, self.sidecar.events.dropped(gone))
 
     def finished(self, request: int, now: float) -> None:
-        self._tell(now, self._sidecar.events.finished(request, now))
+        self._tell(now, self.sidecar.events.finished(request, now))
 
     def advised(self, admission: Admission, now: float) -> AdmissionAdvice:
         """Advice on admission as of ``now``, renewed at every multiple of the interval."""
         tick = math.floor(now / self.planning.interval_s) * self.planning.interval_s
         if self._word is None or tick > self._word.ts:
-            known_of = tick - self.planning.delay_s
-            self._sidecar.hear(self._engine, known_of, known_of)
-            self._sidecar.now = tick
-            tables = self._sidecar.graph.tables
+            known_of = tick - _DELAY_S
+            self.sidecar.hear(self._engine, known_of, known_of)
+            self.sidecar.now = tick
+            tables = self.sidecar.graph.tables
             word = admission.advise(tables, tables.engines[self._engine], tick)
             self._word = replace(word, known_of=known_of)
         return self._word
@@ -253,12 +246,12 @@ class GraphOrder(EvictionOrder):
         if self._stored >= self._pressing:
             self._rank(now, now - self.planning.pressing_delay_s)
         elif tick > self._tick:
-            self._rank(tick, tick - self.planning.delay_s)
+            self._rank(tick, tick - _DELAY_S)
 
     def _rank(self, tick: float, known_of: float) -> None:
         self._tick, self._known_of, self._stored = tick, known_of, 0
-        self._sidecar.hear(self._engine, known_of, min(known_of, tick - self.planning.delay_s))
-        ranking = self._sidecar.rank(self._engine, self.planning.max_ranked, tick)
+        self.sidecar.hear(self._engine, known_of, min(known_of, tick - _DELAY_S))
+        ranking = self.sidecar.rank(self._engine, _MAX_RANKED, tick)
         self._ranking, self._protected = ranking.order, set(self._ids(ranking.protected))
         self._slice = []
 
@@ -267,4 +260,4 @@ class GraphOrder(EvictionOrder):
         return found
 
     def _tell(self, now: float, event: AnyEvent | None, blocks: Sequence[int] = ()) -> None:
-        self._sidecar.happened(self._engine, EngineUpdate(now, event, blocks))
+        self.sidecar.happened(self._engine, EngineUpdate(now, event, blocks))

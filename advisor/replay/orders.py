@@ -101,22 +101,24 @@ class LfuHistoryOrder(HeapOrder):
             self._put(block, self._uses[block], self._freed)
 
 
+_TTL_S: Final = 300.0  # chosen
+
+
 class SessionTtlOrder(EvictionOrder):
-    """Keeps what a session with two or more turns used, for ``ttl_s`` after its last turn.
+    """Keeps what a session with two or more turns used, for five minutes after its last turn.
 
     The others go first, the longest free before; among the kept ones, the oldest. The same time to
     live for every session would only be LRU again.
     """
 
-    def __init__(self, trace: Trace, ttl_s: float = 300.0) -> None:
+    def __init__(self, trace: Trace) -> None:
         self._turns = trace.turns().tolist()
-        self._ttl = ttl_s
         self._kept: OrderedDict[int, float] = OrderedDict()
         self._plain: OrderedDict[int, None] = OrderedDict()
 
     def freed(self, request: int, blocks: Sequence[int], now: float) -> None:
         if self._turns[request]:
-            self._kept.update(dict.fromkeys(blocks, now + self._ttl))
+            self._kept.update(dict.fromkeys(blocks, now + _TTL_S))
         else:
             self._plain.update(dict.fromkeys(blocks))
 

@@ -18,8 +18,9 @@ from rich.table import Table
 
 from ..fleet.board import EngineBoard, Speed
 from ..fleet.router import Choice, FleetRouter, Holdings, RoutingRequest
-from .arms import Settings, new_orders, run_cells
+from .arms import Settings, all_cells, new_orders
 from .cli import Processes, check_writable, parse_numbers
+from .reader import load_trace
 from .simulator import (
     EvictionOrder,
     HostTier,
@@ -198,11 +199,8 @@ def compare_plans(
     processes: int = 1,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[PlanFound]:
-    found: list[PlanFound] = []
-    for done, (_, row) in enumerate(run_cells(_run, (trace, terms), plans, processes), start=1):
-        found.append(row)
-        progress(done, len(plans))
-    return sorted(found, key=lambda row: (row.cost, row.ttft_p95_s))
+    found = all_cells(_run, (trace, terms), plans, processes, progress)
+    return sorted(found.values(), key=lambda row: (row.cost, row.ttft_p95_s))
 
 
 def plans_of(engines: Sequence[int], hosts: Sequence[float]) -> list[Plan]:
@@ -241,16 +239,21 @@ def run_plan(trace: Trace, plan: Plan, terms: PlanTerms) -> PlanFound:
 def blocks_needed(trace: Trace) -> Ints:
     """int32 ``[requests]``: blocks that each holds at the end of its answer."""
     tokens = trace.input_tokens.astype(np.int64) + trace.output_tokens
-    needed: Ints = np.maximum(-(-tokens // trace.block_size), np.diff(trace.starts)).astype(
-        np.int32
-    )
-    return needed
+    needed = np.maximum(-(-tokens // trace.block_size), np.diff(trace.starts))
+    return np.asarray(needed, dtype=np.int32)
 
 
 def waits(at: Seconds, needs: Seconds, where: Sequence[int]) -> tuple[Seconds, float]:
-    """Return seconds from each arrival to its end, first come first served at each engine, and the
-    share of the time in which the busiest one works. ``at``, ascending, and ``needs``: float64
-    ``[requests]``, seconds; ``where``: the engine of each.
+    """Queue requests at their engines, first come first served.
+
+    Args:
+        at: float64 ``[requests]``: arrivals in seconds, ascending.
+        needs: float64 ``[requests]``: seconds that each takes.
+        where: The engine of each.
+
+    Returns:
+        Seconds from each arrival to its end; and the share of the time in which the busiest engine
+            works.
     """
     free: dict[int, float] = {}
     work: dict[int, float] = {}
@@ -306,8 +309,6 @@ def plan(
     as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON.")] = False,
 ) -> None:
     """How many engines, how much host memory, which routing: hit rate and TTFT over cost."""
-    from .reader import load_trace
-
     sizes = "numbers from {} to 1024, with commas"
     plans = plans_of(
         parse_numbers("--engines", engines, int, sizes.format(1), most=1024),
@@ -400,7 +401,6 @@ def draw_plans(
         )
     times.legend(frameon=False, fontsize=8)
     save_picture(figure, path, dpi=120)
-    plots.close(figure)
 
 
 def _points(axes: Any, rows: Sequence[PlanFound], values: Sequence[float], routing: str) -> None:

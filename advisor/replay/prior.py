@@ -13,13 +13,16 @@ import numpy as np
 import numpy.typing as npt
 import typer
 from rich.console import Console
+from threadpoolctl import threadpool_limits
 
 from ...graph.tables.sessions import SessionTable
 from ...graph.types import NO_ROW
 from ..policies.hazard import OLDEST, Cohort, Features, Floats, ReturnModel
-from ..policies.lifecycle import Prior
+from ..policies.lifecycle import Prior, packed
 from ..policies.waits import STATED_FEATURE, STOP_FEATURES, features
-from .recorded_sessions import RecordedTurn, Session
+from .cli import check_writable
+from .recorded_sessions import RecordedTurn, Session, read_sessions
+from .trace import TraceError
 
 STEPS: Final = 4000  # learning steps; more overfit the recorded sessions (tried on held-out halves)
 
@@ -136,14 +139,6 @@ def prior(
     seed: Annotated[int, typer.Option(help="Seed of callers' guesses of tools' pauses.")] = 0,
 ) -> None:
     """Learn from recorded sessions when sessions return: where the lifecycle policy starts from."""
-    import numpy as np
-    from threadpoolctl import threadpool_limits
-
-    from ..policies.lifecycle import packed
-    from .cli import check_writable
-    from .recorded_sessions import read_sessions
-    from .trace import TraceError
-
     check_writable("--out", out)  # learning takes minutes
     with Console(stderr=True).status("reading sessions") as status:
         found = read_sessions(

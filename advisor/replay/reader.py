@@ -7,6 +7,7 @@ import re
 import zlib
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BufferedIOBase
 from itertools import pairwise
@@ -163,39 +164,38 @@ def read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
     held at once. Raises TraceError.
     """
     number = 0
-    try:
-        with _open(path) as file:
-            while line := file.readline(MAX_LINE + 1):
-                number += 1
-                if len(line) > MAX_LINE:
-                    raise TraceError(f"{path}:{number}: the line is longer than {MAX_LINE} bytes")
-                line = line.removeprefix(_MARK)  # of a file that was appended, too
-                if line and not line.isspace():
-                    yield number, line
-    except EOFError:
-        raise TraceError(f"{path}:{number + 1}: the gzip file is truncated") from None
-    except (gzip.BadGzipFile, zlib.error) as error:
-        raise TraceError(f"{path}:{number + 1}: the gzip file is damaged ({error})") from None
-    except OSError as error:
-        raise TraceError(f"{path}: cannot be read: {error.strerror or error}") from None
+    with _explained(path, lambda: f":{number + 1}"), _open(path) as file:
+        while line := file.readline(MAX_LINE + 1):
+            number += 1
+            if len(line) > MAX_LINE:
+                raise TraceError(f"{path}:{number}: the line is longer than {MAX_LINE} bytes")
+            line = line.removeprefix(_MARK)  # of a file that was appended, too
+            if line and not line.isspace():
+                yield number, line
 
 
 def read_whole(path: Path, limit: int) -> bytes:
     """Return a file's content, gzipped or not, without a byte order mark, if it has at most
     ``limit`` bytes. Raises TraceError.
     """
-    try:
-        with _open(path) as file:
-            data = file.read(limit + 1)
-    except EOFError:
-        raise TraceError(f"{path}: the gzip file is truncated") from None
-    except (gzip.BadGzipFile, zlib.error) as error:
-        raise TraceError(f"{path}: the gzip file is damaged ({error})") from None
-    except OSError as error:
-        raise TraceError(f"{path}: cannot be read: {error.strerror or error}") from None
+    with _explained(path), _open(path) as file:
+        data = file.read(limit + 1)
     if len(data) > limit:
         raise TraceError(f"{path}: longer than {limit} bytes")
     return data.removeprefix(_MARK)
+
+
+@contextmanager
+def _explained(path: Path, where: Callable[[], str] = str) -> Iterator[None]:
+    """Turn what reading a file raises into a TraceError; ``where``: how far it was read."""
+    try:
+        yield
+    except EOFError:
+        raise TraceError(f"{path}{where()}: the gzip file is truncated") from None
+    except (gzip.BadGzipFile, zlib.error) as error:
+        raise TraceError(f"{path}{where()}: the gzip file is damaged ({error})") from None
+    except OSError as error:
+        raise TraceError(f"{path}: cannot be read: {error.strerror or error}") from None
 
 
 def new_file(path: Path) -> TextIO:

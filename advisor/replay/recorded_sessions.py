@@ -3,8 +3,8 @@
 The format is the public kv-cache-tester corpus's: ``tool_tokens`` and ``system_tokens`` say how
 long the head of the prompt is, ``requests`` hold ``t`` (s), ``in``, ``out``, ``hash_ids`` (full
 blocks, numbered inside the file; a number stands for its whole prefix. Where ``hash_id_scope`` is
-``global``, equal numbers behind equal ones are equal blocks in all files), ``stop``, ``api_time``,
-``think_time``; entries of type ``subagent`` hold ``requests`` of their own, timed from their start.
+``global``, equal numbers behind equal ones are equal blocks in all files), ``stop``, ``api_time``;
+entries of type ``subagent`` hold ``requests`` of their own, timed from their start.
 """
 
 from __future__ import annotations
@@ -39,7 +39,6 @@ class RecordedTurn:
     stop: str  # why the answer ended: ``tool_use``, ``end_turn`` …; empty where unknown
     input_types: tuple[str, ...]  # what came in since the turn before: ``text``, ``tool_result`` …
     api_s: float | None  # seconds until the answer was complete; None where unknown
-    think_s: float | None  # seconds before the request in which none ran; None where unknown
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +66,6 @@ class _Entry(msgspec.Struct):
     stop: Word | None = None
     input_types: list[Word] | None = None
     api_time: Seconds | None = None
-    think_time: Seconds | None = None
     # a subagent
     requests: list[_Entry] | None = None
     tool_tokens: Tokens | None = None
@@ -190,7 +188,6 @@ class _Builder:
             entry.stop or "",
             tuple(entry.input_types or ()),
             entry.api_time,
-            entry.think_time,
         )
 
     def _check_prefixes(self, hash_ids: array[int], where: str) -> None:

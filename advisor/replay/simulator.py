@@ -299,20 +299,16 @@ def simulate(
     *,
     router: Router = lambda request, instances: 0,
     load: Load | None = None,
-    progress: Callable[[int], None] = lambda requests: None,
 ) -> Outcome:
     """Serve every request of ``trace``; deterministic. Without ``load``, one after the other in no
     time: the setting in which hit rates of policies are compared, since all see the same order of
-    events. ``progress`` is told the number of requests served, now and then.
+    events.
     """
     run = _Run(trace, instances, load)
     for request, at in enumerate(trace.at.tolist()):
         run.finish_until(at)
         run.arrive(request, router(request, instances), at)
-        if request % 500 == 0:
-            progress(request)
     run.finish_until(float("inf"))
-    progress(len(trace))
     return Outcome(run.hits, run.warmed, run.waited, run.refused)
 
 
@@ -358,26 +354,19 @@ class _Run:
             if admission is None:
                 return
             line.popleft()
-            self._note(request, admission, now)
-            self._run(request, where, admission, now)
-
-    def _run(self, request: int, where: int, admission: Admission, now: float) -> None:
-        if self._load is None:
-            self._instances[where].finish(request, self._chains[request], now)
-            return
-        seconds = self._seconds(request, admission, self._load.service)
-        heapq.heappush(self._ends, (now + seconds, request, where))
+            self.hits[request], self.warmed[request] = admission.hit, admission.warmed
+            self.waited[request] = now - self._at[request]
+            if self._load is None:
+                instance.finish(request, chain, now)
+            else:
+                seconds = self._seconds(request, admission, self._load.service)
+                heapq.heappush(self._ends, (now + seconds, request, where))
 
     def _seconds(self, request: int, admission: Admission, service: ServiceModel) -> float:
         if self._recorded_s and not math.isnan(self._recorded_s[request]):
             return self._recorded_s[request]
         found = (admission.hit + admission.warmed) * self._trace.block_size
         return service.seconds(max(1, self._input[request] - found), self._output[request])
-
-    def _note(self, request: int, admission: Admission, now: float) -> None:
-        self.hits[request] = admission.hit
-        self.warmed[request] = admission.warmed
-        self.waited[request] = now - self._at[request]
 
     def _unhashed(self, request: int) -> int:
         """Blocks for output that the trace knows no hashes of, while the request runs."""
@@ -406,16 +395,16 @@ class PrefixAffinity:
 
     Among equals, the one where the least runs, then the one to which the least was sent.
 
+    Less than half of a prompt is no match: otherwise every prompt would follow the system prompt
+    that all share to one instance.
+
     Args:
-        share: Share of the prompt that must be cached for a match to count: otherwise every prompt
-            would follow the system prompt that all share to one instance.
         below: Whether copies in the tier below count; those that all instances share tell nothing.
     """
 
-    def __init__(self, trace: Trace, share: float = 0.5, below: bool = True) -> None:
+    def __init__(self, trace: Trace, below: bool = True) -> None:
         self._chains = trace.chains()
         self._limits = trace.matchable.tolist()
-        self._share = share
         self._below = below
         self._sent: dict[int, int] = {}
 
@@ -423,7 +412,7 @@ class PrefixAffinity:
         chain, limit = self._chains[request], self._limits[request]
         reach = Instance.reach if self._below else Instance.match
         matches = [reach(instance, chain, limit) for instance in instances]
-        enough = max(matches) >= self._share * max(1, limit)
+        enough = 2 * max(matches) >= max(1, limit)
 
         def merit(number: int) -> tuple[int, int, int]:
             instance = instances[number]

@@ -12,7 +12,7 @@ from typing import Any, Final
 from rich.table import Table
 
 from ..policies.registry import DEFAULT
-from .arms import BOUNDS, HINTS, STOPS, Settings, graph_policies, run_arm, run_cells, without_suffix
+from .arms import BOUNDS, HINTS, STOPS, Settings, all_cells, graph_policies, run_arm, without_suffix
 from .trace import ReplayError, Trace
 
 
@@ -62,11 +62,7 @@ def hit_table(
     began = time.perf_counter()
     # Graph policies take the longest: start with them, so that no process ends alone with one.
     cells = sorted(itertools.product(arms, capacities), key=lambda cell: not _is_slow(cell[0]))
-    found: dict[tuple[str, int], float] = {}
-    rates_of = run_cells(_hit_rate, (trace, settings), cells, processes)
-    for done, (cell, rate) in enumerate(rates_of, start=1):
-        found[cell] = rate
-        progress(done, len(cells))
+    found = all_cells(_hit_rate, (trace, settings), cells, processes, progress)
     rates = {arm: {c: found[arm, c] for c in capacities} for arm in arms}
     seconds = time.perf_counter() - began
     notes = [*_notes(trace, capacities, arms), *_equal_columns(rates, settings.guard)]
@@ -180,16 +176,17 @@ def draw(table: HitTable, path: Path) -> None:
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
     save_picture(figure, path)
-    plots.close(figure)
 
 
 def save_picture(figure: Any, path: Path, dpi: int = 130) -> None:
-    """Save a figure in the format that the file's name ends in; raises ReplayError."""
+    """Save a figure in the format of its file's suffix, and close it; raises ReplayError."""
     try:
         figure.savefig(path, dpi=dpi)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise ReplayError(f"picture {str(path)!r}: {reason}") from None
+    finally:
+        pyplot().close(figure)
 
 
 def _mean_way(table: HitTable, arm: str) -> str:

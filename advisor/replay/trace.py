@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from itertools import pairwise
 from typing import Final
 
@@ -17,6 +17,9 @@ Layers = tuple[tuple[SourceLayer, int, int], ...]
 """Parts of a prompt: ``(source layer, first token, end token)``."""
 
 NOBODY = -1  # said why an answer ended
+_BY_REQUEST: Final = (  # columns of a trace with a row for each request, and no more
+    "at", "input_tokens", "output_tokens", "prompts", "full", "matchable", "session",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -43,14 +46,7 @@ class Statements:
         return bool((self.waiting != NOBODY).any())
 
     def rows(self, part: slice) -> Statements:
-        return Statements(
-            self.ended[part],
-            self.waiting[part],
-            self.expected_return_s[part],
-            self.seconds[part],
-            self.layers[part],
-            self.tenant[part],
-        )
+        return Statements(*(getattr(self, each.name)[part] for each in fields(self)))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -136,26 +132,17 @@ class Trace:
 
     def head(self, share: float) -> Trace:
         """The first ``share`` of the requests, knowing nothing of the rest."""
-        return self._slice(slice(0, round(len(self) * share)), f"{self.name} (first {share:.0%})")
-
-    def _slice(self, part: slice, name: str) -> Trace:
-        session = self.session[part]
-        starts = self.starts[part.start : part.stop + 1]
-        return Trace(
-            name,
-            self.block_size,
-            self.at[part],
-            self.input_tokens[part],
-            self.output_tokens[part],
-            starts - starts[0],
-            self.blocks[starts[0] : starts[-1]],
-            self.prompts[part],
-            self.full[part],
-            self.matchable[part],
-            session,
-            last_turns(session),
-            self.has_sessions,
-            self.said and self.said.rows(part),
+        count = round(len(self) * share)
+        starts = self.starts[: count + 1]
+        by_request = {name: getattr(self, name)[:count] for name in _BY_REQUEST}
+        return replace(
+            self,
+            name=f"{self.name} (first {share:.0%})",
+            starts=starts,
+            blocks=self.blocks[: starts[-1]],
+            last=last_turns(by_request["session"]),
+            said=self.said and self.said.rows(slice(count)),
+            **by_request,
         )
 
 

@@ -11,7 +11,7 @@ from enum import Enum
 from typing import Final, NamedTuple
 
 import zmq
-from cachetools import FIFOCache
+from cachetools import TTLCache
 
 from ...graph.errors import VersionError, WireError
 from ...graph.types import MAX_ENGINES
@@ -116,28 +116,6 @@ def engine_id(identity: bytes) -> str:
     return hashlib.blake2b(identity, digest_size=8, person=b"kvgraph engine").hexdigest()
 
 
-class UnknownPeers:
-    """When each unknown sender was last answered, so that answers are rate-limited."""
-
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
-        self._answered: FIFOCache[bytes, float] = FIFOCache(_UNKNOWN)
-
-    def __len__(self) -> int:
-        return len(self._answered)
-
-    def note_answer(self, identity: bytes) -> bool:
-        """Note an answer now; False if it was answered just before and must wait."""
-        now = self._clock()
-        if now - self._answered.get(identity, float("-inf")) < RESYNC_EVERY_S:
-            return False
-        self._answered[identity] = now
-        return True
-
-    def forget(self, identity: bytes) -> None:
-        self._answered.pop(identity, None)
-
-
 class LostEngines:
     """Engines that disconnected or timed out and did not return, by their own names."""
 
@@ -194,7 +172,9 @@ class EventSubscriber:
         self._clock = clock
         self._timeout_s = engine_timeout_s
         self._capacity = capacity
-        self._unknown_peers, self._log = UnknownPeers(clock), RateLimitedLog(logger, clock)
+        self._log = RateLimitedLog(logger, clock)
+        # Unknown senders that were just answered, and must wait for the next answer.
+        self.answered: TTLCache[bytes, bool] = TTLCache(_UNKNOWN, RESYNC_EVERY_S, timer=clock)
         self._peers: dict[bytes, Peer] = {}
         self._emptied_at: float | None = None  # when the socket was last read empty
         self.counters: Counter[str] = Counter()
@@ -238,6 +218,13 @@ class EventSubscriber:
         """Forget engines whose connection is gone; returns their ids."""
         gone = [peer for peer in self._peers.values() if peer.identity in identities]
         return self._forget(gone, "gone")
+
+    def may_answer(self, identity: bytes) -> bool:
+        """Whether an unknown sender is answered now, and was not just before; notes the answer."""
+        if identity in self.answered:
+            return False
+        self.answered[identity] = True
+        return True
 
     def _forget(self, gone: list[Peer], why: str) -> list[str]:
         for peer in gone:
@@ -297,7 +284,7 @@ class EventSubscriber:
         start = next((i for i, event in enumerate(events) if isinstance(event, EngineHello)), None)
         if start is None:
             self.counters["batches_before_hello"] += 1
-            if events and self._unknown_peers.note_answer(identity):
+            if events and self.may_answer(identity):
                 self.counters["resyncs"] += 1
                 self._request_resync(identity, "unknown engine")
             return []
@@ -309,7 +296,7 @@ class EventSubscriber:
         assert isinstance(hello, EngineHello)
         peer = Peer(identity, hello, now, SequenceTracker(message.seq + 1), last_resync=now)
         self._peers[identity] = peer
-        self._unknown_peers.forget(identity)
+        self.answered.pop(identity, None)
         self.lost.came(hello.engine)
         logger.info("engine %r connected (%r)", hello.engine, hello.version)
         alike = (each.hashing for each in self.peers if each.hello.model == hello.model)
@@ -375,7 +362,7 @@ class EventSubscriber:
 
     def _refuse_peer(self, identity: bytes) -> None:
         self._log.warn("capacity", "an engine was refused: %d are served already", self._capacity)
-        if self._unknown_peers.note_answer(identity):
+        if self.may_answer(identity):
             self._refuse(
                 identity,
                 f"it serves {self._capacity} engines already; start another "

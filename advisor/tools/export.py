@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from enum import StrEnum
 from pathlib import Path
@@ -17,6 +18,8 @@ from ..page.graph import GraphView, graph_view
 from .remote import ask_patiently, only_sidecar_url
 
 MOST_NODES: Final = 200_000  # the API's bound
+_NOT_XML: Final = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+"""Characters that no XML document may hold, escaped or not (XML 1.0, production 2)."""
 
 
 class Format(StrEnum):
@@ -57,21 +60,34 @@ def _write_json(data: dict[str, Any], path: Path) -> None:
         json.dump(data, file)
 
 
-def _write_graphml(data: dict[str, Any], path: Path) -> None:
+def write_graphml(data: dict[str, Any], path: Path) -> None:
+    """Write GraphML for Gephi, yEd and the like: lists and nulls become text, and characters that
+    XML cannot hold are escaped as ``\\x00``.
+    """
     try:
         import networkx
-
-        from ...graph.export import write_graphml
     except ImportError as error:
         raise KvGraphError(
             f"this format cannot be written ({error}): pip install 'kvgraph[export]'"
         ) from None
     exported = networkx.node_link_graph(data, edges="edges")
     exported.graph.clear()
-    write_graphml(exported, path)
+    for _, attributes in exported.nodes(data=True):
+        attributes |= {name: _scalar(value) for name, value in attributes.items()}
+    networkx.write_graphml(networkx.relabel_nodes(exported, _in_xml), path)
 
 
-_WRITERS: Final = {Format.GRAPHML: _write_graphml, Format.JSON: _write_json}
+def _scalar(value: Any) -> str | int | float | bool:
+    if isinstance(value, int | float):
+        return value
+    return "" if value is None else _in_xml(str(value))
+
+
+def _in_xml(text: str) -> str:
+    return _NOT_XML.sub(lambda found: ascii(found[0])[1:-1], text)
+
+
+_WRITERS: Final = {Format.GRAPHML: write_graphml, Format.JSON: _write_json}
 
 _TIERS: Final = ((1, "pool"), (2, "warm"), (4, "cold"), (8, "store"))
 _SUPERSEDED, _SHARED = 1, 2  # flags of the API

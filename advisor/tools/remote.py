@@ -107,7 +107,10 @@ class EditEndpoint:
 
 def ask(url: str, path: str, timeout_s: float = TIMEOUT_S) -> Any:
     """GET ``url/path`` with the sidecar's token and return the JSON answer."""
-    return answer_to(_request(url, path), timeout_s)
+    request = urllib.request.Request(url + path)
+    if token := secret_of(url):
+        request.add_header("Authorization", f"Bearer {token}")
+    return answer_to(request, timeout_s)
 
 
 def answer_to(
@@ -138,13 +141,6 @@ def ask_patiently(url: str, path: str, timeout_s: float = TIMEOUT_S) -> Any:
         except BusySidecarError as busy:
             time.sleep(busy.again_in_s)
     return ask(url, path, timeout_s)
-
-
-def _request(url: str, path: str) -> urllib.request.Request:
-    request = urllib.request.Request(url + path)
-    if token := secret_of(url):
-        request.add_header("Authorization", f"Bearer {token}")
-    return request
 
 
 def secret_of(url: str) -> str:

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..explain import blocks_of_memory
-from ..intents import LeaseBounds, leasable
+from ..intents import LONGEST_S, leasable
 from ..tables.sessions import MemoryFacts
 from ..tables.tables import Tables
 from ..types import (
@@ -176,9 +176,8 @@ class SegmentTagger:
 
     def _lease(self, engine: int, rows: Rows, seconds: float, now: float) -> None:
         """Lease blocks as far as the bounds allow; a longer existing lease stays."""
-        bounds = LeaseBounds()
-        kept = leasable(self._tables, bounds, rows, now, arriving=engine) if len(rows) else rows
-        until = now + min(seconds, bounds.longest_s)
+        kept = leasable(self._tables, rows, now, arriving=engine) if len(rows) else rows
+        until = now + min(seconds, LONGEST_S)
         pinned = self._tables.blocks.for_writing("pinned_until")
         pinned[kept] = np.maximum(pinned[kept], until)
 

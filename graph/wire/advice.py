@@ -197,16 +197,8 @@ class AdmissionMessage(Advice, tag=6, frozen=True):
 
     def at(self, now: float) -> AdmissionAdvice:
         """The advice, with ``ts`` in the clock of the receiver, which got it at ``now``."""
-        return AdmissionAdvice(
-            self.epoch,
-            now - self.age_s,
-            self.room_blocks,
-            self.live_sessions,
-            self.fitting_sessions,
-            heard=self.heard,
-            again=self.again,
-            wasted=self.wasted,
-        )
+        said = msgspec.structs.asdict(self)
+        return AdmissionAdvice(ts=now - said.pop("age_s"), **said)
 
 
 class SendTips(Advice, tag=7, frozen=True):

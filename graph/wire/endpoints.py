@@ -6,7 +6,6 @@ import contextlib
 import os
 import stat
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Final
 from urllib.parse import urlsplit
@@ -103,25 +102,14 @@ class RunningSidecar(msgspec.Struct, frozen=True):
     token: str = ""  # grants access to its TCP endpoint and to sessions and blocks over HTTP
 
 
-@dataclass(frozen=True, slots=True)
-class RuntimeNote:
-    """The file ``<pid>.json`` of one running sidecar."""
-
-    path: Path
-
-    @classmethod
-    def write(cls, sidecar: RunningSidecar) -> RuntimeNote:
-        """Write the note of ``sidecar``; raises ConfigError or OSError on failure."""
-        path = runtime_dir() / f"{sidecar.pid}.json"
-        fresh = path.with_suffix(".tmp")
-        fresh.unlink(missing_ok=True)
-        with open(fresh, "xb", opener=_private) as file:
-            file.write(msgspec.json.encode(sidecar))
-        fresh.replace(path)
-        return cls(path)
-
-    def remove(self) -> None:
-        self.path.unlink(missing_ok=True)
+def write_note(sidecar: RunningSidecar) -> Path:
+    """Write a sidecar's note, ``<pid>.json``; return its path. Raises ConfigError or OSError."""
+    path = runtime_dir() / f"{sidecar.pid}.json"
+    fresh = path.with_suffix(".tmp")
+    fresh.unlink(missing_ok=True)
+    with open(fresh, "xb", opener=_private) as file:
+        file.write(msgspec.json.encode(sidecar))
+    return fresh.replace(path)
 
 
 def running_sidecars() -> list[RunningSidecar]:

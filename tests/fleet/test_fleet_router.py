@@ -13,7 +13,6 @@ from kvgraph.advisor.fleet.router import (
     NoEngineError,
     Reason,
     RoutingRequest,
-    Stickiness,
 )
 
 SPEED = Speed(
@@ -32,7 +31,7 @@ def router_of(engines: int, speed: Speed = SPEED) -> FleetRouter:
     board = EngineBoard()
     for number in range(engines):
         board.add(f"#{number}", speed)
-    return FleetRouter(board, Stickiness(overload=2.0))
+    return FleetRouter(board, overload=2.0)
 
 
 def held(*tokens: int) -> np.ndarray:

@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from kvgraph.graph import snapshot
-from kvgraph.graph.export import to_networkx
 from kvgraph.graph.kvcache_graph import KVCacheGraph
 from kvgraph.graph.types import NO_ROW, Tier
 from kvgraph.graph.wire.events import (
@@ -205,9 +204,3 @@ def test_a_snapshot_knows_whose_each_block_is(world: World, tmp_path: Path) -> N
     assert restored.graph.explain(11)["requests"] == 1
     assert restored.graph.explain(14)["id"] == f"{14:#018x}"
     assert set(restored.graph.rank("b", 9).order.tolist()) == set(KEYS)
-
-
-def test_an_export_keeps_models_apart(world: World) -> None:
-    exported = to_networkx(world.graph)
-    assert len(exported) == 7
-    assert exported.number_of_edges() == sum(world.graph.stats().edges.values())

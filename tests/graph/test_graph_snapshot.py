@@ -1,4 +1,4 @@
-"""Snapshots: whole or not at all; and the graph for analysis."""
+"""Snapshots: whole or not at all."""
 
 from __future__ import annotations
 
@@ -11,12 +11,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import networkx as nx
 import numpy as np
 import pytest
 from kvgraph.graph import snapshot
 from kvgraph.graph.errors import SnapshotError
-from kvgraph.graph.export import to_networkx, write_graphml
 from kvgraph.graph.kvcache_graph import KVCacheGraph
 from kvgraph.graph.tables.tables import GraphLimits
 from kvgraph.graph.wire.events import (
@@ -219,39 +217,6 @@ def test_a_failed_write_leaves_the_last_snapshot(graph: KVCacheGraph, tmp_path: 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(SnapshotError, match=r"nowhere\.snap"):
         snapshot.load(KVCacheGraph(), tmp_path / "nowhere.snap")
-
-
-def test_networkx_has_the_same_nodes_edges_and_attributes(graph: KVCacheGraph) -> None:
-    exported = to_networkx(graph)
-    kinds = nx.get_node_attributes(exported, "kind")
-    assert sorted(kinds.values()) == ["block"] * 5 + ["memory", "root"]
-    assert exported.number_of_edges() == sum(graph.stats().edges.values())
-    first, second = "0x0000000000000001", "0x0000000000000002"
-    assert exported.nodes[first]["layer"] == "rules"
-    assert exported.nodes[first]["identity"] == "policy#0"
-    assert exported.edges[first, second, "prefix_share"]["weight"] == 2
-    assert exported.edges["root", first, "prefix_share"]["weight"] == 2
-    assert exported.edges[second, "memory:memory-7", "memory_ref"]["weight"] == pytest.approx(0.6)
-
-
-def test_graphml_can_be_read_again(graph: KVCacheGraph, tmp_path: Path) -> None:
-    write_graphml(to_networkx(graph), tmp_path / "graph.xml")
-    read = nx.read_graphml(tmp_path / "graph.xml", force_multigraph=True)
-    assert read.number_of_edges() == sum(graph.stats().edges.values())
-
-
-def test_graphml_of_any_names_can_be_read_again(tmp_path: Path) -> None:
-    exported = nx.MultiDiGraph()
-    hostile = "".join(map(chr, range(32))) + '\x7f\ufffe\uffff<b>&"\U0001f600'
-    exported.add_node(f"memory:{hostile}", kind="memory")
-    exported.add_node("0x01", kind="block", session=hostile, engines=[hostile])
-    exported.add_edge("0x01", f"memory:{hostile}", key="memory_ref", type="memory_ref", weight=1.0)
-    write_graphml(exported, tmp_path / "graph.xml")
-    read = nx.read_graphml(tmp_path / "graph.xml", force_multigraph=True)
-    assert read.number_of_edges() == 1
-    assert len(read) == 2
-    assert "\\x00\\x01" in read.nodes["0x01"]["session"]
-    assert read.nodes["0x01"]["session"].endswith('\\uffff<b>&"\U0001f600')
 
 
 def test_what_sessions_taught_is_kept(tmp_path: Path) -> None:

@@ -54,9 +54,7 @@ def session(name: str, turns: int = 12, blocks: int = 8, pause_s: float = 6.0) -
     for index in range(turns):
         tokens = (blocks + index) * BLOCK
         stop = "end_turn" if index + 1 == turns else "tool_use"
-        made.append(
-            RecordedTurn(at, tokens, 50, array("I", range(blocks + index)), stop, (), 2.0, None)
-        )
+        made.append(RecordedTurn(at, tokens, 50, array("I", range(blocks + index)), stop, (), 2.0))
         at += 2.0 + pause_s
     return Session(name, BLOCK, 0, 0, 0.0, tuple(made), ())
 
@@ -196,7 +194,7 @@ def advice(room: int | None, known_of: float = 0.0) -> AdmissionAdvice:
 NUMBERS = itertools.count()
 
 
-def hold(word: Callable[[float], AdmissionAdvice]) -> SimulatedHold:
+def hold(word: Callable[[float], AdmissionAdvice | None]) -> SimulatedHold:
     return SimulatedHold(word, HoldingBounds(1000, 100.0))
 
 
@@ -225,7 +223,7 @@ def test_a_request_is_asked_about_when_it_comes_and_when_its_turn_comes() -> Non
 
 
 def test_without_a_word_nobody_is_held() -> None:
-    held = SimulatedHold(None, HoldingBounds(1000, 100.0))
+    held = hold(lambda now: None)
     assert not held.arrives(asked(), 1.0, idle=False, queued=True)
     assert not held.turn_comes(asked(), 1.0)
     assert held.released(2.0, idle=False, free=True) == []

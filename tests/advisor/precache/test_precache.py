@@ -22,7 +22,7 @@ from kvgraph.advisor.precache.keeper import (
 from kvgraph.advisor.precache.prefixes import (
     SYSTEM_PREFIX,
     ServerConfig,
-    prefix_key,
+    new_prefix,
     read_precache,
     stable_messages,
     warming_messages,
@@ -39,13 +39,18 @@ STABLE = [{"role": "system", "content": "Be kind."}]
 # Keys and what is stable ------------------------------------------------------------------------
 
 
-def test_what_is_named_stands_before_what_is_stable_before_what_is_whole() -> None:
-    assert prefix_key("chat-7", ["a"], "b", {}) == "conv:chat-7"
-    assert prefix_key(None, ["a"], "b", {}).startswith("seg:")
-    assert prefix_key(None, [], "b", {}).startswith("pfx:")
-    assert prefix_key(request={"a": 1}) == prefix_key(request={"a": 1})
-    assert prefix_key(request={"a": 1}).startswith("v5:")
-    assert prefix_key(segments=["a", "b"]) != prefix_key(segments=["ab"])
+def test_what_is_named_stands_before_what_is_stable_before_what_is_whole(tmp_path: Path) -> None:
+    def key(*contents: object, **more: Any) -> str:
+        said = tuple({"role": "user", "content": each} for each in contents)
+        return new_prefix(messages=said, **more).key(tmp_path)
+
+    tools = ({"type": "function"},)
+    assert key("a", conversation="chat-7", tools=tools) == "conv:chat-7"
+    assert key("a").startswith("seg:")
+    assert key([{"type": "text", "text": "a"}]).startswith("pfx:")
+    assert key("a", tools=tools) == key("a", tools=tools)
+    assert key("a", tools=tools).startswith("v5:")
+    assert key("a", "b") != key("ab")
 
 
 def render(variables: Any) -> list[dict[str, Any]]:

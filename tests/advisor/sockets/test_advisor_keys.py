@@ -33,10 +33,10 @@ from kvgraph.graph.wire import frames as wire
 from kvgraph.graph.wire.curve_keys import EngineKeys, SidecarKeys
 from kvgraph.graph.wire.endpoints import (
     RunningSidecar,
-    RuntimeNote,
     running_sidecars,
     runtime_dir,
     token_of,
+    write_note,
 )
 from kvgraph.graph.wire.events import BlocksResident, BlocksStored, EngineHello, Pressure
 from kvgraph.hooks.doctor.command import check_sidecar
@@ -443,7 +443,7 @@ def test_a_sidecar_that_starts_anew_with_another_token_is_found_again() -> None:
     note = leave_note(first.service)
     with advised(endpoint):
         first.stop()
-        note.remove()
+        note.unlink()
         second = Started(endpoint)
         try:
             assert second.service.token != first.service.token
@@ -468,7 +468,7 @@ def test_the_note_is_its_owners_and_the_ready_line_tells_no_token(tcp_sidecar: S
         note = leave_note(tcp_sidecar.service)
     finally:
         os.umask(before)
-    assert stat.S_IMODE(note.path.stat().st_mode) == 0o600
+    assert stat.S_IMODE(note.stat().st_mode) == 0o600
     assert token_of(tcp_sidecar.service.endpoint) == tcp_sidecar.service.token
     assert token_of(tcp_sidecar.service.http) == tcp_sidecar.service.token
     assert token_of("tcp://127.0.0.1:1") == ""
@@ -478,7 +478,7 @@ def test_the_note_is_its_owners_and_the_ready_line_tells_no_token(tcp_sidecar: S
 
 def test_the_note_of_a_dead_sidecar_gives_no_token() -> None:
     dead = RunningSidecar(2**22 - 3, "tcp://127.0.0.1:9", "http://127.0.0.1:9", "old token")
-    RuntimeNote.write(dead)
+    write_note(dead)
     assert token_of(dead.http) == ""
 
 
@@ -499,14 +499,14 @@ def command(*arguments: str) -> None:
 )  # fmt: skip
 def test_a_strange_note_costs_only_itself(content: bytes | None) -> None:
     """None: a pipe, which nobody writes to."""
-    note = RuntimeNote.write(RunningSidecar(os.getpid(), "ipc:///e", "http://h", "token"))
+    note = write_note(RunningSidecar(os.getpid(), "ipc:///e", "http://h", "token"))
     strange = runtime_dir() / "1.json"
     if content is None:
         os.mkfifo(strange)
     else:
         strange.write_bytes(content)
     assert [each.pid for each in running_sidecars()] == [os.getpid()]
-    note.remove()
+    note.unlink()
 
 
 def test_explain_reads_the_token_by_itself(

@@ -15,7 +15,6 @@ from kvgraph.advisor.intake import BusyMeter
 from kvgraph.advisor.sockets.publisher import TIPS_S, AdvicePublisher
 from kvgraph.advisor.sockets.subscriber import (
     EventSubscriber,
-    UnknownPeers,
     engine_id,
 )
 from kvgraph.graph.wire import frames
@@ -424,12 +423,13 @@ def test_a_flood_of_garbage_costs_one_log_line(
     assert len(caplog.records) == 1
 
 
-def test_many_strangers_are_remembered_in_bounded_memory() -> None:
-    unknown_peers = UnknownPeers(Clock(100.0))
+def test_many_strangers_are_remembered_in_bounded_memory(bench: Bench) -> None:
     for index in range(400):
-        assert unknown_peers.note_answer(index.to_bytes(16, "big"))
-        assert not unknown_peers.note_answer(index.to_bytes(16, "big")), "it was answered just now"
-    assert len(unknown_peers) <= 256
+        assert bench.subscriber.may_answer(index.to_bytes(16, "big"))
+        assert not bench.subscriber.may_answer(index.to_bytes(16, "big")), (
+            "it was answered just now"
+        )
+    assert len(bench.subscriber.answered) <= 256
 
 
 PULSE = Pressure(10, 5, 5, 1, 0)

@@ -13,7 +13,7 @@ import networkx as nx
 import pytest
 from command_line import kvgraph
 from kvgraph.advisor.page.graph import graph_view
-from kvgraph.advisor.tools.export import MOST_NODES, node_link
+from kvgraph.advisor.tools.export import MOST_NODES, node_link, write_graphml
 from kvgraph.graph.snapshot import save
 from kvgraph.graph.types import SourceLayer
 from kvgraph.graph.wire.events import Segment
@@ -85,6 +85,21 @@ def test_a_running_sidecar_is_exported(busy_sidecar: PageSidecar, tmp_path: Path
     read = nx.read_graphml(f"{out}.graphml", force_multigraph=True)
     assert read.number_of_nodes() == len(nodes)
     assert ET.parse(f"{out}.graphml").getroot().tag.endswith("graphml")
+
+
+def test_graphml_of_any_names_can_be_read_again(tmp_path: Path) -> None:
+    hostile = "".join(map(chr, range(32))) + '\x7f\ufffe\uffff<b>&"\U0001f600'
+    memory = f"memory:{hostile}"
+    block = {"id": "0x01", "kind": "block", "session": hostile, "engines": [hostile]}
+    edge = {"source": "0x01", "target": memory, "key": "memory_ref", "weight": 1.0}
+    nodes = [block, {"id": memory, "kind": "memory"}]
+    data = {"directed": True, "multigraph": True, "graph": {}, "nodes": nodes, "edges": [edge]}
+    write_graphml(data, tmp_path / "graph.xml")
+    read = nx.read_graphml(tmp_path / "graph.xml", force_multigraph=True)
+    assert read.number_of_edges() == 1
+    assert len(read) == 2
+    assert "\\x00\\x01" in read.nodes["0x01"]["session"]
+    assert read.nodes["0x01"]["session"].endswith('\\uffff<b>&"\U0001f600')
 
 
 def test_nothing_is_written_over_and_failures_are_one_line(snapshot: Path, tmp_path: Path) -> None:

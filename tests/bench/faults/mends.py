@@ -142,7 +142,7 @@ MENDS: Final = (
     # The sidecar before engines that lie
     Mend("no more blocks than a pool has", "advisor/sockets/subscriber.py", "        if listed <= most:\n", "        if True:\n", f"{_SUBSCRIBER} -k more_blocks"),
     Mend("no line of the log is forged", "advisor/sockets/subscriber.py", "\"engine %r connected (%r)\"", "\"engine %s connected (%s)\"", f"{_SUBSCRIBER} -k forged"),
-    Mend("strangers are forgotten again", "advisor/sockets/subscriber.py", "FIFOCache(_UNKNOWN)", "FIFOCache(1 << 30)", f"{_SUBSCRIBER} -k strangers"),
+    Mend("strangers are forgotten again", "advisor/sockets/subscriber.py", "TTLCache(_UNKNOWN,", "TTLCache(1 << 30,", f"{_SUBSCRIBER} -k strangers"),
     Mend("a flood of garbage is one line", "advisor/sockets/subscriber.py", "self._log.warn(\"wire\", \"a message was refused: %s\", error)", "logging.getLogger(__name__).warning(\"a message was refused: %s\", error)", f"{_SUBSCRIBER} -k flood"),
     Mend("segments cost what a prompt may", "graph/ingest/segments.py", "        if covered <= room:\n", "        if True:\n", "tests/graph/test_graph_core.py -k segments"),
     Mend("nothing comes back behind a hole", "graph/ranking/copies.py", "(blocks.parent[top] == NO_ROW) & (blocks.depth[top] == 0)", "blocks.parent[top] == NO_ROW", "tests/graph/ranking/test_graph_prefetch.py -k forgotten"),
@@ -179,7 +179,7 @@ MENDS: Final = (
     Mend("no engine's answer is unpacked", "advisor/fleet/upstream.py", "            auto_decompress=False,\n", "", f"{_HOSTILE} -k unpacked"),
     Mend("an answer's size is bounded", "advisor/fleet/upstream.py", "        content += chunk\n        if len(content) > MOST_ANSWER:\n", "        content += chunk\n        if False:\n", f"tests/fleet/test_residency.py {_HOSTILE} -k 'unpacked or too_large'"),
     Mend("a refusal is quoted in no log", "advisor/precache/keeper.py", "words = f\"{server.url} answered {error.code}\"", "words = f\"{server.url} answered {error.code}: {said}\"", "tests/advisor/precache/test_precache.py -k in_no_log"),
-    Mend("what a tokenizer says is bounded", "advisor/memory/chooser.py", "await reply.whole()", "b\"\".join([chunk async for chunk in reply.chunks()])", "tests/memory/test_memory_asks.py -k any_size"),
+    Mend("what a tokenizer says is bounded", "advisor/fleet/upstream.py", "return OwnAnswer(answer.status, await whole_answer(answer))", "return OwnAnswer(answer.status, await answer.read())", "tests/memory/test_memory_asks.py -k any_size"),
     Mend("vectors are bounded", "advisor/memory/attention.py", "await whole_answer(answer)", "await answer.read()", "tests/memory/test_memory_asks.py -k unpacked"),
     Mend("vectors are not unpacked", "advisor/memory/attention.py", "timeout=timeout, auto_decompress=False", "timeout=timeout", "tests/memory/test_memory_asks.py -k unpacked"),
     Mend("a batch's time costs no events", "graph/wire/kv_events.py", "class _ArrayOfRaw(msgspec.Struct, array_like=True):\n    ts: msgspec.Raw\n", "class _ArrayOfRaw(msgspec.Struct, array_like=True):\n    ts: float\n", "tests/graph/test_wire.py -k time"),

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from kvgraph.graph import intents
 from kvgraph.graph.errors import GraphError
 from kvgraph.graph.intents import (
     Intent,
     IntentAnswer,
     IntentKind,
-    LeaseBounds,
     Target,
     Verdict,
     target_rows,
@@ -181,8 +181,9 @@ def test_a_signal_is_a_sessions(world: World) -> None:
     assert sessions.expected_return[row] == world.now + 5.0
 
 
-def test_bounds_may_be_changed(world: World) -> None:
+def test_leases_are_bounded(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     world.turn("a", 1, 2, 3)
-    world.graph.intents.bounds = LeaseBounds(pool_share=0.05, tenant_share=0.05, longest_s=1.0)
+    for name, value in {"POOL_SHARE": 0.05, "TENANT_SHARE": 0.05, "LONGEST_S": 1.0}.items():
+        monkeypatch.setattr(intents, name, value)
     answer = world.want(IntentKind.PIN, Target(session="a"), seconds=2.0)
     assert (answer.blocks, answer.seconds) == (2, 1.0)
