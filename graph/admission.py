@@ -71,6 +71,10 @@ class Pacing:
             before = block_s if self._block_s is None else self._block_s
             self._block_s = before + _LATEST * (block_s - before)
 
+    def give_up(self) -> None:
+        """Measure the last start no further: nobody saw when its prompt was computed."""
+        self._began = None
+
     def may_start(self, now: float, *, hurries: bool) -> bool:
         """Whether another request may start; ``hurries`` skips the rest between two."""
         return self._free and (hurries or now >= self._from)
@@ -179,6 +183,10 @@ def new_context_blocks(prompt: int, found: int, pool: int, *, new: bool) -> int:
     """Blocks of new context that a request needs; 0 if its session is live and resident, or if its
     prompt is short.
 
+    Args:
+        prompt: Blocks of the prompt.
+        found: How many of them, from the first on, need not be computed.
+        pool: Blocks of the pool.
         new: Whether the session was never served here. Otherwise it counts as resident if at least
             half of the prompt is found.
     """
@@ -191,6 +199,8 @@ def new_context_blocks(prompt: int, found: int, pool: int, *, new: bool) -> int:
 
 @dataclass(frozen=True, slots=True)
 class HoldingBounds:
+    """What an engine can hold, and for how long."""
+
     # Blocks of the pool; a request that needs this many never fits and is not held.
     pool_blocks: int
     most_s: float  # the longest a request is held, in seconds
@@ -232,6 +242,8 @@ class HoldingRule:
         """Decide whether to hold a request that arrived at ``asks.since``.
 
         Args:
+            asks: The request, and the new context that it needs.
+            advice: The latest; None if the sidecar is silent.
             idle: The engine has no work but held requests.
             queued: Whether other requests are in its queue.
         """
@@ -240,9 +252,12 @@ class HoldingRule:
             # end itself by shortening the queue, and the engine would thrash again.
             self._met = queued or len(self._order) > 0
         self.saturation.note_arrival(queued=self._met)
-        if self._rests(idle, asks.since) and not len(self._order):
-            self._pass(asks)
-            return False
+        if idle and not len(self._order):
+            # An engine without work takes no steps: the time since would count as a prompt's.
+            self._pacing.give_up()
+            if self._rests(idle, asks.since):
+                self._pass(asks)
+                return False
         return self.turn_comes(asks, advice)
 
     def turn_comes(self, asks: Held, advice: AdmissionAdvice | None) -> bool:
@@ -293,6 +308,10 @@ class HoldingRule:
         self, advice: AdmissionAdvice | None, now: float, *, idle: bool, free: bool
     ) -> list[tuple[Held, str]]:
         """Requests that may start now, in this order, each with its reason (of ``HOLD_ENDS``).
+
+        Args:
+            idle: The engine has no work but held requests.
+            free: No request is queued, and the prompt of the last one released has been computed.
 
         If there is no room, a request that was patient starts once no other is queued, and with it
         as many as one step computes with it, as ``Pacing`` allows: a prefill that stands before a

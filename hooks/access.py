@@ -23,8 +23,10 @@ _NAME: Final = b"engine"
 
 
 def engine_keys() -> EngineKeys | None:
-    """Load the CURVE keys that the environment names; None: it names none.
-    Raises ConfigError.
+    """Return the CURVE keys that the environment names, or None if it names none.
+
+    Raises:
+        ConfigError: The keys cannot be loaded.
     """
     named = os.environ.get(KEYS_VARIABLE, "").strip()
     try:
@@ -34,8 +36,11 @@ def engine_keys() -> EngineKeys | None:
 
 
 class EndpointAccess:
-    """Authenticates at one endpoint: by keys if the environment names some, else by a token. The
-    token is that of the endpoint, or of the sidecar's runtime note. Raises ConfigError.
+    """Authenticates at one endpoint: by keys if the environment names some, else by a token, which
+    the environment or the sidecar's runtime note has.
+
+    Raises:
+        ConfigError: The keys cannot be loaded.
     """
 
     def __init__(self, endpoint: str) -> None:
@@ -78,8 +83,11 @@ _MOST_BYTES: Final = 16 << 20  # of an answer; chosen
 
 
 def answer_of(sidecar: RunningSidecar, path: str) -> dict[str, Any]:
-    """Return a sidecar's JSON answer for ``path``, asked with its token. Raises OSError or
-    http.client.HTTPException: it does not answer; ValueError: that is no object.
+    """Return a sidecar's JSON answer for ``path``, asked with its token.
+
+    Raises:
+        OSError, http.client.HTTPException: It does not answer.
+        ValueError: The answer is no JSON object.
     """
     headers = {"Authorization": f"Bearer {sidecar.token}"}
     request = urllib.request.Request(f"{sidecar.http}{path}", headers=headers)

@@ -181,8 +181,10 @@ class EngineSettings(BaseModel):
         return self.layers.lower() not in OFF
 
     def tiers(self) -> TierSettings | None:
-        """Return the configured tiers; None: none. Raises ConfigError: a variable is invalid, or
-        needs another.
+        """Return the configured tiers, or None without any.
+
+        Raises:
+            ConfigError: A variable is invalid, or needs another.
         """
         self.require("warm_gib", "cold_gib")
         store = self.shared_store()
@@ -210,8 +212,10 @@ class EngineSettings(BaseModel):
         )
 
     def shared_store(self) -> StoreSettings | None:
-        """Return the configured shared store; None: none. Raises ConfigError: a variable is
-        invalid, or needs another.
+        """Return the configured shared store, or None without one.
+
+        Raises:
+            ConfigError: A variable is invalid, or needs another.
         """
         self.require("store_gib", "store_at", "store_salted", "store_open")
         if not self.store:

@@ -35,9 +35,15 @@ def cache_directory() -> Path:
 
 
 def compiled(name: str, ingredients: list[str], build: Callable[[Path], None]) -> Path:
-    """The file that ``build`` makes, made once per machine, named ``name`` and a digest of
-    ``ingredients``, everything it depends on: sources, options, compiler, processor. Raises
-    BuildError.
+    """Return the path of a compiled file, which is made once per machine.
+
+    Args:
+        name: The file's name; a digest of ``ingredients`` is added to it.
+        ingredients: Everything that the file depends on: sources, options, compiler, processor.
+        build: Makes the file at a path.
+
+    Raises:
+        BuildError: The file cannot be made, or not be kept.
     """
     digest = hashlib.sha256("\0".join(ingredients).encode()).hexdigest()[:16]
     stem, dot, suffix = name.partition(".")

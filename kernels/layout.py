@@ -179,8 +179,9 @@ def gpu_layout(
     )  # fmt: skip
 
 
-def new_memory(layout: KvLayout, device: str = "cpu") -> PagedKv:
-    return PagedKv(torch.zeros(layout.elements, dtype=layout.dtype, device=device), layout)
+def new_memory(layout: KvLayout) -> PagedKv:
+    """Zeroed host memory of this layout."""
+    return PagedKv(torch.zeros(layout.elements, dtype=layout.dtype), layout)
 
 
 def packed_planes(key_dims: int, value_dims: int, dtype: torch.dtype) -> tuple[Plane, Plane]:

@@ -33,17 +33,17 @@ def prepare(cache: PagedKv, arena: PagedKv) -> None:
 
 
 def spill(blocks: Blocks, records: Blocks) -> None:
-    """Copy blocks of a cache to records of the arena; see ``reference.spill``.
+    """Copy blocks of a cache to records of the arena; see ``reference.copy_blocks``.
     Raises SlotError or LayoutError.
     """
     _check_blocks(blocks, records)
-    backend(blocks.kv, records.kv).spill(blocks, records)
+    backend(blocks.kv, records.kv).copy_blocks(blocks, records)
 
 
 def load(records: Blocks, blocks: Blocks) -> None:
     """Copy records of the arena back to blocks of a cache; raises like ``spill``."""
     _check_blocks(blocks, records)
-    backend(records.kv, blocks.kv).load(records, blocks)
+    backend(records.kv, blocks.kv).copy_blocks(records, blocks)
 
 
 def splice(source: PagedKv, target: PagedKv, slots: SlotMap, rope: Rope) -> None:

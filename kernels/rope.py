@@ -81,20 +81,23 @@ class Rope:
         return part[..., 0::2], part[..., 1::2]
 
 
-def rope_from_config(
-    config: Any,  # a `PretrainedConfig` or its `to_dict()`
-    # longest sequence that will ever be served; some variants change their frequencies beyond the
-    # trained length and are accepted only below it
-    max_model_len: int | None = None,
-    # which of several rotations ("full_attention", …) if layers differ
-    layer_type: str | None = None,
-    pairing: Pairing | None = None,  # overrides what is known of the model type
-) -> Rope:
-    """The rotation that a model applies, from its Hugging Face configuration; raises RopeError."""
+def rope_from_config(config: Any, max_model_len: int | None = None) -> Rope:
+    """The rotation that a model applies to the keys of all its layers.
+
+    Args:
+        config: A Hugging Face ``PretrainedConfig``, or its ``to_dict()``.
+        max_model_len: Longest sequence that will ever be served, in tokens; None if unknown. Some
+            variants change their frequencies beyond the trained length, and are refused unless
+            sequences stay below it.
+
+    Raises:
+        RopeError: The model's positions are not rotations of its keys, or not of a known kind, or
+            differ by layer, or may change while a key is kept.
+    """
     model = _text_config(config)
     name = str(model.get("_name_or_path") or model.get("model_type") or "this model")
     _refuse_other_positions(model, name)
-    settings = _settings(model, name, layer_type)
+    settings = _settings(model, name)
     kind = str(settings.get("rope_type") or settings.get("type") or "default")
     if kind not in _VARIANTS:
         allowed = ", ".join(sorted(_VARIANTS))
@@ -107,8 +110,8 @@ def rope_from_config(
         inv_freq = _VARIANTS[kind](_Model(name, model, settings, max_model_len), base)
     except KeyError as missing:
         raise RopeError(f"{name}: rope type {kind!r} lacks the setting {missing}") from None
-    known = Pairing.GPTJ if model.get("model_type") in GPTJ_MODELS else Pairing.NEOX
-    return Rope(inv_freq.to(torch.float64), start, pairing or known)
+    pairing = Pairing.GPTJ if model.get("model_type") in GPTJ_MODELS else Pairing.NEOX
+    return Rope(inv_freq.to(torch.float64), start, pairing)
 
 
 @dataclass(frozen=True)
@@ -217,17 +220,14 @@ def _refuse_other_positions(model: Settings, name: str) -> None:
         raise RopeError(f"{name}: {_REFUSED_KINDS[kind]}")
 
 
-def _settings(model: Settings, name: str, layer_type: str | None) -> dict[str, Any]:
+def _settings(model: Settings, name: str) -> dict[str, Any]:
     """The rotation's settings, from either place that configurations use."""
     found = model.get("rope_parameters") or model.get("rope_scaling") or {}
-    by_layer = {key: value for key, value in found.items() if isinstance(value, Mapping)}
-    if by_layer:
-        if layer_type not in by_layer:
-            raise RopeError(
-                f"{name}: rotations differ by layer type; got {layer_type!r}, "
-                f"allowed: {', '.join(sorted(by_layer))}"
-            )
-        found = by_layer[layer_type]
+    if by_layer := sorted(key for key, value in found.items() if isinstance(value, Mapping)):
+        raise RopeError(
+            f"{name}: rotations differ by layer type ({', '.join(by_layer)}); supported: one for "
+            "all layers"
+        )
     settings = {"rope_theta": model.get("rope_theta"), **found}
     if settings["rope_theta"] is None:
         raise RopeError(

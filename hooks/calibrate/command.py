@@ -19,6 +19,7 @@ from rich.table import Table
 
 from ...graph.errors import ConfigError
 from ...kernels.errors import KernelError
+from ...kernels.rope import rope_from_config
 from ..recall.gate import Calibration, calibration_file, save
 from .trials import (
     DEFAULT_BAR,
@@ -28,6 +29,7 @@ from .trials import (
     Cell,
     CellResult,
     PassMark,
+    SplicedModel,
     Tensor,
     grid,
     judge_margins,
@@ -150,8 +152,6 @@ def run(
     """Measure a model; returns the calibration, and a description of the text.
     Raises ConfigError or KernelError.
     """
-    import torch
-
     from ..vllm.recall.support import model_identity
 
     loaded, tokenizer = _load(name, device, max_model_len)
@@ -191,9 +191,6 @@ def _judged(
 
 def _load(name: str, device: str, max_model_len: int | None) -> tuple[Any, Any]:
     from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    from ...kernels.rope import rope_from_config
-    from .trials import SplicedModel
 
     if name.startswith(("/", ".", "~")) and not Path(name).is_dir():
         raise ConfigError(f"there is no directory {name}")

@@ -223,11 +223,11 @@ class ConfLayer(CacheLayerMixin):  # type: ignore[misc]
         first = self.table.seen == 0
         self.fresh = key_states.shape[2]
         self.store.append(key_states, value_states)
-        whole = isinstance(self.store, FloatStore)
-        keys, values = key_states.view_as(key_states), value_states
         if isinstance(self.store, FloatStore):
             keys, values = self.store.keys, self.store.values
-        self.exact = self.exact and (first or whole)
+        else:
+            keys, values = key_states.view_as(key_states), value_states
+            self.exact = self.exact and first
         keys.kvgraph_layer = self
         return keys, values
 

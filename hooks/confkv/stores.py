@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final, Protocol
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -17,29 +17,6 @@ _PARTS: Final = 4  # divisor: a quarter of the held tokens is spare, if that is 
 def room_for(held: int, most: int) -> int:
     """The capacity for ``held`` tokens and some spare; none beyond ``most``."""
     return max(held, min(most, held + max(_LEAST, held // _PARTS)))
-
-
-class Store(Protocol):
-    """Slots of one layer, numbered from the oldest."""
-
-    held: int
-
-    def append(self, keys: Tensor, values: Tensor) -> None:
-        """Append tokens [batch, heads, tokens, dims]."""
-
-    def keep(self, slots: Tensor) -> None:
-        """Keep only slots [batch, n]; the last of each row are the newest, in order."""
-
-    def parts(self) -> list[KvPart]:
-        """All tokens, as attention reads them."""
-
-    def select(self, rows: Tensor) -> None:
-        """Take rows of the batch [n]; a row may be taken more than once."""
-
-    def room(self, valid: int) -> float:
-        """The size of ``valid`` tokens, in tokens of two bytes a number; int8 counts half."""
-
-    def bytes(self) -> int: ...
 
 
 class FloatStore:
@@ -61,6 +38,7 @@ class FloatStore:
         return self._values[:, :, : self.held]
 
     def append(self, keys: Tensor, values: Tensor) -> None:
+        """Append tokens [batch, heads, tokens, dims]."""
         after = self.held + keys.shape[2]
         if after > self._keys.shape[2]:
             self._move(room_for(after, self._most), self.keys, self.values)
@@ -69,6 +47,7 @@ class FloatStore:
         self.held = after
 
     def keep(self, slots: Tensor) -> None:
+        """Keep only slots [batch, n]; the last of each row are the newest, in order."""
         keys, values = gathered(self._keys, slots), gathered(self._values, slots)
         self.held = slots.shape[1]
         if self._keys.shape[2] > (room := room_for(self.held, self._most)):
@@ -78,12 +57,15 @@ class FloatStore:
         self._values[:, :, : self.held] = values
 
     def parts(self) -> list[KvPart]:
+        """All tokens, as attention reads them."""
         return [KvPart(self.keys, self.values)]
 
     def select(self, rows: Tensor) -> None:
+        """Take rows of the batch [n]; a row may be taken more than once."""
         self._keys, self._values = self._keys[rows], self._values[rows]
 
     def room(self, valid: int) -> float:
+        """The size of ``valid`` tokens, in tokens of two bytes a number."""
         return float(valid)
 
     def bytes(self) -> int:

@@ -44,9 +44,15 @@ _REFUSED: Final = (
 
 
 class SocketOpener:
-    """Opens sockets to one sidecar's ROUTER, and tells when another one is due; raises ConfigError:
-    the keys that the environment names cannot be used. ZeroMQ may hold ``send_hwm`` frames for a
-    slow sidecar.
+    """Opens sockets to one sidecar's ROUTER, and tells when another one is due.
+
+    Args:
+        endpoint: The sidecar's ROUTER.
+        identity: The engine's, by which the sidecar tells it from others.
+        send_hwm: Frames that ZeroMQ may hold for a slow sidecar.
+
+    Raises:
+        ConfigError: The keys that the environment names cannot be used.
     """
 
     def __init__(self, endpoint: str, identity: bytes, send_hwm: int) -> None:
@@ -91,9 +97,14 @@ class SocketOpener:
 
 
 class LinkState:
-    """Tracks whether a sidecar answers, and logs changes. Without a connection for ``absent_s``
-    seconds it counts as absent, without a message for ``silent_s`` as silent; one that refused this
-    engine is asked again after ``refused_s``.
+    """Tracks whether a sidecar answers, and logs changes.
+
+    Args:
+        endpoint: The sidecar's, for the log.
+        absent_s: Without a connection for so many seconds, it counts as absent.
+        silent_s: Without a message for so many seconds, it counts as silent.
+        refused_s: Seconds until one that refused this engine is asked again.
+        clock: Monotonic seconds.
     """
 
     def __init__(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from hashlib import blake2b
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -14,7 +14,7 @@ import numpy as np
 from ...graph.wire.events import AnyEvent, Event, RequestFinished, RequestStarted
 from ..keys import pack_hashes
 from .mailbox import Mailbox
-from .outbox import Later
+from .outbox import LateEvents, Later
 
 _BYTES: Final = 8  # of a digest: as many as of a block's key
 _AT_ONCE: Final = 4_096  # tokens between two moments in which other threads may run; chosen
@@ -81,9 +81,16 @@ class RecentPrompts:
         self._tokens = 0
 
     def add(self, tokens: Sequence[int], hashes: Sequence[bytes], missing: int) -> int:
-        """Remember a prompt of full blocks with ``hashes``, each of which covers all before it and
-        a cache salt; returns how many tokens of its block ``missing``, the first not found, an
-        earlier prompt has too: less than a block, 0 where no other prompt parts from it there.
+        """Remember a prompt, and compare it with earlier ones.
+
+        Args:
+            tokens: The prompt's.
+            hashes: Of its full blocks; each covers all before it, and the cache salt.
+            missing: Index of the first block that was not found.
+
+        Returns:
+            How many tokens at the start of that block an earlier prompt has too: less than a block,
+            and 0 where no other prompt parts from this one there.
         """
         same = self._same(tokens, hashes, missing) if 0 < missing < len(hashes) else 0
         self._prompts.append(_Prompt(tokens, hashes))
@@ -116,49 +123,29 @@ def _along(block: Sequence[int], other: Sequence[int]) -> int:
     return 0  # the same text under another adapter or image
 
 
-class LatePrompt:
-    """A prompt that is compared with recent ones when its start is sent."""
+def with_hashes(
+    event: AnyEvent | Later,  # a request's start or end, without hashes
+    hashes: Sequence[bytes],  # of its full blocks; not changed any more
+    # digests of a starting prompt, where the sidecar wants them
+    contents: PromptDigests | None = None,
+    same_tokens: Callable[[], int] | None = None,  # compares a starting prompt with recent ones
+) -> LateEvents:
+    """Return the event, whose hashes are packed when it is sent."""
 
-    __slots__ = ("_missing", "_recent", "_tokens")
-
-    def __init__(self, recent: RecentPrompts, tokens: Sequence[int], missing: int) -> None:
-        self._recent, self._tokens, self._missing = recent, tokens, missing
-
-    def same_tokens(self, hashes: Sequence[bytes]) -> int:
-        return self._recent.add(self._tokens, hashes, self._missing)
-
-
-class LateHashes:
-    """A request's start or end whose hashes are packed when it is sent."""
-
-    __slots__ = ("_contents", "_event", "_hashes", "_prompt")
-
-    def __init__(
-        self,
-        event: AnyEvent | Later,  # the rest of it
-        hashes: Sequence[bytes],  # of its full blocks; not changed any more
-        # digests of a starting prompt, where the sidecar wants them
-        contents: PromptDigests | None = None,
-        prompt: LatePrompt | None = None,  # a starting prompt, to be compared with recent ones
-    ) -> None:
-        self._event = event
-        self._hashes = hashes
-        self._contents = contents
-        self._prompt = prompt
-
-    def events(self) -> Sequence[AnyEvent]:
-        made = [self._event] if isinstance(self._event, Event) else self._event.events()
-        whole: dict[str, Any] = {"hashes": pack_hashes(self._hashes)}
-        if self._contents is not None:
-            whole |= {"contents": self._contents.digests(), "salt": self._contents.salt()}
-        if self._prompt is not None:
-            whole["same_tokens"] = self._prompt.same_tokens(self._hashes)
+    def events() -> Sequence[AnyEvent]:
+        whole: dict[str, Any] = {"hashes": pack_hashes(hashes)}
+        if contents is not None:
+            whole |= {"contents": contents.digests(), "salt": contents.salt()}
+        if same_tokens is not None:
+            whole["same_tokens"] = same_tokens()
         return [
-            msgspec.structs.replace(event, **whole)
-            if isinstance(event, RequestStarted | RequestFinished)
-            else event
-            for event in made
+            msgspec.structs.replace(each, **whole)
+            if isinstance(each, RequestStarted | RequestFinished)
+            else each
+            for each in ([event] if isinstance(event, Event) else event.events())
         ]
+
+    return LateEvents(events)
 
 
 class PromptRequest(Protocol):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
-from typing import Any, Final, Protocol
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final, NamedTuple, Protocol
 
 import zmq
 from msgspec.structs import replace
@@ -54,6 +54,12 @@ class Later(Protocol):
 
     def events(self) -> Sequence[AnyEvent]:
         """Return the events; raises if they cannot be made, and then they are lost."""
+
+
+class LateEvents(NamedTuple):
+    """A ``Later`` that a function makes."""
+
+    events: Callable[[], Sequence[AnyEvent]]
 
 
 class Outbox:

@@ -161,9 +161,11 @@ class LayerReader:
         return runs
 
     def marked(self, tokens: Sequence[int], forged: Collection[int], tools: bool) -> list[Run]:
-        """Return the layers of a prompt whose messages are known. ``forged``: positions where a
-        message's author typed a border's first token. ``tools``: the prompt describes tools, in the
-        first text that does so.
+        """Return the layers of a prompt whose messages are known.
+
+        Args:
+            forged: Positions where a message's author typed a border's first token.
+            tools: Whether the prompt describes tools; the first text that does so counts.
         """
         real = (each for each in self.strong(tokens) if each.start not in forged)
         found = list(_without_mentions(real))

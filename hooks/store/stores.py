@@ -45,8 +45,13 @@ class SharedStore(Protocol):
 
 
 def open_store(settings: StoreSettings, adds: bool = True) -> SharedStore:
-    """Open the store that ``settings`` name; ``adds``: this client may add room to it. Raises
-    StorageError: it cannot be used; the message says why.
+    """Open the store that ``settings`` name.
+
+    Args:
+        adds: Whether this client may add memory of its own to a Mooncake store.
+
+    Raises:
+        StorageError: It cannot be used; the message says why.
     """
     if settings.is_mooncake:
         return MooncakeStore(settings.place, settings.capacity_bytes if adds else 0)

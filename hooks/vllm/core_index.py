@@ -28,9 +28,14 @@ _READ: Final = ("request", "blocks", "num_cached_blocks", "num_full_blocks", "kv
 
 
 class CoreIndex(BlockIndex):
-    """The index of a pool with one group of full attention, whose every change the core hears;
-    ``gone`` is told which keys the engine evicted, when that is worked through. Raises TypeError:
-    the pool is not as the core knows it; ImportError: there is no core.
+    """The index of a pool with one group of full attention, whose every change the core hears.
+
+    Attributes:
+        gone: Told which keys the engine evicted, when that is worked through.
+
+    Raises:
+        TypeError: The pool is not as the core knows it.
+        ImportError: There is no core.
     """
 
     def __init__(
@@ -126,9 +131,11 @@ def _nobody_asks(keys: Sequence[int]) -> None:
 
 
 class CoreTap(PoolTap):
-    """Follows a pool as ``PoolTap`` does; ``next`` takes what changed. ``whole``: somebody in the
-    step itself must see all that was cached. ``sessions``: of whom what is cached is told by a
-    session's name.
+    """Follows a pool as ``PoolTap`` does; ``next`` takes what changed.
+
+    Attributes:
+        whole: Whether somebody in the step itself must see all that was cached.
+        sessions: Names of running requests' sessions, by which is told who cached a block.
     """
 
     def __init__(self, pool: BlockPool, group: int, index: CoreIndex) -> None:

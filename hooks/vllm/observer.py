@@ -19,7 +19,7 @@ from ...graph.wire.events import (
     RequestStarted,
 )
 from ..keys import GROUP_BYTES, key_of, pack_hashes, pack_keys, pack_run, unpack
-from ..link.late import LateHashes, LatePrompt, RecentPrompts
+from ..link.late import RecentPrompts, with_hashes
 from ..requests.hints import (
     NO_HINTS,
     CheckedHints,
@@ -300,8 +300,9 @@ class EngineObserver:
             warms=meaning.warming and request.max_tokens == 1,  # whatever a caller says of others
         )
         began, contents = self._began(event, request), self._contents(request)
-        late = _late_prompt(self._recent, request, (found + to_load) // self._group.block_size)
-        self._emit(LateHashes(began, hashes, contents, late))
+        missing = (found + to_load) // self._group.block_size
+        same = self._compared(request, hashes, missing)
+        self._emit(with_hashes(began, hashes, contents, same))
 
     def request_finished(self, request: Request, block_ids: Sequence[Sequence[int]]) -> None:
         self._waiting.pop(request.request_id, None)
@@ -325,7 +326,7 @@ class EngineObserver:
             ran_s=max(0.0, self._clock() - known.since),
         )
         hashes = self._give_back(request, block_ids[self._group.index])
-        self._emit(LateHashes(self._ended(event, request), hashes))
+        self._emit(with_hashes(self._ended(event, request), hashes))
         if meaning.segments:  # last: a ranking that knows of this time knows of the end
             prompt = self._group.hashes(request, request.num_prompt_tokens)
             self._state(meaning, prompt, is_over=True)
@@ -342,6 +343,13 @@ class EngineObserver:
             if (known := self.running.get(request_id)) is not None:
                 hashes = self._group.hashes(known.request, known.request.num_tokens)
                 self._index.freed_without_a_word([each + self._group.suffix for each in hashes])
+
+    def _compared(
+        self, request: Request, hashes: Sequence[bytes], missing: int
+    ) -> Callable[[], int] | None:
+        """What compares a prompt with recent ones later; None if it has embeddings, not tokens."""
+        tokens, recent = request.prompt_token_ids, self._recent
+        return None if tokens is None else lambda: recent.add(tokens, hashes, missing)
 
     def _read(self, request: Request) -> CheckedHints:
         if says_nothing(request):
@@ -414,11 +422,6 @@ class EngineObserver:
             running=len(self.running),
             waiting=len(self._waiting),
         )
-
-
-def _late_prompt(recent: RecentPrompts, request: Request, blocks: int) -> LatePrompt | None:
-    tokens = request.prompt_token_ids  # None: it has embeddings instead
-    return None if tokens is None else LatePrompt(recent, tokens, blocks)
 
 
 def _protected(meaning: CheckedHints, hashes: Sequence[bytes], size: int) -> Iterator[list[int]]:

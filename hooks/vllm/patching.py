@@ -31,7 +31,7 @@ PATCHES: Final = {
 """Every method of vLLM's classes that is replaced while we are switched on, and what for.
 
 Methods of single objects are shadowed besides: a block pool's (``PoolTap``), a sampled model
-runner's (``Shadows``), and those of a connector of the user's (``beside.observed_class``).
+runner's (``MethodPatches``), and those of a connector of the user's (``patches.observed_class``).
 """
 
 _MARK: Final = "_kvgraph_wrapped"

@@ -97,12 +97,10 @@ def attach(config: VllmConfig, chat_template: str | None = None) -> None:
 
     An engine without a connector gets ours, after vLLM has resolved and checked the configuration,
     because those checks are about connectors that move KV. The user's own connector stays as it is,
-    and is observed where the scheduler makes it (``beside.py``).
+    and is observed where the scheduler makes it (``patches.observe``).
     """
-    from .api.learning import (
-        engine_borders,  # not above: switched off, nothing is loaded
-        engine_marks,
-    )
+    # Not above: switched off, nothing of ours is loaded.
+    from .api.learning import engine_borders, engine_marks
 
     if reason := reason_to_decline(config):
         logger.warning("kvgraph: not attached: %s", reason)

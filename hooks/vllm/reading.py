@@ -1,16 +1,17 @@
-"""What an engine needs to read why its answers end: the marks of its model, and its tokenizer."""
+"""Reads why an engine's answers end, and which layers its prompts have, as they are told."""
 
 from __future__ import annotations
 
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
 
 from ...graph.types import PROTECTED_LAYERS, Authority
 from ...graph.wire.events import RequestFinished, RequestStarted, Segment
+from ..link.outbox import LateEvents
 from ..requests.borders import (
     BorderTable,
     Decode,
@@ -89,7 +90,7 @@ class AnswerEnds:
         self._reader: AnswerReader | None = None
         self._given_up = False
 
-    def of(self, event: RequestFinished, request: Request) -> RequestFinished | LateEnd:
+    def of(self, event: RequestFinished, request: Request) -> RequestFinished | LateEvents:
         """What to queue for the end of ``request``: ``event``, or what becomes it when it is
         sent.
         """
@@ -97,14 +98,14 @@ class AnswerEnds:
         known = event.waiting_for_tool is not None and event.tool is not None
         if told or known or self._given_up or event.reason != _STOPPED:
             return event
-        form = request.structured_output_request
+        form, answer = request.structured_output_request, request.output_token_ids
         bound_by = None if form is None else form.params
-        return LateEnd(event, request.output_token_ids, self, bound_by)
+        return LateEvents(lambda: [self.read(event, answer, bound_by)])
 
     def read(
         self, event: RequestFinished, answer: Tokens, bound_by: StructuredOutputsParams | None
     ) -> RequestFinished:
-        """``event`` with why ``answer`` ended; what a caller said of it stands."""
+        """``event`` with why ``answer`` ended; what a caller said of it stands. Never raises."""
         if self._given_up:
             return event
         try:
@@ -125,52 +126,38 @@ class AnswerEnds:
         warn_read_no_more(logger, "why answers end", error)
 
 
-class LateEnd:
-    """The end of a request whose answer is still to be read; see ``hooks.link.outbox.Later``."""
-
-    __slots__ = ("_answer", "_bound_by", "_ends", "_event")
-
-    def __init__(
-        self,
-        event: RequestFinished,
-        answer: Tokens,
-        ends: AnswerEnds,
-        bound_by: StructuredOutputsParams | None,
-    ) -> None:
-        self._event = event
-        self._answer = answer
-        self._ends = ends
-        self._bound_by = bound_by
-
-    def event(self) -> RequestFinished:
-        """The whole event; never raises."""
-        return self._ends.read(self._event, self._answer, self._bound_by)
-
-    def events(self) -> tuple[RequestFinished]:
-        return (self.event(),)
+T = TypeVar("T", RequestStarted, RequestFinished)
 
 
-Ended = Callable[[RequestFinished, "Request"], RequestFinished | LateEnd]
-
-
-def engine_ends(config: VllmConfig) -> Ended:
-    transfer = getattr(config, "kv_transfer_config", None)
-    extra = transfer.kv_connector_extra_config if transfer is not None else {}
-    marks = configured_marks(extra, os.environ) if engine_settings().reads_ends else None
+def engine_ends(
+    config: VllmConfig,
+) -> Callable[[RequestFinished, Request], RequestFinished | LateEvents]:
+    """Return what to queue for the end of a request of this engine."""
+    marks = configured_marks(_extra(config), os.environ) if engine_settings().reads_ends else None
     if marks is None or not marks.are_of(str(config.model_config.model)):
         return _as_told
     return AnswerEnds(lambda: reader_of(marks, config)).of
 
 
-def _as_told(event: RequestFinished, request: Request) -> RequestFinished:
+def _as_told(event: T, request: Request) -> T:
     return event
 
 
 def reader_of(marks: EndMarks, config: VllmConfig) -> AnswerReader:
-    """Reads answers with the tokenizer that the scheduler's process has loaded already."""
+    return AnswerReader(marks, _decoder(config))
+
+
+def _decoder(config: VllmConfig) -> Decode:
+    """Decodes with the tokenizer that the scheduler's process has loaded already."""
     from vllm.tokenizers import cached_tokenizer_from_config
 
-    return AnswerReader(marks, decoder(cached_tokenizer_from_config(config.model_config)))
+    return decoder(cached_tokenizer_from_config(config.model_config))
+
+
+def _extra(config: VllmConfig) -> Mapping[str, Any]:
+    """What an engine's connector was configured with besides what vLLM knows."""
+    transfer = getattr(config, "kv_transfer_config", None)
+    return transfer.kv_connector_extra_config if transfer is not None else {}
 
 
 # Tells a request's layers with its start, on the thread that sends.
@@ -178,26 +165,22 @@ def reader_of(marks: EndMarks, config: VllmConfig) -> AnswerReader:
 MOST_SEGMENTS: Final = 1024  # of one request, as of those that callers state; chosen
 _ORDER: Final = tuple(int(layer) for layer in sorted(PROTECTED_LAYERS))
 
-Started = Callable[[RequestStarted, "Request"], "RequestStarted | LateLayers"]
+
+def engine_layers(
+    config: VllmConfig,
+) -> Callable[[RequestStarted, Request], RequestStarted | LateEvents]:
+    """Return what to queue for the start of a request of this engine."""
+    table = engine_table(config)
+    return _as_told if table is None else PromptLayers(table, lambda: _decoder(config)).of
 
 
-def engine_layers(config: VllmConfig) -> Started:
-    transfer = getattr(config, "kv_transfer_config", None)
-    extra = transfer.kv_connector_extra_config if transfer is not None else {}
-    table = configured_table(extra, os.environ) if engine_settings().reads_layers else None
-    if table is None or not table.are_of(str(config.model_config.model)):
-        return _start_as_told
-    return PromptLayers(table, lambda: _decoder(config)).of
-
-
-def _start_as_told(event: RequestStarted, request: Request) -> RequestStarted:
-    return event
-
-
-def _decoder(config: VllmConfig) -> Decode:
-    from vllm.tokenizers import cached_tokenizer_from_config
-
-    return decoder(cached_tokenizer_from_config(config.model_config))
+def engine_table(config: VllmConfig) -> BorderTable | None:
+    """Return the borders of an engine's model; None if nobody knows them, or layers are off."""
+    if not engine_settings().reads_layers:
+        return None
+    table = configured_table(_extra(config), os.environ)
+    fits = table is not None and table.are_of(str(config.model_config.model))
+    return table if fits else None
 
 
 class PromptLayers:
@@ -210,7 +193,7 @@ class PromptLayers:
         self._sections: SectionSplitter | None = None
         self._given_up = False
 
-    def of(self, event: RequestStarted, request: Request) -> RequestStarted | LateLayers:
+    def of(self, event: RequestStarted, request: Request) -> RequestStarted | LateEvents:
         """What to queue for the start of ``request``; bounded work, on the engine's thread."""
         if self._given_up:
             return event
@@ -218,7 +201,7 @@ class PromptLayers:
         tokens = request.prompt_token_ids if marks is None else None
         if marks is None and not tokens:  # embeddings, and the like
             return event
-        return LateLayers(event, marks, tokens, self)
+        return LateEvents(lambda: [self.added(event, marks, tokens)])
 
     def added(
         self, event: RequestStarted, marks: list[int] | None, tokens: Sequence[int] | None
@@ -243,24 +226,6 @@ class PromptLayers:
     def _give_up(self, error: Exception) -> None:
         self._given_up = True
         warn_read_no_more(logger, "which layers prompts have", error)
-
-
-class LateLayers:
-    """The start of a request whose layers are still to be read; see ``hooks.link.outbox.Later``."""
-
-    __slots__ = ("_event", "_layers", "_marks", "_tokens")
-
-    def __init__(
-        self,
-        event: RequestStarted,
-        marks: list[int] | None,
-        tokens: Sequence[int] | None,
-        layers: PromptLayers,
-    ) -> None:
-        self._event, self._marks, self._tokens, self._layers = event, marks, tokens, layers
-
-    def events(self) -> tuple[RequestStarted]:
-        return (self._layers.added(self._event, self._marks, self._tokens),)
 
 
 def segments(runs: Sequence[Run], known: int, size: int, tokens: int) -> list[Segment]:

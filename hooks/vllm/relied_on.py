@@ -108,7 +108,7 @@ def _named(module: str, paths: str, part: Part = Part.ALL) -> Iterator[Need]:
         yield Need(module, path, Use.NAMED, (), part)
 
 
-_STARTING: Final = (  # plugin, shapes, beside, compose, aggregation, doctor
+_STARTING: Final = (  # plugin, shapes, patches, doctor
     *_named("vllm.engine.arg_utils", "EngineArgs.create_engine_config EngineArgs.add_cli_args"),
     *_named("vllm.engine.arg_utils", "EngineArgs.from_cli_args"),
     *_named("vllm.utils.argparse_utils", "FlexibleArgumentParser"),
@@ -207,7 +207,7 @@ _POOL: Final = (  # observe, free_queue
         },
     ),
 )
-_ADMISSION: Final = (  # holding, scheduler_hook
+_ADMISSION: Final = (  # holding, patches
     *_named(f"{_CORE}.sched.scheduler", "Scheduler.__init__", Part.ADMISSION),
     *_read(f"{_CORE}.sched.scheduler", "Scheduler", "connector waiting running", Part.ADMISSION),
     *_read(f"{_CORE}.sched.scheduler", "Scheduler", "kv_holding_waiting requests", Part.ADMISSION),
@@ -241,7 +241,7 @@ _ADMISSION: Final = (  # holding, scheduler_hook
     *_read(f"{_V1}.request", "Request", "num_preemptions priority", Part.ADMISSION),
     *_called(f"{_V1}.request", {"Request.is_finished": ""}, Part.ADMISSION),
 )
-_TIERS: Final = (  # transfers
+_TIERS: Final = (  # tiers
     *_called(
         f"{_CORE}.block_pool",
         {

@@ -41,7 +41,7 @@ def reason_to_decline(config: VllmConfig) -> str | None:
 
 def _reason_without_connector(config: VllmConfig) -> str | None:
     """What this engine does as long as it has no connector, and would not do with ours; None if
-    there is nothing. See ``reliance.conditions``.
+    there is nothing. See ``relied_on.KNOWN``.
     """
     if ahead := getattr(config, "num_hash_lookahead_tokens", 0):
         return (

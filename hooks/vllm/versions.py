@@ -21,7 +21,9 @@ def live_misfits(part: Part = Part.ALL) -> list[str]:
 
 
 def live_unknown_places() -> list[str]:
-    """Where the installed vLLM asks for what we set, and nobody looked; see ``conditions``."""
+    """Where the installed vLLM asks for what we set, and nobody looked; see
+    ``relied_on.KNOWN``.
+    """
     return unknown_places(Path(str(importlib.import_module("vllm").__file__)).parent)
 
 
@@ -70,7 +72,7 @@ def _of_instances(owner: type) -> Iterator[str]:
 
 TESTED: Final = "0.32"  # the tests run with it, and real engines of its CPU build
 COMPARED: Final = ("0.31", "0.33")  # names and parameters, in the sources of the release
-READ: Final = ("0.31.0", "0.32.0", "0.33.0")  # of which ``conditions.KNOWN`` is the whole list
+READ: Final = ("0.31.0", "0.32.0", "0.33.0")  # of which ``relied_on.KNOWN`` is the whole list
 _FITTING: Final = ", ".join(sorted((TESTED, *COMPARED)))
 WHAT_FITS: Final = f"vLLM {_FITTING} fit; tests run with {TESTED}.x"
 

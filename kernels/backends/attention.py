@@ -54,19 +54,19 @@ def attention_mass(
 WEIGHTS: Final = (0.25, 0.25, 0.5)
 
 
-def confidence_score(logits: Tensor, weights: tuple[float, float, float] = WEIGHTS) -> Tensor:
+def confidence_score(logits: Tensor) -> Tensor:
     """The model's confidence in each row, float32 [rows]: 0 for uniform logits, 1 for one token.
 
     It falls with entropy, and rises with the margin between the first two choices and with the
     first one's probability. It is no probability of being right: nothing calibrates it. −∞ rules a
     token out; a row without any possible token or with a NaN scores 0.
     """
-    return score_of(confidence(logits), weights)
+    return score_of(confidence(logits))
 
 
-def score_of(found: Confidence, weights: tuple[float, float, float] = WEIGHTS) -> Tensor:
+def score_of(found: Confidence) -> Tensor:
     """``confidence_score`` from a ``Confidence``; float32 [rows], on its device."""
-    by_entropy, by_margin, by_mass = weights
+    by_entropy, by_margin, by_mass = WEIGHTS
     score = by_entropy * (1.0 - found.entropy) + by_margin * -torch.expm1(-found.margin)
     return torch.nan_to_num(score + by_mass * found.top_mass, nan=0.0).clamp(0.0, 1.0)
 

@@ -23,17 +23,18 @@ class Backend(Protocol):
         BuildError.
         """
 
-    def spill(self, blocks: Blocks, records: Blocks) -> None:
-        """Copy blocks [n] of a cache, byte for byte, to records [n] of the arena. Raises
-        LayoutError: the two differ inside a block, or this back end cannot address them.
+    def copy_blocks(self, source: Blocks, target: Blocks) -> None:
+        """Copy blocks [n], byte for byte, from a cache to an arena or back.
+
+        Raises:
+            LayoutError: The two differ inside a block, or this back end cannot address them.
         """
 
-    def load(self, records: Blocks, blocks: Blocks) -> None:
-        """Copy records [n] of the arena back to blocks [n] of a cache; raises like ``spill``."""
-
     def splice(self, source: PagedKv, target: PagedKv, slots: SlotMap, rope: Rope) -> None:
-        """Copy tokens [T] to other slots [T]: K rotated by Δ [T], V as it is. Raises LayoutError:
-        the layouts hold different models, or this back end cannot address them.
+        """Copy tokens [T] to other slots [T]: K rotated by Δ [T], V as it is.
+
+        Raises:
+            LayoutError: The layouts hold different models, or this back end cannot address them.
         """
 
     def rotate_in_place(self, cache: PagedKv, slots: Tensor, delta: Tensor, rope: Rope) -> None:

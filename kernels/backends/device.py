@@ -34,15 +34,20 @@ def prepare(cache: PagedKv, arena: PagedKv) -> None:
         splice_table(index, cache.layout.dtype, arena.layout.dtype, True)
 
 
-def spill(blocks: Blocks, records: Blocks) -> None:
-    """Copy like ``reference.spill``, by the copy engine or a kernel, whichever was measured faster.
-    Raises LayoutError or TransferError.
+def copy_blocks(source: Blocks, target: Blocks) -> None:
+    """Copy like ``reference.copy_blocks``, by the copy engine or a kernel, whichever was measured
+    faster. Raises LayoutError or TransferError.
     """
-    _copy_blocks(blocks, records)
-
-
-def load(records: Blocks, blocks: Blocks) -> None:
-    _copy_blocks(records, blocks)
+    runs = block_runs(source, target)
+    if not len(runs.sources):
+        return
+    device = device_of(source.kv, target.kv)
+    _check_reachable(source, device)
+    _check_reachable(target, device)
+    method, from_gpu = Method("kernel", RESIDENT_GRID), source.kv.memory.is_cuda
+    if not (from_gpu and target.kv.memory.is_cuda):
+        method = copy_table(device.index, from_gpu).best(runs.size, len(runs.sources))
+    copy_by(method, source.kv, target.kv, runs)
 
 
 def splice(source: PagedKv, target: PagedKv, slots: SlotMap, rope: Rope) -> None:
@@ -76,19 +81,6 @@ def confidence(logits: Tensor) -> Confidence:
     call, out = confidence_call(logits.contiguous())
     run(call)
     return Confidence(*torch.unbind(out, -1))
-
-
-def _copy_blocks(source: Blocks, target: Blocks) -> None:
-    runs = block_runs(source, target)
-    if not len(runs.sources):
-        return
-    device = device_of(source.kv, target.kv)
-    _check_reachable(source, device)
-    _check_reachable(target, device)
-    method, from_gpu = Method("kernel", RESIDENT_GRID), source.kv.memory.is_cuda
-    if not (from_gpu and target.kv.memory.is_cuda):
-        method = copy_table(device.index, from_gpu).best(runs.size, len(runs.sources))
-    copy_by(method, source.kv, target.kv, runs)
 
 
 def _splice_method(source: PagedKv, target: PagedKv, tokens: int) -> Method:

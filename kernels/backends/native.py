@@ -54,7 +54,7 @@ class RopeArgs(ctypes.Structure):
 
 
 class MoveArgs(ctypes.Structure):
-    """The arguments of ``kv_move``."""
+    """The arguments of ``splice_tokens``."""
 
     _fields_ = (
         ("source", _POINTER), ("source_layout", ctypes.POINTER(LayoutArgs)),
@@ -66,7 +66,7 @@ class MoveArgs(ctypes.Structure):
 
 
 class CopyArgs(ctypes.Structure):
-    """The arguments of ``kv_copy``."""
+    """The arguments of ``copy_runs``."""
 
     _fields_ = (
         ("source", _POINTER), ("target", _POINTER), ("sources", _POINTER), ("targets", _POINTER),
@@ -77,9 +77,9 @@ class CopyArgs(ctypes.Structure):
 @functools.cache
 def library() -> ctypes.CDLL:
     loaded = load_library("paged", [SOURCE], OPTIONS)
-    loaded.kv_copy.argtypes = [ctypes.POINTER(CopyArgs)]
-    loaded.kv_move.argtypes = [ctypes.POINTER(MoveArgs)]
-    loaded.kv_copy.restype = loaded.kv_move.restype = None
+    loaded.copy_runs.argtypes = [ctypes.POINTER(CopyArgs)]
+    loaded.splice_tokens.argtypes = [ctypes.POINTER(MoveArgs)]
+    loaded.copy_runs.restype = loaded.splice_tokens.restype = None
     return loaded
 
 
@@ -87,12 +87,13 @@ def prepare(cache: PagedKv, arena: PagedKv) -> None:
     library()
 
 
-def spill(blocks: Blocks, records: Blocks) -> None:
-    _copy_blocks(blocks, records)
-
-
-def load(records: Blocks, blocks: Blocks) -> None:
-    _copy_blocks(records, blocks)
+def copy_blocks(source: Blocks, target: Blocks) -> None:
+    runs = block_runs(source, target)
+    library().copy_runs(CopyArgs(
+        source=source.kv.memory.data_ptr(), target=target.kv.memory.data_ptr(),
+        sources=runs.sources.ctypes.data, targets=runs.targets.ctypes.data,
+        n_runs=len(runs.sources), run_bytes=runs.size,
+    ))  # fmt: skip
 
 
 def splice(source: PagedKv, target: PagedKv, slots: SlotMap, rope: Rope) -> None:
@@ -104,15 +105,6 @@ def rotate_in_place(cache: PagedKv, slots: Tensor, delta: Tensor, rope: Rope) ->
     runs = slot_runs(SlotMap(slots, slots, delta), cache.layout.tokens)
     turned = runs.runs[runs.runs[:, 3] >= 0]
     _move(cache, cache, SlotRuns(turned, runs.deltas), rope, keys_only=True)
-
-
-def _copy_blocks(source: Blocks, target: Blocks) -> None:
-    runs = block_runs(source, target)
-    library().kv_copy(CopyArgs(
-        source=source.kv.memory.data_ptr(), target=target.kv.memory.data_ptr(),
-        sources=runs.sources.ctypes.data, targets=runs.targets.ctypes.data,
-        n_runs=len(runs.sources), run_bytes=runs.size,
-    ))  # fmt: skip
 
 
 def _move(
@@ -127,7 +119,7 @@ def _move(
         neox=rope.pairing.value == "neox",
     )
     moved = int(runs.runs[:, 2].sum()) * source.layout.block_bytes // source.layout.tokens
-    library().kv_move(MoveArgs(
+    library().splice_tokens(MoveArgs(
         source=source.memory.data_ptr(), source_layout=ctypes.pointer(packed(source.layout)),
         source_type=_TYPES[source.layout.dtype],
         target=target.memory.data_ptr(), target_layout=ctypes.pointer(packed(target.layout)),

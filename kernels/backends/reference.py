@@ -22,16 +22,19 @@ def prepare(cache: PagedKv, arena: PagedKv) -> None:
     """Do nothing: torch needs no preparation."""
 
 
-def spill(blocks: Blocks, records: Blocks) -> None:
-    """Copy whole blocks of a cache, byte for byte, to records in ``blocks.layout.record(…)``.
+def copy_blocks(source: Blocks, target: Blocks) -> None:
+    """Copy whole blocks, byte for byte, between a cache and records in its ``layout.record(…)``.
     Raises LayoutError.
     """
-    _copy_blocks(blocks, records)
-
-
-def load(records: Blocks, blocks: Blocks) -> None:
-    """Copy records of the arena back, byte for byte; the reverse of ``spill``."""
-    _copy_blocks(records, blocks)
+    plan = copy_plan(source.layout, target.layout)
+    extents = [extent for extent, _, _ in plan.axes]
+    views = []
+    for (kv, _), which in ((source, 1), (target, 2)):
+        layout = kv.layout
+        strides = [layout.block_stride, *(axis[which] for axis in plan.axes), 1]
+        bits = kv.memory.view(_BITS[layout.itemsize])
+        views.append(bits.as_strided((layout.blocks, *extents, plan.run), strides))
+    views[1][target.numbers] = views[0][source.numbers]
 
 
 def splice(source: PagedKv, target: PagedKv, slots: SlotMap, rope: Rope) -> None:
@@ -107,18 +110,6 @@ def _copy_tokens(
     if plane.scale is not None:
         scales = _scales(source)[_scale_addresses(source.layout, plane, layer, taken)]
         _scales(target)[_scale_addresses(target.layout, other, layer, given)] = scales
-
-
-def _copy_blocks(source: Blocks, target: Blocks) -> None:
-    plan = copy_plan(source.layout, target.layout)
-    extents = [extent for extent, _, _ in plan.axes]
-    views = []
-    for (kv, _), which in ((source, 1), (target, 2)):
-        layout = kv.layout
-        strides = [layout.block_stride, *(axis[which] for axis in plan.axes), 1]
-        bits = kv.memory.view(_BITS[layout.itemsize])
-        views.append(bits.as_strided((layout.blocks, *extents, plan.run), strides))
-    views[1][target.numbers] = views[0][source.numbers]
 
 
 def addresses(layout: KvLayout, plane: Plane, layer: int, slots: Tensor) -> Tensor:

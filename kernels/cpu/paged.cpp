@@ -275,9 +275,9 @@ constexpr const MoveFn* kMoves[] = {kFrom<float>, kFrom<_Float16>, kFrom<Bf16>, 
 
 extern "C" {
 
-void kv_move(const MoveArgs* args) { kMoves[args->source_type][args->target_type](*args); }
+void splice_tokens(const MoveArgs* args) { kMoves[args->source_type][args->target_type](*args); }
 
-void kv_copy(const CopyArgs* args) {
+void copy_runs(const CopyArgs* args) {
   const CopyArgs& a = *args;
   for (i64 i = 0; i < a.n_runs; ++i)
     std::memcpy(a.target + a.targets[i], a.source + a.sources[i], a.run_bytes);

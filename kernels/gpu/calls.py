@@ -14,9 +14,9 @@ import numpy as np
 import torch
 
 from ..errors import LayoutError, SlotError
-from ..layout import Blocks, KvLayout, PagedKv, SlotMap
+from ..layout import KvLayout, PagedKv, SlotMap
 from ..rope import Pairing, Rope
-from ..runs import ByteRuns, block_runs, check_same_model
+from ..runs import ByteRuns, check_same_model
 from ..tensors import Tensor
 
 # The arguments of each kernel stand in the order of its source. All but the numbers are addresses.
@@ -25,7 +25,7 @@ Arguments: TypeAlias = tuple[ctypes.c_int64 | ctypes.c_float, ...]
 
 
 class MoveArguments(NamedTuple):
-    """Arguments of ``kv_move``; slots, rows int64 [tokens], cos and sin float32 [*, pairs]."""
+    """Arguments of ``splice_tokens``; slots, rows int64 [tokens], cos, sin float32 [*, pairs]."""
 
     source: Int64
     target: Int64
@@ -45,7 +45,7 @@ class MoveArguments(NamedTuple):
 
 
 class CopyArguments(NamedTuple):
-    """Arguments of ``kv_copy``; sources and targets are int64 [runs], offsets in bytes."""
+    """Arguments of ``copy_runs``; sources and targets are int64 [runs], offsets in bytes."""
 
     source: Int64
     target: Int64
@@ -228,7 +228,7 @@ class KernelCall:
 
 @dataclass(frozen=True)
 class MoveCall(KernelCall):
-    """A launch of ``kv_move``, which can be done in parts."""
+    """A launch of ``splice_tokens``, which can be done in parts."""
 
     args: MoveArguments
 
@@ -278,7 +278,7 @@ def move_call(
         slot_bytes=number(slot_bytes),
     )  # fmt: skip
     return MoveCall(
-        "kv_move", move_defines(source, target, rope), grid, warps * WARP,
+        "splice_tokens", move_defines(source, target, rope), grid, warps * WARP,
         warps * STAGES * slot_bytes, args, (source.memory, target.memory, *held),
     )  # fmt: skip
 
@@ -292,15 +292,10 @@ def _ring(layout: KvLayout) -> tuple[int, int]:
     return warps, slot_bytes
 
 
-def copy_call(
-    source: Blocks, target: Blocks, grid: int = DEFAULT_GRID, device: str = "cpu"
-) -> KernelCall:
-    return runs_call(source.kv, target.kv, block_runs(source, target), grid, device)
-
-
 def runs_call(
     source: PagedKv, target: PagedKv, runs: ByteRuns, grid: int = DEFAULT_GRID, device: str = "cpu"
 ) -> KernelCall:
+    """Copies of ``runs`` as a launch of ``copy_runs``; raises LayoutError or SlotError."""
     starts = [torch.from_numpy(part) for part in (runs.sources, runs.targets)]
     _check_count(len(runs.sources) * -(-runs.size // PIECE), "pieces of runs")
     width = math.gcd(
@@ -317,7 +312,7 @@ def runs_call(
         targets=targets, runs=number(len(runs.sources)), run_bytes=number(runs.size),
     )  # fmt: skip
     return KernelCall(
-        "kv_copy",
+        "copy_runs",
         (f"BYTES={at_least_4(width, source.layout.name)}", *COMMON_DEFINES),
         grid,
         THREADS,

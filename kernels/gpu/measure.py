@@ -25,6 +25,7 @@ from .method import (
 )
 from .moves import copy_by, splice_by
 
+_ROUNDS: Final = 3  # of one measurement; chosen
 _ROPE: Final = Rope(10_000.0 ** (-torch.arange(0, 128, 2, dtype=torch.float64) / 128))
 
 
@@ -72,11 +73,11 @@ def splice_table(
     return measured(seconds, SPLICE_METHODS, SPLICE_CELLS)
 
 
-def device_seconds(index: int, action: Callable[[], None], rounds: int = 3) -> float:
-    """Seconds that an idle device takes for an action, queueing too: the best of ``rounds``."""
+def device_seconds(index: int, action: Callable[[], None]) -> float:
+    """Seconds that an idle device takes for an action, queueing too: the best of ``_ROUNDS``."""
     times = []
     with torch.cuda.device(index):
-        for _ in range(1 + rounds):  # the first warms up
+        for _ in range(1 + _ROUNDS):  # the first warms up
             start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             torch.cuda.current_stream().synchronize()
             start.record()

@@ -163,6 +163,14 @@ def test_a_limit_falls_while_most_of_what_is_computed_had_been_computed() -> Non
     assert limits[1] == 1.1 * POOL
 
 
+@pytest.mark.parametrize(("computed", "wasted"), [(0.2, 1.0), (0.1, 1.0), (0.05, 0.5)])
+def test_hardly_anything_computed_is_hardly_any_waste(computed: float, wasted: float) -> None:
+    """A tenth of a pool is the least that waste is a share of."""
+    valve, blocks = Valve(POOL), round(computed * POOL)
+    valve.update(Prompts(POOL, blocks, blocks), Demand(14, 10, POOL, POOL // 10))
+    assert valve.wasted == pytest.approx(wasted)
+
+
 @pytest.mark.parametrize("named", [True, False])
 def test_a_thrashing_engine_has_no_room(named: bool, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)

@@ -108,6 +108,18 @@ def test_who_starts_without_room_is_rarer_the_more_is_computed_again(
     assert len(rule.released(said, begin, idle=False, free=True)) == 1
 
 
+def test_the_time_without_work_is_no_part_of_a_prompts(rule: HoldingRule) -> None:
+    """The client of the last one that started went away, and the engine took no step until then."""
+    rule.arrives(asks("gone", 0.0), word(0), idle=False, queued=True)
+    assert step(rule, HOLD_PATIENCE_S + 1.0, 0, free=True) == ["gone patience"]
+    later = 30_000.0
+    assert not rule.arrives(asks("first", later, 0), word(0), idle=True, queued=False)
+    for name in "ab":
+        assert rule.arrives(asks(name, later + 1.0), word(0), idle=False, queued=True)
+    assert step(rule, later + 2.0, 0, free=True) == []
+    assert step(rule, later + HOLD_PATIENCE_S + 1.0, 0, free=True) == ["a patience"]
+
+
 def test_those_that_come_together_are_one_sign_of_a_queue() -> None:
     rule = HoldingRule(HoldingBounds(POOL, MOST_S))
     for _ in range(200):

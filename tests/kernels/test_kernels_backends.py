@@ -260,14 +260,14 @@ def test_whole_blocks_there_and_back(name: str, data: st.DataObject) -> None:
     random = torch.Generator().manual_seed(data.draw(st.integers(0, 2**32 - 1)))
     blocks = torch.randperm(layout.blocks, generator=random)[:count]
     records = torch.randperm(layout.blocks + 2, generator=random)[:count]
-    reference.spill(Blocks(plain, blocks), Blocks(want, records))
-    backend.spill(Blocks(cache, blocks), Blocks(arena, records))
+    reference.copy_blocks(Blocks(plain, blocks), Blocks(want, records))
+    backend.copy_blocks(Blocks(cache, blocks), Blocks(arena, records))
     assert torch.equal(bits(arena), bits(want))
     slots = (blocks[:, None] * layout.tokens + torch.arange(layout.tokens)).reshape(-1)
     for layer in range(layout.layers):  # scales are not overwritten, and come back all the same
         for plane in (layout.key, layout.value):
             cache.memory[reference.addresses(layout, plane, layer, slots)] = 0
-    backend.load(Blocks(arena, records), Blocks(cache, blocks))
+    backend.copy_blocks(Blocks(arena, records), Blocks(cache, blocks))
     assert torch.equal(bits(cache), before)
 
 

@@ -59,7 +59,7 @@ def test_the_arena_is_page_locked_slab_by_slab_and_stays_so(gpu: Gpu) -> None:
     want = new_memory(LAYOUT.record(64))
     ops.spill(Blocks(pair.cache, torch.arange(BLOCKS)), Blocks(arena.kv, records))
     gpu.finish()
-    reference.spill(Blocks(pair.plain, torch.arange(BLOCKS)), Blocks(want, records))
+    reference.copy_blocks(Blocks(pair.plain, torch.arange(BLOCKS)), Blocks(want, records))
     for record in records.tolist():
         part = slice(record * LAYOUT.record(1).block_stride, None)
         size = LAYOUT.record(1).block_stride

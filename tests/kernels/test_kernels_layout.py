@@ -142,7 +142,9 @@ def test_blocks_that_attention_takes_in_parts_are_described_whole(
             words = kv.memory.view(torch.int32)
             words.copy_(torch.arange(len(words)))
             record = lay.new_memory(kv.layout.record(1))
-            reference.spill(Blocks(kv, torch.tensor([number])), Blocks(record, torch.tensor([0])))
+            reference.copy_blocks(
+                Blocks(kv, torch.tensor([number])), Blocks(record, torch.tensor([0]))
+            )
             left.append(set(record.memory.view(torch.int32).tolist()))
             assert kv.layout.block_bytes == record.memory.nbytes == 4 * len(left[-1])
         assert left[0] == left[1]

@@ -235,7 +235,7 @@ def test_a_staged_splice_is_the_direct_one(
         buffer = buffers[number % 2]
         records = parts.records[parts.of(number)]
         assert parts.places[parts.of(number)].tolist() == list(range(len(records)))
-        native.load(Blocks(source, records), Blocks(buffer, torch.arange(len(records))))
+        native.copy_blocks(Blocks(source, records), Blocks(buffer, torch.arange(len(records))))
         emulation.run(call.part(start, end - start, source=buffer.memory))
         start = end
     assert start == count
@@ -332,7 +332,7 @@ def test_runs_go_in_one_batch_or_one_by_one(refused: int) -> None:
     engine, calls = host_driver(refused)
     starts = (source.memory.data_ptr() + runs.sources, target.memory.data_ptr() + runs.targets)
     engine.copy(*starts, runs.size, 7)
-    reference.spill(Blocks(source, blocks), Blocks(plain, records))
+    reference.copy_blocks(Blocks(source, blocks), Blocks(plain, records))
     assert torch.equal(plain.memory, target.memory)
     if refused:
         assert calls == ["batch"] + ["single"] * len(runs.sources)

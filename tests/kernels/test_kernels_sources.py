@@ -29,12 +29,13 @@ from kvgraph.kernels.gpu.calls import (
     MoveArguments,
     attention_mass_call,
     confidence_call,
-    copy_call,
     move_call,
+    runs_call,
 )
 from kvgraph.kernels.gpu.launch import loaded_kernel
 from kvgraph.kernels.layout import Blocks, SlotMap, gpu_layout, new_memory
 from kvgraph.kernels.rope import Pairing, Rope
+from kvgraph.kernels.runs import block_runs
 from kvgraph_bench.selftest import emulation
 from kvgraph_bench.selftest.emulation import SHARED_OPT_IN, check_launch
 
@@ -44,7 +45,7 @@ def moved(source: Any, target: Any, rope: Rope) -> tuple[str, tuple[str, ...]]:
     dims, value = (576, 0) if rope.start else (128, 128)
     kv = [new_memory(gpu_layout("BLHNC", 1, 1, 1, 1, dims, value, of)) for of in (source, target)]
     none = torch.zeros(1, dtype=torch.int64)
-    return "kv_move", move_call(*kv, SlotMap(none, none, none), rope).defines
+    return "splice_tokens", move_call(*kv, SlotMap(none, none, none), rope).defines
 
 
 def attended(dtype: Any, dims: int) -> tuple[str, tuple[str, ...]]:
@@ -65,7 +66,7 @@ ODD = Rope(LLAMA.inv_freq[:33], 3)  # neither begins nor ends where an access do
 VARIANTS = [
     *(moved(source, target, LLAMA) for source in (F16, BF16, INT8) for target in (F16, BF16, INT8)),
     moved(BF16, BF16, LATENT), moved(F32, F32, LLAMA), moved(BF16, BF16, ODD),
-    *(("kv_copy", (f"BYTES={width}", *COMMON_DEFINES)) for width in (4, 8, 16)),
+    *(("copy_runs", (f"BYTES={width}", *COMMON_DEFINES)) for width in (4, 8, 16)),
     *(attended(dtype, 128) for dtype in (F16, BF16, INT8)), attended(BF16, 576),
     *(sure(dtype, 1024) for dtype in (F32, F16, BF16)), sure(BF16, 1023),
 ]  # fmt: skip
@@ -90,9 +91,9 @@ def test_every_kernel_compiles_without_spilling_registers(
 def test_another_compiler_compiles_anew(tmp_path: Any, monkeypatch: Any) -> None:
     """A driver may refuse what the one before made: it must not be found again."""
     monkeypatch.setenv("AITHER_KVCACHE_KERNEL_CACHE", str(tmp_path))
-    compile_kernel("kv_copy", ("BYTES=4", *COMMON_DEFINES), "sm_90")
+    compile_kernel("copy_runs", ("BYTES=4", *COMMON_DEFINES), "sm_90")
     monkeypatch.setattr(compilers, "compiler_cuda", lambda: "12.9")
-    compile_kernel("kv_copy", ("BYTES=4", *COMMON_DEFINES), "sm_90")
+    compile_kernel("copy_runs", ("BYTES=4", *COMMON_DEFINES), "sm_90")
     assert len(list(tmp_path.glob("*.cubin"))) == 2
 
 
@@ -120,7 +121,7 @@ def test_missing_parts_are_named_with_their_remedy(tmp_path: Any, monkeypatch: A
 
 @pytest.mark.parametrize(
     ("kernel", "arguments"),
-    [("kv_move", MoveArguments), ("kv_copy", CopyArguments),
+    [("splice_tokens", MoveArguments), ("copy_runs", CopyArguments),
      ("attention_mass", MassArguments), ("confidence", ConfidenceArguments)],
 )  # fmt: skip
 def test_arguments_have_the_names_and_the_order_of_the_source(kernel: str, arguments: Any) -> None:
@@ -187,21 +188,21 @@ def test_arguments_are_as_many_and_as_large_as_the_compiled_kernel_says(
 ) -> None:
     assert seen["mismatches"] == []
     kernels = {entry[1] for entry in seen["log"] if entry[0] == "launch"}
-    assert kernels == {"kv_copy", "kv_move", "attention_mass", "confidence"}
+    assert kernels == {"copy_runs", "splice_tokens", "attention_mass", "confidence"}
 
 
 def test_shared_memory_is_asked_for_once_and_before_the_launch_that_needs_it(
     seen: dict[str, Any],
 ) -> None:
-    named = [entry[:2] for entry in seen["log"] if entry[1] == "kv_copy"]
-    assert named[0] == ["allow", "kv_copy"]
-    assert named[1:] == [["launch", "kv_copy"]] * (len(named) - 1)
+    named = [entry[:2] for entry in seen["log"] if entry[1] == "copy_runs"]
+    assert named[0] == ["allow", "copy_runs"]
+    assert named[1:] == [["launch", "copy_runs"]] * (len(named) - 1)
     assert "65536 bytes of shared memory, 49152 were asked for" in seen["refusals"]["said"]
     assert seen["refusals"]["without the attribute"]
 
 
 def test_what_a_device_cannot_give_is_an_error_in_words(seen: dict[str, Any]) -> None:
-    assert "kv_copy needs 262144 bytes of shared memory" in seen["refusals"]["too much"]
+    assert "copy_runs needs 262144 bytes of shared memory" in seen["refusals"]["too much"]
 
 
 def test_all_runs_on_the_current_stream_and_copies_never_on_the_default_one(
@@ -226,7 +227,7 @@ def test_a_driver_that_is_older_than_the_compiler_is_named_with_the_remedy(
     driven: dict[str, Any],
 ) -> None:
     said = driven["old"]["refused to load"]
-    assert "BuildError: the driver does not load kv_copy" in said
+    assert "BuildError: the driver does not load copy_runs" in said
     assert "it has CUDA 12.8, the compiler is of CUDA 13." in said
     assert "pip install 'kvgraph[cuda12]'" in said
 
@@ -234,7 +235,7 @@ def test_a_driver_that_is_older_than_the_compiler_is_named_with_the_remedy(
 def test_a_gpu_that_is_too_old_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: (7, 5))
     with pytest.raises(BuildError, match=r"GPU 1 has compute capability 7\.5; kernels need 8\.0"):
-        loaded_kernel("kv_copy", (), 0, 1)
+        loaded_kernel("copy_runs", (), 0, 1)
 
 
 # What is refused --------------------------------------------------------------------------------
@@ -267,7 +268,7 @@ def blocks_copied() -> KernelCall:
     cache = gpu_layout("LBNHC", 1, 4, 2, 16, 64)
     numbers = torch.arange(1)
     blocks, records = (Blocks(new_memory(each), numbers) for each in (cache, cache.record(2)))
-    return copy_call(blocks, records, grid=1)
+    return runs_call(blocks.kv, records.kv, block_runs(blocks, records), grid=1)
 
 
 def test_emulation_refuses_a_launch_that_did_not_ask_for_its_shared_memory(

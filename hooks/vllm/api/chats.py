@@ -7,7 +7,6 @@ import contextlib
 import copy
 import json
 import logging
-import os
 import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,7 +14,7 @@ from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
-from ...requests.borders import MARKS_KEY, configured_table, marks_of
+from ...requests.borders import MARKS_KEY, marks_of
 from ...requests.hints import KEY
 from ...requests.messages import (
     CHAT_KEY,
@@ -27,9 +26,9 @@ from ...requests.messages import (
     resolve_message_hints,
     take_hints,
 )
-from ...settings import engine_settings
 from ...threads import Once
 from ..patching import Method, patch
+from ..reading import engine_table
 
 if TYPE_CHECKING:
     from vllm.renderers import BaseRenderer, ChatParams
@@ -151,10 +150,7 @@ class RendererMarks:
             self._tokenizer = copy.deepcopy(self._tokenizer)
         self._lock = threading.Lock()
         self._marker: LayerMarker | None = None
-        transfer = renderer.config.kv_transfer_config
-        extra = transfer.kv_connector_extra_config if transfer is not None else {}
-        table = configured_table(extra, os.environ) if engine_settings().reads_layers else None
-        if table is not None and table.are_of(str(renderer.config.model_config.model)):
+        if (table := engine_table(renderer.config)) is not None:
             self._marker, self._proof = LayerMarker(table, self._tokenizer), table.proof
 
     @staticmethod

@@ -10,7 +10,7 @@ import logging
 import os
 import re
 import secrets
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -186,10 +186,6 @@ class TemplatePart(NamedTuple):
     before: list[int]
 
 
-class Conversation(NamedTuple):
-    parts: list[TemplatePart]
-
-
 _Wanted = tuple[SourceLayer, str]
 _SYSTEM: Final[_Wanted] = (SourceLayer.RULES, SYSTEM)
 _SCHEMA: Final = 40  # most tokens from a tool's description to the end of its schema
@@ -207,14 +203,16 @@ _CALLING: Final[tuple[_Wanted, ...]] = (
 )
 
 
-def conversations(probes: Probes) -> Iterator[Conversation]:
-    """Yield all conversations that the template renders, with and without system text and tools."""
+def conversations(probes: Probes) -> Iterator[list[TemplatePart]]:
+    """Yield the parts of all conversations that the template renders, with and without system text
+    and tools.
+    """
     for has_system in (True, False):
         for has_tools in (False, True):
             for messages, wanted in _made(has_system):
                 with contextlib.suppress(Exception):  # a template may refuse any of them
                     tokens = probes.render(messages, tools=has_tools)
-                    yield Conversation(_parts(probes, tokens, wanted, has_tools))
+                    yield _parts(probes, tokens, wanted, has_tools)
 
 
 def _made(has_system: bool) -> Iterator[tuple[list[Message], tuple[_Wanted, ...]]]:
@@ -268,21 +266,15 @@ def learn_borders(
     config: VllmConfig, sections: dict[str, int], chat_template: str | None = None
 ) -> BorderTable | None:
     """Return the borders of an engine's model; None if its template shows none."""
-    probes = Probes(config, chat_template)
-    try:
-        return borders_of(probes, sections, str(config.model_config.model))
-    finally:
-        probes.close()
+    with contextlib.closing(Probes(config, chat_template)) as probes:
+        return _borders(probes, sections, str(config.model_config.model))
 
 
-def borders_of(
-    probes: Probes, sections: dict[str, int] | None = None, model: str = ""
-) -> BorderTable | None:
-    """Return the borders that the renderings of ``probes`` show; None without any."""
+def _borders(probes: Probes, sections: dict[str, int], model: str) -> BorderTable | None:
     shown = list(conversations(probes))
     if not shown:
         return None
-    gaps = [gap for conversation in shown for gap in _gaps(probes, conversation)]
+    gaps = [gap for parts in shown for gap in _gaps(probes, parts)]
     _without_ends(gaps)
     borders = _distinct_borders([gap for gap in gaps if gap.starts])
     if not any(border.layer == SourceLayer.USER_TURN for border in borders):
@@ -292,7 +284,7 @@ def borders_of(
     return BorderTable(
         borders=tuple(sorted(borders, key=_order)),
         inner=tuple(sorted((each for each in inner if each.tokens not in known), key=_order)),
-        sections=tuple(sorted((sections or {}).items())),
+        sections=tuple(sorted(sections.items())),
         sealed=_is_sealed(probes, borders),
         system_last=any(map(_has_system_last, shown)),
         proof=secrets.token_hex(16),
@@ -318,17 +310,17 @@ class _Gap:
         return tuple(self.tokens[start : min(end, start + most)])
 
 
-def _gaps(probes: Probes, conversation: Conversation) -> Iterable[_Gap]:
+def _gaps(probes: Probes, parts: list[TemplatePart]) -> Iterable[_Gap]:
     """Yield a conversation's gaps; a user's turn that contains the system text begins before it."""
     merged = False
-    for part, behind in zip(conversation.parts, [*conversation.parts[1:], None], strict=True):
+    for part, behind in zip(parts, [*parts[1:], None], strict=True):
         layer, starts = part.layer, _specials(probes, part.before)
         if layer is SourceLayer.RULES and behind is not None:
             merged = _is_merged(probes, behind)
             layer = SourceLayer.USER_TURN if merged else layer
         if starts or not merged:
             cuts = [*_cuts(probes, part), len(part.before)]
-            yield _Gap(layer, part.before, cuts, starts, part is conversation.parts[0])
+            yield _Gap(layer, part.before, cuts, starts, part is parts[0])
 
 
 def _is_merged(probes: Probes, behind: TemplatePart) -> bool:
@@ -393,9 +385,9 @@ def _unclear(gaps: list[_Gap]) -> list[_Gap]:
     ]
 
 
-def _has_system_last(conversation: Conversation) -> bool:
+def _has_system_last(parts: list[TemplatePart]) -> bool:
     """Return whether the system text stands after the first of several user texts."""
-    layers = [part.layer for part in conversation.parts]
+    layers = [part.layer for part in parts]
     return (
         SourceLayer.RULES in layers
         and SourceLayer.USER_TURN in layers[: layers.index(SourceLayer.RULES)]
@@ -456,16 +448,25 @@ def engine_borders(config: VllmConfig, chat_template: str | None = None) -> str:
     """
     if not engine_settings().reads_layers:
         return ""
+    return _told(
+        lambda: learn_borders(config, stated_sections(os.environ), chat_template),
+        "the chat template shows no borders of messages",
+        "which layers prompts have is read off the borders of their messages",
+    )
+
+
+def _told(learn: Callable[[], BorderTable | EndMarks | None], nothing: str, something: str) -> str:
+    """Return what is learned as JSON, and log that; empty if it is nothing, or fails."""
     try:
-        table = learn_borders(config, stated_sections(os.environ), chat_template)
+        found = learn()
     except Exception:
         logger.debug("kvgraph: the chat template could not be tried", exc_info=True)
         return ""
-    if table is None:
-        logger.debug("kvgraph: the chat template shows no borders of messages")
+    if found is None:
+        logger.debug("kvgraph: %s", nothing)
         return ""
-    logger.info("kvgraph: which layers prompts have is read off the borders of their messages")
-    return table.text()
+    logger.info("kvgraph: %s", something)
+    return found.text()
 
 
 # End marks come from two renderings: an answer in prose, and a tool call. The call begins where
@@ -481,14 +482,11 @@ def learn_marks(config: VllmConfig, chat_template: str | None = None) -> EndMark
     """Return the end marks of an engine's model; None if its template has no form for tool calls.
     Such a model may call tools in prose, so the end of its answers says nothing.
     """
-    probes = Probes(config, chat_template)
-    try:
-        return marks_of(probes, str(config.model_config.model))
-    finally:
-        probes.close()
+    with contextlib.closing(Probes(config, chat_template)) as probes:
+        return _marks_of(probes, str(config.model_config.model))
 
 
-def marks_of(probes: Probes, model: str = "") -> EndMarks | None:
+def _marks_of(probes: Probes, model: str) -> EndMarks | None:
     prose = probes.answered()
     ends = _turn_ends(probes, prose)
     for call_id in CALL_IDS:
@@ -626,15 +624,14 @@ def engine_marks(config: VllmConfig, chat_template: str | None = None) -> str:
     """
     if not engine_settings().reads_ends:
         return ""
-    try:
+
+    def learn() -> EndMarks | None:
         marks = configured_marks({}, os.environ)
-        if marks is None or not marks.are_of(str(config.model_config.model)):
-            marks = learn_marks(config, chat_template)
-    except Exception:
-        logger.debug("kvgraph: the chat template could not be tried", exc_info=True)
-        return ""
-    if marks is None:
-        logger.debug("kvgraph: the chat template writes no tool calls")
-        return ""
-    logger.info("kvgraph: tool calls and ends of turns are read off the ends of answers")
-    return marks.text()
+        fits = marks is not None and marks.are_of(str(config.model_config.model))
+        return marks if fits else learn_marks(config, chat_template)
+
+    return _told(
+        learn,
+        "the chat template writes no tool calls",
+        "tool calls and ends of turns are read off the ends of answers",
+    )

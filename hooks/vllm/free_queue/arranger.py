@@ -36,34 +36,30 @@ class BlankBlocks:
     def __init__(self, pool: BlockPool, blocks_per_step: int) -> None:
         self._pool = pool
         self._blocks_per_step = blocks_per_step
-        self._far: KVCacheBlock | None = None
-
-    @property
-    def far(self) -> KVCacheBlock | None:
-        """While this one is blank, so are more than a step can take; None: nothing is known."""
-        return self._far
+        # While this one is blank, so are more than a step can take; None: nothing is known.
+        self.far: KVCacheBlock | None = None
 
     @property
     def suffice(self) -> bool:
         """Whether, as far as is known, no step takes any other block."""
-        return self._far is not None
+        return self.far is not None
 
     def reset(self) -> None:
-        self._far = None
+        self.far = None
 
     def still_suffice(self) -> bool:
         """Whether more blank blocks than a step can take are known to be at the head; forgets the
         count once they are gone.
 
-        This is one attribute check while they last: ``_far`` was ``blocks_per_step`` deep with as
+        This is one attribute check while they last: ``far`` was ``blocks_per_step`` deep with as
         many blanks behind it, and blocks leave the queue from its head only.
         """
-        blank = self._far
+        blank = self.far
         if blank is None:
             return False
         if blank.ref_cnt == 0 and blank.block_hash is None:
             return True
-        self._far = None
+        self.far = None
         return False
 
     def count(self) -> int | None:
@@ -76,7 +72,7 @@ class BlankBlocks:
             if ahead == self._blocks_per_step:
                 far = block
             if ahead == 2 * self._blocks_per_step:
-                self._far = far
+                self.far = far
                 return None
         return None  # nothing cached is free: there is nothing to arrange
 

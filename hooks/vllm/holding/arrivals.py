@@ -75,12 +75,6 @@ class SessionNames:
         """Return whether ``name`` was never scheduled here; False while names are not reliable."""
         return name not in self._known and self._returning_share >= _TRUSTED
 
-    def is_known(self, name: SessionName) -> bool:
-        """Return whether a request of ``name`` was scheduled here before and did not end the
-        session.
-        """
-        return name in self._known
-
     def is_one_session(self, name: SessionName, waiting: int) -> bool:
         """Return whether ``name`` has few enough requests, ``waiting`` ones included, to be one
         session.
@@ -158,6 +152,10 @@ class LiveSessions:
     A session that was served here is resident for a prompt that continues at least half of one of
     its last contexts whose first and middle block are still cached, or half of a running one. Any
     other prompt is resident if half of it is found.
+
+    Args:
+        pool: The live block pool.
+        group: The observed KV cache group.
         read: Reads a request's hints.
         copied: How many of these hashes, from the first on, a tier can bring back; None: no tiers.
         fetches: Whether this engine fetches prompts' blocks from other engines; if not, a request's

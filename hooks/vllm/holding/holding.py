@@ -35,8 +35,11 @@ _OPEN_AFTER_S: Final = 10.0  # with no request held for so long, holding has end
 
 
 class HoldingLog:
-    """Counts and reports what happens to held requests. ``emit`` takes each event and must not
-    wait; no request is held for more than ``most_s`` seconds.
+    """Counts and reports what happens to held requests.
+
+    Args:
+        emit: Takes each event; must not wait.
+        most_s: The longest that a request is held, in seconds.
     """
 
     def __init__(self, emit: Callable[[AnyEvent], None], most_s: float) -> None:
@@ -174,7 +177,7 @@ class Holding:
         self._checked_at = -math.inf
         self._queued = (0, 0)  # blocks of prompts in vLLM's queue, and of these: computed before
         self.rests = False
-        self.rested_at: Callable[[], float] = _never
+        self.rested_at: Callable[[], float] = lambda: -math.inf
 
     # Requests -----------------------------------------------------------------------------------
 
@@ -193,10 +196,8 @@ class Holding:
 
     def on_new_request(self, request: Request) -> None:
         """Note that a request arrived; if it is not held, it waits in vLLM's queue."""
-        queue = self.queue
-        if not queue.is_held(request.request_id):
-            for note in queue.queued:
-                note(request)
+        if not self.queue.is_held(request.request_id):
+            self.queue.say_queued(request)
 
     def update_state_after_alloc(self, request: Request, blocks: KVCacheBlocks, _: int) -> None:
         self._rule.started(request.request_id, self._clock())
@@ -291,7 +292,3 @@ class Holding:
             request.request_id, self._clock(), blocks, self.queue.priority_of(request),
             arrival.returning, arrival.meaning.session, arrival.meaning.tenant,
         )  # fmt: skip
-
-
-def _never() -> float:
-    return -math.inf

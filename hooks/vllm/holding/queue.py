@@ -172,6 +172,7 @@ class HoldingQueue:
         self.say_queued(request)
 
     def say_queued(self, request: Request) -> None:
+        """Tell of a request that waits in vLLM's queue from now on."""
         for note in self.queued:
             note(request)
 

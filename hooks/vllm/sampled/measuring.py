@@ -131,21 +131,6 @@ class BlockEmbedder:
         return tuple(places.tolist()), (keys - self._sum / self._seen).to(torch.float16)
 
 
-class ReadBack:
-    """Copies tensors to host memory asynchronously."""
-
-    def __init__(self, tensors: Sequence[Tensor]) -> None:
-        self._tensors = tuple(tensor.to("cpu", non_blocking=True) for tensor in tensors)
-        self._fence: Fence = mark(tensors[0].device)
-
-    def arrived(self) -> bool:
-        return self._fence.event is None or bool(self._fence.event.query())
-
-    def tensors(self) -> tuple[Tensor, ...]:
-        """Return the host copies, in the given order; valid only after ``arrived``."""
-        return self._tensors
-
-
 @dataclass(frozen=True, slots=True)
 class Sample:
     """What was measured of one request on one sampled decode step."""
@@ -202,8 +187,13 @@ class PendingMeasures(NamedTuple):
     """Measures of one step, on their way to host memory."""
 
     names: Sequence[str]  # request ids, the one with sampled attention first
-    # confidence scores; then, if attention was sampled, masses, positions and keys of blocks
-    values: ReadBack
+    # confidence scores; then, if attention was sampled, masses, positions and keys of blocks; in
+    # host memory, and valid only once they ``arrived``
+    values: Sequence[Tensor]
+    fence: Fence
+
+    def arrived(self) -> bool:
+        return self.fence.event is None or bool(self.fence.event.query())
 
 
 class StepMeasurer:
@@ -229,7 +219,9 @@ class StepMeasurer:
         """Queue the confidence of ``row`` and the rows after it, and the attention of ``row``."""
         spans = _from(row, len(names))
         values = [confidence_scores(self._cache, logits, spans), *self._seen(names[row], sampled)]
-        return PendingMeasures([name for span in spans for name in names[span]], ReadBack(values))
+        chosen = [name for span in spans for name in names[span]]
+        there = [value.to("cpu", non_blocking=True) for value in values]
+        return PendingMeasures(chosen, there, mark(values[0].device))
 
     def _seen(self, request_id: str, sampled: SampledRequest) -> Sequence[Tensor]:
         """Return attention masses of the request's full blocks, and positions and keys of some."""
@@ -243,7 +235,7 @@ class StepMeasurer:
         return mass, *(self._embedder.choose(request_id, blocks[:full], mass) or ())
 
     def samples(self, measured: PendingMeasures) -> list[Sample]:
-        sure, *sampled = measured.values.tensors()
+        sure, *sampled = measured.values
         samples = [Sample(*each) for each in zip(measured.names, sure.tolist(), strict=True)]
         if sampled:
             samples[0] = self._sample(samples[0], *sampled)

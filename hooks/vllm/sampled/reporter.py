@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -16,6 +17,7 @@ from ....graph.wire.events import (
     ConfidenceSampled,
 )
 from ...keys import pack_hashes
+from ...link.outbox import LateEvents
 
 if TYPE_CHECKING:
     from ...link.outbox import Later
@@ -35,7 +37,8 @@ class SampleReporter:
         emit: Callable[[AnyEvent | Later], None],  # takes each event; must not wait
     ) -> None:
         self._group, self._running, self._emit = group, running, emit
-        self._embedded: dict[bytes, None] = {}  # hashes; read by the client's thread alone
+        # hashes of blocks whose embedding was reported; read by the client's thread alone
+        self._embedded: dict[bytes, None] = {}
 
     def take(self, samples: Iterable[Sample]) -> None:
         for sample in samples:
@@ -48,38 +51,18 @@ class SampleReporter:
                     known.meaning.session,
                     known.meaning.tenant,
                 )
-                self._emit(LateSample(sample, hashes, confidence, self._embedded))
+                self._emit(LateEvents(partial(self._events, sample, hashes, confidence)))
 
+    # On the client's thread, when they are sent; hashes are of the request's full blocks, and do
+    # not change any more.
 
-class LateSample:
-    """A sample whose events are built when they are sent, on the client's thread."""
+    def _events(
+        self, sample: Sample, hashes: Sequence[bytes], confidence: ConfidenceSampled
+    ) -> Sequence[AnyEvent]:
+        sure = msgspec.structs.replace(confidence, hashes=pack_hashes(hashes[-1:]))
+        return [sure, *_attended(sample, hashes), *self._embeddings(sample, hashes)]
 
-    __slots__ = ("_confidence", "_embedded", "_hashes", "_sample")
-
-    def __init__(
-        self,
-        sample: Sample,
-        hashes: Sequence[bytes],  # of the request's full blocks; must not change any more
-        confidence: ConfidenceSampled,  # the confidence event, still without block keys
-        embedded: dict[bytes, None],  # hashes of blocks whose embedding was reported already
-    ) -> None:
-        self._sample, self._hashes, self._confidence = sample, hashes, confidence
-        self._embedded = embedded
-
-    def events(self) -> Sequence[AnyEvent]:
-        sure = msgspec.structs.replace(self._confidence, hashes=pack_hashes(self._hashes[-1:]))
-        return [sure, *self._attended(), *self._embeddings()]
-
-    def _attended(self) -> list[AnyEvent]:
-        mass = np.frombuffer(self._sample.mass, dtype="<f4")[: len(self._hashes)]
-        if not len(mass):
-            return []
-        top = np.sort(np.argsort(-mass, kind="stable")[:_MOST_ATTENDED])
-        hashes = pack_hashes([self._hashes[place] for place in top.tolist()])
-        return [BlocksAttended(hashes, mass[top].tobytes())]
-
-    def _embeddings(self) -> list[AnyEvent]:
-        sample, hashes = self._sample, self._hashes
+    def _embeddings(self, sample: Sample, hashes: Sequence[bytes]) -> list[AnyEvent]:
         fresh = [
             at
             for at, place in enumerate(sample.places)
@@ -93,3 +76,12 @@ class LateSample:
         while len(self._embedded) > _REMEMBERED:
             del self._embedded[next(iter(self._embedded))]
         return [BlocksEmbedded(pack_hashes(reported), sample.dim, vectors[fresh].tobytes())]
+
+
+def _attended(sample: Sample, hashes: Sequence[bytes]) -> list[AnyEvent]:
+    mass = np.frombuffer(sample.mass, dtype="<f4")[: len(hashes)]
+    if not len(mass):
+        return []
+    top = np.sort(np.argsort(-mass, kind="stable")[:_MOST_ATTENDED])
+    keys = pack_hashes([hashes[place] for place in top.tolist()])
+    return [BlocksAttended(keys, mass[top].tobytes())]

@@ -340,7 +340,7 @@ class StepSampler:
 
     def _report(self) -> None:
         measured = self._measured
-        if measured is not None and measured.values.arrived():
+        if measured is not None and measured.arrived():
             self._measured = None
             self._runner.hand(self._measuring.samples(measured))
 

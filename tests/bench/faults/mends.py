@@ -120,6 +120,7 @@ MENDS: Final = (
     # What callers say costs others little, and nobody goes before others by a word
     Mend("what is too dear is kept no longer", "advisor/policies/protection_price.py", "if self._now.share and self._now.is_dear(allowed):", "if False:", "tests/policies/test_policies_lifecycle.py"),
     Mend("holding does not end itself", "graph/admission.py", "self._met = queued or len(self._order) > 0", "self._met = queued", "tests/graph/test_graph_holding.py"),
+    Mend("an idle engine computes no prompt", "graph/admission.py", "            self._pacing.give_up()\n", "", "tests/graph/test_graph_holding.py -k without_work"),
     Mend("little starts at once without room", "graph/admission.py", "left = min(bounds.step_blocks, max(1, bounds.pool_blocks // _TOGETHER))", "left = bounds.step_blocks", "tests/graph/test_graph_holding.py -k 64th"),
     Mend("each arrival counts", "graph/admission.py", "        self.saturation.note_arrival(queued=self._met)\n", "            self.saturation.note_arrival(queued=self._met)\n", "tests/graph/test_graph_holding.py -k long_step"),
     Mend("who fits in no room waits", "graph/admission.py", "return self._room.remaining(advice) >= min(asks.blocks, enough)", "return self._room.remaining(advice) > 0", "tests/graph/test_graph_holding.py -k fits"),

@@ -118,8 +118,8 @@ def _actions(cache: PagedKv, arena: PagedKv) -> dict[str, Callable[[], None]]:
     moved = SlotMap(old, new, delta)
     here, there = Blocks(cache, blocks), Blocks(arena, records)
     return {
-        "spill": lambda: native.spill(here, there),
-        "load": lambda: native.load(there, here),
+        "spill": lambda: native.copy_blocks(here, there),
+        "load": lambda: native.copy_blocks(there, here),
         "splice": lambda: native.splice(arena, cache, moved, rope),
     }
 

@@ -176,7 +176,9 @@ def _started(
     request: Any = SimpleNamespace(kv_transfer_params=transfer, prompt_token_ids=tokens)
     layers = PromptLayers(chats.table, lambda: decoder(chats.tokenizer))
     late = layers.of(event, request)
-    return late if isinstance(late, RequestStarted) else late.events()[0]
+    told = late if isinstance(late, RequestStarted) else late.events()[0]
+    assert isinstance(told, RequestStarted)
+    return told
 
 
 def _raised(

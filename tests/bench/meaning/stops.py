@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Any, Final
 from kvgraph.graph.kvcache_graph import KVCacheGraph
 from kvgraph.graph.types import NO_ROW, StopReason
 from kvgraph.graph.wire.events import RequestFinished, RequestStarted
+from kvgraph.hooks.link.outbox import LateEvents
 from kvgraph.hooks.requests.ends import EndMarks
 from kvgraph.hooks.vllm.api.learning import learn_marks
-from kvgraph.hooks.vllm.reading import AnswerEnds, LateEnd, reader_of
+from kvgraph.hooks.vllm.reading import AnswerEnds, reader_of
 
 from .families import Call, Family, FamilyWriter, corpus, family_config, write_family
 
@@ -245,7 +246,7 @@ def _sent(ends: AnswerEnds | None, end: RequestFinished, tokens: Sequence[int]) 
         return end
     request: Any = SimpleNamespace(output_token_ids=tokens, structured_output_request=None)
     queued = ends.of(end, request)
-    return queued.event() if isinstance(queued, LateEnd) else queued
+    return ends.read(end, tokens, None) if isinstance(queued, LateEvents) else queued
 
 
 def _believed(graph: KVCacheGraph, session: str) -> tuple[StopReason, str | None]:

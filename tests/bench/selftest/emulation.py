@@ -22,11 +22,12 @@ from kvgraph.kernels.gpu.calls import (
     KernelCall,
     attention_mass_call,
     confidence_call,
-    copy_call,
     move_call,
+    runs_call,
 )
 from kvgraph.kernels.layout import Blocks, PagedKv, SlotMap
 from kvgraph.kernels.rope import Rope
+from kvgraph.kernels.runs import block_runs
 from kvgraph.kernels.tensors import Tensor
 
 # From the CUDA C++ Programming Guide, "Technical Specifications per Compute Capability".
@@ -121,12 +122,11 @@ def prepare(cache: PagedKv, arena: PagedKv) -> None:
     """Do nothing: a kernel is compiled when it first runs."""
 
 
-def spill(blocks: Blocks, records: Blocks) -> None:
-    run(copy_call(blocks, records, grid=GRID))
+def copy_blocks(source: Blocks, target: Blocks) -> None:
+    run(runs_call(source.kv, target.kv, block_runs(source, target), grid=GRID))
 
 
-def load(records: Blocks, blocks: Blocks) -> None:
-    run(copy_call(records, blocks, grid=GRID))
+spill = load = copy_blocks  # as ``ops`` names it, which the GPU's checks call
 
 
 def splice(source: PagedKv, target: PagedKv, slots: SlotMap, rope: Rope) -> None:

@@ -170,11 +170,12 @@ def _copies(place: Place, order: str) -> None:
     for name in ("spill", "load"):
         blocks, records = _some(), _some()
         sides: list[tuple[Any, PagedKv, PagedKv]] = [
-            (place.operations, pair.cache, pair.arena), (reference, pair.plain, pair.plain_arena),
-        ]  # fmt: skip
-        for operations, cache, arena in sides:
+            (getattr(place.operations, name), pair.cache, pair.arena),
+            (reference.copy_blocks, pair.plain, pair.plain_arena),
+        ]
+        for copy_blocks, cache, arena in sides:
             ends = Blocks(cache, blocks), Blocks(arena, records)
-            getattr(operations, name)(*(ends if name == "spill" else ends[::-1]))
+            copy_blocks(*(ends if name == "spill" else ends[::-1]))
         pair.agree(name)
 
 
@@ -382,7 +383,7 @@ def _copies_by(place: Place, method: Method) -> None:
             if not to_host:
                 ours, plain = ours[::-1], plain[::-1]
             copy_by(method, *ours, block_runs(*map(Blocks, ours, numbers)))
-            reference.spill(*map(Blocks, plain, numbers))
+            reference.copy_blocks(*map(Blocks, plain, numbers))
             pair.agree(f"a {'spill' if to_host else 'load'} of {order}")
 
 
@@ -431,7 +432,7 @@ def _beside(place: Place) -> None:
     thread.join()
     if failures:
         raise failures[0]
-    reference.spill(Blocks(pair.plain, blocks), Blocks(pair.plain_arena, records))
+    reference.copy_blocks(Blocks(pair.plain, blocks), Blocks(pair.plain_arena, records))
     reference.splice(pair.plain_arena, pair.plain, moved, _ROPE)
     pair.agree("a spill and a splice on a side stream")
 

@@ -99,13 +99,13 @@ def copied(method: Method, to_host: bool) -> bool:
     arena, want = new_memory(CACHE.record(3)), new_memory(CACHE.record(3))
     if to_host:
         moves.copy_by(method, cache, arena, moves.block_runs(blocks, Blocks(arena, RECORDS)))
-        reference.spill(Blocks(plain, BLOCKS), Blocks(want, RECORDS))
+        reference.copy_blocks(Blocks(plain, BLOCKS), Blocks(want, RECORDS))
         return torch.equal(arena.memory, want.memory)
     arena.memory.normal_()
     expected = new_memory(CACHE)
     expected.memory.copy_(plain.memory)
     moves.copy_by(method, arena, cache, moves.block_runs(Blocks(arena, RECORDS), blocks))
-    reference.load(Blocks(arena, RECORDS), Blocks(expected, BLOCKS))
+    reference.copy_blocks(Blocks(arena, RECORDS), Blocks(expected, BLOCKS))
     return torch.equal(plain.memory, expected.memory)
 
 
@@ -176,7 +176,7 @@ def main(options: dict[str, Any]) -> dict[str, Any]:
     torch.manual_seed(3)
     driver = Driver(**options)
     bench = Bench(driver)
-    if refused := error_of(lambda: launch.loaded_kernel("kv_copy", COPY, 0, 0)):
+    if refused := error_of(lambda: launch.loaded_kernel("copy_runs", COPY, 0, 0)):
         return {"refused to load": refused}
     kernel = Method("kernel", 2)
     right = {

@@ -27,7 +27,7 @@ from kvgraph.hooks.settings import ENDS_KEY, ENDS_VARIABLE
 from kvgraph.hooks.vllm import plugin
 from kvgraph.hooks.vllm.api.learning import engine_marks
 from kvgraph.hooks.vllm.patches import given_template, remember_templates
-from kvgraph.hooks.vllm.reading import AnswerEnds, LateEnd, is_bound
+from kvgraph.hooks.vllm.reading import AnswerEnds, is_bound
 from kvgraph_bench.meaning.families import FAMILIES, TOOLLESS, Family, family_config, write_family
 from kvgraph_bench.meaning.stops import judge
 from vllm.entrypoints.openai.chat_completion.protocol import (
@@ -310,7 +310,7 @@ def told(
     ends = ends or AnswerEnds(lambda: AnswerReader(LATE_MARKS, decode))
     request = asked(answer, form)
     queued = ends.of(event, request)
-    return queued.event() if isinstance(queued, LateEnd) else queued
+    return queued if isinstance(queued, RequestFinished) else queued.events()[0]
 
 
 def changed(**fields: Any) -> RequestFinished:

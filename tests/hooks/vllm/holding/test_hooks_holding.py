@@ -414,6 +414,24 @@ def test_who_waited_for_long_starts_where_nobody_else_waits(hall: Hall) -> None:
     assert hall.released() == [(first, "patience"), (second, "patience")]
 
 
+def test_an_engine_that_had_no_work_for_hours_lets_the_patient_start_as_ever(hall: Hall) -> None:
+    """Whoever started last went away with all others, before its prompt was computed."""
+    busy = hall.shut()
+    last = hall.ask(20, 1)
+    hall.clock.now += 10.5
+    hall.step(room=0)
+    assert hall.released() == [(last, "patience")]
+    hall.abort(last)
+    hall.abort(busy)
+    hall.clock.now += 8 * 3600.0
+    hall.busy(9001)
+    hall.say(0)
+    first = hall.ask(20, 2)
+    hall.clock.now += 10.5
+    hall.step(room=0)
+    assert hall.released()[1:] == [(first, "patience")]
+
+
 def test_who_lost_its_context_in_the_queue_waits_like_others(hall: Hall) -> None:
     """It came resident, and stood in vLLM's queue until its blocks were gone."""
     hall.serve(4, 1, session_id="a")
@@ -472,6 +490,18 @@ def test_what_the_queue_will_compute_again_is_reported_while_it_is_long(hall: Ha
     assert (report.queued_blocks, report.queued_again) == (3 * 9 + 6, 3 * 4)
     hall.step(1, room=0)
     assert hall.side.heartbeat(0)[-1].queued_blocks == 0, "who lost its context is held by now"
+
+
+def test_the_queue_is_counted_twice_a_second_at_most(hall: Hall) -> None:
+    """Each count looks at up to 32 prompts, and the sidecar hears of it every 0.4 s."""
+    wait_cold(hall, "abc")
+    hall.clock.now += 1.0
+    hall.step(1, room=None)
+    hall.ask(6, 91)
+    hall.step(45, room=None)
+    assert hall.side.heartbeat(0)[-1].queued_blocks == 3 * 9 + 6
+    hall.step(10, room=None)
+    assert hall.side.heartbeat(0)[-1].queued_blocks == 3 * 9 + 2 * 6
 
 
 KINDS = [

@@ -180,7 +180,7 @@ __device__ __forceinline__ void move_cell(const char* cell, const Layout& from, 
 // source_slots, target_slots: [tokens], a negative one skips the pair; rows: [tokens], a row of
 // cos and sin [*, pairs], negative for a move by nothing. Shared memory: warps × kStages × slot_bytes.
 extern "C" __global__ void __launch_bounds__(MOST_THREADS, 1)
-    kv_move(const char* source, char* target, const Layout* source_layout,
+    splice_tokens(const char* source, char* target, const Layout* source_layout,
             const Layout* target_layout, const i64* source_slots, const i64* target_slots,
             const i64* rows, const float* cos, const float* sin, i64 tokens, i64 start, i64 pairs,
             i64 neox, i64 keys_only, i64 slot_bytes) {
@@ -224,4 +224,4 @@ extern "C" __global__ void __launch_bounds__(MOST_THREADS, 1)
   }
   copy_wait<0>();
 }
-HOST_ENTRY(kv_move)
+HOST_ENTRY(splice_tokens)

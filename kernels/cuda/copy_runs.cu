@@ -10,7 +10,7 @@ using Word = Words<BYTES>;
 
 // sources, targets: [runs], byte offsets. Shared memory: warps × kStages × kPiece.
 extern "C" __global__ void __launch_bounds__(MOST_THREADS)
-    kv_copy(const char* source, char* target, const i64* sources, const i64* targets,
+    copy_runs(const char* source, char* target, const i64* sources, const i64* targets,
             i64 runs, i64 run_bytes) {
   SHARED_BYTES(shared);
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
@@ -44,4 +44,4 @@ extern "C" __global__ void __launch_bounds__(MOST_THREADS)
   }
   copy_wait<0>();
 }
-HOST_ENTRY(kv_copy)
+HOST_ENTRY(copy_runs)
