@@ -196,6 +196,7 @@ class EventSubscriber:
         self._capacity = capacity
         self._unknown_peers, self._log = UnknownPeers(clock), RateLimitedLog(logger, clock)
         self._peers: dict[bytes, Peer] = {}
+        self._by_engine: dict[str, Peer] = {}  # the same
         self._emptied_at: float | None = None  # when the socket was last read empty
         self.counters: Counter[str] = Counter()
         # Set under overload: resyncs wait, since a list of all blocks would cost more events.
@@ -241,7 +242,7 @@ class EventSubscriber:
 
     def _forget(self, gone: list[Peer], why: str) -> list[str]:
         for peer in gone:
-            del self._peers[peer.identity]
+            del self._peers[peer.identity], self._by_engine[peer.engine]
             logger.warning("engine %r is %s: its residency is forgotten", peer.hello.engine, why)
             self.lost.went(peer.hello.engine)
         self.counters["engines_lost"] += len(gone)
@@ -252,7 +253,7 @@ class EventSubscriber:
         return min((p.last_seen + self._timeout_s for p in self._peers.values()), default=None)
 
     def peer(self, engine: str) -> Peer | None:
-        return next((each for each in self.peers if each.engine == engine), None)
+        return self._by_engine.get(engine)
 
     def withhold_advice(self, engine: str) -> None:
         """Withhold advice from ``engine``, whose residency is uncertain, and request a resync."""
@@ -308,7 +309,7 @@ class EventSubscriber:
         hello, now = events[start], self._clock()
         assert isinstance(hello, EngineHello)
         peer = Peer(identity, hello, now, SequenceTracker(message.seq + 1), last_resync=now)
-        self._peers[identity] = peer
+        self._peers[identity] = self._by_engine[peer.engine] = peer
         self._unknown_peers.forget(identity)
         self.lost.came(hello.engine)
         logger.info("engine %r connected (%r)", hello.engine, hello.version)
