@@ -124,6 +124,11 @@ inline PyObject* find_chains(Arguments with, Py_ssize_t count) {
                 if (rows[at] < 0) table.fetch(keys[at]);
             }
             for (size_t at = from; at < to; at++) {
+                if (rows[at] >= 0) continue;
+                int32_t row = table.slots[(keys[at] * index_::MULTIPLIER) >> table.shift];
+                if (row >= 0) __builtin_prefetch(&column[(size_t)row]);
+            }
+            for (size_t at = from; at < to; at++) {
                 if (rows[at] < 0) {
                     int32_t next = at > start && rows[at - 1] >= 0 ? rows[at - 1] + 1 : 0;
                     if (stands(next, keys[at])) {
@@ -765,22 +770,6 @@ inline void sort_rows(std::vector<int32_t>& rows) {
     }
 }
 
-// of those that come, the ones that the engine holds
-inline PyObject* merge(Arguments with, Py_ssize_t count) {
-    expect(count, 3);
-    Array<const int32_t> rows(with[0]), more(with[1]);
-    Array<const uint8_t> tiers(with[2]);
-    check_rows(more, tiers.size());
-    std::vector<int32_t> held, both;
-    for (int32_t row : more)
-        if (tiers[(size_t)row]) held.push_back(row);
-    sort_rows(held);
-    held.erase(std::unique(held.begin(), held.end()), held.end());
-    both.reserve(rows.size() + held.size());
-    std::set_union(rows.begin(), rows.end(), held.begin(), held.end(), std::back_inserter(both));
-    return packed(both);
-}
-
 // unhold(slots, key column, tiers of an engine, keys) -> the rows, ascending, that were in its pool and
 // are no longer
 inline PyObject* unhold(Arguments with, Py_ssize_t count) {
@@ -1112,11 +1101,14 @@ inline PyObject* depart(Arguments with, Py_ssize_t count) {
     size_t first = (size_t)numbers[0], most = (size_t)numbers[1], room = ring.size() / sizeof(Departure);
     auto* records = (Departure*)ring.data();
     size_t skipped = n > most ? n - most : 0;
+    double last = NAN;  // blocks of a chain were used together
+    uint8_t idle = 0;
     if (!most || (room < most && room < first + n)) raise_type_error("the ring has no room");
     for (size_t at = 0; at < n; at++) {
         size_t row = (size_t)rows[at], slot = (first + at) % most;
         marks[row] = (uint8_t)numbers[3];
         if (at < skipped) continue;
+        if (used[at] != last) idle = as_byte(now - (last = used[at]));
         int32_t owner = sessions[row];
         bool owned = owner >= 0 && (size_t)owner < states.size;
         uint8_t state = owned ? states[(size_t)owner] : (uint8_t)numbers[4];
@@ -1124,7 +1116,7 @@ inline PyObject* depart(Arguments with, Py_ssize_t count) {
         records[slot] = {
             keys[row], (uint32_t)numbers[2], places[at], (uint8_t)(rules[at] << 4 | layers[row]),
             (uint8_t)std::nearbyint(importance[row] * 255.0f), (uint8_t)std::min<uint32_t>(hits[row], 255),
-            (uint8_t)(copies | state << 2 | shared << 5), as_byte(now - used[at]), 0};
+            (uint8_t)(copies | state << 2 | shared << 5), idle, 0};
         slots[row] = (uint16_t)slot;
     }
     return nothing();
