@@ -113,6 +113,24 @@ private:
     Py_buffer view_{};
 };
 
+// Ascending, by radix: blocks of a chain mostly stand in order already.
+inline void sort_rows(std::vector<int32_t>& rows) {
+    if (std::is_sorted(rows.begin(), rows.end())) return;
+    int32_t most = *std::max_element(rows.begin(), rows.end());
+    std::vector<int32_t> room(rows.size());
+    for (int shift = 0; shift < 31 && most >> shift; shift += 11) {
+        uint32_t starts[2048] = {}, sum = 0;
+        for (int32_t row : rows) starts[(row >> shift) & 2047]++;
+        for (uint32_t& start : starts) {
+            uint32_t size = start;
+            start = sum;
+            sum += size;
+        }
+        for (int32_t row : rows) room[starts[(row >> shift) & 2047]++] = row;
+        rows.swap(room);
+    }
+}
+
 // Blocks that do not stand in the row behind their parent's, by parent: few, since blocks of a chain mostly
 // come together. What is noted may be out of date: whoever asks looks at the columns again.
 class Heads {
@@ -139,7 +157,7 @@ public:
 private:
     // Forget what is no longer so, and what was noted twice.
     void tidy(const Values<int32_t>& parents) {
-        std::sort(rows_.begin(), rows_.end());
+        sort_rows(rows_);
         rows_.erase(std::unique(rows_.begin(), rows_.end()), rows_.end());
         size_t kept = 0;
         for (int32_t row : rows_)

@@ -666,7 +666,7 @@ inline std::vector<int32_t> children_of(const Blocks& blocks, size_t parent, siz
     heads.each_of((int32_t)parent, [&](int32_t row) {
         if ((size_t)row != parent + 1 && follows((size_t)row)) found.push_back(row);
     });
-    std::sort(found.begin(), found.end());
+    sort_rows(found);
     found.erase(std::unique(found.begin(), found.end()), found.end());
     if (found.size() >= wanted) return found;
     found.clear();
@@ -780,24 +780,6 @@ inline PyObject* overlap(Arguments with, Py_ssize_t count) {
     bool found = false;
     for (uint64_t key : others) found |= set.has(key);
     return PyBool_FromLong(found);
-}
-
-// Ascending, by radix: blocks of a chain mostly stand in order already.
-inline void sort_rows(std::vector<int32_t>& rows) {
-    if (std::is_sorted(rows.begin(), rows.end())) return;
-    int32_t most = *std::max_element(rows.begin(), rows.end());
-    std::vector<int32_t> room(rows.size());
-    for (int shift = 0; shift < 31 && most >> shift; shift += 11) {
-        uint32_t starts[2048] = {}, sum = 0;
-        for (int32_t row : rows) starts[(row >> shift) & 2047]++;
-        for (uint32_t& start : starts) {
-            uint32_t size = start;
-            start = sum;
-            sum += size;
-        }
-        for (int32_t row : rows) room[starts[(row >> shift) & 2047]++] = row;
-        rows.swap(room);
-    }
 }
 
 // unhold(slots, key column, tiers of an engine, keys) -> the rows, ascending, that were in its pool and
