@@ -151,7 +151,7 @@ class Intake:
 
     def _notify(self, engine: str, events: list[AnyEvent]) -> None:
         try:
-            self._planner.applied()
+            self._planner.applied(engine)
             if self._tap is not None:
                 self._tap(engine, events)
         except Exception as error:  # the graph has taken the events all the same

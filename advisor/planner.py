@@ -161,8 +161,9 @@ class GraphEvictionAdvisor:
         if self._thread.is_alive():
             self._thread.join()
 
-    def applied(self, intended: bool = False) -> None:
-        """Note that the graph changed, and rank at once what cannot wait for the interval.
+    def applied(self, engine: str | None = None, *, intended: bool = False) -> None:
+        """Note that the graph changed, by events of this engine or of whichever (None), and rank at
+        once what cannot wait for the interval.
 
         That is: a change that somebody ``intended``; the first protected blocks; an engine of whose
         pool more than ``PRESSING_SHARE`` was turned over since its last ranking. Where only a
@@ -173,16 +174,18 @@ class GraphEvictionAdvisor:
             self._rank_now = True
             self._urgent.set()
             self._call.set()
-        elif self._is_pressing():
+        elif self._is_pressing(engine):
             self._rank_now = True
             self._call.set()
         elif self.orders.cannot_wait(self._interval_s):
             self._urgent.set()
             self._call.set()
 
-    def _is_pressing(self) -> bool:
-        for engine, before in list(self._ranked_at.items()):  # its thread adds engines
-            now, pool = self._graph.tables.turnover(engine)
+    def _is_pressing(self, engine: str | None) -> bool:
+        ranked_at = self._ranked_at
+        for each in list(ranked_at) if engine is None else [engine]:  # its thread adds engines
+            now, pool = self._graph.tables.turnover(each)
+            before = ranked_at.get(each, now)
             if pool and now - before >= PRESSING_SHARE * pool:
                 return True
         return False
@@ -296,11 +299,17 @@ class GraphEvictionAdvisor:
                 self._rest(self._clock() - began, _ORDERS_APART_S)
                 continue
             self._rank_now = False
+            before = self._worked()
             self._try(lambda _: self.tick(), what="a round of ranking")
             self._wake()
             ended = self._clock()
-            self._rest(ended - began)
+            if self._worked() != before:  # else nothing changed: it was hardly work
+                self._rest(ended - began)
             due = ended + self._interval_s
+
+    def _worked(self) -> int:
+        """How often engines were ranked, or should have been."""
+        return self.counters["ranked"] + self.counters["failed"]
 
     def _rest(self, took_s: float, least_s: float = 0.0) -> None:
         """Rest after each ranking, however fast engines evict; longer while no advice is in use."""

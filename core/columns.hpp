@@ -113,6 +113,65 @@ private:
     Py_buffer view_{};
 };
 
+// Ascending, by radix: blocks of a chain mostly stand in order already.
+inline void sort_rows(std::vector<int32_t>& rows) {
+    if (std::is_sorted(rows.begin(), rows.end())) return;
+    int32_t most = *std::max_element(rows.begin(), rows.end());
+    std::vector<int32_t> room(rows.size());
+    for (int shift = 0; shift < 31 && most >> shift; shift += 11) {
+        uint32_t starts[2048] = {}, sum = 0;
+        for (int32_t row : rows) starts[(row >> shift) & 2047]++;
+        for (uint32_t& start : starts) {
+            uint32_t size = start;
+            start = sum;
+            sum += size;
+        }
+        for (int32_t row : rows) room[starts[(row >> shift) & 2047]++] = row;
+        rows.swap(room);
+    }
+}
+
+// Blocks that do not stand in the row behind their parent's, by parent: few, since blocks of a chain mostly
+// come together. What is noted may be out of date: whoever asks looks at the columns again.
+class Heads {
+public:
+    void note(int32_t row, int32_t parent, const Values<int32_t>& parents) {
+        if (rows_.size() >= most_) tidy(parents);
+        rows_.push_back(row);
+        parents_.push_back(parent);
+    }
+    // Calls with each row that may follow a parent.
+    template <class With>
+    void each_of(int32_t parent, With with) const {
+        constexpr size_t PART = 256;
+        for (size_t start = 0; start < parents_.size(); start += PART) {
+            size_t end = std::min(parents_.size(), start + PART);
+            uint32_t any = 0;
+            for (size_t at = start; at < end; at++) any |= parents_[at] == parent;
+            for (size_t at = start; any && at < end; at++)
+                if (parents_[at] == parent) with(rows_[at]);
+        }
+    }
+    size_t bytes() const { return 4 * (rows_.capacity() + parents_.capacity()); }
+
+private:
+    // Forget what is no longer so, and what was noted twice.
+    void tidy(const Values<int32_t>& parents) {
+        sort_rows(rows_);
+        rows_.erase(std::unique(rows_.begin(), rows_.end()), rows_.end());
+        size_t kept = 0;
+        for (int32_t row : rows_)
+            if ((size_t)row < parents.size && parents[(size_t)row] >= 0) rows_[kept++] = row;
+        rows_.resize(kept);
+        parents_.resize(kept);
+        for (size_t at = 0; at < kept; at++) parents_[at] = parents[(size_t)rows_[at]];
+        most_ = std::max<size_t>(4096, 2 * kept);
+    }
+
+    std::vector<int32_t> rows_, parents_;
+    size_t most_ = 4096;
+};
+
 // The columns of the block table that ingest touches; see graph/tables/blocks.py.
 struct BlockColumns {
     static inline PyTypeObject* type = nullptr;
@@ -125,6 +184,7 @@ struct BlockColumns {
         shared_children{"shared_children"}, children_walks{"children_walks"};
     Column<uint64_t> salt{"salt"};
     Matrix tiers{"tiers"};
+    Heads heads;
 };
 
 // The columns of the session table that ingest touches; see graph/tables/returns.py.
@@ -162,6 +222,7 @@ public:
     Values<T> operator()(Column<T> Columns::*column) const {
         return (columns_->*column).in(names_);
     }
+    Columns& columns() const { return *columns_; }
     // The bits of an engine's own tiers.
     Values<uint8_t> tiers(int64_t engine) const { return columns_->tiers.row(names_, engine); }
     size_t engines() const { return columns_->tiers.rows(names_); }

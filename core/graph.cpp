@@ -74,7 +74,7 @@ PyObject* stack_found(PyObject* self, Arguments with, Py_ssize_t count) {
     Array<const int32_t> rows(with[0]);
     Array<const uint64_t> keys(with[1]);
     if (rows.size() != keys.size()) raise_type_error("expected a key for each row");
-    return listed(held<pools::Stack>(self).found(rows, keys));
+    return listed(held<pools::Stack>(self).found(rows.data(), keys.data(), rows.size()));
 }
 
 PyObject* stack_use(PyObject* self, Arguments with, Py_ssize_t count) {
@@ -82,8 +82,40 @@ PyObject* stack_use(PyObject* self, Arguments with, Py_ssize_t count) {
     Array<const int32_t> rows(with[0]);
     Array<const uint64_t> keys(with[1]);
     if (rows.size() != keys.size()) raise_type_error("expected a key for each row");
-    held<pools::Stack>(self).use(rows, keys);
+    held<pools::Stack>(self).use(rows.data(), keys.data(), rows.size());
     return nothing();
+}
+
+// The walks of requests, one after the other: of each that began, how many of its blocks, up to its reach
+// and without a gap, a pool held; of one that ended, -1.
+template <class Pools>
+PyObject* followed(Pools& pools, Arguments with, size_t pool) {
+    static PyObject *rows_name = interned("rows"), *reach_name = interned("reach"), *found_name = interned("found");
+    ingest::Owned walks(PySequence_Fast(with[0], "expected walks"));
+    Array<const uint64_t> column(with[1]);
+    std::vector<uint64_t> keys;
+    std::vector<int64_t> counts;
+    for (Py_ssize_t each = 0; each < PySequence_Fast_GET_SIZE(*walks); each++) {
+        PyObject* walk = PySequence_Fast_GET_ITEM(*walks, each);
+        ingest::Field chain(walk, rows_name), reach(walk, reach_name), found(walk, found_name);
+        Array<const int32_t> rows(*chain);
+        ingest::check_rows(rows, column.size());
+        keys.resize(rows.size());
+        for (size_t at = 0; at < rows.size(); at++) keys[at] = column[(size_t)rows[at]];
+        size_t most = std::min((size_t)std::max<int64_t>(0, as_integer(*reach)), rows.size());
+        bool began = as_integer(*found) >= 0;
+        counts.push_back(began ? pools.found(rows.data(), keys.data(), most)[pool] : -1);
+        pools.use(rows.data(), keys.data(), rows.size());
+    }
+    return listed(counts);
+}
+
+// follow(walks, keys by row) -> of each, how many blocks the first pool held; see `followed`
+PyObject* stack_follow(PyObject* self, Arguments with, Py_ssize_t count) {
+    expect(count, 2);
+    auto& stack = held<pools::Stack>(self);
+    if (!stack.pools()) raise_type_error("there is no pool");
+    return followed(stack, with, 0);
 }
 
 template <class T>
@@ -95,6 +127,7 @@ PyObject* bytes_of(PyObject* self, Arguments, Py_ssize_t count) {
 PyMethodDef stack_methods[] = {
     METHOD("found", stack_found),
     METHOD("use", stack_use),
+    METHOD("follow", stack_follow),
     METHOD("nbytes", bytes_of<pools::Stack>),
     {nullptr, nullptr, 0, nullptr},
 };
@@ -161,7 +194,7 @@ PyObject* ranked_found(PyObject* self, Arguments with, Py_ssize_t count) {
     Array<const int32_t> rows(with[0]);
     Array<const uint64_t> keys(with[1]);
     if (rows.size() != keys.size()) raise_type_error("expected a key for each row");
-    return listed(ranked(self).found(rows, keys));
+    return listed(ranked(self).found(rows.data(), keys.data(), rows.size()));
 }
 
 PyObject* ranked_use(PyObject* self, Arguments with, Py_ssize_t count) {
@@ -169,8 +202,14 @@ PyObject* ranked_use(PyObject* self, Arguments with, Py_ssize_t count) {
     Array<const int32_t> rows(with[0]);
     Array<const uint64_t> keys(with[1]);
     if (rows.size() != keys.size()) raise_type_error("expected a key for each row");
-    ranked(self).use(rows, keys);
+    ranked(self).use(rows.data(), keys.data(), rows.size());
     return nothing();
+}
+
+// follow(walks, keys by row, pool) -> as of a stack's
+PyObject* ranked_follow(PyObject* self, Arguments with, Py_ssize_t count) {
+    expect(count, 3);
+    return followed(ranked(self), with, (size_t)pool_of(self, with[2]));
 }
 
 PyObject* ranked_seed(PyObject* self, Arguments with, Py_ssize_t count) {
@@ -237,7 +276,8 @@ PyMethodDef ranked_methods[] = {
     METHOD("join", ranked_join),     METHOD("leave", ranked_leave),   METHOD("resize", ranked_resize),
     METHOD("found", ranked_found),   METHOD("use", ranked_use),       METHOD("seed", ranked_seed),
     METHOD("rows", ranked_rows),     METHOD("adopt", ranked_adopt),   METHOD("use_up", ranked_use_up),
-    METHOD("held", ranked_held),     METHOD("used", ranked_used),     METHOD("nbytes", bytes_of<pools::Ranked>),
+    METHOD("held", ranked_held),     METHOD("used", ranked_used),     METHOD("follow", ranked_follow),
+    METHOD("nbytes", bytes_of<pools::Ranked>),
     {nullptr, nullptr, 0, nullptr},
 };
 
@@ -300,7 +340,8 @@ PyMethodDef functions[] = {
     FUNCTION("unmark", ingest::unmark),
     FUNCTION("written", ingest::written),
     FUNCTION("block", ingest::block),
-    FUNCTION("siblings", ingest::siblings),
+    FUNCTION("sibling", ingest::sibling),
+    FUNCTION("heads_nbytes", ingest::heads_nbytes),
     FUNCTION("again", ingest::again),
     FUNCTION("reached", ingest::reached),
     FUNCTION("overlap", ingest::overlap),
@@ -330,9 +371,8 @@ PyMethodDef functions[] = {
     FUNCTION("credit", returns::credit),
     FUNCTION("features", returns::features),
     FUNCTION("inputs", networks::inputs),
-    FUNCTION("gate", networks::gate),
+    FUNCTION("biased", networks::biased),
     FUNCTION("swish", networks::swish),
-    FUNCTION("bound", networks::bound),
     FUNCTION("exposure", networks::exposure),
     FUNCTION("blame", networks::blame),
     FUNCTION("back", networks::back),

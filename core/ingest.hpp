@@ -124,6 +124,11 @@ inline PyObject* find_chains(Arguments with, Py_ssize_t count) {
                 if (rows[at] < 0) table.fetch(keys[at]);
             }
             for (size_t at = from; at < to; at++) {
+                if (rows[at] >= 0) continue;
+                int32_t row = table.slots[(keys[at] * index_::MULTIPLIER) >> table.shift];
+                if (row >= 0) __builtin_prefetch(&column[(size_t)row]);
+            }
+            for (size_t at = from; at < to; at++) {
                 if (rows[at] < 0) {
                     int32_t next = at > start && rows[at - 1] >= 0 ? rows[at - 1] + 1 : 0;
                     if (stands(next, keys[at])) {
@@ -162,15 +167,17 @@ inline PyObject* find_chains(Arguments with, Py_ssize_t count) {
 struct Links {
     Values<int32_t> parent, depth;
     Values<uint32_t> walkers, children, shared_children, children_walks;
+    Heads& heads;
     size_t size;
     explicit Links(const Blocks& blocks)
         : parent(blocks(&BlockColumns::parent)), depth(blocks(&BlockColumns::depth)),
           walkers(blocks(&BlockColumns::walkers)), children(blocks(&BlockColumns::children)),
           shared_children(blocks(&BlockColumns::shared_children)), children_walks(blocks(&BlockColumns::children_walks)),
-          size(least(parent, depth, walkers, children, shared_children, children_walks)) {}
+          heads(blocks.columns().heads), size(least(parent, depth, walkers, children, shared_children, children_walks)) {}
 
     void link(int32_t row, int32_t above) {
         parent[(size_t)row] = above;
+        if (above != row - 1) heads.note(row, above, parent);
         children[(size_t)above]++;
         if (uint32_t walked = walkers[(size_t)row]; walked >= 2) {
             shared_children[(size_t)above]++;
@@ -647,33 +654,61 @@ inline PyObject* block(Arguments with, Py_ssize_t count) {
     return Py_BuildValue("(iiId)", (int)own[row], (int)others, (unsigned)walkers[row], created[row]);
 }
 
-// siblings(blocks, how many rows are in use, row, parent, now) -> the other rows, ascending, that follow a
-// parent and were known before now or walked since; none of a parent that was not known before now
-inline PyObject* siblings(Arguments with, Py_ssize_t count) {
-    expect(count, 5);
-    Blocks blocks(with[0]);
+// The rows that follow a parent, ascending. Where not all of them were noted when they were linked, all rows
+// are looked at, and they are noted.
+inline std::vector<int32_t> children_of(const Blocks& blocks, size_t parent, size_t size) {
     auto parents = blocks(&BlockColumns::parent);
-    auto created = blocks(&BlockColumns::created);
-    auto walkers = blocks(&BlockColumns::walkers), children = blocks(&BlockColumns::children);
-    size_t size = std::min((size_t)std::max<int64_t>(0, as_integer(with[1])), least(parents, created, walkers, children));
-    size_t row = row_of(with[2], size), parent = row_of(with[3], size);
-    double now = as_double(with[4]);
+    size_t wanted = blocks(&BlockColumns::children)[parent];
+    Heads& heads = blocks.columns().heads;
     std::vector<int32_t> found;
-    if (!(created[parent] < now) && walkers[parent] <= 1) return packed(found);
-    size_t left = children[parent], own = (size_t)parents[row] == parent;
-    if (left <= own) return packed(found);
-    constexpr size_t PART = 256;
-    for (size_t start = 0; start < size && left; start += PART) {
-        size_t end = std::min(size, start + PART);
-        uint32_t any = 0;
-        for (size_t at = start; at < end; at++) any |= parents[at] == (int32_t)parent;
-        for (size_t at = start; any && at < end && left; at++) {
-            if (parents[at] != (int32_t)parent) continue;
-            left--;
-            if (at != row && (created[at] < now || walkers[at])) found.push_back((int32_t)at);
-        }
+    auto follows = [&](size_t row) { return row < size && parents[row] == (int32_t)parent; };
+    if (follows(parent + 1)) found.push_back((int32_t)parent + 1);
+    heads.each_of((int32_t)parent, [&](int32_t row) {
+        if ((size_t)row != parent + 1 && follows((size_t)row)) found.push_back(row);
+    });
+    sort_rows(found);
+    found.erase(std::unique(found.begin(), found.end()), found.end());
+    if (found.size() >= wanted) return found;
+    found.clear();
+    for (size_t row = 0; row < size; row++) {
+        if (!follows(row)) continue;
+        found.push_back((int32_t)row);
+        if (row != parent + 1) heads.note((int32_t)row, (int32_t)parent, parents);
     }
-    return packed(found);
+    return found;
+}
+
+// sibling(blocks, how many rows are in use, row, parent, session, now) -> the session of another row that
+// follows the parent and was known before now or walked since: this one if any is its, else that of the one
+// that was read last. None without such a row, or if the parent was not known before now.
+inline PyObject* sibling(Arguments with, Py_ssize_t count) {
+    expect(count, 6);
+    Blocks blocks(with[0]);
+    auto created = blocks(&BlockColumns::created), attended = blocks(&BlockColumns::last_attended);
+    auto walkers = blocks(&BlockColumns::walkers), children = blocks(&BlockColumns::children);
+    auto parents = blocks(&BlockColumns::parent), sessions = blocks(&BlockColumns::session);
+    size_t size = std::min((size_t)std::max<int64_t>(0, as_integer(with[1])),
+                           least(parents, created, attended, walkers, children, sessions));
+    size_t row = row_of(with[2], size), parent = row_of(with[3], size);
+    int32_t session = (int32_t)as_integer(with[4]);
+    double now = as_double(with[5]);
+    if (!(created[parent] < now) && walkers[parent] <= 1) return nothing();
+    if (children[parent] <= (size_t)(parents[row] == (int32_t)parent)) return nothing();
+    const int32_t* latest = nullptr;
+    std::vector<int32_t> found = children_of(blocks, parent, size);
+    for (const int32_t& each : found) {
+        size_t at = (size_t)each;
+        if (at == row || !(created[at] < now || walkers[at])) continue;
+        if (session != NO_ROW && sessions[at] == session) return PyLong_FromLong(session);
+        if (!latest || attended[at] > attended[(size_t)*latest]) latest = &each;
+    }
+    return latest ? PyLong_FromLong(sessions[(size_t)*latest]) : nothing();
+}
+
+// heads_nbytes(blocks) -> how much room it takes to know which blocks follow a parent elsewhere
+inline PyObject* heads_nbytes(Arguments with, Py_ssize_t count) {
+    expect(count, 1);
+    return PyLong_FromSize_t(Blocks(with[0]).columns().heads.bytes());
 }
 
 constexpr int32_t GROWS = 2;
@@ -745,40 +780,6 @@ inline PyObject* overlap(Arguments with, Py_ssize_t count) {
     bool found = false;
     for (uint64_t key : others) found |= set.has(key);
     return PyBool_FromLong(found);
-}
-
-// Ascending, by radix: blocks of a chain mostly stand in order already.
-inline void sort_rows(std::vector<int32_t>& rows) {
-    if (std::is_sorted(rows.begin(), rows.end())) return;
-    int32_t most = *std::max_element(rows.begin(), rows.end());
-    std::vector<int32_t> room(rows.size());
-    for (int shift = 0; shift < 31 && most >> shift; shift += 11) {
-        uint32_t starts[2048] = {}, sum = 0;
-        for (int32_t row : rows) starts[(row >> shift) & 2047]++;
-        for (uint32_t& start : starts) {
-            uint32_t size = start;
-            start = sum;
-            sum += size;
-        }
-        for (int32_t row : rows) room[starts[(row >> shift) & 2047]++] = row;
-        rows.swap(room);
-    }
-}
-
-// of those that come, the ones that the engine holds
-inline PyObject* merge(Arguments with, Py_ssize_t count) {
-    expect(count, 3);
-    Array<const int32_t> rows(with[0]), more(with[1]);
-    Array<const uint8_t> tiers(with[2]);
-    check_rows(more, tiers.size());
-    std::vector<int32_t> held, both;
-    for (int32_t row : more)
-        if (tiers[(size_t)row]) held.push_back(row);
-    sort_rows(held);
-    held.erase(std::unique(held.begin(), held.end()), held.end());
-    both.reserve(rows.size() + held.size());
-    std::set_union(rows.begin(), rows.end(), held.begin(), held.end(), std::back_inserter(both));
-    return packed(both);
 }
 
 // unhold(slots, key column, tiers of an engine, keys) -> the rows, ascending, that were in its pool and
@@ -1112,11 +1113,14 @@ inline PyObject* depart(Arguments with, Py_ssize_t count) {
     size_t first = (size_t)numbers[0], most = (size_t)numbers[1], room = ring.size() / sizeof(Departure);
     auto* records = (Departure*)ring.data();
     size_t skipped = n > most ? n - most : 0;
+    double last = NAN;  // blocks of a chain were used together
+    uint8_t idle = 0;
     if (!most || (room < most && room < first + n)) raise_type_error("the ring has no room");
     for (size_t at = 0; at < n; at++) {
         size_t row = (size_t)rows[at], slot = (first + at) % most;
         marks[row] = (uint8_t)numbers[3];
         if (at < skipped) continue;
+        if (used[at] != last) idle = as_byte(now - (last = used[at]));
         int32_t owner = sessions[row];
         bool owned = owner >= 0 && (size_t)owner < states.size;
         uint8_t state = owned ? states[(size_t)owner] : (uint8_t)numbers[4];
@@ -1124,7 +1128,7 @@ inline PyObject* depart(Arguments with, Py_ssize_t count) {
         records[slot] = {
             keys[row], (uint32_t)numbers[2], places[at], (uint8_t)(rules[at] << 4 | layers[row]),
             (uint8_t)std::nearbyint(importance[row] * 255.0f), (uint8_t)std::min<uint32_t>(hits[row], 255),
-            (uint8_t)(copies | state << 2 | shared << 5), as_byte(now - used[at]), 0};
+            (uint8_t)(copies | state << 2 | shared << 5), idle, 0};
         slots[row] = (uint16_t)slot;
     }
     return nothing();

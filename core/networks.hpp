@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <optional>
 
 namespace networks {
 
@@ -14,17 +15,6 @@ using GivenSingles = Array<const float>;
 
 inline float bounded(float value, float least, float most) {
     return value < least ? least : (value > most ? most : value);  // NaN stays
-}
-
-// Calls `with(where a row begins, the bases of its network)`, row by row.
-template <class With>
-void by_row(size_t size, const GivenSingles& bases, size_t units, With with) {
-    if (!units || !bases.size() || bases.size() % units || size % bases.size())
-        raise_type_error("lines, bases and units do not fit each other");
-    size_t networks = bases.size() / units, rows = size / bases.size();
-    for (size_t network = 0; network < networks; network++)
-        for (size_t row = 0; row < rows; row++)
-            with((network * rows + row) * units, bases.data() + network * units);
 }
 
 // inputs(features, [means, spreads], farthest, out): of each wait the standardised features, 0 where one
@@ -50,25 +40,30 @@ inline PyObject* inputs(Arguments with, Py_ssize_t count) {
     return nothing();
 }
 
-// gate(lines in place, bases, units, bound, out): the bases are added to the lines; out come these,
-// bounded and negated, whose exponentials `swish` asks for.
-inline PyObject* gate(Arguments with, Py_ssize_t count) {
-    expect(count, 5);
+// biased(lines in place, bases, units, least, most, out or None): the bases are added to the lines. Out come
+// these, bounded and negated, whose exponentials `swish` asks for; without, they are bounded themselves.
+inline PyObject* biased(Arguments with, Py_ssize_t count) {
+    expect(count, 6);
     Singles lines(with[0]);
     GivenSingles bases(with[1]);
     size_t units = (size_t)as_integer(with[2]);
-    float bound = (float)as_double(with[3]);
-    Singles out(with[4]);
-    if (out.size() != lines.size()) raise_type_error("expected room for as many values");
-    float *values = lines.data(), *negated = out.data();
-    by_row(lines.size(), bases, units, [=](size_t start, const float* base) {
-        float *__restrict own = values + start, *__restrict to = negated + start;
-        for (size_t unit = 0; unit < units; unit++) {
-            float value = own[unit] + base[unit];
-            own[unit] = value;
-            to[unit] = -bounded(value, -bound, bound);
-        }
-    });
+    float least = (float)as_double(with[3]), most = (float)as_double(with[4]);
+    std::optional<Singles> out;
+    if (with[5] != Py_None) out.emplace(with[5]);
+    if (!units || !bases.size() || bases.size() % units || lines.size() % bases.size() ||
+        (out && out->size() != lines.size()))
+        raise_type_error("lines, bases and units do not fit each other, or the room for what comes out");
+    size_t networks = bases.size() / units, rows = lines.size() / bases.size();
+    for (size_t row = 0; row < networks * rows; row++) {
+        const float* base = bases.data() + row / rows * units;
+        float* __restrict own = lines.data() + row * units;
+        float* __restrict negated = out ? out->data() + row * units : nullptr;
+        for (size_t unit = 0; unit < units; unit++) own[unit] += base[unit];
+        if (negated)
+            for (size_t unit = 0; unit < units; unit++) negated[unit] = -bounded(own[unit], least, most);
+        else
+            for (size_t unit = 0; unit < units; unit++) own[unit] = bounded(own[unit], least, most);
+    }
     return nothing();
 }
 
@@ -83,20 +78,6 @@ inline PyObject* swish(Arguments with, Py_ssize_t count) {
         bent[at] = value / gate;
         values[at] = ((1.0f - share) * value + 1.0f) * share;
     }
-    return nothing();
-}
-
-// bound(lines in place, bases, units, least, most): the bases are added, and the sums are bounded.
-inline PyObject* bound(Arguments with, Py_ssize_t count) {
-    expect(count, 5);
-    Singles lines(with[0]);
-    GivenSingles bases(with[1]);
-    size_t units = (size_t)as_integer(with[2]);
-    float least = (float)as_double(with[3]), most = (float)as_double(with[4]), *values = lines.data();
-    by_row(lines.size(), bases, units, [=](size_t start, const float* base) {
-        float* __restrict own = values + start;
-        for (size_t unit = 0; unit < units; unit++) own[unit] = bounded(own[unit] + base[unit], least, most);
-    });
     return nothing();
 }
 

@@ -119,11 +119,11 @@ public:
         }
     }
 
-    std::vector<int64_t> found(const Array<const int32_t>& rows, const Array<const uint64_t>& keys) {
+    std::vector<int64_t> found(const int32_t* rows, const uint64_t* keys, size_t n) {
         std::vector<int64_t> uses;
-        uses.reserve(rows.size());
+        uses.reserve(n);
         Search search(places_);
-        for (size_t at = 0; at < rows.size(); at++) {
+        for (size_t at = 0; at < n; at++) {
             int32_t place = search.find(rows[at]);
             if (place == NO_PLACE || key_[(size_t)place] != keys[at]) break;
             uses.push_back(used_[(size_t)place]);
@@ -138,8 +138,7 @@ public:
         return counts;
     }
 
-    void use(const Array<const int32_t>& rows, const Array<const uint64_t>& keys) {
-        size_t n = rows.size();
+    void use(const int32_t* rows, const uint64_t* keys, size_t n) {
         standing_.insert(standing_.end(), n, 1);
         Search search(places_);
         int64_t latest = NEVER + 1;  // what was used from here on is in every pool
@@ -167,6 +166,7 @@ public:
         if (standing_.size() > 4 * (size_t)most_ + 4096) shorten();
     }
 
+    size_t pools() const { return cuts_.size(); }
     size_t bytes() const { return places_.bytes() + 8 * (used_.capacity() + key_.capacity()) + standing_.capacity(); }
 
 private:
@@ -235,11 +235,11 @@ public:
     void resize(int number, int64_t capacity) { pools_[number].capacity = capacity; }
 
     // How many of these blocks each pool holds, from the first on without a gap.
-    std::vector<int64_t> found(const Array<const int32_t>& rows, const Array<const uint64_t>& keys) const {
+    std::vector<int64_t> found(const int32_t* rows, const uint64_t* keys, size_t n) const {
         std::vector<int64_t> counts(MOST, 0);
         uint16_t whole = (uint16_t)joined_;
         Search search(places_);
-        for (size_t at = 0; at < rows.size() && whole; at++) {
+        for (size_t at = 0; at < n && whole; at++) {
             int32_t place = search.find(rows[at]);
             if (place == NO_PLACE || key_[(size_t)place] != keys[at]) break;
             whole &= held_by_[(size_t)place];
@@ -248,8 +248,7 @@ public:
         return counts;
     }
 
-    void use(const Array<const int32_t>& rows, const Array<const uint64_t>& keys) {
-        size_t n = rows.size();
+    void use(const int32_t* rows, const uint64_t* keys, size_t n) {
         Search search(places_);
         for (size_t at = 0; at < n; at++) {
             size_t place = ensure(search, rows[at]).first;

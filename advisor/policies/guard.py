@@ -6,7 +6,7 @@ some pools' worth of blocks. Further shadows measure what protecting blocks cost
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -95,8 +95,7 @@ class Guard:
             self._cases[engine] = case
             tables.budgets.pop(engine, None)
         case.appraise(view)
-        for walk in tables.walks.take(engine):
-            case.follow(walk, view)
+        case.follow(tables.walks.take(engine), view)
         if self.yields:
             self._judge(case, tables, engine)
         return case
@@ -166,19 +165,17 @@ class _Case:
             rows = _newest_first(view.tables, view.engine)
             self.price.start(rows, view.blocks.keys[rows])
 
-    def follow(self, walk: Walk, view: View) -> None:
-        rows = walk.rows
-        keys = view.blocks.keys.take(rows)
-        trusted = self.selector.trusted
-        if walk.found >= 0:
-            matched = rows[: walk.reach], keys[: walk.reach]
-            ours = walk.found if trusted else self.ranked.found(*matched)
-            self.selector.note(min(ours, walk.reach) - self.lru.found(*matched), len(rows))
-        self.lru.use(rows, keys)
-        if not trusted:
-            self.ranked.use(rows, keys)
-        if self.price is not None:
-            self.price.follow(view, walk)
+    def follow(self, walks: Sequence[Walk], view: View) -> None:
+        """Have the shadow pools follow requests that began or ended."""
+        keys, trusted = view.blocks.keys, self.selector.trusted
+        by_lru = self.lru.follow(walks, keys)
+        ranked = by_lru if trusted else self.ranked.follow(walks, keys)
+        for walk, lru, shadow in zip(walks, by_lru, ranked, strict=True):
+            if walk.found >= 0:
+                ours = walk.found if trusted else shadow
+                self.selector.note(min(ours, walk.reach) - lru, len(walk.rows))
+            if self.price is not None:
+                self.price.follow(view, walk)
 
     def change_hands(self, tables: Tables, engine: int) -> None:
         """Let the other order rank from now on."""

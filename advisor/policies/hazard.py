@@ -161,7 +161,7 @@ class ReturnModel:
         _bend(inputs, into, bias, lines, bent)
         _bend(bent, across, offset, lines, twice)
         log_rates = twice @ out
-        core.bound(_told(log_rates), _told(base), base.shape[2], _LEAST_LOG_RATE, _MOST_LOG_RATE)
+        _bound(log_rates, base)
         return log_rates
 
     def _differentiate(self, batch: Batch) -> None:
@@ -173,7 +173,7 @@ class ReturnModel:
         _bend(inputs, into, bias, room.first, room.bent)
         _bend(room.bent, across, offset, room.second, room.twice)
         slope = np.matmul(room.twice, out, out=room.log_rates)  # which it will be
-        core.bound(_told(slope), _told(base), bins, _LEAST_LOG_RATE, _MOST_LOG_RATE)
+        _bound(slope, base)
         rates = np.exp(slope, out=room.rates)
         share = (batch.weight / batch.weight.sum()).astype(np.float32)
         core.exposure(batch.age, batch.returned, AGES, share, room.spent, room.events)
@@ -241,9 +241,15 @@ def _told(values: Singles) -> Singles:
 def _bend(values: Singles, slope: Singles, base: Singles, lines: Singles, bent: Singles) -> None:
     """A layer: ``bent`` becomes the swish of lines through ``values``, and ``lines`` its slope."""
     np.matmul(values, slope, out=lines)
-    core.gate(_told(lines), _told(base), base.shape[2], _BENT, _told(bent))
+    core.biased(_told(lines), _told(base), base.shape[2], -_BENT, _BENT, _told(bent))
     np.exp(bent, out=bent)
     core.swish(_told(lines), _told(bent))
+
+
+def _bound(lines: Singles, base: Singles) -> None:
+    """The last layer: lines become the logarithms of rates."""
+    least, most = _LEAST_LOG_RATE, _MOST_LOG_RATE
+    core.biased(_told(lines), _told(base), base.shape[2], least, most, None)
 
 
 def gittins(rate: Floats, age: Floats) -> Floats:

@@ -12,6 +12,7 @@ import numpy as np
 from ...graph.compiled import core
 from ...graph.ranking.policy import Scores
 from ...graph.tables.blocks import Places
+from ...graph.tables.walks import Walk
 from ...graph.types import Keys, Rows
 
 # Pools of several sizes under LRU, exactly: one stack, cut at each size.
@@ -43,6 +44,12 @@ class LruStack:
         """
         self._stack.use(rows, keys)
 
+    def follow(self, walks: Sequence[Walk], keys: Keys) -> list[int]:
+        """``found`` in the first pool up to its reach, of each walk that begins, -1 of one that
+        ends; and ``use``, one walk after the other. ``keys`` are those of all rows.
+        """
+        return self._stack.follow(walks, keys)
+
 
 class LruShadow:
     """A pool that evicts the longest unused block, exactly."""
@@ -56,6 +63,10 @@ class LruShadow:
 
     def use(self, rows: Rows, keys: Keys) -> None:
         self._stack.use(rows, keys)
+
+    def follow(self, walks: Sequence[Walk], keys: Keys) -> list[int]:
+        """See ``LruStack.follow``."""
+        return self._stack.follow(walks, keys)
 
 
 class HeldByPool(NamedTuple):
@@ -172,3 +183,7 @@ class RankedShadow:
     def use(self, rows: Rows, keys: Keys) -> None:
         """Note that a request takes these blocks, or gives them back."""
         self._uses.use(rows, keys)
+
+    def follow(self, walks: Sequence[Walk], keys: Keys) -> list[int]:
+        """See ``LruStack.follow``; a pool that follows nothing has no place here."""
+        return self._uses.pools.follow(walks, keys, self.number)

@@ -176,6 +176,7 @@ class EventSubscriber:
         # Unknown senders that were just answered, and must wait for the next answer.
         self.answered: TTLCache[bytes, bool] = TTLCache(_UNKNOWN, RESYNC_EVERY_S, timer=clock)
         self._peers: dict[bytes, Peer] = {}
+        self._by_engine: dict[str, Peer] = {}  # the same
         self._emptied_at: float | None = None  # when the socket was last read empty
         self.counters: Counter[str] = Counter()
         # Set under overload: resyncs wait, since a list of all blocks would cost more events.
@@ -228,7 +229,7 @@ class EventSubscriber:
 
     def _forget(self, gone: list[Peer], why: str) -> list[str]:
         for peer in gone:
-            del self._peers[peer.identity]
+            del self._peers[peer.identity], self._by_engine[peer.engine]
             logger.warning("engine %r is %s: its residency is forgotten", peer.hello.engine, why)
             self.lost.went(peer.hello.engine)
         self.counters["engines_lost"] += len(gone)
@@ -239,7 +240,7 @@ class EventSubscriber:
         return min((p.last_seen + self._timeout_s for p in self._peers.values()), default=None)
 
     def peer(self, engine: str) -> Peer | None:
-        return next((each for each in self.peers if each.engine == engine), None)
+        return self._by_engine.get(engine)
 
     def withhold_advice(self, engine: str) -> None:
         """Withhold advice from ``engine``, whose residency is uncertain, and request a resync."""
@@ -295,7 +296,7 @@ class EventSubscriber:
         hello, now = events[start], self._clock()
         assert isinstance(hello, EngineHello)
         peer = Peer(identity, hello, now, SequenceTracker(message.seq + 1), last_resync=now)
-        self._peers[identity] = peer
+        self._peers[identity] = self._by_engine[peer.engine] = peer
         self.answered.pop(identity, None)
         self.lost.came(hello.engine)
         logger.info("engine %r connected (%r)", hello.engine, hello.version)

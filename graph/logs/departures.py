@@ -200,7 +200,7 @@ class Departures:
         current = self._current.get(engine)
         if current is None:
             current = self._current[engine] = CurrentRanking()
-        keys = blocks.wire_keys(rows)
+        keys: Keys = np.take(blocks.keys, rows) ^ np.take(blocks.salt, rows)
         place = current.places(keys)
         rule, used = np.empty(len(rows), dtype=np.uint8), np.empty(len(rows))
         if core.departed(

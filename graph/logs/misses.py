@@ -165,14 +165,8 @@ def _sibling(tables: Tables, session: int, rows: Rows, index: int, now: float) -
         return session if session != NO_ROW and sessions.turns.item(session) > 0 else None
     # Of this very moment may be the blocks of requests that started after this one, too: only those
     # that were known before, or that a request walked, tell.
-    found = core.siblings(blocks, blocks.size, rows.item(index), rows.item(index - 1), now)
-    if not found:
-        return None
-    others = np.frombuffer(found, dtype=np.int32)
-    theirs = blocks.session[others]
-    if session != NO_ROW and (theirs == session).any():
-        return session
-    return int(theirs[np.argmax(blocks.last_attended[others])])
+    row, parent = rows.item(index), rows.item(index - 1)
+    return core.sibling(blocks, blocks.size, row, parent, session, now)
 
 
 def apart(tables: Tables, miss: Miss, key: int) -> Miss:

@@ -162,6 +162,7 @@ def rank_by_ruler(
     has no order; but where room is reserved for sessions, it has LRU's order under the rules. The
     view's lock is held while columns are read, and not while copies of them are ranked.
     """
+    for_copies = for_copies and view.tables.may_have_tiers(view.engine)
     _observe(view, policy)
     if referee is not None:
         referee.watch(view, lambda seen, picked: whole_runs(seen, policy, picked))
@@ -184,25 +185,13 @@ def _observe(view: View, policy: Policy) -> None:
     learn()
 
 
-def _keeps_nothing(view: View, for_copies: bool) -> bool:
-    """Whether the view's engine has neither tiers nor a block that may be protected or leased: then
-    there is nothing to say where LRU rules.
-    """
-    if not for_copies:
-        return not names_anything(view)
-    reports = view.tables.reports.get(view.engine)
-    if reports is None or reports.tiers is not None or reports.pressure is None:
-        return False  # it may have tiers, and not have said so yet
-    return not names_anything(view)
-
-
 def _only_kept(view: View, limit: int, for_copies: bool) -> EvictionRanking:
     """Without an order. What is leased, and what stands before it in its chains, is kept as what is
     protected is; it goes before that, each chain tail first.
     """
     with view.lock:
-        if _keeps_nothing(view, for_copies):
-            return EvictionRanking.empty(view.now)
+        if not for_copies and not names_anything(view):
+            return EvictionRanking.empty(view.now)  # there is nothing to say
     ranking = replace(rank(view, LruPolicy(), limit, for_copies), order=as_keys([]))
     with view.lock:
         return _with_leased(view, ranking)

@@ -167,6 +167,7 @@ class BlockTable(BlockColumns):
         sums = sum(each.columns_nbytes(self.size) for each in self.sums.values())
         held = len(self.tiers) * self.size + sum(each.nbytes for each in self._held)
         own = self.columns_nbytes(self.size) + self._index.nbytes(self.size)
+        own += core.heads_nbytes(self)
         return own + held + sums + self._rows.nbytes
 
     def columns(self) -> dict[str, npt.NDArray[Any]]:

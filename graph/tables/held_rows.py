@@ -12,7 +12,6 @@ from ..types import Rows
 from .columns import grown
 
 _PAGE: Final = 64  # rows; as in ``core/held.hpp``
-_SPARE: Final = 8  # rows are written eight at a time
 
 
 class HeldRows:
@@ -48,7 +47,7 @@ class HeldRows:
         """int32, ascending: the rows that have any of the bits in ``tiers``; read only."""
         found = self._found.get(tiers)
         if found is None:
-            room = np.empty(core.held_rows(self._pages, bits, tiers, None) + _SPARE, dtype=np.int32)
+            room = np.empty(_PAGE * np.count_nonzero(self._pages), dtype=np.int32)
             found = self._found[tiers] = room[: core.held_rows(self._pages, bits, tiers, room)]
             found.flags.writeable = False
         return found

@@ -117,6 +117,11 @@ class Tables:
     def reports_of(self, engine: str) -> EngineReports:
         return self.reports.get(self.engines.get(engine, NO_ROW)) or EngineReports()
 
+    def may_have_tiers(self, engine: int) -> bool:
+        """Whether the engine in a residency column has tiers, or has not said yet."""
+        reports = self.reports.get(engine)
+        return reports is None or reports.may_have_tiers
+
     def turnover(self, engine: str) -> tuple[int, int]:
         """How much happened to an engine's blocks, and how many its pool has (0 if it never said).
 

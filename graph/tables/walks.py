@@ -127,6 +127,11 @@ class EngineReports:
         return 0.0
 
     @property
+    def may_have_tiers(self) -> bool:
+        """Whether it has tiers, or has not said yet whether it does."""
+        return self.tiers is not None or self.pressure is None
+
+    @property
     def copy_room(self) -> int:
         """Blocks that its host memory and disk can hold; 0: it has neither."""
         return 0 if self.tiers is None else self.tiers.warm_capacity + self.tiers.cold_capacity

@@ -296,6 +296,23 @@ def test_the_interval_counts_from_the_end_of_a_round_and_not_of_the_rest_behind_
             planned.ranked.clear()
 
 
+def test_a_round_that_ranks_nothing_is_followed_by_no_rest(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    planned, rests = Planned(), list[float]()
+    monkeypatch.setattr(planned.planner, "_rest", lambda took_s: rests.append(took_s))
+    planned.planner.start()
+    try:
+        for _ in range(4):
+            assert planned.ranked.wait(30.0)
+            planned.ranked.clear()
+            planned.clock.now += 0.5
+    finally:
+        planned.planner.stop()
+    assert planned.planner.counters["redated"]
+    assert len(rests) == 1
+
+
 def test_a_planner_that_tells_nothing_rests_long_and_not_where_it_is_urgent(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -24,6 +24,7 @@ from kvgraph.graph.kvcache_graph import KVCacheGraph
 from kvgraph.graph.ranking.policy import Policy, Scores, Terms, View
 from kvgraph.graph.tables.blocks import DEPTH_TIE, Selection
 from kvgraph.graph.tables.protection import ProtectionBudget
+from kvgraph.graph.tables.walks import Walk
 from kvgraph.graph.wire.events import (
     BlocksCleared,
     BlocksStored,
@@ -101,6 +102,29 @@ def test_a_shadow_holds_what_an_lru_pool_holds(capacity: int) -> None:
             pool.move_to_end(row)
         while len(pool) > capacity:
             pool.popitem(last=False)
+
+
+@pytest.mark.parametrize("capacity", [50, 300])
+def test_shadows_follow_walks_as_they_do_one_by_one(capacity: int) -> None:
+    shadows = LruShadow(capacity), RankedShadow(capacity)
+    alone = LruShadow(capacity), RankedShadow(capacity)
+    for each in (shadows[1], alone[1]):
+        each.adopt(np.arange(0, 1_200, 40, dtype=np.int32), np.arange(30.0), np.full(30, 40))
+    keys = np.arange(1_300, dtype=np.uint64) + np.uint64(7)
+    walks = [
+        Walk(rows, 0, -1) if number % 3 == 2 else Walk(rows, len(rows) - number % 2, 0)
+        for number, rows in enumerate(chains(2, capacity))
+    ]
+    for start in range(0, len(walks), 100):
+        some = walks[start : start + 100]
+        told = [each.follow(some, keys) for each in shadows]
+        for each, counts in zip(alone, told, strict=True):
+            for walk, count in zip(some, counts, strict=True):
+                reached = walk.rows[: walk.reach]
+                assert count == (each.found(reached, keys[reached]) if walk.found >= 0 else -1)
+                each.use(walk.rows, keys[walk.rows])
+    with pytest.raises(TypeError, match="a row is none of the table's"):
+        shadows[0].follow([Walk(np.array([1_300], dtype=np.int32), 0, -1)], keys)
 
 
 def test_a_row_that_was_reused_is_another_block() -> None:

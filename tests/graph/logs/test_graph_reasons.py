@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 from kvgraph.advisor.page.misses import request_view
+from kvgraph.graph.compiled import core
 from kvgraph.graph.errors import GraphError
 from kvgraph.graph.kvcache_graph import KVCacheGraph
 from kvgraph.graph.logs.evictions import LIMIT
 from kvgraph.graph.logs.history import WINDOW_S
 from kvgraph.graph.logs.reasons import STORE_CAUSES, Cause, DepartureRule, Detail, Reason
+from kvgraph.graph.tables.blocks import BlockTable
 from kvgraph.graph.tables.integrity import check_integrity
 from kvgraph.graph.tables.tables import GraphLimits
 from kvgraph.graph.types import SourceLayer, Tier, as_keys
@@ -37,6 +41,7 @@ from kvgraph.graph.wire.events import (
     TierReport,
 )
 from small_world import SIZE, World, pack
+from turns import turn_events
 
 Step = Callable[[World], object]
 POOL = int(Tier.POOL)
@@ -615,3 +620,53 @@ def test_what_left_before_and_is_told_at_once_is_not_said_to_have_left_in_the_st
     assert world.last() == (Reason.EVICTED, DepartureRule.LRU, 1)
     sentence = request_view(world.history, 1, float).miss.sentence
     assert "Block 2 of 3 left the pool just then. Why:" in sentence
+
+
+def grown_tree() -> tuple[BlockTable, float]:
+    """Chains that share starts, of which many were evicted and forgotten, and their rows reused."""
+    rng, now, keys = random.Random(3), [10.0], dict[tuple[int, ...], int]()
+    graph = KVCacheGraph(limits=GraphLimits(max_ghosts=40), clock=lambda: now[0])
+    for number in range(400):
+        now[0] += rng.choice((0.0, 1.0))
+        path = tuple(rng.randrange(3) for _ in range(rng.randrange(2, 9)))
+        steps = [path[: end + 1] for end in range(len(path))]
+        chain = [keys.setdefault(step, len(keys) + 1) for step in steps]
+        graph.apply("e", turn_events(f"s{number % 17}", *chain))
+        if number % 3 == 0:
+            graph.apply("e", [BlocksRemoved(pack(*rng.choices(sorted(keys.values()), k=20)))])
+    return graph.tables.blocks, now[0]
+
+
+def naive_sibling(
+    blocks: BlockTable, row: int, parent: int, session: int, now: float
+) -> int | None:
+    if blocks.created[parent] >= now and blocks.walkers[parent] <= 1:
+        return None
+    others = np.flatnonzero(blocks.parent[: blocks.size] == parent)
+    known = (blocks.created[others] < now) | (blocks.walkers[others] > 0)
+    others = others[known & (others != row)]
+    if not len(others):
+        return None
+    theirs = blocks.session[others]
+    if session >= 0 and (theirs == session).any():
+        return session
+    return int(theirs[np.argmax(blocks.last_attended[others])])
+
+
+@pytest.mark.parametrize("loaded", [False, True])
+def test_siblings_are_found_as_by_a_look_at_all_blocks(loaded: bool) -> None:
+    blocks, now = grown_tree()
+    if loaded:  # nobody noted its links one by one
+        other = BlockTable()
+        other.load_columns(blocks.columns())
+        blocks = other
+    live, found = blocks.live_rows().tolist(), set[int | None]()
+    for parent in live * 2:
+        for row in [*np.flatnonzero(blocks.parent[: blocks.size] == parent).tolist(), live[0]]:
+            for session in (-1, 3, 7):
+                expected = naive_sibling(blocks, row, parent, session, now)
+                said = core.sibling(blocks, blocks.size, row, parent, session, now)
+                assert said == expected
+                found.add(said)
+    assert len(found) > 10
+    assert core.heads_nbytes(blocks)

@@ -17,6 +17,7 @@ from kvgraph.graph.wire.events import (
     BlocksSpilled,
     BlocksStored,
     CopiesDropped,
+    Pressure,
     Segment,
     TierReport,
 )
@@ -55,6 +56,18 @@ class Cache:
 @pytest.fixture
 def cache() -> Cache:
     return Cache()
+
+
+def test_an_engine_that_has_no_tiers_is_told_of_no_spill() -> None:
+    graph = KVCacheGraph()
+    keys = pack(1, 2, 3)
+    graph.apply("e", [BlocksStored(keys, None, SIZE)])
+    assert len(graph.rank("e", 10).spill_first) == 3, "it may have tiers, and not have said so yet"
+    graph.apply("e", [Pressure(10, 0, 3, 0, 0)])
+    assert len(graph.rank("e", 10).order) == 3
+    assert not len(graph.rank("e", 10).spill_first)
+    graph.apply("e", [REPORT])
+    assert len(graph.rank("e", 10).spill_first) == 3
 
 
 def test_spills_come_in_the_order_of_loss_the_protected_last(cache: Cache) -> None:
