@@ -35,7 +35,6 @@ def _check_part(part: str, parts: Iterable[str]) -> None:
 
 
 def _measure(bench: str, as_json: bool, **options: Any) -> Figures:
-    """Run a bench, which is imported now, and print its figures."""
     with _explained():
         module = importlib.import_module(bench, __package__)
         if "part" in options:
@@ -405,7 +404,6 @@ def agents(
 
 
 def _shares(text: str | None) -> tuple[float, ...] | None:
-    """Shares of the prompt, in their order; None: those that the scale has."""
     if text is None:
         return None
     try:
@@ -522,7 +520,6 @@ def _run_demo(model: str | None, out: Path, part: str, printed: bool = False) ->
 
 @contextlib.contextmanager
 def _watched() -> Iterator[LivePage]:
-    """A page for as long as the demo runs; the demo opens with its address."""
     from .demo.page_demo import LivePage
 
     with LivePage() as page:

@@ -71,8 +71,6 @@ class Figure:
 
 @dataclass
 class Figures:
-    """What one bench measured, in the order in which it was added."""
-
     bench: str
     figures: dict[str, Figure] = field(default_factory=dict)
 
@@ -87,7 +85,6 @@ class Figures:
         return {"bench": self.bench, "figures": rows}
 
     def to_json(self) -> str:
-        """The report as one line of JSON."""
         return json.dumps(self.as_dict())
 
     def print(self, as_json: bool = False, console: Console | None = None) -> None:
@@ -142,7 +139,6 @@ def keep_raw(path: Path, facts: Mapping[str, Any]) -> None:
 
 
 def measured_now() -> dict[str, str]:
-    """Date, machine, Python's version, and the command line."""
     return {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="minutes"),
         "machine": machine(),

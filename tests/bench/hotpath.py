@@ -37,7 +37,6 @@ REPEATS: Final = 15
 
 @only_errors()
 def run(progress: bool = False, part: str = "all") -> Figures:
-    """Measure reading, applying, observing, and steps at production size (``steps/``)."""
     from vllm import envs
 
     from .steps.scheduler_steps import add_client, add_scheduler_steps  # built of what stands here
@@ -59,7 +58,6 @@ def run(progress: bool = False, part: str = "all") -> Figures:
 
 
 def _measure_read(figures: Figures) -> None:
-    """As the engine does each step."""
     client = AdvisorClient("ipc:///nowhere", _no_engine())
     client.hold_ranking(a_ranking(np.arange(4096, dtype=np.uint64)))
     samples = [_per_call(client.ranking, 50_000) * 1e9 for _ in range(REPEATS)]
@@ -67,7 +65,6 @@ def _measure_read(figures: Figures) -> None:
 
 
 def _measure_apply(figures: Figures) -> None:
-    """In a real pool of free cached blocks."""
     pool, keys, index = cached_pool(POOL_BLOCKS)
     arranger = FreeQueueArranger(pool, index, blocks_per_step=768)
     shuffled, samples = np.random.default_rng(7), []
@@ -90,14 +87,12 @@ def apply_us_per_block(arranger: FreeQueueArranger, ranking: EvictionRanking) ->
 
 
 def new_pool(num_blocks: int) -> Any:
-    """A real ``BlockPool`` with prefix caching."""
     from vllm.v1.core.block_pool import BlockPool
 
     return BlockPool(num_blocks, enable_caching=True, hash_block_size=BLOCK_SIZE)
 
 
 def request_maker() -> Callable[[list[int]], Any]:
-    """Makes real ``Request`` objects from prompt tokens."""
     from vllm import SamplingParams
     from vllm.utils.hashing import sha256
     from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash

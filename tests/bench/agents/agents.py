@@ -94,7 +94,6 @@ class AgentsResult:
         return [r.passed.share for r in self.runs if (r.arm, r.pool) == (arm.name, pool)]
 
     def lab_share(self, policy: str, pool: int) -> float | None:
-        """The lab's share of the prompt; None if it was not replayed."""
         found = [r.share for r in self.lab if (r.policy, r.pool) == (policy, pool)]
         return found[0] if found else None
 
@@ -163,7 +162,6 @@ class Scale:
     arms: tuple[AgentArm, ...] = (STOCK, DEFAULT, MARKED, HINTS, HOST_LRU, TIERS, BUSY)
 
     def cut(self, requests: int | None, shares: tuple[float, ...] | None) -> Scale:
-        """The same with so many requests, and with such pools, where they are stated."""
         requests = self.requests if requests is None else requests
         return replace(self, requests=requests, shares=shares or self.shares)
 
@@ -187,7 +185,6 @@ def run(
     out: Path = Path(".agents"),
     keep: Callable[[AgentsResult], object] = _not_kept,
 ) -> AgentsResult:
-    """Run the arms in turn; logs, recordings and details are kept in ``out``."""
     scale = scale or Scale()
     arms = scale.arms if arms is None else arms
     if STOCK not in arms:
@@ -289,7 +286,6 @@ DETAILS_FILE: Final = "agents.json"
 
 
 def save_details(result: AgentsResult) -> Path:
-    """Write figures, fleet, and what every request found: in the engine, and in the lab."""
     path = result.out / DETAILS_FILE
     content = {
         **result.figures().as_dict(),

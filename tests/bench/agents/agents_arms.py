@@ -173,7 +173,6 @@ class Sender:
     tolerant: bool = False
 
     def one_by_one(self) -> AgentPass:
-        """Send every request in order of arrival, each after the answer to the one before."""
         return asyncio.run(self.play([self.requests]))
 
     def side_by_side(self) -> AgentPass:
@@ -316,7 +315,6 @@ class Room:
     host: int = 0
 
     def plan(self, arm: AgentArm, name: str) -> ServerPlan:
-        """What to start; ``name`` is the log's."""
         settings = arm.settings
         if arm.hosted:
             gib = self.host * block_bytes(self.model) / 2**30
@@ -447,8 +445,6 @@ HEADS: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class BusyRun:
-    """What the pool lost."""
-
     pool: int
     protected: int  # different blocks that were stated precious
     kept: int  # they, and those before them in their prompts
@@ -459,7 +455,6 @@ class BusyRun:
 def run_busy(
     room: Room, requests: Sequence[AgentRequest], pace: float, shown: DemoProgress
 ) -> BusyRun:
-    """Serve the fleet side by side while every core is kept busy."""
     requests = with_few_heads(requests)
     known = layers_by_block(requests, vocabulary_size(room.model))
     protected = sum(layer in PROTECTED_LAYERS for layer in known.values())

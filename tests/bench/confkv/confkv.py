@@ -300,7 +300,6 @@ _COMPARED: Final = 9  # texts of which others say what they would keep
 def run(
     progress: bool = True, scale: Scale = FULL, model: Path | None = None, text: Path | None = None
 ) -> Figures:
-    """Measure on ``model``, or else on each model that ships."""
     console = Console(stderr=True, quiet=not progress)
     figures = Figures("confkv")
     with only_errors():

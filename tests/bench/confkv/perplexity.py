@@ -24,8 +24,6 @@ Say = Callable[[str], None]
 
 @dataclass
 class Perplexity:
-    """The arms on one model and the same texts."""
-
     model: Any
     texts: Tensor  # [texts, tokens]
     prompt: int  # tokens that are read at once
@@ -59,7 +57,6 @@ class Perplexity:
             self._follow(f"victims_{name}", cache)
 
     def add_to(self, figures: Figures, prefix: str) -> None:
-        """Gaps closed (medians of resampled texts), and what each arm took."""
         full, window = self.surprise["full"], self.surprise["window"]
         lost = difference(window, full)
         figures.add(f"{prefix}window_gap", list(lost), "nats", f"≥ {LEAST_GAP}")

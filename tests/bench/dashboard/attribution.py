@@ -60,8 +60,6 @@ class Mishaps:
 
 
 class ToldFleet:
-    """Engines, their users, and what a sidecar knows and says of them."""
-
     def __init__(
         self,
         base: VllmConfig,
@@ -86,7 +84,6 @@ class ToldFleet:
         self._numbers = itertools.count()
 
     def run(self, seconds: float) -> None:
-        """Let so many seconds of the fleet's clock pass."""
         while self.now < seconds:
             engine = min(self.engines, key=lambda each: each.at)
             self.now = engine.at
@@ -100,7 +97,6 @@ class ToldFleet:
                 engine.at += _IDLE_S
 
     def close(self) -> None:
-        """End what engines started."""
         for each in self.engines:
             each.paper.close()
 
@@ -136,8 +132,6 @@ class _Open:
 
 
 class _Engine:
-    """One engine on paper, on a clock of its own."""
-
     def __init__(self, number: int, config: VllmConfig, shape: Shape, rng: random.Random) -> None:
         self.name = f"engine-{number}"
         self.at = self.looked_at = 0.0
@@ -181,7 +175,6 @@ class _Engine:
         return [self._after(name) for name in (*ended, *self._aborted(tokens, rng))]
 
     def _aborted(self, names: dict[str, list[int]], rng: random.Random) -> list[str]:
-        """Requests whose clients go away now."""
         from vllm.v1.request import RequestStatus
 
         gone = [
@@ -199,8 +192,6 @@ class _Engine:
 
 
 class _Desk:
-    """What a sidecar knows of all engines, told and asked in rounds."""
-
     def __init__(self, engines: Sequence[_Engine], told: Told, clock: Callable[[], float]) -> None:
         config = Config()
         self.graph = new_graph(config, clock)
@@ -214,7 +205,6 @@ class _Desk:
             self._tell(each, self._greeting(each))
 
     def turn(self) -> None:
-        """Once in a round: all that happened, and advice of it."""
         now = self._clock()
         if now < self._next:
             return
@@ -308,7 +298,6 @@ class Compared:
 
 
 def run(figures: Figures, quick: bool) -> None:
-    """Requests of recorded fleets, on vLLM's own schedulers."""
     with only_errors():
         base = base_config(ensure_model(TINY))
         played = [play(base, plan, 1200.0 if quick else 3600.0) for plan in PLANS]
@@ -320,7 +309,6 @@ def run(figures: Figures, quick: bool) -> None:
 
 
 def play(base: VllmConfig, plan: FleetPlan, seconds: float, seed: int = SEED) -> Compared:
-    """Play a fleet, and hold what the page says of its requests against its raw log."""
     users = scripts(read_sessions(SHIPPED), plan.users, seed, seconds, ModelShape().vocab)
     with tempfile.TemporaryDirectory(prefix="kvg-") as folder:
         path = Path(folder) / "raw.jsonl.gz"
@@ -342,8 +330,6 @@ def play(base: VllmConfig, plan: FleetPlan, seconds: float, seed: int = SEED) ->
 
 
 class _Teller:
-    """Writes the raw log, and notes what the page says before it forgets."""
-
     def __init__(self, path: Path) -> None:
         self._now = 0.0
         self._log = RawLog(path, clock=lambda: self._now)

@@ -66,7 +66,6 @@ def measure_page_speed(figures: Figures, quick: bool) -> None:
 
 @contextmanager
 def _filled(sessions: int) -> Iterator[str]:
-    """The page of a sidecar that knows the blocks of so many sessions."""
     with (
         tempfile.TemporaryDirectory(prefix="kvg-") as folder,
         SidecarProcess(Path(folder)) as sidecar,
@@ -133,7 +132,6 @@ def _browser() -> tuple[Any, str]:
 
 
 def _paint(page: Any) -> float:
-    """Milliseconds from the start of a load to the graph on the screen."""
     base = page.url.partition("#")[0]
     page.goto("about:blank")
     page.goto(f"{base}#/graph?limit={MANY * OWN}")
@@ -270,7 +268,6 @@ _PARTS: Final[dict[str, Callable[[Figures, bool], None]]] = {
 
 
 def run(progress: bool = True, quick: bool = False) -> Figures:
-    """What logs and shadows cost and how right they are; what an open page costs the sidecar."""
     figures, console = Figures("dashboard"), Console(stderr=True)
     for name, measure in _PARTS.items():
         if progress:

@@ -54,7 +54,6 @@ class CliffResult:
     ours: ClosedRun
 
     def add_to(self, figures: Figures) -> None:
-        """The figures of the time when all agents are there; TTFT of returning turns."""
         stock, ours = (run.passed.turns_per_minute for run in (self.stock, self.ours))
         figures.add("cliff_turns_ratio", ours / max(stock, 1e-9), "of stock", "≥ 2.3")
         for name, run in (("stock", self.stock), ("ours", self.ours)):
@@ -78,7 +77,6 @@ def run_cliff(out: Path, shown: DemoProgress, sessions: Path = SESSIONS) -> Clif
 
 
 def windows(run: ClosedRun) -> Sequence[Window]:
-    """A run from its beginning to its end."""
     answers = sorted(run.passed.answers, key=lambda each: each.ended_s)
     found = []
     for number in range(int(run.passed.clock.end_s / WINDOW_S)):
@@ -99,7 +97,6 @@ _COLORS: Final = ("#9aa0a6", "#12a150")  # stock first
 
 
 def save_cliff(result: CliffResult) -> Path:
-    """Draw the picture and write every window beside it."""
     figures = Figures("cliff")
     result.add_to(figures)
     content = {**figures.as_dict(), **measured_now(), **cliff_details(result)}
@@ -108,7 +105,6 @@ def save_cliff(result: CliffResult) -> Path:
 
 
 def cliff_details(result: CliffResult) -> dict[str, Any]:
-    """What was played, and every window of both runs."""
     return {
         "made by": MADE_BY,
         "agents": AGENTS,
@@ -119,7 +115,6 @@ def cliff_details(result: CliffResult) -> dict[str, Any]:
 
 
 def print_cliff(result: CliffResult, console: Console | None = None) -> None:
-    """The table for people: with few agents, and with too many."""
     console = console or Console()
     table = Table(title=f"{AGENTS} agents come within {CLOCK.warm_up_s / 60:.0f} minutes")
     for column in (

@@ -145,7 +145,6 @@ def run_found(out: Path, shown: DemoProgress, requests: int = REQUESTS) -> DemoR
 def run_hits(
     model: str | None, out: Path, shown: DemoProgress, page: LivePage | None = None
 ) -> DemoResult:
-    """Run all arms on a real engine, one after the other."""
     name = model or str(ensure_model())
     vocabulary = vocabulary_size(name)
     requests = recorded_requests(SESSIONS, USERS, SEED, REQUESTS, vocabulary)
@@ -170,7 +169,6 @@ def price_in(status: Any) -> float | None:
 
 
 def _pool(requests: Sequence[AgentRequest], out: Path) -> int:
-    """Blocks of ``BLOCK`` tokens in which stock finds ``STOCK_FINDS``."""
     least = longest(requests) // BLOCK + KEPT_BACK
     return pool_for(requests, STOCK_FINDS, least, out / "fleet.jsonl.gz")
 
@@ -195,7 +193,6 @@ def _run_arms(
     shown: DemoProgress,
     page: LivePage | None,
 ) -> tuple[tuple[ArmResult, ...], float]:
-    """Every arm's result, and the pace that was measured on the first."""
     done: list[ArmResult] = []
     pace: float | None = None
     for arm in ENGINE_ARMS:

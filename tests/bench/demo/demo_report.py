@@ -54,7 +54,6 @@ class DemoRun:
 
 
 def print_report(result: DemoResult, console: Console | None = None) -> None:
-    """The table for people, and what was played."""
     console = console or Console()
     console.print(report_table(result))
     console.print(
@@ -69,7 +68,6 @@ def print_report(result: DemoResult, console: Console | None = None) -> None:
 
 
 def report_table(result: DemoResult) -> Table:
-    """An arm a line, and what it had."""
     table = Table(title=f"{result.requests} requests to every arm", title_justify="left")
     table.add_column("and what it had", no_wrap=True)
     for column in ("found", "rules lost", "again", "price", "TTFT p50 / p95"):
@@ -121,7 +119,6 @@ def _seen(run: DemoRun) -> Iterator[str]:
 
 
 def _why_lost(result: DemoResult) -> Iterator[str]:
-    """Why protected blocks were lost all the same."""
     stock, _, told = result.arms
     if not told.tally.protected_lost:
         return

@@ -42,13 +42,10 @@ _HAD: Final = {"stock": "vLLM alone", "kvgraph": "the switch alone"}
 
 @dataclass(frozen=True, slots=True)
 class EngineCliff:
-    """Stock, and the switch alone, with the same agents on the same engine."""
-
     stock: ClosedRun
     ours: ClosedRun
 
     def add_to(self, figures: Figures) -> None:
-        """Turns of all, and first tokens of returning turns."""
         stock, ours = self.stock.passed, self.ours.passed
         ratio = ours.turns_per_minute / max(stock.turns_per_minute, 1e-9)
         figures.add("engine_turns_ratio", ratio, "of stock", "≥ 3")
@@ -78,7 +75,6 @@ def run_engine_cliff(
     clock: Clock = CLOCK,
     agents: int = AGENTS,
 ) -> EngineCliff:
-    """Play the same agents on both."""
     name = model or str(ensure_model())
     recorded_s = clock.end_s / clock.pace
     sessions = read_sessions(SESSIONS)
@@ -134,8 +130,6 @@ def _run(
 
 
 class _Live:
-    """Says how it goes at every answer."""
-
     def __init__(self, shown: DemoProgress) -> None:
         self._shown = shown
         self._began = perf_counter()

@@ -42,12 +42,10 @@ class Load:
 
     @property
     def a_step(self) -> int:
-        """Requests that start in a step."""
         return max(1, round(self.requests_per_s * _STEP_S))
 
     @property
     def step_s(self) -> float:
-        """Seconds between two steps."""
         return self.a_step / self.requests_per_s
 
 
@@ -104,7 +102,6 @@ class SessionFeed(FakeEngine):
         self._news = UrgentFlush(self.num_blocks, self.client.nudge)
 
     def step(self) -> None:
-        """Tell of one step, in which some requests start, and some end."""
         self._step += 1
         started = [self._start() for _ in range(self.load.a_step)]
         ended: list[_Request] = []
@@ -128,7 +125,6 @@ class SessionFeed(FakeEngine):
         return b"".join([self._shared.tobytes(), *parts])
 
     def heartbeat(self, dropped: int) -> list[AnyEvent]:
-        """See ``EngineEnd``."""
         free = self._pool - sum(each.session.held for each in list(self._running))
         running = len(self._running)
         pressure = Pressure(self._pool, max(0, free), min(self._held, self._pool), running, 0)
@@ -174,7 +170,6 @@ class SessionFeed(FakeEngine):
         return BlocksStored(new.tobytes(), parent, self.block_size, session.name)
 
     def _evicted(self, count: int) -> bytes:
-        """Evict so many blocks; returns their keys."""
         gone: list[Keys] = []
         self._held -= count
         while count:

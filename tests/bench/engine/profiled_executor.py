@@ -17,8 +17,6 @@ _LONGEST_MS: Final = 2  # chosen: a step of a small model on a CPU takes tens
 
 
 class SleepingExecutor(MultiprocExecutor):  # type: ignore[misc]
-    """Given to ``vllm serve`` by its name, in all arms of a bench alike."""
-
     def _init_executor(self) -> None:
         super()._init_executor()
         for queue in self.response_mqs:

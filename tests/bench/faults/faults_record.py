@@ -60,6 +60,5 @@ class Record:
 
 
 def write_all(records: dict[str, Record], path: Path) -> None:
-    """Several faults' records as one file."""
     whole = {name: asdict(record) for name, record in records.items()}
     path.write_text(json.dumps({"bench": "faults", "faults": whole}, indent=1) + "\n")

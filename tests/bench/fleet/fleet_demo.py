@@ -66,7 +66,6 @@ class FleetDemo:
     killed: Killed
 
     def figures(self) -> Figures:
-        """The figures by which routers are compared."""
         figures = Figures("demo-fleet")
         ours, *rivals = self.arms
         cached = max(each.result.cached_tokens for each in rivals)
@@ -136,7 +135,6 @@ def _from_store(sidecar: SidecarProcess) -> dict[str, int]:
 
 
 def rivals() -> list[tuple[str, Pick]]:
-    """The routers that pick for the callers, as new."""
     return [
         ("round robin", round_robin()),
         ("consistent hash", consistent_hash(ENGINES)),

@@ -17,7 +17,6 @@ FLEET_FILE: Final = "fleet.json"
 
 
 def print_fleet(result: FleetDemo, console: Console | None = None) -> None:
-    """The table for people, the killed engine, and what is not in it."""
     console = console or Console()
     console.print(_table(result))
     for line in _lines(result):
@@ -25,7 +24,6 @@ def print_fleet(result: FleetDemo, console: Console | None = None) -> None:
 
 
 def save_fleet(result: FleetDemo) -> Path:
-    """Write the figures and every arm's details beside the logs; no text of any request."""
     killed = result.killed
     content = {
         **result.figures().as_dict(),
@@ -92,7 +90,6 @@ def _lines(result: FleetDemo) -> list[str]:
 
 
 def details(passed: AgentPass) -> dict[str, Any]:
-    """An arm's figures, as JSON keeps them."""
     done = passed.result
     return {
         "answered": len(done.answers),

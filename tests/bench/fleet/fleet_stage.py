@@ -56,9 +56,6 @@ class Killed:
 
 @contextmanager
 def engine(plan: ServerPlan, number: int, shown: DemoProgress) -> Iterator[Server]:
-    """An engine that runs, linked to its sidecar; raises ServerError: it did not start, or has
-    none.
-    """
     shown.starting(f"engine {number}")
     with Server(replace(plan, name=f"engine-{number}")) as server:
         check_advised(server)
@@ -109,12 +106,10 @@ class FleetStage:
         return min(LONGEST_PASS_S, whole_s) / span
 
     def ours(self, pace: float) -> tuple[AgentPass, dict[str, int]]:
-        """Our router's pass, and its decisions by reason."""
         with self._route(f"route{'-store' * self._store}.log") as route:
             return self.behind(self._ours, route.url, pace), route.status()["decisions"]
 
     def behind(self, arm: str, url: str, pace: float) -> AgentPass:
-        """The pass of a router that is a server."""
         return self._play(arm, [url], pace)
 
     def rival(self, arm: str, pick: Pick, pace: float) -> AgentPass:

@@ -96,7 +96,6 @@ def lock_seconds() -> dict[str, float]:
 
 
 def _pressure(rng: np.random.Generator, packed: bytes, count: int) -> Iterator[list[AnyEvent]]:
-    """Batches that store as many new blocks as they evict."""
     size = 8 * _BATCH
     for start in range(0, count * size, size):
         fresh = random_keys(rng, _BATCH).astype("<u8").tobytes()
@@ -140,11 +139,9 @@ class LoadedSidecar:
         self.seq += 1
 
     def stored(self) -> int:
-        """Blocks that the sidecar has applied."""
         return int(self.running.status()["graph"]["counters"].get("blocks_stored", 0))
 
     def wait_for(self, stored: int) -> None:
-        """Until the sidecar has applied so many blocks."""
         deadline = time.monotonic() + 120
         while self.stored() < stored:
             if time.monotonic() > deadline:
@@ -154,7 +151,6 @@ class LoadedSidecar:
 
 @contextlib.contextmanager
 def loaded_sidecar(cores: list[int] | None = None) -> Iterator[LoadedSidecar]:
-    """Start a sidecar (on these cores only), connect an engine, end both."""
     with (
         tempfile.TemporaryDirectory(prefix="kvg-") as folder,
         SidecarProcess(Path(folder), policy__guard="true") as running,
@@ -356,7 +352,6 @@ _ROUNDS = 50
 
 
 def run(progress: bool) -> Figures:
-    """Measure every figure; with ``progress`` say on stderr what is being measured."""
     threadpool_limits(1, user_api="blas")  # as a sidecar does
     collect_seldom()  # likewise
     figures = Figures("graph")

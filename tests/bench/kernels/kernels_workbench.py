@@ -214,8 +214,6 @@ _CYCLES: Final = 2.1e9  # a second, at least as fast as any clock
 
 @dataclass
 class Times:
-    """Samples of one action."""
-
     # from the first of its work to the last, on the device
     device_us: list[float] = field(default_factory=list)
     host_us: list[float] = field(default_factory=list)  # what queueing it took on the host
@@ -299,7 +297,6 @@ class Workbench:
         self.peaks = {way: self._peak(way) for way in ("to_device", "to_host")}
 
     def machine(self) -> dict[str, Any]:
-        """What the cells were measured on."""
         index = self.device.index
         dtypes = torch.bfloat16, torch.int8
         return {
@@ -320,7 +317,6 @@ class Workbench:
         }  # fmt: skip
 
     def row(self, cell: Cell) -> dict[str, Any]:
-        """One cell, measured and where it is small compared with the reference."""
         row = cell.describe()
         if max(cell.cache(cell.pages + 1).elements * 2, cell.wire_bytes) > len(self.host):
             return {**row, "skipped": "memory"}
@@ -350,7 +346,6 @@ class Workbench:
         }
 
     def peers(self, cell: Cell, at: Places) -> dict[str, Action]:
-        """The same work by other means."""
         cache, arena = self.memories(cell)
         rope, engine = cell.shape.rope(), copy_engine()
         copy = BatchedCopy(engine, arena, at.records, cache, at.blocks)
@@ -364,7 +359,6 @@ class Workbench:
         return made
 
     def memories(self, cell: Cell) -> tuple[PagedKv, PagedKv]:
-        """The cell's cache and arena, over the shared memories."""
         return _over(self.gpu, cell.cache(cell.pages + 1)), _over(self.host, cell.record())
 
     def equal(self, cell: Cell) -> bool:

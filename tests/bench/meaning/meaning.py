@@ -29,7 +29,6 @@ Say = Callable[[str], None]
 
 
 def run(progress: bool = True, quick: bool = False, seed: int = 1, part: str = PARTS[0]) -> Figures:
-    """Measure; every family is reported, and the least of them is the headline."""
     console = Console(stderr=True, quiet=not progress)
     figures = Figures("meaning")
     if part in ("all", "answers"):

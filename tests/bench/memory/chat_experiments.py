@@ -47,7 +47,6 @@ class Outcome:
 
 
 def arm(mode: Mode, budget: int, **more: Any) -> MemorySettings:
-    """An arm's settings; all else is the same in all arms."""
     return replace(_OWN, mode=mode, budget=budget, **more)
 
 

@@ -123,8 +123,6 @@ def remembering_engine(
 
 
 class Memory:
-    """A memory that listens, and a client of it."""
-
     def __init__(self, proxy: MemoryProxy, client: httpx.AsyncClient) -> None:
         self.proxy, self._client = proxy, client
 
@@ -139,7 +137,6 @@ class Memory:
 async def memory_before(
     url: str, settings: MemorySettings, attention: Attention | None = None
 ) -> AsyncIterator[Memory]:
-    """A memory before an engine, until the end of the block."""
     store, attention = ChatStore(ChatStoreSettings()), attention or NoAttention()
     proxy = MemoryProxy(url, settings, store, WordSimilarity(), attention)
     async with (

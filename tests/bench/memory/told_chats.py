@@ -30,7 +30,6 @@ class Told:
         return said([ASK, self.keys[at]])
 
     def answer(self, at: int) -> list[str]:
-        """What is right."""
         return said(self.values[at]).split()
 
 

@@ -99,7 +99,6 @@ def run(
     journal: Path | None = None,
     resume: bool = False,
 ) -> Figures:
-    """Measure every figure."""
     plan = _Plan(QUICK if quick else FULL)
     console = Console(stderr=True, quiet=not progress)
     with console.status("reading sessions") as status:
@@ -236,7 +235,6 @@ def _add_layers(figures: Figures, plan: _Plan, rates: Rates) -> None:
 
 
 def _raw(plan: _Plan, rates: Rates, figures: Figures) -> dict[str, Any]:
-    """Every hit rate by trace, arm and capacity, beside the figures that were made of them."""
     tables: dict[str, Any] = {}
     for cell, rate in sorted(rates.rates.items()):
         row = tables.setdefault(cell.trace, {}).setdefault(cell.arm, {})

@@ -92,7 +92,6 @@ class Rates:
         self.rates = dict(rates)
 
     def points(self, cell: Cell) -> float:
-        """What an arm finds more than LRU, in percent of the prompt."""
         return 100 * (self.rates[cell] - self.rates[cell._replace(arm="lru")])
 
     def gap(self, trace: str, arm: str, capacities: Sequence[int]) -> float:
@@ -122,7 +121,6 @@ def play(traces: Mapping[str, Trace], cells: Sequence[Cell], course: Course) -> 
 
 
 def hit_rate(traces: Mapping[str, Trace], cell: Cell) -> float:
-    """Prompt blocks matched by prefix / all prompt blocks."""
     trace, settings = traces[cell.trace], Settings()
     if cell.arm == PRICE_ARM:
         return _price(trace, cell.capacity)

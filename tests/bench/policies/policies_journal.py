@@ -104,8 +104,6 @@ Played = TypeVar("Played", bound=tuple[Any, ...])
 
 
 class Course:
-    """How a bench's cells are played, and where their results go."""
-
     def __init__(self, journal: Journal, processes: int, console: Console) -> None:
         self._journal = journal
         self._processes = processes
@@ -119,7 +117,6 @@ class Course:
         cells: Sequence[Played],
         effort: Callable[[Played], float] = lambda cell: 1.0,
     ) -> dict[Played, float]:
-        """What each cell found; cells begin in their order."""
         known = {cell: self._journal.known(kind, cell) for cell in cells}
         found = {cell: rate for cell, rate in known.items() if rate is not None}
         left = [cell for cell in cells if cell not in found]

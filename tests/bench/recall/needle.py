@@ -130,7 +130,6 @@ Right = dict[str, list[bool]]
 
 
 def add_needles(figures: Figures, scratch: Path, texts: int, seed: int, say: Say) -> None:
-    """The share of answers that each arm gets right, with Wilson's intervals."""
     (folder,) = shipped("recall")
     say("needles on a real engine")
     served = start("needle", True, scratch, count=texts, seed=seed)

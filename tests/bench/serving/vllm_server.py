@@ -59,7 +59,6 @@ class ServerPlan:
 
     @property
     def arm(self) -> str:
-        """The arm's name, and its log's."""
         return self.name or ("graph" if self.graph else "stock")
 
     def command(self, port: int) -> list[str]:
@@ -85,7 +84,6 @@ class ServerPlan:
         return [*command, *self.options]
 
     def environment(self, inherited: Mapping[str, str]) -> dict[str, str]:
-        """The child's environment: the switch and what the CPU build needs."""
         env = {k: v for k, v in inherited.items() if not k.startswith(("AITHER_", "KVGRAPH_"))}
         env.update(
             VLLM_SERVER_DEV_MODE="1",  # for /reset_prefix_cache between the passes
@@ -191,7 +189,6 @@ class Server:
         return "\n".join(lines[-LOG_TAIL_LINES:])
 
     def sidecar_url(self) -> str:
-        """Where the sidecar that the engine started answers."""
         family = self.process_ids()
         own = [sidecar.http for sidecar in running_sidecars() if sidecar.pid in family]
         if not own:

@@ -26,8 +26,6 @@ _LEAST_RATE: Final = 0.95  # of the requests that were to be told of
 
 @dataclass(frozen=True)
 class Heard:
-    """What was measured of a sidecar under some feeds."""
-
     cpu_percent: float  # of a core, once pools are full
     starting_percent: float  # the same in the seconds before
     # how old each engine's advice was, at every look from the first second on; 2 where it had
@@ -41,7 +39,6 @@ class Heard:
 
 
 def run(progress: bool, seconds: float = 20.0) -> Figures:
-    """Measure every figure; with ``progress`` say on stderr what is being measured."""
     figures, console = Figures("sidecar"), Console(stderr=True, quiet=not progress)
     one, ages = Load(), list[float]()
     with console.status("") as status:

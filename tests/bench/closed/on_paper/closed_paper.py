@@ -30,7 +30,6 @@ def play_on_paper(
     clock: Clock,
     starting_s: float = STARTING_S,
 ) -> ClosedRun:
-    """Every user plays its script until the time is up."""
     loop = PaperLoop(base, arm, blocks, _Users(users, clock.pace, starting_s), pace=clock.pace)
     try:
         loop.run(clock.end_s)
@@ -44,8 +43,6 @@ def play_on_paper(
 
 
 class _Users(Crowd):
-    """Each plays its script, and pauses between its turns."""
-
     def __init__(self, users: Sequence[Script], pace: float, starting_s: float) -> None:
         super().__init__((starting_s * user / len(users), user) for user in range(len(users)))
         self._scripts = [iter(script) for script in users]

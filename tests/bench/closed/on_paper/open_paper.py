@@ -142,8 +142,6 @@ _WARM_S, _END_S = 30.0, 90.0
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """One kind of requests; sizes in tokens."""
-
     name: str
     clients: int  # each asks again as soon as it is answered
     texts: int  # that are asked in turn, and anew behind the last
@@ -221,8 +219,6 @@ _ARMS: Final = (PAPER_STOCK, PAPER_LPM, PAPER_OFF, PAPER_HOLD, PAPER_TOLD)
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """How hard an engine has it."""
-
     running: int  # requests that run at once at most
     load: float  # share of the time in which stock would be busy, were it asked one by one
 
@@ -246,7 +242,6 @@ class OpenResult:
     hosts: Sequence[tuple[float, OpenRun]] = ()
 
     def figures(self) -> Figures:
-        """Each arm beside stock: what it finds, and how long first tokens take."""
         figures = Figures("agents --open")
         for setting in dict.fromkeys(setting for setting, _ in self.runs):
             stock, *others = (run for at, run in self.runs if at == setting)
@@ -285,7 +280,6 @@ def run_open(
     progress: bool, quick: bool, sessions: Path, users: int, seed: int, requests: int | None,
     share: float, out: Path,
 ) -> OpenResult:  # fmt: skip
-    """Every arm under every setting; no engine, no GPU, and no clock on the wall."""
     out.mkdir(parents=True, exist_ok=True)
     asked = recorded_requests(sessions, users, seed, requests or REQUESTS, ModelShape().vocab)
     longest = max(len(each.prompt) + len(each.answer) for each in asked)

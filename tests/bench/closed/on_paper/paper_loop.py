@@ -101,7 +101,6 @@ class PaperSidecar:
         self._next = 0.0
 
     def turn(self) -> None:
-        """Once in a round: all that happened, and advice of it."""
         now = self._time()
         if now < self._next:
             return
@@ -118,7 +117,6 @@ class PaperSidecar:
         client.hold_wanted(None if order is None else order.keys)
 
     def held(self) -> HoldCounts | None:
-        """What the engine counted; None where nobody is held."""
         if self._side.holding is None:
             return None
         report = self._side.holding.report()
@@ -259,7 +257,6 @@ class Crowd(ABC):
         return self._due[0][0] if self._due else math.inf
 
     def plan(self, at_s: float, user: int) -> None:
-        """Let a user ask then."""
         heapq.heappush(self._due, (at_s, user))
 
     def due(self, now: float) -> Iterator[Sent]:
@@ -278,8 +275,6 @@ class Crowd(ABC):
 
 
 class PaperLoop:
-    """One engine, its crowd and its sidecar."""
-
     def __init__(
         self,
         base: VllmConfig,
@@ -310,7 +305,6 @@ class PaperLoop:
         self.answers: list[ClosedAnswer] = []
 
     def run(self, end_s: float = math.inf) -> None:
-        """Until the time is up, or nobody asks any more."""
         while self.now < end_s and (self._scheduler.has_requests() or self._crowd.next_s < end_s):
             for sent in self._crowd.due(self.now):
                 self._send(sent)
@@ -322,7 +316,6 @@ class PaperLoop:
                 self.now = self._crowd.next_s
 
     def held(self) -> HoldCounts | None:
-        """What the engine counted; None where nobody is held."""
         return self.sidecar.held() if self.sidecar is not None else None
 
     def _send(self, sent: Sent) -> None:

@@ -28,7 +28,6 @@ Kept = list[list[list[int]]]  # positions, of each prompt and layer
 
 
 def add_agreement(figures: Figures, model: Any, texts: Tensor, python: Path, prefix: str) -> None:
-    """Compare on prompts [prompts, tokens]."""
     keep = round(KEPT * texts.shape[1])
     theirs = _theirs(model, texts, keep, python)
     for arm, ranker in ARMS.items():

@@ -122,8 +122,6 @@ _SEEDS: Final = (1, 2, 3)
 
 
 class Walk(NamedTuple):
-    """What a batch of agents did."""
-
     right: Tensor  # bool [agents, questions, tokens of a code behind its first]
     peak: int  # bytes of keys and values, the most at once
     tokens: int  # of each agent's whole text

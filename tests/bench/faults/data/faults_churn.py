@@ -107,7 +107,6 @@ def _in_a_process(sessions: int, answer: multiprocessing.connection.Connection) 
 
 
 def run(figures: Figures, size: Size, say: Say) -> None:
-    """Five million sessions of fifty million blocks, whatever the size of a run."""
     say(f"{COMING:,} sessions, {COMING * BLOCKS_A_SESSION:,} blocks")
     context = multiprocessing.get_context("spawn")
     mine, theirs = context.Pipe()

@@ -54,7 +54,6 @@ class Mutants:
         self._rng = rng
 
     def batch(self) -> bytes:
-        """A MessagePack payload of ``BATCH`` mutants."""
         return msgspec.msgpack.encode([[self._mutant() for _ in range(BATCH)]])
 
     def _mutant(self) -> Any:
@@ -174,7 +173,6 @@ def _check(graph: KVCacheGraph) -> None:
 
 
 def run(figures: Figures, size: Size, say: Say) -> None:
-    """A million mutants, short or full."""
     say("a million typed mutants")
     done = apply_mutants(size.seed, 1_000_000)
     figures.add("mutants_applied", done["applied"], "events")

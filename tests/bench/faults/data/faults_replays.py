@@ -51,7 +51,6 @@ class TrueLog:
 
 @contextmanager
 def watched(directory: Path) -> Iterator[tuple[Publisher, Watcher]]:
-    """A publisher, and a source that follows it."""
     with (
         closing(Publisher(directory)) as publisher,
         closing(Watcher.of(publisher, _REPLAY_TIMEOUT_S)) as watcher,
@@ -156,7 +155,6 @@ def _bytes_of(watcher: Watcher, directory: Path) -> bytes:
 
 
 def run_replays(figures: Figures, size: Size, say: Say) -> None:
-    """Twenty rounds of each way, or a hundred."""
     rng, rounds = random.Random(size.seed), size.of(20, 100)
     wrong = silent = most = 0
     for way in WAYS:
@@ -174,14 +172,12 @@ def run_replays(figures: Figures, size: Size, say: Say) -> None:
 
 
 def run_late(figures: Figures, size: Size, say: Say) -> None:
-    """Ten times, or fifty."""
     times = size.of(10, 50)
     present = sum(not _in_a_folder(absent_after_a_late_replay) for _ in range(times))
     figures.add("late_ghosts", present, f"of {times}", "0")
 
 
 def run_repeats(figures: Figures, size: Size, say: Say) -> None:
-    """Ten logs, or fifty."""
     rng, times = random.Random(size.seed), size.of(10, 50)
     once = functools.partial(is_the_same_when_repeated, rng=rng)
     other = sum(not _in_a_folder(once) for _ in range(times))

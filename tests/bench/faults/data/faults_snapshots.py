@@ -112,7 +112,6 @@ def _loads(path: Path, content: bytes) -> bool:
 
 
 def run(figures: Figures, size: Size, say: Say) -> None:
-    """Two hundred kills, every 4 KiB, a thousand flips; short or full."""
     with tempfile.TemporaryDirectory(prefix="kvg-") as folder:
         killed, longest = bad_loads_of_kills(Path(folder), 200, size.seed, say)
         say("cuts and flips")

@@ -38,7 +38,6 @@ def ages_beside_a_stopped_engine(directory: Path, seconds: float, seed: int) -> 
 
 
 def run(figures: Figures, size: Size, say: Say) -> None:
-    """Ten seconds, or a minute."""
     seconds = size.of(10, 60)
     say(f"one of two engines is stopped for {seconds} s")
     with tempfile.TemporaryDirectory(prefix="kvg-") as folder:

@@ -32,7 +32,6 @@ class BurstingEngine:
         self.waits: list[float] = []  # seconds that one emit took
 
     def publish(self) -> None:
-        """As many blocks in as out, each told at once."""
         first, self._next = self._next, self._next + BLOCKS
         self._emit(BlocksStored(_keys(first, BLOCKS), None, 16))
         first, self._first = self._first, self._first + BLOCKS
@@ -51,7 +50,6 @@ class BurstingEngine:
         return self.client.outbox.batches
 
     def has_told(self) -> bool:
-        """Whether nothing waits to be sent."""
         return not len(self.client.outbox)
 
     def _emit(self, event: AnyEvent) -> None:
@@ -123,7 +121,6 @@ def _catching_up(sidecar: SidecarProcess, engine: BurstingEngine) -> float | Non
 
 
 def run(figures: Figures, size: Size, say: Say) -> None:
-    """Thirty seconds of it, short or full."""
     say("ten times the load for 30 s")
     with tempfile.TemporaryDirectory(prefix="kvg-") as folder:
         waits, took, dropped = burst(Path(folder), 30.0)

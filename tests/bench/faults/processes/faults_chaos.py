@@ -41,7 +41,6 @@ class _LossyOutbox(Outbox):
     rng = random.Random()
 
     def send(self, socket: zmq.Socket[bytes], events: list[AnyEvent]) -> bool:
-        """Send one batch, or use its number only."""
         if self.rng.random() < self.losing:
             self.frames(events)
             return True
@@ -67,7 +66,6 @@ class Chaos:
         self._stopped = False
 
     def play(self, rounds: int, say: Say) -> None:
-        """So many rounds of faults and calm."""
         with self._stack as stack, self._sidecar:
             self._engine = FakeEngine(self._sidecar.endpoint, num_blocks=_POOL)
             self._client = AdvisorClient(self._sidecar.endpoint, self._engine, _OPTIONS)
@@ -139,7 +137,6 @@ class Chaos:
         self._engine.reset()
 
     def _newcomer(self) -> None:
-        """Another engine comes, and is killed."""
         if self._stopped:
             return  # it would wait for a greeting
         other = EngineProcess(self._sidecar.endpoint, self._rng.randrange(1000))
@@ -163,7 +160,6 @@ class Chaos:
 
 
 def run(figures: Figures, size: Size, say: Say) -> None:
-    """Fifteen rounds, or two hundred."""
     with tempfile.TemporaryDirectory(prefix="kvg-") as folder:
         chaos = Chaos(Path(folder), size.seed)
         chaos.play(size.of(15, 200), say)

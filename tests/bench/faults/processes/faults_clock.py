@@ -32,14 +32,11 @@ _SESSIONS: Final = 50
 
 
 class _Watch:
-    """What is to be seen of a sidecar and its engine while the clock jumps."""
-
     def __init__(self, service: Service, engine: FakeEngine, rng: random.Random) -> None:
         self._service, self._engine, self._rng = service, engine, rng
         self.oldest, self.negative, self.fewest = 0.0, 0, _SESSIONS
 
     def look(self, seconds: float) -> None:
-        """Serve and look for so long."""
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             session = f"s{self._rng.randrange(_SESSIONS)}"
@@ -100,7 +97,6 @@ def _running(directory: Path) -> Iterator[Service]:
 
 
 def run(figures: Figures, size: Size, say: Say) -> None:
-    """An hour on, an hour back, two hours back and home; short or full."""
     rng, options = random.Random(size.seed), ClientOptions(tick_s=0.05)
     with (
         tempfile.TemporaryDirectory(prefix="kvg-") as folder,

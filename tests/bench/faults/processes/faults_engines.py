@@ -48,8 +48,6 @@ class Gone:
 
 
 class EngineProcess:
-    """A fake engine that serves until it is killed."""
-
     def __init__(self, endpoint: str, number: int) -> None:
         context = multiprocessing.get_context("spawn")
         self._mine, theirs = context.Pipe()
@@ -127,7 +125,6 @@ def _is_ranked(sidecar: SidecarProcess, name: str) -> bool:
 
 
 def kill_publishers(directory: Path, kills: int, gone: Gone, say: Say) -> None:
-    """A publisher is killed and starts anew from batch 0, with or without a replay."""
     for number in range(kills):
         say(f"publisher {number + 1} of {kills}")
         replay = bool(number % 2)
@@ -168,7 +165,6 @@ def _publish(directory: Path, first: int, replay: bool) -> None:
 
 
 def run(figures: Figures, size: Size, say: Say) -> None:
-    """Twenty kills of each kind, short or full."""
     with tempfile.TemporaryDirectory(prefix="kvg-") as folder:
         gone = kill_engines(Path(folder), KILLS, say)
         kill_publishers(Path(folder), KILLS, gone, say)

@@ -54,7 +54,6 @@ class Crowd:
     stopping: threading.Event = field(default_factory=threading.Event)
 
     def ask(self, seed: int) -> None:
-        """Ask this and that, over and over."""
         rng = random.Random(seed)
         while not self.stopping.is_set():
             key = rng.choice(self.keys)
@@ -137,7 +136,6 @@ class Seen:
 
 
 def crowded(directory: Path, seconds: float, seed: int) -> Seen:
-    """An engine under advice while the crowd is there for so long."""
     with (
         SidecarProcess(directory) as sidecar,
         FakeEngine(
@@ -203,7 +201,6 @@ def advice_ages(engine: FakeEngine, seconds: float, rng: random.Random) -> list[
 
 
 def run(figures: Figures, size: Size, say: Say) -> None:
-    """Half a minute, or two."""
     seconds = size.of(30, 120)
     say(f"{SILENT} silent and {ASKING} asking clients, {seconds} s")
     with tempfile.TemporaryDirectory(prefix="kvg-") as folder:

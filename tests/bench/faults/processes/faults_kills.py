@@ -65,7 +65,6 @@ def kill_over_and_over(directory: Path, kills: int, requests: int, say: Say) -> 
 
 
 def run(figures: Figures, size: Size, say: Say) -> None:
-    """A hundred kills and ten thousand requests of a real engine, short or full."""
     with tempfile.TemporaryDirectory(prefix="kvg-") as folder:
         killed = kill_over_and_over(Path(folder), KILLS, REQUESTS, say)
     back = [seconds for seconds in killed.took if seconds is not None]

@@ -70,13 +70,11 @@ class ChurningEngine:
         return self._next - self._first
 
     def greet(self) -> None:
-        """Say hello and list what is cached."""
         keys = np.arange(self._first, self._next, dtype="<u8").tobytes()
         hello = EngineHello("churn", "synthetic", 16, POOL, "bench")
         self._send([hello, BlocksResident(keys)])
 
     def churn(self) -> None:
-        """One batch: perhaps lost."""
         self.batches += 1
         stored = np.arange(self._next, self._next + BLOCKS_A_BATCH, dtype="<u8").tobytes()
         removed = np.arange(self._first, self._first + BLOCKS_A_BATCH, dtype="<u8").tobytes()
@@ -95,7 +93,6 @@ class ChurningEngine:
         self._send([Pressure(POOL, 0, POOL, 1, 0)])
 
     def listen(self) -> None:
-        """Take what the sidecar says; do as it asks."""
         asked = False
         while self._socket.poll(0):
             try:
@@ -226,7 +223,6 @@ def run_load(figures: Figures, size: Size, say: Say) -> None:
 
 
 def run_losses(figures: Figures, size: Size, say: Say) -> None:
-    """Each share of losses for a minute and a half, or for ten minutes."""
     seconds = size.of(_SHORT_S, _FULL_S)
     say(f"{', '.join(f'{share:.1%}' for share in SHARES)} of batches lost, {seconds} s each")
     losses = _losses(SHARES, seconds, size.seed)

@@ -45,7 +45,6 @@ class Stopped:
 
 
 def stop_for(directory: Path, seconds: float, say: Say) -> Stopped:
-    """Stop the sidecar for so long; raises ServerError: an engine ended, or hangs."""
     told, model = Stopped(), ensure_model(TINY, directory / "tiny")
     with ExitStack() as stack:
         sidecar = stack.enter_context(SidecarProcess(directory))
@@ -81,7 +80,6 @@ def _back_in_step(engine: EngineChild) -> float | None:
 
 
 def run(figures: Figures, size: Size, say: Say) -> None:
-    """One minute, short or full."""
     with tempfile.TemporaryDirectory(prefix="kvg-") as folder:
         told = stop_for(Path(folder), STOPPED_S, say)
     served, waits = told.served, np.array(told.served.waits) * 1e3

@@ -49,7 +49,6 @@ class KillStage:
         self._waves = 0
 
     def play(self) -> dict[str, Any]:
-        """Kill one after the other; what came of each wave, by what was killed."""
         with self._stack as stack:
             self._master = start_master()
             stack.callback(self._master.kill)
@@ -125,7 +124,6 @@ class KillStage:
             await asyncio.gather(*(client.post(url, json=body) for body in bodies))
 
     def _heal(self, name: str) -> None:
-        """Start again what was killed, where the next wave needs it."""
         if name == "sidecar":
             self._sidecar.start()
         elif name == "owner":
@@ -160,12 +158,10 @@ class KillStage:
 
 
 def play(what: str) -> dict[str, Any]:
-    """What came of the breaker's kill, or of each wave, whose logs go to a folder."""
     return _breaker() if what == "breaker" else KillStage(Path(what)).play()
 
 
 def _breaker() -> dict[str, float]:
-    """A master of its own, killed while requests ask the store."""
     master = start_master()
     try:
         return asdict(waits_after_kill(connected(64 << 20), master))

@@ -52,11 +52,9 @@ class WaveEnd:
     asked: tuple[Asked, ...]
 
     def count(self, fate: Fate) -> int:
-        """How many requests met a fate."""
         return sum(each.fate is fate for each in self.asked)
 
     def facts(self) -> dict[str, Any]:
-        """For a report."""
         return {
             "in_flight": self.in_flight,
             "begun": self.begun,

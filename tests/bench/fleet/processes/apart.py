@@ -79,7 +79,6 @@ def _hear(lines: Any, say: Callable[[str], None], tail: deque[str]) -> None:
 
 
 def tell(line: str) -> None:
-    """Say something to whoever runs this stage."""
     sys.stderr.write(f"{_SAY}{line}\n")
     sys.stderr.flush()
 

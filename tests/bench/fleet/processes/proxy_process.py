@@ -57,7 +57,6 @@ class ProxyProcess(ABC):
         self.stop()
 
     def kill(self) -> None:
-        """SIGKILL, if it runs."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()

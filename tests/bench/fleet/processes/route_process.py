@@ -25,10 +25,8 @@ class RouteProcess(ProxyProcess):
         return {"XDG_RUNTIME_DIR": str(self._runtime)}
 
     def is_up(self) -> bool:
-        """Whether all its engines are."""
         return all(each["up"] for each in self.status()["engines"])
 
     def status(self) -> dict[str, Any]:
-        """What it says of its engines, its decisions and its requests."""
         found: dict[str, Any] = httpx.get(f"{self.url}/fleet", timeout=30.0, trust_env=False).json()
         return found

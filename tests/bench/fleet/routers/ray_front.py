@@ -38,8 +38,6 @@ class Asked:
 
 @serve.deployment(max_ongoing_requests=1000, ray_actor_options={"num_cpus": 0.1})
 class Engine:
-    """One of the engines that run: replicas take one each, and leave word in ``folder`` which."""
-
     def __init__(self, urls: list[str], folder: str) -> None:
         url = next(each for number, each in enumerate(urls) if _take(Path(folder, str(number))))
         self._client = httpx.AsyncClient(base_url=url, timeout=None, trust_env=False)
@@ -72,12 +70,10 @@ class Front:
 
     @app.get("/health")
     async def health(self) -> str:
-        """Whether it runs."""
         return "runs"
 
     @app.post("/v1/completions")
     async def complete(self, request: Request) -> StreamingResponse:
-        """Pass a request on."""
         body = await request.json()
         asked = Asked("".join(chr(_FIRST_CHARACTER + token) for token in body["prompt"]), body)
         chunks = self._engines.answer.remote(asked)
@@ -85,7 +81,6 @@ class Front:
 
 
 def main(port: int, folder: str, urls: list[str]) -> None:
-    """Serve until SIGTERM."""
     over = threading.Event()
     ray.init(
         num_cpus=2, include_dashboard=False, object_store_memory=200 << 20, _temp_dir=folder,

@@ -28,14 +28,10 @@ RAY: Final = "Ray's prefix-aware router"
 
 
 def play(folder: str) -> dict[str, Any]:
-    """What each router did in each take; the name of the ``folder`` for logs and sockets is
-    short.
-    """
     return {"takes": [_fleet(number, Path(folder)) for number in range(TAKES)]}
 
 
 def _fleet(number: int, out: Path) -> dict[str, Any]:
-    """One take: a fleet of its own, and every router before the same engines."""
     plan, requests = plan_and_requests(out, seed=SEED + number)
     with (
         DemoProgress(len(requests), False) as shown,

@@ -70,7 +70,6 @@ def client_of(server: Server) -> OpenAI:
 
 
 def ask(client: OpenAI, messages: list[Message], tokens: int) -> Reply:
-    """Have a chat answered, with so many tokens at most."""
     began, first_s, text, cached = time.perf_counter(), 0.0, "", 0
     create: Any = client.chat.completions.create
     stream = create(
@@ -109,8 +108,6 @@ def write_chat_model(directory: Path, shape: ModelShape) -> Path:
 
 
 class Words:
-    """Makes texts of words that are one token each."""
-
     def __init__(self, model: Path, seed: int) -> None:
         from tokenizers import Tokenizer
 
@@ -138,8 +135,6 @@ _LIVE: Final = SourceLayer.MEMORIES
 
 @dataclass(slots=True)
 class Left:
-    """How many blocks of chats were evicted."""
-
     dead: int = 0
     live: int = 0
 
@@ -179,7 +174,6 @@ class _Chats:
         self.known.update(dict.fromkeys(still, _LIVE))
 
     def press(self) -> None:
-        """Another client's prompt."""
         ask(self._client, [said("user", self._words.text(_OTHER_BLOCKS * BLOCK))], 1)
 
     def _blocks(self, messages: list[Message]) -> Iterator[Digest]:
@@ -249,8 +243,6 @@ _BURST: Final = -(-3 * POOL // (2 * _OTHERS))  # prompts: half as much again as 
 
 
 class Survival(NamedTuple):
-    """What one server's cache kept."""
-
     turns: float  # share of turns, of all but the first, that found the whole system text
     bursts: float  # the same of the turns behind others' prompts
 
@@ -271,7 +263,6 @@ def survival(client: OpenAI, words: Words, turns: int) -> Survival:
 
 
 def burst(client: OpenAI, words: Words) -> None:
-    """Others send half as much again as the pool holds."""
     for _ in range(_BURST):
         ask(client, [said("user", words.text(_OTHERS * BLOCK - 16))], 1)
 
@@ -281,8 +272,6 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """How much is asked."""
-
     turns: int  # of the long chat
     firsts: int  # first turns behind ``kvgraph precache``
     rounds: int  # compacted chats
@@ -308,8 +297,6 @@ def add_engine_figures(figures: Figures, scale: Scale, seed: int, say: Say) -> N
 
 
 class _Bench:
-    """Starts one server after the other, and adds what it finds."""
-
     def __init__(
         self, directory: Path, figures: Figures, scale: Scale, seed: int, say: Say
     ) -> None:
@@ -338,13 +325,11 @@ class _Bench:
         return float(np.median(found))
 
     def busy_chat(self) -> None:
-        """The long chat while others want both cores."""
         plan = chat_plan(self._model, True, self._directory, "busy")
         with self._server(plan) as (server, _), busy_cores():
             self._add_survival("identity_survival_busy", self._words(), server)
 
     def branches(self) -> None:
-        """Compacted chats where the policy ranks."""
         plan = chat_plan(self._model, True, self._directory, "ruling", RULING)
         with self._server(plan) as (server, ledger):
             self._add_branches("dead_branch_first", server, ledger)
@@ -367,7 +352,6 @@ class _Bench:
 
     @contextlib.contextmanager
     def _server(self, plan: ServerPlan) -> Iterator[tuple[Server, Ledger]]:
-        """A running server, and what its KV events say."""
         self._say(f"{plan.arm}: starting vLLM")
         with watched(plan, {}) as (server, ledger):
             yield server, ledger
