@@ -26,7 +26,7 @@ from kvgraph.hooks.link.client import ClientOptions
 from rich.console import Console
 
 from ..errors import BenchError
-from ..faults.processes.faults_http import is_advised, token_in
+from ..faults.faults_http import is_advised, token_in
 from ..figures import Figures
 from ..sidecars.sidecar_process import SidecarProcess, wait_until
 from . import attribution, log_cost, shadow_error

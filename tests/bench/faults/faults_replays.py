@@ -1,8 +1,7 @@
 """KV events that are lost, replayed badly, repeated or disordered: what is made of them.
 
 The publisher speaks vLLM's protocol and keeps to its numbers; what it replays is short, late,
-without an end or full of holes. The oracle is the set of blocks that its true log leaves.
-"""
+without an end or full of holes. The oracle is the set of blocks that its true log leaves."""
 
 from __future__ import annotations
 
@@ -18,9 +17,9 @@ from kvgraph.advisor.sockets.kv_order import MAX_ATTEMPTS
 from kvgraph.graph.kvcache_graph import KVCacheGraph
 from kvgraph.graph.snapshot import save
 
-from ...figures import Figures
-from ...sidecars.kv_publisher import Publisher, Watcher, removed, stored
-from ..faults import Say, Size
+from ..figures import Figures
+from ..sidecars.kv_publisher import Publisher, Watcher, removed, stored
+from .faults import Say, Size
 
 _BATCHES: Final = 60  # of a round
 _KEYS: Final = 200

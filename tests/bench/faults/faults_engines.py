@@ -1,8 +1,7 @@
 """Engines are killed and others take their place: what is known of the dead, and who hears of it.
 
 Engines with our hook are fake ones in processes of their own, behind the real client and the real
-sidecar; those without are publishers of vLLM's KV events, which replay what they still have.
-"""
+sidecar; those without are publishers of vLLM's KV events, which replay what they still have."""
 
 from __future__ import annotations
 
@@ -22,10 +21,10 @@ import psutil
 from kvgraph.hooks.fake import FakeEngine
 from kvgraph.hooks.link.client import ClientOptions
 
-from ...figures import Figures
-from ...sidecars.kv_publisher import Publisher, Watcher, stored
-from ...sidecars.sidecar_process import SidecarProcess, wait_until
-from ..faults import Say, Size
+from ..figures import Figures
+from ..sidecars.kv_publisher import Publisher, Watcher, stored
+from ..sidecars.sidecar_process import SidecarProcess, wait_until
+from .faults import Say, Size
 
 KILLS: Final = 20
 _POOL: Final = 500

@@ -1,4 +1,6 @@
-"""HTTP clients that say nothing, do not read, or ask without end: what engines notice of them."""
+"""HTTP clients that say nothing, do not read, or ask without end, and an engine that stops reading:
+what other engines notice of them.
+"""
 
 from __future__ import annotations
 
@@ -23,9 +25,10 @@ from kvgraph.graph.wire.endpoints import RunningSidecar
 from kvgraph.hooks.fake import FakeEngine
 from kvgraph.hooks.link.client import ClientOptions
 
-from ...figures import Figures
-from ...sidecars.sidecar_process import SidecarProcess, wait_until
-from ..faults import Say, Size
+from ..figures import Figures
+from ..sidecars.sidecar_process import SidecarProcess, wait_until
+from .faults import Say, Size
+from .faults_engines import EngineProcess
 
 SILENT: Final = 256
 ASKING: Final = 200
@@ -200,7 +203,7 @@ def advice_ages(engine: FakeEngine, seconds: float, rng: random.Random) -> list[
     return ages
 
 
-def run(figures: Figures, size: Size, say: Say) -> None:
+def run_http(figures: Figures, size: Size, say: Say) -> None:
     seconds = size.of(30, 120)
     say(f"{SILENT} silent and {ASKING} asking clients, {seconds} s")
     with tempfile.TemporaryDirectory(prefix="kvg-") as folder:
@@ -218,3 +221,32 @@ def run(figures: Figures, size: Size, say: Say) -> None:
 
 def _p99(seconds: list[float]) -> float:
     return float(np.percentile(seconds or [_TIMEOUT_S], 99))
+
+
+_SMALL_POOL: Final = 500
+_PATIENCE_S: Final = 30.0
+
+
+def ages_beside_a_stopped_engine(directory: Path, seconds: float, seed: int) -> list[float]:
+    rng = random.Random(seed)
+    with (
+        SidecarProcess(directory) as sidecar,
+        FakeEngine(
+            sidecar.endpoint, num_blocks=_SMALL_POOL, options=ClientOptions(tick_s=0.05)
+        ) as engine,
+    ):
+        other = EngineProcess(sidecar.endpoint, 1)
+        try:
+            wait_until(lambda: engine.client.ranking() is not None, _PATIENCE_S)
+            other.stop()
+            return advice_ages(engine, seconds, rng)
+        finally:
+            other.kill()
+
+
+def run_apart(figures: Figures, size: Size, say: Say) -> None:
+    seconds = size.of(10, 60)
+    say(f"one of two engines is stopped for {seconds} s")
+    with tempfile.TemporaryDirectory(prefix="kvg-") as folder:
+        ages = ages_beside_a_stopped_engine(Path(folder), seconds, size.seed)
+    figures.add("apart_advice_age_max_s", max(ages), "s", "≤ 2")

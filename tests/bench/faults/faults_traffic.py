@@ -9,11 +9,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from ...figures import Figures
-from ...paper.paper_engine import Shape, base_config
-from ...paper.paper_traffic import Story, play
-from ...serving.model import TINY, ensure_model
-from ..faults import Say, Size
+from ..figures import Figures
+from ..paper.paper_engine import Shape, base_config
+from ..paper.paper_traffic import Story, play
+from ..serving.model import TINY, ensure_model
+from .faults import Say, Size
 
 Shapes = Callable[[random.Random], Shape]
 

@@ -1,8 +1,7 @@
 """Faults at random, one on top of another, and calm between them: in calm all has to be well again.
 
 What may happen to a sidecar: it is killed, stopped, left without its disk, connected to by who says
-nothing; its engines reset, restart, lose what they send. The engine's memory is the oracle.
-"""
+nothing; its engines reset, restart, lose what they send. The engine's memory is the oracle."""
 
 from __future__ import annotations
 
@@ -21,9 +20,9 @@ from kvgraph.hooks.fake import FakeEngine
 from kvgraph.hooks.link.client import AdvisorClient, ClientOptions
 from kvgraph.hooks.link.outbox import Outbox
 
-from ...figures import Figures
-from ...sidecars.sidecar_process import SidecarProcess, wait_until
-from ..faults import Say, Size
+from ..figures import Figures
+from ..sidecars.sidecar_process import SidecarProcess, wait_until
+from .faults import Say, Size
 from .faults_engines import EngineProcess
 
 _FULL: Final = 0.9  # of the pool; chosen

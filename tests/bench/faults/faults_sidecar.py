@@ -1,11 +1,14 @@
-"""The sidecar is stopped for a minute, there and deaf, while a real engine serves.
+"""The sidecar is killed again and again, or stopped, there and deaf, while a real engine serves.
 
-Times to first token are compared with those of a stock engine that serves in turn with it; the
-spread among stock's own passes is what a difference has to be seen against. What a step waited for
-us is the sum of all calls of our hooks in it, less the time in which the kernel had given the core
-to another process (``StepWatch``): up to 32 requests start in one step and end in the next, in
-which a third as many calls are made. What our client's thread takes of a step outside of those
-calls shows in the times to first token.
+The engine is vLLM itself, whose block pool is the oracle: it is *in step* while the ranking that it
+holds names exactly the blocks that its pool has cached.
+
+Times to first token beside a stopped sidecar are compared with those of a stock engine that serves
+in turn with it; the spread among stock's own passes is what a difference has to be seen against.
+What a step waited for us is the sum of all calls of our hooks in it, less the time in which the
+kernel had given the core to another process (``StepWatch``): up to 32 requests start in one step
+and end in the next, in which a third as many calls are made. What our client's thread takes of a
+step outside of those calls shows in the times to first token.
 """
 
 from __future__ import annotations
@@ -19,16 +22,70 @@ from typing import Final
 
 import numpy as np
 
-from ...figures import Figures
-from ...serving.engine_child import EngineChild, Served
-from ...serving.model import TINY, ensure_model
-from ...sidecars.sidecar_process import SidecarProcess, wait_until
-from ..faults import Say, Size
+from ..figures import Figures
+from ..serving.engine_child import EngineChild, Served
+from ..serving.model import TINY, ensure_model
+from ..sidecars.sidecar_process import SidecarProcess, wait_until
+from .faults import Say, Size
+
+KILLS: Final = 100
+REQUESTS: Final = 10_000
+_AWAY_S: Final = 0.3  # that it stays away, on top of what a start takes
+_PATIENCE_S: Final = 30.0
+
+
+@dataclass
+class Killed:
+    """How it went: ``took`` seconds from each restart's readiness until the engine was in step;
+    None: never.
+    """
+
+    served: Served = field(default_factory=Served)
+    took: list[float | None] = field(default_factory=list)
+
+
+def kill_over_and_over(directory: Path, kills: int, requests: int, say: Say) -> Killed:
+    """So many kills under load, and load until so many requests were served; raises ServerError:
+    the engine ended, or hangs.
+    """
+    killed, model = Killed(), ensure_model(TINY, directory / "tiny")
+    with (
+        SidecarProcess(directory) as sidecar,
+        EngineChild(model, directory / "engine.log", sidecar.endpoint) as engine,
+    ):
+        wait_until(engine.is_in_step, _PATIENCE_S)
+        for number in range(kills):
+            say(f"kill {number + 1} of {kills}; {killed.served.answered:,} requests served")
+            engine.go()
+            sidecar.kill()
+            time.sleep(_AWAY_S)
+            sidecar.start()
+            ready = time.monotonic()
+            killed.served += engine.rest()
+            in_step = wait_until(engine.is_in_step, _PATIENCE_S)
+            killed.took.append(time.monotonic() - ready if in_step else None)
+        while killed.served.answered + killed.served.failed < requests:
+            say(f"{killed.served.answered:,} of {requests:,} requests served")
+            engine.go()
+            time.sleep(2.0)
+            killed.served += engine.rest()
+    return killed
+
+
+def run_kills(figures: Figures, size: Size, say: Say) -> None:
+    with tempfile.TemporaryDirectory(prefix="kvg-") as folder:
+        killed = kill_over_and_over(Path(folder), KILLS, REQUESTS, say)
+    back = [seconds for seconds in killed.took if seconds is not None]
+    figures.add("engine_failures", killed.served.failed, "", "0")
+    figures.add("engine_requests", killed.served.answered, "", f"≥ {REQUESTS:,}")
+    figures.add("kills", len(killed.took), "", f"{KILLS}")
+    figures.add("resync_s", float(np.percentile(back, 99)) if back else _PATIENCE_S, "s", "p99 ≤ 5")
+    figures.add("never_equal_to_oracle", len(killed.took) - len(back), "", "0")
+
 
 STOPPED_S: Final = 60.0
 _STALE_S: Final = 3.0  # after which no ranking is acted on any more
 _LOADED: Final = 0.5  # share of the time in which requests come all at once
-_PATIENCE_S: Final = 30.0
 _PASS: Final = 40  # requests, one at a time
 
 
@@ -79,7 +136,7 @@ def _back_in_step(engine: EngineChild) -> float | None:
     return time.monotonic() - started
 
 
-def run(figures: Figures, size: Size, say: Say) -> None:
+def run_stopped(figures: Figures, size: Size, say: Say) -> None:
     with tempfile.TemporaryDirectory(prefix="kvg-") as folder:
         told = stop_for(Path(folder), STOPPED_S, say)
     served, waits = told.served, np.array(told.served.waits) * 1e3
