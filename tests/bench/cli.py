@@ -535,8 +535,7 @@ def _run_page() -> None:
 
 
 def _run_fleet(model: str | None, out: Path, as_json: bool) -> None:
-    from .fleet.fleet_demo import run_fleet_demo
-    from .fleet.fleet_demo_report import print_fleet, save_fleet
+    from .fleet.fleet_demo import print_fleet, run_fleet_demo, save_fleet
 
     with _explained():
         out = out.resolve()

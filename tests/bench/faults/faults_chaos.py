@@ -1,7 +1,8 @@
 """Faults at random, one on top of another, and calm between them: in calm all has to be well again.
 
 What may happen to a sidecar: it is killed, stopped, left without its disk, connected to by who says
-nothing; its engines reset, restart, lose what they send. The engine's memory is the oracle."""
+nothing; its engines reset, restart, lose what they send. The engine's memory is the oracle.
+"""
 
 from __future__ import annotations
 

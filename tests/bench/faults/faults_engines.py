@@ -1,7 +1,8 @@
 """Engines are killed and others take their place: what is known of the dead, and who hears of it.
 
 Engines with our hook are fake ones in processes of their own, behind the real client and the real
-sidecar; those without are publishers of vLLM's KV events, which replay what they still have."""
+sidecar; those without are publishers of vLLM's KV events, which replay what they still have.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,9 @@
 """Block events as fast as a large engine makes them, some batches lost: each loss is noticed.
 
 Lag is from a batch's sending to the moment that the sidecar has counted it, read from ``/status``
-(a quarter of a second of which is the status's own age)."""
+(a quarter of a second of which is the status's own age). Then ten times the usual load, through the
+client that an engine has: what an engine pays for it.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """KV events that are lost, replayed badly, repeated or disordered: what is made of them.
 
 The publisher speaks vLLM's protocol and keeps to its numbers; what it replays is short, late,
-without an end or full of holes. The oracle is the set of blocks that its true log leaves."""
+without an end or full of holes. The oracle is the set of blocks that its true log leaves.
+"""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from ..figures import quantile
 from ..recorded.agents_requests import AgentRequest
 from ..serving.progress import DemoProgress
 from ..serving.vllm_server import Server, ServerPlan, check_advised
-from .processes.route_process import RouteProcess
+from .router_process import RouteProcess
 
 LOAD: Final = 0.6
 """Share of the time in which one of the three engines would be busy by the fleet's clock, at the

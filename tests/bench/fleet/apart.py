@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Final, NoReturn
 
-from ...errors import BenchError
+from ..errors import BenchError
 
 APART: Final = ("unshare", "--net", "--pid", "--fork", "--kill-child", "--mount-proc")
 """Before a command: it gets a network of its own, and what it started ends with it."""

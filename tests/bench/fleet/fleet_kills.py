@@ -1,30 +1,128 @@
-"""Three real engines, two proxies, a sidecar and Mooncake's store, each killed in turn. It runs in
-a network of its own (``apart.py``).
+"""What ``kill -9`` of an engine, the sidecar, a router, the store's master and its owner costs.
+
+Three real engines, two proxies, a sidecar and Mooncake's store, each killed in turn, in a network of
+their own (``apart``).
 """
 
 from __future__ import annotations
 
 import asyncio
 import random
+import subprocess
+import tempfile
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any, Final
 
 import httpx
+from kvgraph.hooks.store.stores import MooncakeStore
+from kvgraph.hooks.vllm.tiers.sharing import StoreLookup
 
-from ...serving.completions import plain_body
-from ...serving.model import ModelShape, ensure_model
-from ...serving.vllm_server import ONE_CORE, Server, ServerPlan, check_advised
-from ...serving.workload import BLOCK
-from ...sidecars.sidecar_process import SidecarProcess, counted_since
-from ..processes.apart import tell
-from ..processes.route_process import RouteProcess
-from .breaker_watch import waits_after_kill
+from ..errors import BenchError
+from ..figures import Figures
+from ..serving.completions import plain_body
+from ..serving.model import ModelShape, ensure_model
+from ..serving.vllm_server import ONE_CORE, Server, ServerPlan, check_advised
+from ..serving.workload import BLOCK
+from ..sidecars.sidecar_process import SidecarProcess, counted_since
+from .apart import run_apart, tell
 from .kill_wave import KillWave
-from .mooncake_processes import PLACE, connected, owner, start_master
+from .mooncake_processes import PLACE, connected, owner, start_master, why_not
+from .router_process import RouteProcess
+
+BEGUN_THERE: Final = ("engine", "router")
+"""Killed ones that pass answers on: one that had begun there is cut."""
+
+STAGE: Final = __name__
+LONGEST_S: Final = 900.0
+
+
+def add_kills(figures: Figures, say: Callable[[str], None]) -> dict[str, dict[str, Any]]:
+    """Kill each part of a fleet of real engines with requests in flight; returns what came of each
+    wave, by what was killed in it. Raises BenchError: Mooncake does not run here, or the stage
+    broke.
+    """
+    if reason := why_not():
+        raise BenchError(f"the store's master and owner cannot be killed: {reason}")
+    breaker = run_apart(STAGE, "breaker", say, LONGEST_S)
+    with tempfile.TemporaryDirectory(prefix="kvg-") as folder:
+        waves = run_apart(STAGE, folder, say, LONGEST_S)
+    add_waves(figures, waves)
+    figures.add("breaker_s", breaker["longest_s"], "s", "< 1")
+    figures.add("waited_for_dead_store", breaker["requests"], f"of {breaker['asked']} requests")
+    return waves
+
+
+def add_waves(figures: Figures, waves: dict[str, dict[str, Any]]) -> None:
+    failed = {name: failed_in(name, facts) for name, facts in waves.items()}
+    figures.add("failed_after_kill", sum(failed.values()), "requests", "0")
+    figures.add("in_flight_at_kill", min(each["in_flight"] for each in waves.values()), "requests",
+                ">= 20")  # fmt: skip
+    for name in BEGUN_THERE:
+        figures.add(f"cut_by_kill_of_{name}", waves[name]["cut"], "begun there")
+    figures.add("asked_again_after_router", waves["router"]["asked_again"], "requests")
+    for name, facts in waves.items():
+        figures.add(f"store_loaded_{name}", facts["store_loaded"], "blocks")
+
+
+def failed_in(name: str, facts: dict[str, Any]) -> int:
+    """Requests that failed though no answer of theirs had begun at what was killed."""
+    cut: int = 0 if name in BEGUN_THERE else facts["cut"]
+    failed: int = facts["failed"]
+    return failed + cut
+
+
+_TICK_S: Final = 0.01  # between two requests that ask; chosen
+_WATCHED_S: Final = 4.0  # less than the first call blocks
+_CALM_S: Final = 0.5  # of questions that are answered before the kill; chosen
+_NAME: Final = "model"
+
+
+@dataclass(frozen=True, slots=True)
+class Waits:
+    """What requests waited for: the longest time for the store's word, how many waited, of
+    ``asked``, and how long asking kept the engine's thread at most.
+    """
+
+    longest_s: float
+    requests: int
+    asked: int
+    step_s: float
+
+
+def waits_after_kill(store: MooncakeStore, master: subprocess.Popen[bytes]) -> Waits:
+    """Kill the master while requests come, each of which asks the store for its prompt."""
+    lookup = StoreLookup(store, time.monotonic)
+    lookup.names = [_NAME]
+    _ask_for(lookup, _CALM_S)
+    master.kill()
+    master.wait()
+    return _ask_for(lookup, _WATCHED_S)
+
+
+def _ask_for(lookup: StoreLookup, seconds: float) -> Waits:
+    longest = step_s = 0.0
+    waiting: dict[str, None] = {}
+    numbers, waited = count(), set[str]()
+    begin = now = since = time.monotonic()
+    while now < begin + seconds:
+        name = f"{begin} {next(numbers)}"
+        lookup.ask(name, [name.encode()])
+        waiting[name] = None
+        for each in [each for each in waiting if not lookup.waits(each)]:
+            del waiting[each]
+            lookup.forget(each)
+        step_s = max(step_s, time.monotonic() - now)
+        time.sleep(_TICK_S)
+        since, now = since if waiting else now, time.monotonic()
+        waited.update(waiting)
+        longest = max(longest, now - since if waiting else 0.0)
+    return Waits(longest, len(waited), next(numbers), step_s)
+
 
 ENGINES: Final = 3
 REQUESTS: Final = 28

@@ -1,6 +1,6 @@
 """Ray Serve with its router that goes by prefixes, before engines that run: a process of its own.
 
-Called as ``python -P -m kvgraph_bench.fleet.routers.ray_front PORT FOLDER URL URL …``, in a network
+Called as ``python -P -m kvgraph_bench.fleet.ray_front PORT FOLDER URL URL …``, in a network
 of its own, since Ray listens beyond loopback. Each engine stands behind one thin deployment.
 """
 
@@ -99,6 +99,6 @@ def main(port: int, folder: str, urls: list[str]) -> None:
 
 if __name__ == "__main__":
     # By its name: Ray's processes find the classes there, with what their annotations name.
-    from kvgraph_bench.fleet.routers import ray_front
+    from kvgraph_bench.fleet import ray_front
 
     ray_front.main(int(sys.argv[1]), sys.argv[2], sys.argv[3:])

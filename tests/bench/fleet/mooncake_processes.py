@@ -15,8 +15,8 @@ from typing import Final
 from kvgraph.hooks.store.stores import MooncakeStore
 from kvgraph.kernels.errors import StorageError
 
-from ...errors import ServerError
-from ..processes.apart import has_networks
+from ..errors import ServerError
+from .apart import has_networks
 
 PORT: Final = 50951
 PLACE: Final = f"mooncake://127.0.0.1:{PORT}"

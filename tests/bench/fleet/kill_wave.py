@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import httpx
 
-from ...errors import BenchError
+from ..errors import BenchError
 
 LEAST: Final = 20
 """Requests in flight at a kill."""
