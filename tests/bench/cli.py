@@ -20,8 +20,7 @@ from .errors import BenchError
 if TYPE_CHECKING:
     from .agents.agents_arms import AgentArm
     from .demo.cliff import CliffResult
-    from .demo.demo import DemoResult
-    from .demo.demo_report import DemoRun
+    from .demo.demo import DemoResult, DemoRun
     from .demo.page_demo import LivePage
     from .figures import Figures
 
@@ -371,9 +370,9 @@ def agents(
         from .agents.agents import QUICK, Scale, run, save_details
         from .agents.agents_arms import ARMS
         from .closed.closed import run_closed_bench, save_closed
+        from .closed.closed_paper import run_paper
         from .closed.closed_pass import CLOSED_ARMS
-        from .closed.on_paper.closed_paper import run_paper
-        from .closed.on_paper.open_paper import run_open
+        from .closed.open_paper import run_open
         from .recorded.agents_requests import SESSIONS
 
         shown, sessions = not as_json, sessions or SESSIONS
@@ -493,7 +492,7 @@ def _run_demo(model: str | None, out: Path, part: str, printed: bool = False) ->
             f"{part!r}; allowed: all, cliff, engine, found, hits, page, fleet", param_hint="--part"
         )
     with _explained():
-        from .demo.demo_report import DemoRun, print_last_words
+        from .demo.demo import DemoRun, print_last_words
         from .serving.progress import DemoProgress
 
         out = out.resolve()
@@ -562,8 +561,7 @@ def _run_cliff(out: Path, page: LivePage | None) -> CliffResult:
 
 
 def _run_found(model: str | None, out: Path, page: LivePage | None, on_engine: bool) -> DemoResult:
-    from .demo.demo import run_found, run_hits
-    from .demo.demo_report import print_report
+    from .demo.demo import print_report, run_found, run_hits
     from .demo.page_demo import agents_at
     from .serving.progress import DemoProgress
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import datetime
 import json
+import logging
 import os
 import platform
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from operator import eq, ge, gt, le, lt
 from pathlib import Path
@@ -155,3 +157,14 @@ def machine() -> str:
     except (OSError, StopIteration):
         model = platform.machine()
     return f"{os.cpu_count()} × {model}, {platform.system()} {platform.machine()}, no GPU used"
+
+
+@contextmanager
+def only_errors() -> Iterator[None]:
+    """Log nothing below an error: vLLM sets the levels of its loggers anew whenever it likes."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        yield
+    finally:
+        logging.disable(before)

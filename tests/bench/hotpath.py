@@ -22,8 +22,7 @@ from kvgraph.hooks.vllm.free_queue.arranger import FreeQueueArranger
 from kvgraph.hooks.vllm.index import BlockIndex
 from rich.console import Console
 
-from .figures import Figures
-from .paper.quiet import only_errors
+from .figures import Figures, only_errors
 
 PARTS: Final = ("all", "pool", "client", "steps")
 BLOCK_SIZE: Final = 16

@@ -13,8 +13,20 @@ from kvgraph.hooks.confkv.settings import ConfKVSettings
 from torch import Tensor
 
 from ..figures import Figures
-from .confkv_arms import STATIC, WINDOW, coarse, confident, in_int8, replayed, victims, with_pyramid
-from .followed import Floats, Followed, follow, read_at_once
+from .confkv_arms import (
+    STATIC,
+    WINDOW,
+    Floats,
+    Followed,
+    coarse,
+    confident,
+    follow,
+    in_int8,
+    read_at_once,
+    replayed,
+    victims,
+    with_pyramid,
+)
 from .resampled import apart, difference, gap_closed
 
 LEAST_GAP: Final = 0.05  # nats between window and full; below, there is nothing to close

@@ -11,33 +11,73 @@ import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 from kvgraph.advisor.assembly import new_graph
 from kvgraph.advisor.config.config import Config
 from kvgraph.advisor.page.misses import RequestView, request_view
 from kvgraph.advisor.planner import GraphEvictionAdvisor
+from kvgraph.advisor.replay.reader import new_file
 from kvgraph.advisor.replay.recorded_sessions import read_sessions
 from kvgraph.graph.logs.history import History
 from kvgraph.graph.logs.reasons import Detail
 from kvgraph.graph.logs.requests import LIMIT
+from kvgraph.graph.types import as_keys
 from kvgraph.graph.wire.advice import ContentKey
-from kvgraph.graph.wire.events import AnyEvent, BlocksResident
+from kvgraph.graph.wire.events import (
+    AnyEvent,
+    BlocksAttended,
+    BlocksEmbedded,
+    BlocksResident,
+    EngineHello,
+)
 
 from ..closed.closed_pass import ClosedTurn, Script, scripts
-from ..closed.on_paper.paper_loop import AGENTS, PaperLink
-from ..figures import Figures
+from ..closed.paper_loop import AGENTS, PaperLink
+from ..figures import Figures, only_errors
 from ..paper.paper_engine import PaperEngine, Shape, base_config
 from ..paper.paper_model import runner_output
-from ..paper.quiet import only_errors
 from ..policies.policies_fleets import SHIPPED
 from ..serving.model import TINY, ModelShape, ensure_model
-from .raw_log import RawLog
 from .raw_log_oracle import RawLogOracle, Verdict
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
+
+_PACKED: Final = ("hashes", "contents")  # fields of eight bytes each, one after the other
+_LEFT_OUT: Final = (BlocksAttended, BlocksEmbedded)  # numbers of every step, and no fact of a block
+
+
+class RawLog:
+    """Writes a line for each event of a sidecar: ``{"at", "engine", "event", …fields}``.
+
+    ``at`` is in seconds since the log began, ``engine`` is an engine's id (its name is in its
+    hello, as ``name``), ``hashes`` and ``contents`` are lists of ``0x…`` in chain order.
+    """
+
+    def __init__(self, path: Path, *, clock: Callable[[], float]) -> None:
+        self._clock, self._began, self._file = clock, clock(), new_file(path)
+        self.close = self._file.close
+
+    def __call__(self, engine: str, events: Sequence[AnyEvent]) -> None:
+        at = round(self._clock() - self._began, 6)
+        for event in events:
+            if not isinstance(event, _LEFT_OUT):
+                line = {"at": at, "engine": engine, **_worded(event)}
+                self._file.write(json.dumps(line) + "\n")
+
+
+def _worded(event: AnyEvent) -> dict[str, Any]:
+    fields = msgspec.to_builtins(msgspec.structs.asdict(event), builtin_types=(bytes,))
+    if isinstance(event, EngineHello):
+        fields["name"] = fields.pop("engine")
+    for name in _PACKED:
+        if isinstance(packed := fields.get(name), bytes):
+            whole = packed[: len(packed) // 8 * 8]
+            fields[name] = [f"{key:#018x}" for key in as_keys(whole).tolist()]
+    return {"event": type(event).__name__, **fields}
+
 
 Told = Callable[[str, Sequence[AnyEvent]], None]
 

@@ -17,12 +17,11 @@ from kvgraph.advisor.replay.tables import pyplot
 from rich.console import Console
 from rich.table import Table
 
+from ..closed.closed_paper import BLOCKS, play_on_paper
 from ..closed.closed_pass import Clock, ClosedRun, scripts
-from ..closed.on_paper.closed_paper import BLOCKS, play_on_paper
-from ..closed.on_paper.paper_loop import PAPER_HOLD, PAPER_STOCK
-from ..figures import Figures, measured_now, quantile
+from ..closed.paper_loop import PAPER_HOLD, PAPER_STOCK
+from ..figures import Figures, measured_now, only_errors, quantile
 from ..paper.paper_engine import base_config
-from ..paper.quiet import only_errors
 from ..recorded.agents_requests import SESSIONS
 from ..serving.model import TINY, ModelShape, ensure_model
 from ..serving.progress import DemoProgress

@@ -27,8 +27,7 @@ from ..figures import Figures, keep_raw, measured_now
 from ..serving.completions import forced, open_client, send
 from ..serving.model import TINY, ensure_model, vocabulary_size
 from ..serving.vllm_server import Server, ServerPlan, check_advised
-from ..sidecars.sidecar_bench import listened
-from .engine_feed import Load
+from ..sidecars.sidecar_bench import Load, listened
 from .engine_rounds import CONCURRENCY, Round, Rounds, Say, rounds_in_turns
 from .profiled_executor import OWN_TIMES, is_ours
 

@@ -1,7 +1,7 @@
 """What ``kill -9`` of an engine, the sidecar, a router, the store's master and its owner costs.
 
-Three real engines, two proxies, a sidecar and Mooncake's store, each killed in turn, in a network of
-their own (``apart``).
+Three real engines, two proxies, a sidecar and Mooncake's store, each killed in turn, in a network
+of their own (``apart``).
 """
 
 from __future__ import annotations

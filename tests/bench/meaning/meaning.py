@@ -9,14 +9,12 @@ from typing import Final
 
 from rich.console import Console
 
-from ..figures import Figures
-from ..paper.quiet import only_errors
+from ..figures import Figures, only_errors
 from .chat_layers import Labelled, judge_layers
+from .costs import add_layers_cost, add_sampling_cost
+from .engine_figures import FULL, QUICK, add_engine_figures
 from .families import FAMILIES
 from .forgery_judge import believed
-from .layers_cost import add_layers_cost
-from .live.engine_figures import FULL, QUICK, add_engine_figures
-from .live.sampling_cost import add_sampling_cost
 from .stops import Judged, judge
 
 PARTS: Final = ("all", "answers", "cost", "sampling", "engine")

@@ -21,6 +21,7 @@ from .chat_experiments import (
     FULL,
     PLANTED_BUDGET,
     WALL_BUDGET,
+    WORD,
     Outcome,
     arm,
     coding,
@@ -29,7 +30,6 @@ from .chat_experiments import (
     wall,
 )
 from .memory_stage import remembering_engine
-from .told_chats import WORD
 
 SESSIONS: Final = 15
 _TIGHT: Final = BUDGETS[-1]

@@ -25,9 +25,13 @@ from .policies_cells import (
     OTHERS_ARM,
     PRICE_ARM,
     Cell,
+    Course,
+    Journal,
     Rates,
+    fingerprint,
     play,
 )
+from .policies_cells import JOURNAL as DEFAULT
 from .policies_fleets import (
     CONVERSATIONS,
     FAST,
@@ -38,7 +42,6 @@ from .policies_fleets import (
     of_tenants,
     sessions_in,
 )
-from .policies_journal import DEFAULT, Course, Journal, fingerprint
 
 STANDS: Final = (0.2, 0.95)  # where LRU is beyond, there is nothing to gain or nothing to lose
 

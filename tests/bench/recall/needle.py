@@ -18,8 +18,7 @@ from kvgraph.hooks.confkv.settings import ConfKVSettings
 from kvgraph.hooks.recall.cover import SpliceLimits
 from kvgraph.kernels.rope import rope_from_config
 
-from ..confkv.confkv_arms import STATIC
-from ..confkv.followed import follow
+from ..confkv.confkv_arms import STATIC, follow
 from ..confkv.resampled import wilson
 from ..confkv.small_models import load, shipped
 from ..figures import Figures

@@ -14,6 +14,7 @@ from kvgraph.dashboards.metrics import engine_metrics
 from kvgraph.dashboards.source import EngineStatus
 from kvgraph.graph.wire.events import HOLD_ENDS, AdmissionReport
 from kvgraph_bench.closed.closed import ClosedResult, ClosedScale
+from kvgraph_bench.closed.closed_paper import play_on_paper
 from kvgraph_bench.closed.closed_pass import (
     Clock,
     ClosedAnswer,
@@ -23,9 +24,8 @@ from kvgraph_bench.closed.closed_pass import (
     parse_holds,
     scripts,
 )
-from kvgraph_bench.closed.on_paper.closed_paper import play_on_paper
-from kvgraph_bench.closed.on_paper.open_paper import Sessions, play_open
-from kvgraph_bench.closed.on_paper.paper_loop import (
+from kvgraph_bench.closed.open_paper import Sessions, play_open
+from kvgraph_bench.closed.paper_loop import (
     PAPER_ARMS,
     PAPER_HOLD,
     PAPER_STOCK,

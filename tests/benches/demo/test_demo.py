@@ -19,8 +19,15 @@ import zmq
 from kvgraph.graph.types import SourceLayer
 from kvgraph_bench.agents.agents_arms import AgentPass
 from kvgraph_bench.closed.closed_pass import Clock, ClosedAnswer, ClosedPass, ClosedRun
-from kvgraph_bench.demo.demo import HAD, ArmResult, DemoResult, run_found
-from kvgraph_bench.demo.demo_report import DemoRun, print_last_words, print_report
+from kvgraph_bench.demo.demo import (
+    HAD,
+    ArmResult,
+    DemoResult,
+    DemoRun,
+    print_last_words,
+    print_report,
+    run_found,
+)
 from kvgraph_bench.demo.engine_cliff import EngineCliff
 from kvgraph_bench.serving.cache_ledger import Books, Ledger, Tally, layers_of
 from kvgraph_bench.serving.completions import Answer, PassResult

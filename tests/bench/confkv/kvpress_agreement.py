@@ -15,9 +15,9 @@ from kvgraph.hooks.confkv.layer import ConfLayer, Ranker
 from kvgraph.hooks.confkv.settings import ConfKVSettings
 from torch import Tensor
 
-from ...errors import BenchError
-from ...figures import Figures
-from ..confkv_arms import POOLED, STREAMING, HeavyHitters, SnapKV
+from ..errors import BenchError
+from ..figures import Figures
+from .confkv_arms import POOLED, STREAMING, HeavyHitters, SnapKV
 
 KEPT: Final = 0.25  # of a prompt; chosen
 RECENT: Final = 32  # newest tokens that stay: the queries that SnapKV looks at

@@ -14,16 +14,15 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from ...agents.agents_arms import KEPT_BACK, pool_for
-from ...figures import Figures, measured_now, quantile
-from ...paper.paper_engine import BLOCK_SIZE, base_config
-from ...paper.quiet import only_errors
-from ...recorded.agents_requests import AgentRequest, recorded_requests
-from ...serving.cache_ledger import Books
-from ...serving.model import TINY, ModelShape, ensure_model
-from ...serving.progress import DemoProgress
-from ...serving.workload import BLOCK
-from ..closed_pass import ClosedAnswer, ClosedTurn, HoldCounts
+from ..agents.agents_arms import KEPT_BACK, pool_for
+from ..figures import Figures, measured_now, only_errors, quantile
+from ..paper.paper_engine import BLOCK_SIZE, base_config
+from ..recorded.agents_requests import AgentRequest, recorded_requests
+from ..serving.cache_ledger import Books
+from ..serving.model import TINY, ModelShape, ensure_model
+from ..serving.progress import DemoProgress
+from ..serving.workload import BLOCK
+from .closed_pass import ClosedAnswer, ClosedTurn, HoldCounts
 from .paper_loop import (
     AGENTS,
     PAPER_HOLD,

@@ -20,14 +20,14 @@ import httpx
 import numpy as np
 from kvgraph.graph.types import SourceLayer
 
-from ...agents.agents_arms import busy_cores, watched
-from ...errors import BenchError
-from ...figures import Figures
-from ...serving.cache_ledger import Digest, Ledger, chain_digest
-from ...serving.model import ModelShape, ensure_model
-from ...serving.vllm_server import Server, ServerPlan
-from ...serving.workload import BLOCK
-from ..families import FAMILIES, write_tokenizer
+from ..agents.agents_arms import busy_cores, watched
+from ..errors import BenchError
+from ..figures import Figures
+from ..serving.cache_ledger import Digest, Ledger, chain_digest
+from ..serving.model import ModelShape, ensure_model
+from ..serving.vllm_server import Server, ServerPlan
+from ..serving.workload import BLOCK
+from .families import FAMILIES, write_tokenizer
 
 if TYPE_CHECKING:
     from openai import OpenAI

@@ -20,13 +20,12 @@ from kvgraph.hooks.confkv.settings import ConfKVSettings
 from torch import Tensor
 from transformers import DynamicCache
 
-from ...figures import Figures
-from ...teaching.recall_language import SAID, make_quiz
-from ..confkv_arms import STATIC, confident
-from ..confkv_texts import Told, haystacks, told_codes
-from ..followed import follow, read_at_once
-from ..resampled import wilson
-from ..small_models import Loaded
+from ..figures import Figures
+from ..teaching.recall_language import SAID, make_quiz
+from .confkv_arms import STATIC, confident, follow, read_at_once
+from .confkv_texts import Told, haystacks, told_codes
+from .resampled import wilson
+from .small_models import Loaded
 
 LENGTHS: Final = (256, 512, 1024)  # of the text, told and asked codes within
 _DEPTHS: Final = (0.1, 0.3, 0.5, 0.7, 0.9)

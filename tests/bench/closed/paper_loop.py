@@ -27,13 +27,13 @@ from kvgraph.graph.wire.events import HOLD_ENDS
 from kvgraph.hooks.vllm.patches import bind_scheduler
 from kvgraph.hooks.vllm.tiers.worker import TierMetadata, TierWorkerMetadata
 
-from ...paper.paper_engine import BLOCK_SIZE, PaperEngine, Shape
-from ...paper.paper_model import LOADS, SPILLS, Batch, aggregated, runner_output
-from ...recorded.agents_requests import SHRINK, AgentRequest
-from ...serving.cache_ledger import Books
-from ...serving.completions import Answer
-from ...serving.vllm_server import HINTS
-from ..closed_pass import LONGEST_FIRST, ClosedAnswer, ClosedTurn, HoldCounts
+from ..paper.paper_engine import BLOCK_SIZE, PaperEngine, Shape
+from ..paper.paper_model import LOADS, SPILLS, Batch, aggregated, runner_output
+from ..recorded.agents_requests import SHRINK, AgentRequest
+from ..serving.cache_ledger import Books
+from ..serving.completions import Answer
+from ..serving.vllm_server import HINTS
+from .closed_pass import LONGEST_FIRST, ClosedAnswer, ClosedTurn, HoldCounts
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
