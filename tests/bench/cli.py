@@ -19,9 +19,7 @@ from .errors import BenchError
 
 if TYPE_CHECKING:
     from .agents.agents_arms import AgentArm
-    from .demo.cliff import CliffResult
-    from .demo.demo import DemoResult, DemoRun
-    from .demo.page_demo import LivePage
+    from .demo.demo import DemoRun
     from .figures import Figures
 
 app = typer.Typer(no_args_is_help=True, help="Measure every figure that README and docs claim.")
@@ -491,39 +489,42 @@ def _run_demo(model: str | None, out: Path, part: str, printed: bool = False) ->
         raise typer.BadParameter(
             f"{part!r}; allowed: all, cliff, engine, found, hits, page, fleet", param_hint="--part"
         )
-    with _explained():
-        from .demo.demo import DemoRun, print_last_words
+    with _explained(), contextlib.ExitStack() as watching:
+        from .demo import cliff, demo, engine_cliff
+        from .demo.page_demo import LivePage, agents_at
         from .serving.progress import DemoProgress
 
         out = out.resolve()
         out.mkdir(parents=True, exist_ok=True)
-        done = DemoRun(out)
-        with contextlib.ExitStack() as watching:
-            page = watching.enter_context(_watched()) if printed else None
-            if part in ("all", "cliff"):
-                done.cliff = _run_cliff(out, page)
-            if part in ("all", "engine"):
-                from .demo.engine_cliff import print_engine_cliff, run_engine_cliff
-
-                with DemoProgress(0) as shown:
-                    done.engine = run_engine_cliff(model, out, shown, page)
-                if printed:
-                    print_engine_cliff(done.engine)
-            if part in ("all", "found", "hits"):
-                done.found = _run_found(model, out, page, on_engine=part == "hits")
-            done.save()
+        done, page = demo.DemoRun(out), None
+        if printed:
+            page = watching.enter_context(LivePage())
+            Console(stderr=True).print(page.invitation, soft_wrap=True)
+        if part in ("all", "cliff"):
+            with agents_at(page), DemoProgress(0) as shown:
+                done.cliff = cliff.run_cliff(out, shown)
+            cliff.save_cliff(done.cliff)
+            if printed:
+                cliff.print_cliff(done.cliff)
+        if part in ("all", "engine"):
+            with DemoProgress(0) as shown:
+                done.engine = engine_cliff.run_engine_cliff(model, out, shown, page)
+            if printed:
+                engine_cliff.print_engine_cliff(done.engine)
+        if part == "hits":
+            with DemoProgress(0) as shown:
+                done.found = demo.run_hits(model, out, shown, page)
+        elif part in ("all", "found"):
             if page is not None:
-                print_last_words(done, page.address)
+                page.begin_anew()
+            with agents_at(page), DemoProgress(0) as shown:
+                done.found = demo.run_found(out, shown)
+        if printed and done.found is not None:
+            demo.print_report(done.found)
+        done.save()
+        if page is not None:
+            demo.print_last_words(done, page.address)
     return done
-
-
-@contextlib.contextmanager
-def _watched() -> Iterator[LivePage]:
-    from .demo.page_demo import LivePage
-
-    with LivePage() as page:
-        Console(stderr=True).print(page.invitation, soft_wrap=True)
-        yield page
 
 
 def _run_page() -> None:
@@ -545,37 +546,6 @@ def _run_fleet(model: str | None, out: Path, as_json: bool) -> None:
         result.figures().print(as_json=True)
     else:
         print_fleet(result)
-
-
-def _run_cliff(out: Path, page: LivePage | None) -> CliffResult:
-    from .demo.cliff import print_cliff, run_cliff, save_cliff
-    from .demo.page_demo import agents_at
-    from .serving.progress import DemoProgress
-
-    with agents_at(page), DemoProgress(0) as shown:
-        result = run_cliff(out, shown)
-    save_cliff(result)
-    if page is not None:
-        print_cliff(result)
-    return result
-
-
-def _run_found(model: str | None, out: Path, page: LivePage | None, on_engine: bool) -> DemoResult:
-    from .demo.demo import print_report, run_found, run_hits
-    from .demo.page_demo import agents_at
-    from .serving.progress import DemoProgress
-
-    if on_engine:
-        with DemoProgress(0) as shown:
-            result = run_hits(model, out, shown, page)
-    else:
-        if page is not None:
-            page.begin_anew()
-        with agents_at(page), DemoProgress(0) as shown:
-            result = run_found(out, shown)
-    if page is not None:
-        print_report(result)
-    return result
 
 
 @contextlib.contextmanager

@@ -92,19 +92,10 @@ def new_pool(num_blocks: int) -> Any:
 
 
 def request_maker() -> Callable[[list[int]], Any]:
-    from vllm import SamplingParams
-    from vllm.utils.hashing import sha256
-    from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
-    from vllm.v1.request import Request
+    from .paper.paper_engine import request_maker as named
 
-    init_none_hash(sha256)
-    hasher, numbers = get_request_block_hasher(BLOCK_SIZE, sha256), itertools.count()
-
-    def make(tokens: list[int]) -> Any:
-        sampling = SamplingParams(max_tokens=OUTPUT_TOKENS)
-        return Request(f"request-{next(numbers)}", tokens, sampling, None, block_hasher=hasher)
-
-    return make
+    make, numbers = named(), itertools.count()
+    return lambda tokens: make(f"request-{next(numbers)}", tokens, OUTPUT_TOKENS)
 
 
 def cached_pool(

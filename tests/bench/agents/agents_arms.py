@@ -44,7 +44,7 @@ from ..serving.cache_ledger import Digest, Ledger, OwnCounts, Tally, chain_of, l
 from ..serving.completions import Answer, OnAnswer, PassResult, open_client, send
 from ..serving.model import vocabulary_size
 from ..serving.progress import DemoProgress
-from ..serving.vllm_server import Server, ServerPlan, check_advised
+from ..serving.vllm_server import Server, ServerPlan
 from ..serving.workload import BLOCK
 
 NULL_BLOCK: Final = 1  # of a pool, vLLM's own; it holds nothing
@@ -359,8 +359,6 @@ def run_arm(
     tag = "-".join(str(part) for part in (arm.name, room.pool, host, number) if part)
     shown.starting(tag)
     with Server(room.plan(arm, tag)) as server:
-        if arm.graph:
-            check_advised(server)
         shown.passing(tag, "one at a time", len(requests))
         sender = Sender([server.url], requests, arm.telling, shown.answered, pace or 0.0)
         passed = sender.one_by_one()
@@ -404,8 +402,6 @@ def watched(plan: ServerPlan, known: dict[Digest, SourceLayer]) -> Iterator[tupl
     with tempfile.TemporaryDirectory(prefix="kvgraph-watch-") as sockets:
         events = f"ipc://{sockets}/events.sock"
         with Ledger(events, known) as ledger, Server(replace(plan, events_endpoint=events)) as one:
-            if plan.graph:
-                check_advised(one)
             yield one, ledger
 
 

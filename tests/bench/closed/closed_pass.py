@@ -21,7 +21,7 @@ from ..errors import CompletionError, TrafficError
 from ..recorded.agents_requests import AgentRequest, build_requests
 from ..serving.completions import Answer, OnAnswer, open_client, send
 from ..serving.progress import DemoProgress
-from ..serving.vllm_server import Server, check_advised
+from ..serving.vllm_server import Server
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,8 +253,6 @@ def run_closed(
     tag = f"{arm.name}-{len(users)}"
     shown.starting(tag)
     with Server(room.plan(arm, tag)) as server:
-        if arm.graph:
-            check_advised(server)
         shown.passing(tag, f"{len(users)} agents")
         passed = asyncio.run(closed_loop(server.url, users, arm.telling, clock, shown.answered))
         return ClosedRun(arm.name, len(users), passed, hold_counts(server) if arm.graph else None)

@@ -1,8 +1,4 @@
-"""An engine on paper, those who ask it, and its sidecar, on one clock.
-
-Scheduler, cache manager, connector, hold, graph and planner are the real ones; a step takes what a
-model of the service says. Nothing depends on how busy this machine is, and hours take seconds.
-"""
+"""An engine on paper, those who ask it, and its sidecar, on one clock."""
 
 from __future__ import annotations
 
@@ -12,33 +8,27 @@ import itertools
 import math
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
 from unittest.mock import patch
 
 import msgspec
-from kvgraph.advisor.assembly import new_graph
 from kvgraph.advisor.config.config import Config
 from kvgraph.advisor.config.sections import PolicyConfig, ScoreConfig
-from kvgraph.advisor.planner import GraphEvictionAdvisor
-from kvgraph.advisor.replay.trace import AGENTS_SERVICE, HostLink
 from kvgraph.graph.wire.events import HOLD_ENDS
 from kvgraph.hooks.vllm.patches import bind_scheduler
-from kvgraph.hooks.vllm.tiers.worker import TierMetadata, TierWorkerMetadata
 
-from ..paper.paper_engine import BLOCK_SIZE, PaperEngine, Shape
-from ..paper.paper_model import LOADS, SPILLS, Batch, aggregated, runner_output
-from ..recorded.agents_requests import SHRINK, AgentRequest
+from ..paper.paper_engine import Shape
+from ..paper.timed_engine import AGENTS, PaperService, PaperSidecar, TimedEngine
+from ..recorded.agents_requests import AgentRequest
 from ..serving.cache_ledger import Books
 from ..serving.completions import Answer
 from ..serving.vllm_server import HINTS
-from .closed_pass import LONGEST_FIRST, ClosedAnswer, ClosedTurn, HoldCounts
+from .closed_pass import ClosedAnswer, ClosedTurn, HoldCounts
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
-    from vllm.v1.core.sched.output import SchedulerOutput
-    from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
     from vllm.v1.request import Request
 
 
@@ -74,167 +64,6 @@ PAPER_TIERS: Final = PaperArm("tiers", host=1.0, hinted=True)
 PAPER_ARMS: Final = (
     PAPER_STOCK, PAPER_LPM, PAPER_OFF, PAPER_HOLD, PAPER_TOLD, PAPER_HOST_LRU, PAPER_HOST_HOLD,
 )  # fmt: skip
-
-
-TOLD_S: Final = 0.5  # between rounds of the sidecar
-_QUEUE: Final = 1 << 20  # events: none is dropped between two rounds
-
-
-class PaperSidecar:
-    def __init__(self, engine: PaperEngine, arm: PaperArm, time: Callable[[], float]) -> None:
-        self._side, self._time = engine.side, time
-        if arm.hold:
-            bind_scheduler(engine.scheduler)
-        self._side.client.outbox.open(_QUEUE)
-        self._side.client.linked_since = 0.0
-        policy = PolicyConfig(name="lru") if arm.plain else PolicyConfig()
-        none = ScoreConfig(protected_share=0.0, inferred_share=0.0)
-        config = Config(policy=policy, score=none if arm.unprotected else ScoreConfig())
-        self.graph = new_graph(config, time)
-        hello = self._side.hello()
-        self._name = hello.engine
-        self.graph.apply(self._name, [hello])
-        self._planner = GraphEvictionAdvisor(
-            self.graph, lambda: {self._name: 0}, interval_s=TOLD_S,
-            max_ranked=config.sidecar.max_ranked, prefetch=config.prefetch, clock=time,
-        )  # fmt: skip
-        self._next = 0.0
-
-    def turn(self) -> None:
-        now = self._time()
-        if now < self._next:
-            return
-        self._next = now + TOLD_S
-        client = self._side.client
-        events = [*client.outbox.take_all(), *self._side.heartbeat(0)]
-        self.graph.apply(self._name, events)
-        self._planner.tick()
-        ranking = self._planner.latest.get(self._name)
-        word = self._planner.admissions.get(self._name)
-        order = self._planner.orders.latest.get(self._name)
-        client.hold_ranking(None if ranking is None else replace(ranking, known_of=now))
-        client.hold_admission(None if word is None else replace(word, known_of=now))
-        client.hold_wanted(None if order is None else order.keys)
-
-    def held(self) -> HoldCounts | None:
-        if self._side.holding is None:
-            return None
-        report = self._side.holding.report()
-        ends = dict(zip(HOLD_ENDS, report.released, strict=True))
-        return HoldCounts(report.held, report.not_held, report.longest_s, report.waited_s, ends)
-
-
-_LANES: Final = (LOADS, SPILLS)  # a link carries both directions at once
-
-
-class PaperLink:
-    """Moves blocks there and back, in each direction one job after the other."""
-
-    def __init__(self, engine: PaperEngine, link: HostLink | None = None) -> None:
-        self._engine = engine
-        (self._worker,) = engine.workers
-        self._block_s = (link or HostLink()).seconds(1, BLOCK_SIZE * SHRINK)
-        self._free_at = dict.fromkeys(_LANES, 0.0)  # when the job that leads a lane may begin
-
-    def order(self, step: SchedulerOutput, now: float) -> None:
-        """Take a step's orders; they begin at ``now``, behind those under way."""
-        metadata = step.kv_connector_metadata
-        for lane in _LANES:
-            if self._worker.leading(lane) is None:
-                self._free_at[lane] = now
-        if isinstance(metadata, TierMetadata):
-            self._worker.submit(metadata.work, self._worker.forwards)
-
-    def reported(
-        self, step: SchedulerOutput, tokens: dict[str, list[int]], now: float
-    ) -> ModelRunnerOutput:
-        batch = Batch(step, {}, [self._said(now)], runner_output(tokens))
-        return aggregated(batch, self._engine.aggregator)
-
-    def _said(self, now: float) -> KVConnectorOutput:
-        from vllm.v1.outputs import KVConnectorOutput
-
-        self._move(now)
-        self._worker.forwards += 1
-        finished, failed = self._worker.answers.take_loaded()
-        answer = self._worker.answers.take_answer()
-        return KVConnectorOutput(
-            finished_recving=finished,
-            invalid_block_ids=failed,
-            kv_connector_worker_meta=TierWorkerMetadata(answer) if answer else None,
-        )
-
-    def _move(self, now: float) -> None:
-        for lane in _LANES:
-            while (copies := self._worker.leading(lane)) is not None:
-                ends = self._free_at[lane] + copies * self._block_s
-                if ends > now:
-                    break
-                self._free_at[lane] = ends
-                for _half in range(2):
-                    self._worker.advance(lane)
-
-
-_IDLE_S: Final = 0.05  # a step that schedules nothing; chosen
-
-
-class Asked(Protocol):
-    @property
-    def turn(self) -> ClosedTurn:
-        """What it asks, and what is answered."""
-
-
-@dataclass(frozen=True, slots=True)
-class PaperService:
-    """How fast a model is: ``prefill`` tokens a second, of at most ``step_tokens`` in a step;
-    ``step_s`` seconds of any step, ``decode_s`` at least of one in which somebody decodes.
-    """
-
-    prefill: float
-    decode_s: float
-    step_tokens: int
-    sequences: int = 64  # no run with ``--best 20`` has more agents; chosen
-    step_s: float = 0.0
-
-    def step(
-        self, scheduler: Any, order: Any, asked: Mapping[str, Asked]
-    ) -> tuple[dict[str, list[int]], float]:
-        """The tokens that it says, by request, as the answers have them; the seconds it takes."""
-        tokens: dict[str, list[int]] = {}
-        prefilled, decodes = 0, False
-        for name, count in order.num_scheduled_tokens.items():
-            request = scheduler.requests[name]
-            said = request.num_tokens - request.num_prompt_tokens
-            decodes = decodes or said > 0
-            prefilled += count if not said else 0
-            whole = request.num_computed_tokens >= request.num_tokens
-            tokens[name] = [asked[name].turn.request.answer[said]] if whole else []
-        return tokens, self._seconds(prefilled, decodes)
-
-    def _seconds(self, prefilled: int, decodes: bool) -> float:
-        if not prefilled and not decodes:
-            return _IDLE_S
-        return self.step_s + max(prefilled / self.prefill, self.decode_s if decodes else 0.0)
-
-    def config(self, base: VllmConfig, longest_first: bool = False) -> VllmConfig:
-        """``base`` for prompts of up to 4,096 tokens, in such steps."""
-        config = copy.copy(base)
-        config.model_config = copy.copy(base.model_config)
-        config.scheduler_config = copy.copy(base.scheduler_config)
-        config.model_config.max_model_len = 4096
-        config.scheduler_config.max_model_len = 4096
-        config.scheduler_config.max_num_batched_tokens = self.step_tokens
-        config.scheduler_config.max_num_scheduled_tokens = None
-        config.scheduler_config.max_num_seqs = self.sequences
-        config.scheduler_config.scheduler_cls = LONGEST_FIRST if longest_first else None
-        return config
-
-
-AGENTS: Final = PaperService(
-    prefill=AGENTS_SERVICE.prefill_tokens_per_s / SHRINK,
-    decode_s=AGENTS_SERVICE.decode_s_per_token * SHRINK,
-    step_tokens=192,  # 180, what prefill reaches in one decode step, in whole blocks
-)  # the replay lab's service, in this fleet's smaller tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,8 +114,7 @@ class PaperLoop:
         pace: float = 1.0,
         books: Books | None = None,
     ) -> None:
-        self._arm, self._crowd, self._service, self._pace = arm, crowd, service, pace
-        self.now = 0.0
+        self._arm, self._crowd, self._pace = arm, crowd, pace
         warm = int(arm.host * blocks) if arm.hosted else None
         shape = Shape(blocks=blocks, warm=warm, plain=arm.plain, ahead=arm.ahead, stock=arm.stock)
         config = service.config(base, arm.longest_first)
@@ -294,29 +122,47 @@ class PaperLoop:
             config = _with_events(config)
         # An engine believes its callers by default, or in everything.
         with patch.dict(os.environ, {HINTS: "all"} if arm.layered else {}):
-            self.engine = PaperEngine(config, shape, clock=lambda: self.now)
+            self.engine = TimedEngine(config, shape, service)
         self._scheduler = self.engine.scheduler
         if books is not None:
             self._scheduler.kv_event_publisher = _Booked(books)
-        self._link = PaperLink(self.engine) if self.engine.has_tiers else None
-        self.sidecar = None if arm.stock else PaperSidecar(self.engine, arm, lambda: self.now)
+        if arm.hold:
+            bind_scheduler(self._scheduler)
+        self.sidecar = None if arm.stock else self._advised()
         self.unanswered: dict[str, Unanswered] = {}
         self._numbers = itertools.count()
         self.answers: list[ClosedAnswer] = []
 
+    @property
+    def now(self) -> float:
+        return self.engine.now
+
     def run(self, end_s: float = math.inf) -> None:
-        while self.now < end_s and (self._scheduler.has_requests() or self._crowd.next_s < end_s):
-            for sent in self._crowd.due(self.now):
+        engine = self.engine
+        while engine.now < end_s and (self._scheduler.has_requests() or self._crowd.next_s < end_s):
+            for sent in self._crowd.due(engine.now):
                 self._send(sent)
             if self.sidecar is not None:
                 self.sidecar.turn()
             if self._scheduler.has_requests():
-                self._step()
+                for each in engine.take_step(self.unanswered)[1]:
+                    self._said(each)
             else:
-                self.now = self._crowd.next_s
+                engine.now = self._crowd.next_s
 
     def held(self) -> HoldCounts | None:
-        return self.sidecar.held() if self.sidecar is not None else None
+        if self._arm.stock or self.engine.side.holding is None:
+            return None
+        report = self.engine.side.holding.report()
+        ends = dict(zip(HOLD_ENDS, report.released, strict=True))
+        return HoldCounts(report.held, report.not_held, report.longest_s, report.waited_s, ends)
+
+    def _advised(self) -> PaperSidecar:
+        policy = PolicyConfig(name="lru") if self._arm.plain else PolicyConfig()
+        none = ScoreConfig(protected_share=0.0, inferred_share=0.0)
+        config = Config(policy=policy, score=none if self._arm.unprotected else ScoreConfig())
+        name = self.engine.side.hello().engine
+        return PaperSidecar({name: self.engine}, config, lambda: self.now)
 
     def _send(self, sent: Sent) -> None:
         asked = sent.turn.request
@@ -332,20 +178,6 @@ class PaperLoop:
             said = asked.body(self._pace, True, self._arm.layered)
             request.kv_transfer_params = said.get("kv_transfer_params")
         return request
-
-    def _step(self) -> None:
-        order = self._scheduler.schedule()
-        tokens, seconds = self._service.step(self._scheduler, order, self.unanswered)
-        if self._link is not None:
-            self._link.order(order, self.now)
-        self.now += seconds
-        if self._link is None:
-            done = runner_output(tokens)
-        else:
-            done = self._link.reported(order, tokens, self.now)
-        outputs = self._scheduler.update_from_output(order, done)
-        for each in itertools.chain.from_iterable(o.outputs for o in outputs.values()):
-            self._said(each)
 
     def _said(self, output: Any) -> None:
         each = self.unanswered[output.request_id]

@@ -8,16 +8,14 @@ import itertools
 import json
 import random
 import tempfile
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
-from kvgraph.advisor.assembly import new_graph
 from kvgraph.advisor.config.config import Config
 from kvgraph.advisor.page.misses import RequestView, request_view
-from kvgraph.advisor.planner import GraphEvictionAdvisor
 from kvgraph.advisor.replay.reader import new_file
 from kvgraph.advisor.replay.recorded_sessions import read_sessions
 from kvgraph.graph.logs.history import History
@@ -29,15 +27,13 @@ from kvgraph.graph.wire.events import (
     AnyEvent,
     BlocksAttended,
     BlocksEmbedded,
-    BlocksResident,
     EngineHello,
 )
 
 from ..closed.closed_pass import ClosedTurn, Script, scripts
-from ..closed.paper_loop import AGENTS, PaperLink
 from ..figures import Figures, only_errors
-from ..paper.paper_engine import PaperEngine, Shape, base_config
-from ..paper.paper_model import runner_output
+from ..paper.paper_engine import Shape, base_config
+from ..paper.timed_engine import AGENTS, PaperSidecar, TimedEngine, Told
 from ..policies.policies_fleets import SHIPPED
 from ..serving.model import TINY, ModelShape, ensure_model
 from .raw_log_oracle import RawLogOracle, Verdict
@@ -79,12 +75,8 @@ def _worded(event: AnyEvent) -> dict[str, Any]:
     return {"event": type(event).__name__, **fields}
 
 
-Told = Callable[[str, Sequence[AnyEvent]], None]
-
-ROUND_S: Final = 0.5  # between rounds of news; the sidecar's own interval
 _KEY: Final = bytes(32)  # a sidecar has a random one
 _IDLE_S: Final = 0.25
-_QUEUE: Final = 1 << 20  # events: none is dropped between two rounds
 _MOVES: Final = 0.1  # share of turns for which a user goes to any engine; chosen, as the others
 _ABORTS: Final = 0.01  # share of requests whose client goes away
 _LOADS: Final = 0.8  # share of loads that are judged worth it
@@ -115,7 +107,8 @@ class ToldFleet:
         self._rng = random.Random(seed)
         config = AGENTS.config(base)
         self.engines = [_Engine(n, config, shape, self._rng) for n, shape in enumerate(shapes)]
-        self.desk = _Desk(self.engines, told, lambda: self.now)
+        named = {each.name: each.paper for each in self.engines}
+        self.sidecar = PaperSidecar(named, Config(), lambda: self.now, told)
         self._hinted = hinted
         self._mishaps = mishaps or Mishaps()
         self._scripts = [iter(script) for script in users]
@@ -125,16 +118,16 @@ class ToldFleet:
 
     def run(self, seconds: float) -> None:
         while self.now < seconds:
-            engine = min(self.engines, key=lambda each: each.at)
-            self.now = engine.at
+            engine = min(self.engines, key=lambda each: each.paper.now)
+            self.now = engine.paper.now
             self._send_due()
             self._befall(engine)
-            self.desk.turn()
+            self.sidecar.turn()
             if engine.scheduler.has_requests():
                 self._due += [(at, user) for at, user in engine.step(self._rng)]
                 heapq.heapify(self._due)
             else:
-                engine.at += _IDLE_S
+                engine.paper.now += _IDLE_S
 
     def close(self) -> None:
         for each in self.engines:
@@ -154,12 +147,12 @@ class ToldFleet:
 
     def _befall(self, engine: _Engine) -> None:
         """Let a mishap happen to the engine whose turn it is, if one is due."""
-        passed = engine.at - engine.looked_at
-        engine.looked_at = engine.at
+        passed = self.now - engine.looked_at
+        engine.looked_at = self.now
         if self._happens(self._mishaps.reset_s, passed):
             engine.scheduler.reset_prefix_cache(reset_running_requests=True, reset_connector=True)
         if self._happens(self._mishaps.lost_news_s, passed):
-            engine.loses_news = True
+            self.sidecar.lose_news(engine.name)
 
     def _happens(self, every_s: float, passed_s: float) -> bool:
         return bool(every_s) and self._rng.random() < passed_s / every_s
@@ -174,19 +167,14 @@ class _Open:
 class _Engine:
     def __init__(self, number: int, config: VllmConfig, shape: Shape, rng: random.Random) -> None:
         self.name = f"engine-{number}"
-        self.at = self.looked_at = 0.0
-        self.loses_news = False
-        self.paper = PaperEngine(config, shape, clock=lambda: self.at)
+        self.looked_at = 0.0
+        self.paper = TimedEngine(config, shape)
         self.scheduler = self.paper.scheduler
-        self._link = PaperLink(self.paper) if self.paper.has_tiers else None
         self._open: dict[str, _Open] = {}
         if self.paper.has_tiers:
             costs = self.paper.side.bridge.ledger.costs
             costs.worth_loading = lambda *_: rng.random() < _LOADS
-        client = self.paper.side.client
-        client.outbox.open(_QUEUE)
-        client.put(ContentKey(_KEY))
-        client.linked_since = 0.0
+        self.paper.side.client.put(ContentKey(_KEY))
 
     def ask(self, name: str, user: int, turn: ClosedTurn, salt: str | None, hinted: bool) -> None:
         asked = turn.request
@@ -201,78 +189,23 @@ class _Engine:
 
     def step(self, rng: random.Random) -> list[tuple[float, int]]:
         """One step; when whose next turn is due."""
-        order = self.scheduler.schedule()
-        tokens, seconds = AGENTS.step(self.scheduler, order, self._open)
-        if self._link is not None:
-            self._link.order(order, self.at)
-        self.at += seconds
-        done = runner_output(tokens)
-        if self._link is not None:
-            done = self._link.reported(order, tokens, self.at)
-        outputs = self.scheduler.update_from_output(order, done)
-        said_now = itertools.chain.from_iterable(each.outputs for each in outputs.values())
-        ended = [each.request_id for each in said_now if each.finish_reason is not None]
-        return [self._after(name) for name in (*ended, *self._aborted(tokens, rng))]
+        names, outputs = self.paper.take_step(self._open)
+        ended = [each.request_id for each in outputs if each.finish_reason is not None]
+        return [self._after(name) for name in (*ended, *self._aborted(names, rng))]
 
-    def _aborted(self, names: dict[str, list[int]], rng: random.Random) -> list[str]:
-        from vllm.v1.request import RequestStatus
-
+    def _aborted(self, names: Collection[str], rng: random.Random) -> list[str]:
         gone = [
             name
             for name in names
             if name in self.scheduler.requests and rng.random() < _ABORTS / len(names)
         ]
         for name in gone:
-            self.scheduler.finish_requests(name, RequestStatus.FINISHED_ABORTED)
+            self.paper.abort(self.scheduler.requests[name])
         return gone
 
     def _after(self, name: str) -> tuple[float, int]:
         ended = self._open.pop(name)
-        return self.at + ended.turn.pause_s, ended.user
-
-
-class _Desk:
-    def __init__(self, engines: Sequence[_Engine], told: Told, clock: Callable[[], float]) -> None:
-        config = Config()
-        self.graph = new_graph(config, clock)
-        self._engines, self._told, self._clock = engines, told, clock
-        self._planner = GraphEvictionAdvisor(
-            self.graph, lambda: {each.name: 0 for each in engines}, interval_s=ROUND_S,
-            max_ranked=config.sidecar.max_ranked, prefetch=config.prefetch, clock=clock,
-        )  # fmt: skip
-        self._next = 0.0
-        for each in engines:
-            self._tell(each, self._greeting(each))
-
-    def turn(self) -> None:
-        now = self._clock()
-        if now < self._next:
-            return
-        self._next = now + ROUND_S
-        for each in self._engines:
-            events = each.paper.side.client.outbox.take_all()
-            if each.loses_news:
-                events, each.loses_news = self._greeting(each), False
-            self._tell(each, [*events, *each.paper.side.heartbeat(0)])
-        self._planner.tick()
-        for each in self._engines:
-            self._advise(each, now)
-
-    def _advise(self, engine: _Engine, now: float) -> None:
-        client, ranking = engine.paper.side.client, self._planner.latest.get(engine.name)
-        order = self._planner.orders.latest.get(engine.name)
-        client.hold_ranking(None if ranking is None else replace(ranking, known_of=now))
-        client.hold_wanted(None if order is None else order.keys)
-
-    def _greeting(self, engine: _Engine) -> list[AnyEvent]:
-        """What an engine tells a sidecar that knows nothing for sure."""
-        side = engine.paper.side
-        hello = msgspec.structs.replace(side.hello(), engine=engine.name)
-        return [hello, BlocksResident(side.resident()), *side.copies()]
-
-    def _tell(self, engine: _Engine, events: list[AnyEvent]) -> None:
-        self.graph.apply(engine.name, events)
-        self._told(engine.name, events)
+        return self.paper.now + ended.turn.pause_s, ended.user
 
 
 SEED: Final = 1
@@ -384,7 +317,7 @@ class _Teller:
             self._note(self._history.requests.next - LIMIT // 4)
 
     def attach(self, fleet: ToldFleet) -> None:
-        self._fleet, self._history = fleet, fleet.desk.graph.tables.history
+        self._fleet, self._history = fleet, fleet.sidecar.graph.tables.history
 
     def said(self) -> list[Said]:
         assert self._history is not None

@@ -25,7 +25,7 @@ from ..recorded.agents_requests import SESSIONS
 from ..serving.completions import Answer
 from ..serving.model import ensure_model, vocabulary_size
 from ..serving.progress import DemoProgress
-from ..serving.vllm_server import HINTS, Server, check_advised
+from ..serving.vllm_server import HINTS, Server
 from ..serving.workload import BLOCK
 from .page_demo import ENDPOINT, LivePage
 
@@ -120,8 +120,6 @@ def _run(
             plan = replace(plan, settings=(*plan.settings, (ENDPOINT, page.endpoint)))
     shown.starting(name)
     with Server(plan) as server:
-        if arm.graph:
-            check_advised(server)
         note = "" if arm.graph or page is None else "; no graph, so the page is empty"
         shown.passing(name, f"{len(users)} agents, {clock.end_s:.0f} s{note}", 0)
         live = _Live(shown)

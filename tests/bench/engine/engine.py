@@ -26,7 +26,7 @@ from ..errors import ServerError
 from ..figures import Figures, keep_raw, measured_now
 from ..serving.completions import forced, open_client, send
 from ..serving.model import TINY, ensure_model, vocabulary_size
-from ..serving.vllm_server import Server, ServerPlan, check_advised
+from ..serving.vllm_server import Server, ServerPlan
 from ..sidecars.sidecar_bench import Load, listened
 from .engine_rounds import CONCURRENCY, Round, Rounds, Say, rounds_in_turns
 from .profiled_executor import OWN_TIMES, is_ours
@@ -79,7 +79,6 @@ def profiled(plan: ServerPlan, seconds: float) -> Profile:
     plan = replace(plan, blocks=POOL, max_model_len=MAX_MODEL_LEN, max_num_seqs=RUNNING,
                    settings=settings, options=options)  # fmt: skip
     with Server(plan) as server:
-        check_advised(server)
         asyncio.run(_keep_busy(server.url, vocabulary_size(plan.model), seconds))
     return read_profile(kept)
 

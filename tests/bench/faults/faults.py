@@ -11,9 +11,10 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -82,13 +83,14 @@ Say = Callable[[str], None]
 class Size:
     """How much of a fault is run: ``full``, at the size that its figures are stated for; random
     traffic for ``hours`` (None: as its figures need it); and of ``mends`` those that have the text
-    ``only`` in their names or files.
+    ``only`` in their names or files; in ``folder``, which is its own.
     """
 
     full: bool
     seed: int
     hours: float | None = None
     only: str = ""
+    folder: Path = Path()
 
     def of(self, short: int, full: int) -> int:
         return full if self.full else short
@@ -159,7 +161,8 @@ def _measure(name: str, size: Size, console: Console) -> Record:
     module, _, function = (FAULTS.get(name) or BY_NAME[name]).partition(":")
     fault: Fault = getattr(importlib.import_module(module, __package__), function)
     figures, started = Figures(name), time.monotonic()
-    with console.status(name) as status:
+    with console.status(name) as status, tempfile.TemporaryDirectory(prefix="kvg-") as folder:
+        size = replace(size, folder=Path(folder))
         fault(figures, size, lambda text: status.update(f"{name}: {text}"))
     seconds = time.monotonic() - started
     console.print(f"{name}: {seconds:,.0f} s")

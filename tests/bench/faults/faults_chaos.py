@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import random
 import socket
-import tempfile
 import time
 from collections import Counter
 from contextlib import ExitStack
@@ -160,9 +159,8 @@ class Chaos:
 
 
 def run(figures: Figures, size: Size, say: Say) -> None:
-    with tempfile.TemporaryDirectory(prefix="kvg-") as folder:
-        chaos = Chaos(Path(folder), size.seed)
-        chaos.play(size.of(15, 200), say)
+    chaos = Chaos(size.folder, size.seed)
+    chaos.play(size.of(15, 200), say)
     back = [seconds for seconds in chaos.back if seconds is not None]
     figures.add("chaos_faults", sum(chaos.happened.values()), "")
     figures.add("chaos_never_in_step", len(chaos.back) - len(back), f"of {len(chaos.back)}", "0")

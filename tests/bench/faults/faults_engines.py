@@ -10,7 +10,6 @@ import functools
 import multiprocessing
 import os
 import random
-import tempfile
 import time
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -165,9 +164,8 @@ def _publish(directory: Path, first: int, replay: bool) -> None:
 
 
 def run(figures: Figures, size: Size, say: Say) -> None:
-    with tempfile.TemporaryDirectory(prefix="kvg-") as folder:
-        gone = kill_engines(Path(folder), KILLS, say)
-        kill_publishers(Path(folder), KILLS, gone, say)
+    gone = kill_engines(size.folder, KILLS, say)
+    kill_publishers(size.folder, KILLS, gone, say)
     figures.add("killed_engine_gone_max_s", max(gone.hooked), "s", "< 2")
     figures.add("killed_publisher_gone_max_s", max(gone.observed), "s", "< 2")
     figures.add("killed_engine_foreign_rankings", gone.foreign, "", "0")

@@ -6,7 +6,6 @@ import copy
 import multiprocessing
 import multiprocessing.connection
 import random
-import tempfile
 import time
 from collections.abc import Sequence
 from multiprocessing.synchronize import Event
@@ -382,9 +381,8 @@ def _loads(path: Path, content: bytes) -> bool:
 
 
 def run_snapshots(figures: Figures, size: Size, say: Say) -> None:
-    with tempfile.TemporaryDirectory(prefix="kvg-") as folder:
-        killed, longest = bad_loads_of_kills(Path(folder), 200, size.seed, say)
-        say("cuts and flips")
-        damaged = bad_loads_of_damage(Path(folder), 1000, size.seed)
+    killed, longest = bad_loads_of_kills(size.folder, 200, size.seed, say)
+    say("cuts and flips")
+    damaged = bad_loads_of_damage(size.folder, 1000, size.seed)
     figures.add("snapshot_bad_loads", killed + damaged, "", "0")
     figures.add("snapshot_load_s", longest, "s", "< 5")

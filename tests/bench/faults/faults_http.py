@@ -9,7 +9,6 @@ import json
 import multiprocessing
 import random
 import socket
-import tempfile
 import threading
 import time
 import urllib.error
@@ -206,8 +205,7 @@ def advice_ages(engine: FakeEngine, seconds: float, rng: random.Random) -> list[
 def run_http(figures: Figures, size: Size, say: Say) -> None:
     seconds = size.of(30, 120)
     say(f"{SILENT} silent and {ASKING} asking clients, {seconds} s")
-    with tempfile.TemporaryDirectory(prefix="kvg-") as folder:
-        seen = crowded(Path(folder), seconds, size.seed)
+    seen = crowded(size.folder, seconds, size.seed)
     figures.add("advice_age_max_s", max(seen.ages), "s", "≤ 2")
     answers = seen.waits + seen.refused
     figures.add("http_answer_p99_s", _p99(answers), "s", "< 1")
@@ -247,6 +245,5 @@ def ages_beside_a_stopped_engine(directory: Path, seconds: float, seed: int) -> 
 def run_apart(figures: Figures, size: Size, say: Say) -> None:
     seconds = size.of(10, 60)
     say(f"one of two engines is stopped for {seconds} s")
-    with tempfile.TemporaryDirectory(prefix="kvg-") as folder:
-        ages = ages_beside_a_stopped_engine(Path(folder), seconds, size.seed)
+    ages = ages_beside_a_stopped_engine(size.folder, seconds, size.seed)
     figures.add("apart_advice_age_max_s", max(ages), "s", "≤ 2")

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import random
 import resource
-import tempfile
 import threading
 import time
 import urllib.request
@@ -58,12 +57,7 @@ class _SavingSidecar:
 
 def run_disk(figures: Figures, size: Size, say: Say) -> None:
     """Full, well, gone, well; the kernel refuses the bytes, so what writes is the real thing."""
-    with tempfile.TemporaryDirectory(prefix="kvg-") as folder:
-        _mistreat(figures, Path(folder), size, say)
-
-
-def _mistreat(figures: Figures, folder: Path, size: Size, say: Say) -> None:
-    kept, away = folder / "kept", folder / "away"
+    kept, away = size.folder / "kept", size.folder / "away"
     kept.mkdir()
     settings: dict[str, Any] = {
         "sidecar__snapshot_path": kept / "graph.snap",
@@ -71,7 +65,7 @@ def _mistreat(figures: Figures, folder: Path, size: Size, say: Say) -> None:
     }
     options = ClientOptions(tick_s=0.05)
     with (
-        SidecarProcess(folder, **settings) as sidecar,
+        SidecarProcess(size.folder, **settings) as sidecar,
         FakeEngine(sidecar.endpoint, num_blocks=_POOL, options=options) as engine,
     ):
         wait_until(lambda: engine.client.ranking() is not None, _PATIENCE_S)
@@ -166,9 +160,8 @@ def _running(directory: Path) -> Iterator[Service]:
 def run_clock(figures: Figures, size: Size, say: Say) -> None:
     rng, options = random.Random(size.seed), ClientOptions(tick_s=0.05)
     with (
-        tempfile.TemporaryDirectory(prefix="kvg-") as folder,
         jumping() as offset,
-        _running(Path(folder)) as service,
+        _running(size.folder) as service,
         FakeEngine(service.endpoint, num_blocks=2000, options=options) as engine,
     ):
         watch = _Watch(service, engine, rng)

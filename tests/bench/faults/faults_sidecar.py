@@ -13,7 +13,6 @@ step outside of those calls shows in the times to first token.
 
 from __future__ import annotations
 
-import tempfile
 import time
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -73,8 +72,7 @@ def kill_over_and_over(directory: Path, kills: int, requests: int, say: Say) -> 
 
 
 def run_kills(figures: Figures, size: Size, say: Say) -> None:
-    with tempfile.TemporaryDirectory(prefix="kvg-") as folder:
-        killed = kill_over_and_over(Path(folder), KILLS, REQUESTS, say)
+    killed = kill_over_and_over(size.folder, KILLS, REQUESTS, say)
     back = [seconds for seconds in killed.took if seconds is not None]
     figures.add("engine_failures", killed.served.failed, "", "0")
     figures.add("engine_requests", killed.served.answered, "", f"≥ {REQUESTS:,}")
@@ -137,8 +135,7 @@ def _back_in_step(engine: EngineChild) -> float | None:
 
 
 def run_stopped(figures: Figures, size: Size, say: Say) -> None:
-    with tempfile.TemporaryDirectory(prefix="kvg-") as folder:
-        told = stop_for(Path(folder), STOPPED_S, say)
+    told = stop_for(size.folder, STOPPED_S, say)
     served, waits = told.served, np.array(told.served.waits) * 1e3
     figures.add("stopped_failures", served.failed, "", "0")
     figures.add("stopped_requests", served.answered, "")

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 import random
-import tempfile
 from collections.abc import Callable
-from pathlib import Path
 from typing import Final
 
 from ..figures import Figures
@@ -61,6 +59,5 @@ def _played(
 ) -> Story:
     say("vLLM's configuration")
     os.environ["VLLM_PLUGINS"] = "kvgraph"  # no rival that happens to be installed
-    with tempfile.TemporaryDirectory() as directory:
-        config = base_config(ensure_model(TINY, Path(directory) / "tiny"))
-        return play(config, size.seed, seconds, say=say, positions=positions, shapes=shapes)
+    config = base_config(ensure_model(TINY, size.folder / "tiny"))
+    return play(config, size.seed, seconds, say=say, positions=positions, shapes=shapes)

@@ -26,7 +26,7 @@ from ..errors import BenchError
 from ..figures import Figures
 from ..serving.completions import plain_body
 from ..serving.model import ModelShape, ensure_model
-from ..serving.vllm_server import ONE_CORE, Server, ServerPlan, check_advised
+from ..serving.vllm_server import ONE_CORE, Server, ServerPlan
 from ..serving.workload import BLOCK
 from ..sidecars.sidecar_process import SidecarProcess, counted_since
 from .apart import run_apart, tell
@@ -187,8 +187,6 @@ class KillStage:
         return Server(plan)
 
     def _route(self, number: int) -> RouteProcess:
-        for each in self._engines:
-            check_advised(each)
         urls = [each.url for each in self._engines]
         return RouteProcess(urls, self._folder, self._folder / f"route-{number}.log")
 

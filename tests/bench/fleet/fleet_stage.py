@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -13,7 +12,7 @@ from ..agents.agents_arms import AgentPass, Pick, Sender, Telling, only_one
 from ..figures import quantile
 from ..recorded.agents_requests import AgentRequest
 from ..serving.progress import DemoProgress
-from ..serving.vllm_server import Server, ServerPlan, check_advised
+from ..serving.vllm_server import Server, ServerPlan
 from .router_process import RouteProcess
 
 LOAD: Final = 0.6
@@ -54,12 +53,9 @@ class Killed:
         return len(self.passed.failed) - self.cut
 
 
-@contextmanager
-def engine(plan: ServerPlan, number: int, shown: DemoProgress) -> Iterator[Server]:
+def engine(plan: ServerPlan, number: int, shown: DemoProgress) -> Server:
     shown.starting(f"engine {number}")
-    with Server(replace(plan, name=f"engine-{number}")) as server:
-        check_advised(server)
-        yield server
+    return Server(replace(plan, name=f"engine-{number}"))
 
 
 class _Killing:

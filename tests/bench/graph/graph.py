@@ -35,7 +35,7 @@ from rich.console import Console
 from threadpoolctl import threadpool_limits
 
 from ..figures import Figures
-from ..sidecars.sidecar_process import SidecarProcess
+from ..sidecars.sidecar_process import SidecarProcess, wait_until
 from .graphs import (
     BLOCK_SIZE,
     CHAIN_BLOCKS,
@@ -142,11 +142,8 @@ class LoadedSidecar:
         return int(self.running.status()["graph"]["counters"].get("blocks_stored", 0))
 
     def wait_for(self, stored: int) -> None:
-        deadline = time.monotonic() + 120
-        while self.stored() < stored:
-            if time.monotonic() > deadline:
-                raise RuntimeError(f"the sidecar did not apply {stored} blocks in two minutes")
-            time.sleep(0.1)  # asking costs the sidecar time too
+        if not wait_until(lambda: self.stored() >= stored, 120, 0.1):  # asking costs it time too
+            raise RuntimeError(f"the sidecar did not apply {stored} blocks in two minutes")
 
 
 @contextlib.contextmanager
@@ -318,8 +315,8 @@ def peer_speedups(pairs: int = 7) -> list[float]:
     ours = build_graph(_BLOCKS, _EDGES)
     theirs = _copied(ours)
     return [
-        _seconds(lambda: theirs.suggest_eviction(_VICTIMS), 1)
-        / _seconds(lambda: ours.suggest_eviction(_VICTIMS, ENGINE), 20)
+        statistics.median(timed(lambda: theirs.suggest_eviction(_VICTIMS), 1))
+        / statistics.median(timed(lambda: ours.suggest_eviction(_VICTIMS, ENGINE), 20))
         for _ in range(pairs)
     ]
 
@@ -337,15 +334,6 @@ def _copied(graph: KVCacheGraph) -> Any:
     for edge in graph.tables.all_edges.all():
         peer.add_edge(edge.source, edge.target, PeerEdge.CO_ATTEND, edge.weight)
     return peer
-
-
-def _seconds(action: Any, repeats: int) -> float:
-    samples = []
-    for _ in range(repeats):
-        started = time.perf_counter()
-        action()
-        samples.append(time.perf_counter() - started)
-    return statistics.median(samples)
 
 
 _ROUNDS = 50

@@ -116,7 +116,7 @@ def remembering_engine(
     plan = ServerPlan(
         str(model), True, scratch, blocks=BLOCKS, max_model_len=LONGEST, settings=settings,
         name=f"{'sampled' if sampled else ''}{'' if model is RECALLS else 'large'}",
-        options=("--chat-template", str(template)),
+        options=("--chat-template", str(template)), linked=sampled,
     )  # fmt: skip
     with Server(plan) as server:
         yield server

@@ -21,6 +21,7 @@ import psutil
 from kvgraph.graph.wire.endpoints import running_sidecars
 
 from ..errors import ServerError
+from ..sidecars.sidecar_process import wait_until
 from .listening import free_port
 from .workload import BLOCK
 
@@ -56,6 +57,7 @@ class ServerPlan:
     name: str = ""  # what the arm is called; empty: ``graph`` or ``stock``
     settings: tuple[tuple[str, str], ...] = ()  # environment variables of this arm
     options: tuple[str, ...] = ()  # further words of its command line
+    linked: bool = True  # whether the server is up only once a sidecar advises it, with the graph
 
     @property
     def arm(self) -> str:
@@ -125,6 +127,8 @@ class Server:
             )
         try:
             self._wait_healthy()
+            if self.plan.graph and self.plan.linked:
+                self._wait_linked()
         except BaseException:
             self.stop()
             raise
@@ -177,12 +181,7 @@ class Server:
 
     def logged(self, text: str, within_s: float) -> bool:
         """Whether ``text`` stands in the log by the end of ``within_s`` seconds."""
-        deadline = time.monotonic() + within_s
-        while text not in self.log.read_text(errors="replace"):
-            if time.monotonic() > deadline:
-                return False
-            time.sleep(0.2)
-        return True
+        return wait_until(lambda: text in self.log.read_text(errors="replace"), within_s, 0.2)
 
     def log_tail(self) -> str:
         lines = self.log.read_text(errors="replace").splitlines()
@@ -222,14 +221,10 @@ class Server:
             time.sleep(0.25)
         raise ServerError(f"vLLM was not up after {START_TIMEOUT_S:.0f} s:\n{self.log_tail()}")
 
-
-def check_advised(server: Server) -> None:
-    """A graph arm that is stock in truth would make the comparison a lie."""
-    if not server.logged(ADVISED, within_s=LINK_TIMEOUT_S):
-        raise ServerError(
-            "the engine did not link to a kvgraph sidecar; the end of its log:\n"
-            + server.log_tail()
-        )
+    def _wait_linked(self) -> None:
+        """A graph arm that is stock in truth would make the comparison a lie."""
+        if not self.logged(ADVISED, within_s=LINK_TIMEOUT_S):
+            raise ServerError(f"no kvgraph sidecar advises the engine; its log:\n{self.log_tail()}")
 
 
 def on_cpu() -> bool:

@@ -21,7 +21,7 @@ from ..errors import ServerError
 from ..serving.cache_ledger import own_counts
 from ..serving.completions import PassResult, all_at_once, one_at_a_time
 from ..serving.progress import DemoProgress
-from ..serving.vllm_server import Server, ServerPlan, check_advised
+from ..serving.vllm_server import Server, ServerPlan
 from ..serving.workload import BLOCK, Session, Span, Turn, Workload, Writer, system_prompts
 
 EXPECTATION_ERROR: Final = 0.2  # A stated return is off by up to this share of the pause
@@ -252,8 +252,6 @@ def run_arm(
 ) -> ArmRecord:
     shown.starting(plan.arm)
     with Server(plan) as server:
-        if plan.graph:
-            check_advised(server)
         probe = _Probe(server, tiers)
         first = probe.record(one_at_a_time, "one at a time", sequential, shown)
         if first is not None and concurrent is not None:

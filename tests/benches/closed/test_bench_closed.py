@@ -157,7 +157,7 @@ def test_callers_on_paper_are_believed_who_say_where_rules_stand(
     loop = PaperLoop(paper_config, arm, BLOCKS, crowd, pace=2.0)
     try:
         loop.run()
-        loop.now += 1.0
+        loop.engine.now += 1.0
         loop.sidecar.turn()
         (engine,) = loop.sidecar.graph.stats().engines.values()
     finally:
