@@ -496,7 +496,8 @@ def _run_demo(model: str | None, out: Path, part: str, printed: bool = False) ->
 
         out = out.resolve()
         out.mkdir(parents=True, exist_ok=True)
-        done, page = demo.DemoRun(out), None
+        done = demo.DemoRun(out)
+        page: LivePage | None = None
         if printed:
             page = watching.enter_context(LivePage())
             Console(stderr=True).print(page.invitation, soft_wrap=True)

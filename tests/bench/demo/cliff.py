@@ -1,7 +1,7 @@
 """The simulated cliff: agents come one after the other, until they are too many.
 
 Scheduler, cache manager and queue are vLLM's own; connector, graph, planner and hold are ours;
-only the model is a clock (``closed_paper``). Two hours take about half a minute.
+only the model is a clock (``timed_engine``). Two hours take about half a minute.
 """
 
 from __future__ import annotations

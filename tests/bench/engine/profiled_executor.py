@@ -1,4 +1,4 @@
-"""An executor whose engine core notes its own times; see ``engine_profile``."""
+"""An executor whose engine core notes its own times; see ``engine``."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """vLLM's scheduler with our connector, above workers on paper: an engine without a model.
 
 Scheduler, cache manager, block pool, connector and aggregator are vLLM's and ours; only what a GPU
-would do is written down instead (``paper_worker``, ``paper_model``).
+would do is written down instead (``paper_model``).
 """
 
 from __future__ import annotations
