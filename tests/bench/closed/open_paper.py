@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 from ..agents.agents_arms import KEPT_BACK, pool_for
 from ..figures import Figures, measured_now, only_errors, quantile
 from ..paper.paper_engine import BLOCK_SIZE, base_config
+from ..paper.timed_engine import AGENTS, PaperService
 from ..recorded.agents_requests import AgentRequest, recorded_requests
 from ..serving.cache_ledger import Books
 from ..serving.model import TINY, ModelShape, ensure_model
@@ -24,7 +25,6 @@ from ..serving.progress import DemoProgress
 from ..serving.workload import BLOCK
 from .closed_pass import ClosedAnswer, ClosedTurn, HoldCounts
 from .paper_loop import (
-    AGENTS,
     PAPER_HOLD,
     PAPER_HOST_LRU,
     PAPER_LPM,
@@ -37,7 +37,6 @@ from .paper_loop import (
     Crowd,
     PaperArm,
     PaperLoop,
-    PaperService,
     Sent,
 )
 
