@@ -19,10 +19,7 @@ from .errors import BenchError
 
 if TYPE_CHECKING:
     from .agents.agents_arms import AgentArm
-    from .demo.cliff import CliffResult
-    from .demo.demo import DemoResult
-    from .demo.demo_report import DemoRun
-    from .demo.page_demo import LivePage
+    from .demo.demo import DemoRun
     from .figures import Figures
 
 app = typer.Typer(no_args_is_help=True, help="Measure every figure that README and docs claim.")
@@ -35,7 +32,6 @@ def _check_part(part: str, parts: Iterable[str]) -> None:
 
 
 def _measure(bench: str, as_json: bool, **options: Any) -> Figures:
-    """Run a bench, which is imported now, and print its figures."""
     with _explained():
         module = importlib.import_module(bench, __package__)
         if "part" in options:
@@ -372,9 +368,9 @@ def agents(
         from .agents.agents import QUICK, Scale, run, save_details
         from .agents.agents_arms import ARMS
         from .closed.closed import run_closed_bench, save_closed
+        from .closed.closed_paper import run_paper
         from .closed.closed_pass import CLOSED_ARMS
-        from .closed.on_paper.closed_paper import run_paper
-        from .closed.on_paper.open_paper import run_open
+        from .closed.open_paper import run_open
         from .recorded.agents_requests import SESSIONS
 
         shown, sessions = not as_json, sessions or SESSIONS
@@ -405,7 +401,6 @@ def agents(
 
 
 def _shares(text: str | None) -> tuple[float, ...] | None:
-    """Shares of the prompt, in their order; None: those that the scale has."""
     if text is None:
         return None
     try:
@@ -494,40 +489,43 @@ def _run_demo(model: str | None, out: Path, part: str, printed: bool = False) ->
         raise typer.BadParameter(
             f"{part!r}; allowed: all, cliff, engine, found, hits, page, fleet", param_hint="--part"
         )
-    with _explained():
-        from .demo.demo_report import DemoRun, print_last_words
+    with _explained(), contextlib.ExitStack() as watching:
+        from .demo import cliff, demo, engine_cliff
+        from .demo.page_demo import LivePage, agents_at
         from .serving.progress import DemoProgress
 
         out = out.resolve()
         out.mkdir(parents=True, exist_ok=True)
-        done = DemoRun(out)
-        with contextlib.ExitStack() as watching:
-            page = watching.enter_context(_watched()) if printed else None
-            if part in ("all", "cliff"):
-                done.cliff = _run_cliff(out, page)
-            if part in ("all", "engine"):
-                from .demo.engine_cliff import print_engine_cliff, run_engine_cliff
-
-                with DemoProgress(0) as shown:
-                    done.engine = run_engine_cliff(model, out, shown, page)
-                if printed:
-                    print_engine_cliff(done.engine)
-            if part in ("all", "found", "hits"):
-                done.found = _run_found(model, out, page, on_engine=part == "hits")
-            done.save()
+        done = demo.DemoRun(out)
+        page: LivePage | None = None
+        if printed:
+            page = watching.enter_context(LivePage())
+            Console(stderr=True).print(page.invitation, soft_wrap=True)
+        if part in ("all", "cliff"):
+            with agents_at(page), DemoProgress(0) as shown:
+                done.cliff = cliff.run_cliff(out, shown)
+            cliff.save_cliff(done.cliff)
+            if printed:
+                cliff.print_cliff(done.cliff)
+        if part in ("all", "engine"):
+            with DemoProgress(0) as shown:
+                done.engine = engine_cliff.run_engine_cliff(model, out, shown, page)
+            if printed:
+                engine_cliff.print_engine_cliff(done.engine)
+        if part == "hits":
+            with DemoProgress(0) as shown:
+                done.found = demo.run_hits(model, out, shown, page)
+        elif part in ("all", "found"):
             if page is not None:
-                print_last_words(done, page.address)
+                page.begin_anew()
+            with agents_at(page), DemoProgress(0) as shown:
+                done.found = demo.run_found(out, shown)
+        if printed and done.found is not None:
+            demo.print_report(done.found)
+        done.save()
+        if page is not None:
+            demo.print_last_words(done, page.address)
     return done
-
-
-@contextlib.contextmanager
-def _watched() -> Iterator[LivePage]:
-    """A page for as long as the demo runs; the demo opens with its address."""
-    from .demo.page_demo import LivePage
-
-    with LivePage() as page:
-        Console(stderr=True).print(page.invitation, soft_wrap=True)
-        yield page
 
 
 def _run_page() -> None:
@@ -538,8 +536,7 @@ def _run_page() -> None:
 
 
 def _run_fleet(model: str | None, out: Path, as_json: bool) -> None:
-    from .fleet.fleet_demo import run_fleet_demo
-    from .fleet.fleet_demo_report import print_fleet, save_fleet
+    from .fleet.fleet_demo import print_fleet, run_fleet_demo, save_fleet
 
     with _explained():
         out = out.resolve()
@@ -550,38 +547,6 @@ def _run_fleet(model: str | None, out: Path, as_json: bool) -> None:
         result.figures().print(as_json=True)
     else:
         print_fleet(result)
-
-
-def _run_cliff(out: Path, page: LivePage | None) -> CliffResult:
-    from .demo.cliff import print_cliff, run_cliff, save_cliff
-    from .demo.page_demo import agents_at
-    from .serving.progress import DemoProgress
-
-    with agents_at(page), DemoProgress(0) as shown:
-        result = run_cliff(out, shown)
-    save_cliff(result)
-    if page is not None:
-        print_cliff(result)
-    return result
-
-
-def _run_found(model: str | None, out: Path, page: LivePage | None, on_engine: bool) -> DemoResult:
-    from .demo.demo import run_found, run_hits
-    from .demo.demo_report import print_report
-    from .demo.page_demo import agents_at
-    from .serving.progress import DemoProgress
-
-    if on_engine:
-        with DemoProgress(0) as shown:
-            result = run_hits(model, out, shown, page)
-    else:
-        if page is not None:
-            page.begin_anew()
-        with agents_at(page), DemoProgress(0) as shown:
-            result = run_found(out, shown)
-    if page is not None:
-        print_report(result)
-    return result
 
 
 @contextlib.contextmanager

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import datetime
 import json
+import logging
 import os
 import platform
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from operator import eq, ge, gt, le, lt
 from pathlib import Path
@@ -71,8 +73,6 @@ class Figure:
 
 @dataclass
 class Figures:
-    """What one bench measured, in the order in which it was added."""
-
     bench: str
     figures: dict[str, Figure] = field(default_factory=dict)
 
@@ -87,7 +87,6 @@ class Figures:
         return {"bench": self.bench, "figures": rows}
 
     def to_json(self) -> str:
-        """The report as one line of JSON."""
         return json.dumps(self.as_dict())
 
     def print(self, as_json: bool = False, console: Console | None = None) -> None:
@@ -142,7 +141,6 @@ def keep_raw(path: Path, facts: Mapping[str, Any]) -> None:
 
 
 def measured_now() -> dict[str, str]:
-    """Date, machine, Python's version, and the command line."""
     return {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="minutes"),
         "machine": machine(),
@@ -159,3 +157,14 @@ def machine() -> str:
     except (OSError, StopIteration):
         model = platform.machine()
     return f"{os.cpu_count()} × {model}, {platform.system()} {platform.machine()}, no GPU used"
+
+
+@contextmanager
+def only_errors() -> Iterator[None]:
+    """Log nothing below an error: vLLM sets the levels of its loggers anew whenever it likes."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        yield
+    finally:
+        logging.disable(before)

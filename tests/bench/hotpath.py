@@ -22,8 +22,7 @@ from kvgraph.hooks.vllm.free_queue.arranger import FreeQueueArranger
 from kvgraph.hooks.vllm.index import BlockIndex
 from rich.console import Console
 
-from .figures import Figures
-from .paper.quiet import only_errors
+from .figures import Figures, only_errors
 
 PARTS: Final = ("all", "pool", "client", "steps")
 BLOCK_SIZE: Final = 16
@@ -37,7 +36,6 @@ REPEATS: Final = 15
 
 @only_errors()
 def run(progress: bool = False, part: str = "all") -> Figures:
-    """Measure reading, applying, observing, and steps at production size (``steps/``)."""
     from vllm import envs
 
     from .steps.scheduler_steps import add_client, add_scheduler_steps  # built of what stands here
@@ -59,7 +57,6 @@ def run(progress: bool = False, part: str = "all") -> Figures:
 
 
 def _measure_read(figures: Figures) -> None:
-    """As the engine does each step."""
     client = AdvisorClient("ipc:///nowhere", _no_engine())
     client.hold_ranking(a_ranking(np.arange(4096, dtype=np.uint64)))
     samples = [_per_call(client.ranking, 50_000) * 1e9 for _ in range(REPEATS)]
@@ -67,7 +64,6 @@ def _measure_read(figures: Figures) -> None:
 
 
 def _measure_apply(figures: Figures) -> None:
-    """In a real pool of free cached blocks."""
     pool, keys, index = cached_pool(POOL_BLOCKS)
     arranger = FreeQueueArranger(pool, index, blocks_per_step=768)
     shuffled, samples = np.random.default_rng(7), []
@@ -90,27 +86,16 @@ def apply_us_per_block(arranger: FreeQueueArranger, ranking: EvictionRanking) ->
 
 
 def new_pool(num_blocks: int) -> Any:
-    """A real ``BlockPool`` with prefix caching."""
     from vllm.v1.core.block_pool import BlockPool
 
     return BlockPool(num_blocks, enable_caching=True, hash_block_size=BLOCK_SIZE)
 
 
 def request_maker() -> Callable[[list[int]], Any]:
-    """Makes real ``Request`` objects from prompt tokens."""
-    from vllm import SamplingParams
-    from vllm.utils.hashing import sha256
-    from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
-    from vllm.v1.request import Request
+    from .paper.paper_engine import request_maker as named
 
-    init_none_hash(sha256)
-    hasher, numbers = get_request_block_hasher(BLOCK_SIZE, sha256), itertools.count()
-
-    def make(tokens: list[int]) -> Any:
-        sampling = SamplingParams(max_tokens=OUTPUT_TOKENS)
-        return Request(f"request-{next(numbers)}", tokens, sampling, None, block_hasher=hasher)
-
-    return make
+    make, numbers = named(), itertools.count()
+    return lambda tokens: make(f"request-{next(numbers)}", tokens, OUTPUT_TOKENS)
 
 
 def cached_pool(

@@ -25,7 +25,6 @@ SHARED = Path(__file__).parents[3] / "shared" / "traces" / "mooncake_conversatio
 
 
 def run(progress: bool, trace: Path | None = None) -> Figures:
-    """Measure every figure on ``trace``; without one, on the trace beside the repository."""
     figures = Figures("replay")
     console = Console(stderr=True, quiet=not progress)
     path = trace or SHARED

@@ -15,27 +15,31 @@ import numpy as np
 import pytest
 from budgets import small_or_large
 from kvgraph_bench.errors import BenchError
-from kvgraph_bench.faults import mends
-from kvgraph_bench.faults.data import faults_churn
-from kvgraph_bench.faults.data.faults_churn import churn
-from kvgraph_bench.faults.data.faults_mutants import apply_mutants
-from kvgraph_bench.faults.data.faults_replays import (
+from kvgraph_bench.faults import faults_graph, faults_machine, mends
+from kvgraph_bench.faults.faults import FAULTS, Fault, Say, Size, run
+from kvgraph_bench.faults.faults_chaos import Chaos
+from kvgraph_bench.faults.faults_engines import kill_engines, kill_publishers
+from kvgraph_bench.faults.faults_graph import (
+    apply_mutants,
+    bad_loads_of_damage,
+    bad_loads_of_kills,
+    churn,
+)
+from kvgraph_bench.faults.faults_http import Crowd, ages_beside_a_stopped_engine, crowded
+from kvgraph_bench.faults.faults_load import SHARES, burst, lose
+from kvgraph_bench.faults.faults_replays import (
     WAYS,
     absent_after_a_late_replay,
     is_the_same_when_repeated,
     replay,
 )
-from kvgraph_bench.faults.data.faults_snapshots import bad_loads_of_damage, bad_loads_of_kills
-from kvgraph_bench.faults.faults import FAULTS, Fault, Say, Size, run
-from kvgraph_bench.faults.processes import faults_clock
-from kvgraph_bench.faults.processes.faults_apart import ages_beside_a_stopped_engine
-from kvgraph_bench.faults.processes.faults_burst import burst
-from kvgraph_bench.faults.processes.faults_chaos import Chaos
-from kvgraph_bench.faults.processes.faults_engines import kill_engines, kill_publishers
-from kvgraph_bench.faults.processes.faults_http import Crowd, crowded
-from kvgraph_bench.faults.processes.faults_kills import KILLS, REQUESTS, kill_over_and_over
-from kvgraph_bench.faults.processes.faults_load import SHARES, lose
-from kvgraph_bench.faults.processes.faults_stopped import STOPPED_S, stop_for
+from kvgraph_bench.faults.faults_sidecar import (
+    KILLS,
+    REQUESTS,
+    STOPPED_S,
+    kill_over_and_over,
+    stop_for,
+)
 from kvgraph_bench.figures import Figures
 from kvgraph_bench.serving.engine_child import Moment, StepWatch
 
@@ -190,7 +194,7 @@ def test_an_engine_beside_one_that_is_stopped_keeps_its_advice(socket_directory:
 def test_a_fault_of_a_few_seconds_runs_as_it_is(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(faults_clock, "_A_JUMP_S", 0.5)
+    monkeypatch.setattr(faults_machine, "_A_JUMP_S", 0.5)
     figures = run([name], False, 1, tmp_path, progress=False).figures
     bad = [each for each in figures if figures[each].target == "0" and figures[each].value]
     assert bad == []
@@ -240,10 +244,10 @@ def test_a_writer_that_is_killed_leaves_a_whole_snapshot(tmp_path: Path) -> None
 
 
 def test_churn_goes_through_a_graph_of_bounded_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(faults_churn, "RESIDENT", 2000)
-    monkeypatch.setattr(faults_churn, "GHOSTS", 2000)
-    monkeypatch.setattr(faults_churn, "SESSIONS", 300)
-    monkeypatch.setattr(faults_churn, "AT_ONCE", 10)
+    monkeypatch.setattr(faults_graph, "RESIDENT", 2000)
+    monkeypatch.setattr(faults_graph, "GHOSTS", 2000)
+    monkeypatch.setattr(faults_graph, "SESSIONS", 300)
+    monkeypatch.setattr(faults_graph, "AT_ONCE", 10)
     peak, *_ = churn(2000)
     later, series, blocks, sessions = churn(10_000)
     assert later - peak < 64e6, "five times as many came, and as many are known"

@@ -11,8 +11,7 @@ import pytest
 from kvgraph.advisor.replay.recorded_sessions import Session, read_sessions
 from kvgraph_bench.errors import BenchError
 from kvgraph_bench.policies import policies
-from kvgraph_bench.policies.policies_cells import NONSENSE, NONSENSE_ARM
-from kvgraph_bench.policies.policies_journal import Course, Journal
+from kvgraph_bench.policies.policies_cells import NONSENSE, NONSENSE_ARM, Course, Journal
 from rich.console import Console
 
 TINY = policies.Scale(0.6, 4, (8,), (30, 60), (30, 60, 5000), (20,), (40,), 1.0)

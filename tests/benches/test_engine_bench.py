@@ -11,10 +11,10 @@ import pytest
 from kvgraph.graph.kvcache_graph import KVCacheGraph
 from kvgraph_bench.engine import engine
 from kvgraph_bench.engine.engine import GRAPH, STOCK, ratios
-from kvgraph_bench.engine.engine_feed import SESSIONS, SessionFeed
 from kvgraph_bench.engine.engine_rounds import Round, Rounds
 from kvgraph_bench.graph.graph import Traffic, add_sessions
 from kvgraph_bench.graph.graphs import ENGINE, build_graph, churned_graph, ranking_seconds
+from kvgraph_bench.sidecars.sidecar_bench import SESSIONS, SessionFeed
 from kvgraph_bench.sidecars.sidecar_process import SidecarProcess, wait_until
 
 # What may be claimed ----------------------------------------------------------------------------

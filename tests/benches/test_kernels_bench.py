@@ -13,10 +13,11 @@ from kvgraph.kernels import ops
 from kvgraph.kernels.layout import Blocks, PagedKv, SlotMap, new_memory
 from kvgraph_bench.kernels.kernels_matrix import DELTA, SHAPES, Cell, places, summary
 from kvgraph_bench.kernels.kernels_workbench import (
-    BatchedCopy,
-    CopyThenRotate,
-    IndexCopy,
-    ThreePasses,
+    Action,
+    batched_copy,
+    copy_then_rotate,
+    index_copy,
+    three_passes,
 )
 
 by_shape = pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: str(shape.name))
@@ -44,19 +45,19 @@ def test_every_peer_leaves_the_same_bytes(shape: Any) -> None:
         action(target)
         return target.memory.view(torch.int16)
 
-    def copies(target: PagedKv) -> BatchedCopy:
-        return BatchedCopy(engine, arena, at.records, target, at.blocks)
+    def copies(target: PagedKv) -> Action:
+        return batched_copy(engine, arena, at.records, target, at.blocks)
 
     warmed = left_by(lambda to: ops.load(Blocks(arena, at.records), Blocks(to, at.blocks)))
     spliced = left_by(lambda to: ops.splice(arena, to, SlotMap(at.old, at.new, at.delta), rope))
     assert not torch.equal(warmed, spliced)
     assert torch.equal(warmed, left_by(lambda to: copies(to)()))
-    assert torch.equal(warmed, left_by(lambda to: IndexCopy(arena, at.records, to, at.blocks)()))
+    assert torch.equal(warmed, left_by(lambda to: index_copy(arena, at.records, to, at.blocks)()))
     assert torch.equal(
-        spliced, left_by(lambda to: CopyThenRotate(copies(to), to, at.new, at.delta, rope)())
+        spliced, left_by(lambda to: copy_then_rotate(copies(to), to, at.new, at.delta, rope)())
     )
     assert torch.equal(spliced, left_by(
-        lambda to: ThreePasses(engine, arena, at.records, to, at.blocks, DELTA, rope)()
+        lambda to: three_passes(engine, arena, at.records, to, at.blocks, DELTA, rope)()
     ))  # fmt: skip
 
 

@@ -18,7 +18,7 @@ from typing import Any
 import httpx
 import pytest
 from kvgraph_bench.serving.listening import free_port
-from kvgraph_bench.serving.vllm_server import Server, ServerPlan, check_advised
+from kvgraph_bench.serving.vllm_server import Server, ServerPlan
 
 pytestmark = [pytest.mark.engine, pytest.mark.timing]
 NOTICED_S = 10.0  # an engine that nobody asks is looked at every half second; chosen for busy cores
@@ -67,8 +67,6 @@ def fleet(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         )
         plans = [replace(plan, directory=directory / f"e{number}") for number in range(2)]
         servers = list(pool.map(lambda each: stack.enter_context(Server(each)), plans))
-        for server in servers:
-            check_advised(server)
         env = {**os.environ, "XDG_RUNTIME_DIR": str(runtime)}
         route = Route([server.url for server in servers], env, directory / "route.log")
         stack.callback(route.stop)

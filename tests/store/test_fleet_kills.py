@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from kvgraph_bench.fleet.kills.fleet_kills import LONGEST_S, STAGE, failed_in
-from kvgraph_bench.fleet.kills.kill_wave import LEAST, KillWave, WaveEnd
-from kvgraph_bench.fleet.kills.mooncake_processes import why_not
-from kvgraph_bench.fleet.processes.apart import run_apart
+from kvgraph_bench.fleet.apart import run_apart
+from kvgraph_bench.fleet.fleet_kills import LONGEST_S, STAGE, failed_in
+from kvgraph_bench.fleet.kill_wave import LEAST, KillWave, WaveEnd
+from kvgraph_bench.fleet.mooncake_processes import why_not
 from kvgraph_bench.fleet.stand_in_engine import StandInEngine
 
 BODIES = [{"model": "m", "prompt": str(number)} for number in range(LEAST + 2)]

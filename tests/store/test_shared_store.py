@@ -16,8 +16,8 @@ from kvgraph.hooks.settings import EngineSettings, StoreSettings, TierSettings
 from kvgraph.hooks.store.sealed import SLOW_S, SealedRecords, StoreBreaker, store_key
 from kvgraph.hooks.store.stores import DirectoryStore, MooncakeStore
 from kvgraph.kernels.errors import StorageError
-from kvgraph_bench.fleet.kills.mooncake_processes import why_not
-from kvgraph_bench.fleet.processes.apart import APART
+from kvgraph_bench.fleet.apart import APART
+from kvgraph_bench.fleet.mooncake_processes import why_not
 
 SIZE = 4096
 ROOM = 16 * 40 * SIZE

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
 from typing import Any, Final
@@ -94,7 +94,6 @@ class AgentsResult:
         return [r.passed.share for r in self.runs if (r.arm, r.pool) == (arm.name, pool)]
 
     def lab_share(self, policy: str, pool: int) -> float | None:
-        """The lab's share of the prompt; None if it was not replayed."""
         found = [r.share for r in self.lab if (r.policy, r.pool) == (policy, pool)]
         return found[0] if found else None
 
@@ -163,16 +162,11 @@ class Scale:
     arms: tuple[AgentArm, ...] = (STOCK, DEFAULT, MARKED, HINTS, HOST_LRU, TIERS, BUSY)
 
     def cut(self, requests: int | None, shares: tuple[float, ...] | None) -> Scale:
-        """The same with so many requests, and with such pools, where they are stated."""
         requests = self.requests if requests is None else requests
         return replace(self, requests=requests, shares=shares or self.shares)
 
 
 QUICK: Final = Scale(shares=SHARES[:1], repeats=1, arms=(STOCK, DEFAULT, HINTS, HOST_LRU, TIERS))
-
-
-def _not_kept(result: AgentsResult) -> None:
-    pass
 
 
 def run(
@@ -185,9 +179,8 @@ def run(
     pace: float | None = None,
     model: str | None = None,
     out: Path = Path(".agents"),
-    keep: Callable[[AgentsResult], object] = _not_kept,
+    keep: Callable[[AgentsResult], object] = lambda result: None,
 ) -> AgentsResult:
-    """Run the arms in turn; logs, recordings and details are kept in ``out``."""
     scale = scale or Scale()
     arms = scale.arms if arms is None else arms
     if STOCK not in arms:
@@ -203,61 +196,53 @@ def run(
         return bench.result()
 
 
+@dataclass
 class _Bench:
-    def __init__(
-        self,
-        model: str,
-        out: Path,
-        requests: tuple[AgentRequest, ...],
-        scale: Scale,
-        arms: Sequence[AgentArm],
-        pace: float | None,
-        shown: DemoProgress,
-        keep: Callable[[AgentsResult], object],
-    ) -> None:
-        self.pace = pace
-        self.runs: list[AgentRun] = []
-        self.lab: list[LabRun] = []
-        self.busy: BusyRun | None = None
-        self._model = model
-        self._out = out
-        self._requests = requests
-        self._scale = scale
-        self._arms = arms
-        self._shown = shown
-        self._keep = keep
-        self._max_model_len = longest(requests)
-        least = self._max_model_len // BLOCK + KEPT_BACK
-        scratch = out / "fleet.jsonl.gz"
-        self.pools = tuple(pool_for(requests, share, least, scratch) for share in scale.shares)
+    model: str
+    out: Path
+    requests: tuple[AgentRequest, ...]
+    scale: Scale
+    arms: Sequence[AgentArm]
+    pace: float | None
+    shown: DemoProgress
+    keep: Callable[[AgentsResult], object]
+    runs: list[AgentRun] = field(default_factory=list)
+    lab: list[LabRun] = field(default_factory=list)
+    busy: BusyRun | None = None
+
+    def __post_init__(self) -> None:
+        self.max_model_len = longest(self.requests)
+        least, scratch = self.max_model_len // BLOCK + KEPT_BACK, self.out / "fleet.jsonl.gz"
+        shares = self.scale.shares
+        self.pools = tuple(pool_for(self.requests, share, least, scratch) for share in shares)
 
     def play(self) -> None:
         for pool in self.pools:
-            self._play_stock(pool, self._scale.repeats if pool == self.pools[0] else 1)
+            self._play_stock(pool, self.scale.repeats if pool == self.pools[0] else 1)
             for arm in (DEFAULT, HINTS):
-                if arm in self._arms:
+                if arm in self.arms:
                     self._play_advised(arm, pool)
-        if MARKED in self._arms:
+        if MARKED in self.arms:
             self._run(MARKED, self.pools[0])
-        for share in self._scale.hosts:
+        for share in self.scale.hosts:
             for arm in (HOST_LRU, QUIET_TIERS, TIERS):
-                if arm in self._arms:
+                if arm in self.arms:
                     self._run(arm, self.pools[0], host=round(share * self.pools[0]))
-        if BUSY in self._arms:
+        if BUSY in self.arms:
             assert self.pace is not None
-            room = Room(self._model, self._out, self.pools[0], self._max_model_len)
-            self.busy = run_busy(room, self._requests, self.pace, self._shown)
+            room = Room(self.model, self.out, self.pools[0], self.max_model_len)
+            self.busy = run_busy(room, self.requests, self.pace, self.shown)
 
     def result(self) -> AgentsResult:
         return AgentsResult(
-            self._out, self._requests, self.pools, self.pace, self.runs, self.lab, self.busy
+            self.out, self.requests, self.pools, self.pace, self.runs, self.lab, self.busy
         )
 
     def _play_stock(self, pool: int, repeats: int) -> None:
         """What stock evicts depends on no clock, so it need not wait for one."""
         for number in range(repeats):
             done = self._run(STOCK, pool, number=number, timed=False)
-        self.pace = self.pace or pace_of(done.passed.result.wall_s, self._requests)
+        self.pace = self.pace or pace_of(done.passed.result.wall_s, self.requests)
         self._replay(done, LRU, BELADY)
 
     def _play_advised(self, arm: AgentArm, pool: int) -> None:
@@ -266,30 +251,29 @@ class _Bench:
     def _run(
         self, arm: AgentArm, pool: int, host: int = 0, number: int = 0, timed: bool = True
     ) -> AgentRun:
-        room = Room(self._model, self._out, pool, self._max_model_len, host)
+        room = Room(self.model, self.out, pool, self.max_model_len, host)
         pace = self.pace if timed else None
-        done = run_arm(arm, room, self._requests, pace, self._shown, number)
+        done = run_arm(arm, room, self.requests, pace, self.shown, number)
         self.runs.append(done)
         if self.lab:  # what stock finds is told in shares of Belady's, which is replayed behind it
-            self._keep(self.result())
+            self.keep(self.result())
         return done
 
     def _replay(self, done: AgentRun, *policies: str) -> None:
         """The lab on what was just sent, at the times at which it was sent."""
-        path = self._out / f"{done.name}.jsonl.gz"
+        path = self.out / f"{done.name}.jsonl.gz"
         pace = done.pace or 1.0
-        trace = engine_trace(self._requests, done.passed.sent_s, pace, path, done.took_s())
+        trace = engine_trace(self.requests, done.passed.sent_s, pace, path, done.took_s())
         for policy in policies:
-            self._shown.starting(f"lab: {policy}")
+            self.shown.starting(f"lab: {policy}")
             self.lab.append(lab_run(trace, policy, done.pool))
-        self._keep(self.result())
+        self.keep(self.result())
 
 
 DETAILS_FILE: Final = "agents.json"
 
 
 def save_details(result: AgentsResult) -> Path:
-    """Write figures, fleet, and what every request found: in the engine, and in the lab."""
     path = result.out / DETAILS_FILE
     content = {
         **result.figures().as_dict(),

@@ -44,7 +44,7 @@ from ..serving.cache_ledger import Digest, Ledger, OwnCounts, Tally, chain_of, l
 from ..serving.completions import Answer, OnAnswer, PassResult, open_client, send
 from ..serving.model import vocabulary_size
 from ..serving.progress import DemoProgress
-from ..serving.vllm_server import Server, ServerPlan, check_advised
+from ..serving.vllm_server import Server, ServerPlan
 from ..serving.workload import BLOCK
 
 NULL_BLOCK: Final = 1  # of a pool, vLLM's own; it holds nothing
@@ -173,7 +173,6 @@ class Sender:
     tolerant: bool = False
 
     def one_by_one(self) -> AgentPass:
-        """Send every request in order of arrival, each after the answer to the one before."""
         return asyncio.run(self.play([self.requests]))
 
     def side_by_side(self) -> AgentPass:
@@ -316,7 +315,6 @@ class Room:
     host: int = 0
 
     def plan(self, arm: AgentArm, name: str) -> ServerPlan:
-        """What to start; ``name`` is the log's."""
         settings = arm.settings
         if arm.hosted:
             gib = self.host * block_bytes(self.model) / 2**30
@@ -361,8 +359,6 @@ def run_arm(
     tag = "-".join(str(part) for part in (arm.name, room.pool, host, number) if part)
     shown.starting(tag)
     with Server(room.plan(arm, tag)) as server:
-        if arm.graph:
-            check_advised(server)
         shown.passing(tag, "one at a time", len(requests))
         sender = Sender([server.url], requests, arm.telling, shown.answered, pace or 0.0)
         passed = sender.one_by_one()
@@ -406,8 +402,6 @@ def watched(plan: ServerPlan, known: dict[Digest, SourceLayer]) -> Iterator[tupl
     with tempfile.TemporaryDirectory(prefix="kvgraph-watch-") as sockets:
         events = f"ipc://{sockets}/events.sock"
         with Ledger(events, known) as ledger, Server(replace(plan, events_endpoint=events)) as one:
-            if plan.graph:
-                check_advised(one)
             yield one, ledger
 
 
@@ -447,8 +441,6 @@ HEADS: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class BusyRun:
-    """What the pool lost."""
-
     pool: int
     protected: int  # different blocks that were stated precious
     kept: int  # they, and those before them in their prompts
@@ -459,7 +451,6 @@ class BusyRun:
 def run_busy(
     room: Room, requests: Sequence[AgentRequest], pace: float, shown: DemoProgress
 ) -> BusyRun:
-    """Serve the fleet side by side while every core is kept busy."""
     requests = with_few_heads(requests)
     known = layers_by_block(requests, vocabulary_size(room.model))
     protected = sum(layer in PROTECTED_LAYERS for layer in known.values())

@@ -50,7 +50,6 @@ class ClosedResult:
     newcomers: tuple[Sequence[float], Sequence[float]] = ((), ())
 
     def figures(self) -> Figures:
-        """The figures that these runs can give; without a suffix, of the arm ``hold``."""
         figures = Figures("agents --closed")
         for arm, suffix in ((HOLD, ""), (HOLD_TOLD, "_told"), (OFF, "_off")):
             self._add_over(figures, arm.name, suffix)
@@ -187,7 +186,6 @@ def run_closed_bench(
     model: str | None = None,
     out: Path = Path(".closed"),
 ) -> ClosedResult:
-    """Run the arms in turn; logs are kept in ``out``."""
     scale = QUICK_CLOSED if quick else ClosedScale()
     clock = replace(scale.clock, pace=pace or scale.clock.pace)
     scale = replace(scale, best=best or scale.best, pairs=pairs or scale.pairs, clock=clock)

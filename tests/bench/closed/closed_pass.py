@@ -21,7 +21,7 @@ from ..errors import CompletionError, TrafficError
 from ..recorded.agents_requests import AgentRequest, build_requests
 from ..serving.completions import Answer, OnAnswer, open_client, send
 from ..serving.progress import DemoProgress
-from ..serving.vllm_server import Server, check_advised
+from ..serving.vllm_server import Server
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,6 @@ class HoldCounts:
 
 
 def hold_counts(server: Server) -> HoldCounts:
-    """Asks the sidecar that the server started."""
     page = httpx.get(f"{server.sidecar_url()}/metrics", timeout=10.0, trust_env=False)
     return parse_holds(page.text)
 
@@ -146,7 +145,6 @@ class ClosedPass:
 
     @property
     def counted(self) -> list[ClosedAnswer]:
-        """Turns that were answered while it was measured."""
         clock = self.clock
         return [a for a in self.answers if clock.warm_up_s <= a.ended_s < clock.end_s]
 
@@ -167,7 +165,6 @@ class ClosedPass:
 async def closed_loop(
     url: str, users: Sequence[Script], telling: Telling, clock: Clock, on_answer: OnAnswer
 ) -> ClosedPass:
-    """Every user plays its script until the time is up."""
     async with open_client(url) as client:
         play = _Play(client, telling, clock, on_answer)
         tasks = [
@@ -199,7 +196,6 @@ class _Play:
     _sent: dict[str, tuple[bool, float]] = field(default_factory=dict)
 
     def waiting(self) -> tuple[tuple[bool, float], ...]:
-        """Turns that are not answered, and for how long."""
         now = perf_counter()
         return tuple((first, now - sent) for first, sent in self._sent.values())
 
@@ -254,12 +250,9 @@ class ClosedRun:
 def run_closed(
     arm: AgentArm, room: Room, users: Sequence[Script], clock: Clock, shown: DemoProgress
 ) -> ClosedRun:
-    """Start the arm's server, let the users play, end it."""
     tag = f"{arm.name}-{len(users)}"
     shown.starting(tag)
     with Server(room.plan(arm, tag)) as server:
-        if arm.graph:
-            check_advised(server)
         shown.passing(tag, f"{len(users)} agents")
         passed = asyncio.run(closed_loop(server.url, users, arm.telling, clock, shown.answered))
         return ClosedRun(arm.name, len(users), passed, hold_counts(server) if arm.graph else None)

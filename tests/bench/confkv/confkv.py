@@ -21,17 +21,15 @@ from rich.console import Console
 from torch import Tensor
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 
-from ..figures import Figures
-from ..paper.quiet import only_errors
+from ..figures import Figures, only_errors
 from ..teaching.recall_language import examine
-from .confkv_arms import STATIC, confident
+from .confkv_arms import STATIC, Floats, Followed, confident, follow, read_at_once
 from .confkv_texts import documents, windows
-from .followed import Floats, Followed, follow, read_at_once
-from .independent.kvpress_agreement import add_agreement
+from .kvpress_agreement import add_agreement
+from .needles import add_needles, add_pages, add_recalled
 from .perplexity import Perplexity
 from .resampled import wilson
 from .small_models import FAMILIES, Loaded, load, random_model, shipped
-from .tasks.needles import add_needles, add_pages, add_recalled
 
 BATCH, HEADS, KV_HEADS, DIMS, TOKENS, RECENT = 8, 8, 4, 64, 512, 64
 _ROUNDS: Final = 60
@@ -300,7 +298,6 @@ _COMPARED: Final = 9  # texts of which others say what they would keep
 def run(
     progress: bool = True, scale: Scale = FULL, model: Path | None = None, text: Path | None = None
 ) -> Figures:
-    """Measure on ``model``, or else on each model that ships."""
     console = Console(stderr=True, quiet=not progress)
     figures = Figures("confkv")
     with only_errors():

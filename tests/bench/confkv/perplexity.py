@@ -13,8 +13,20 @@ from kvgraph.hooks.confkv.settings import ConfKVSettings
 from torch import Tensor
 
 from ..figures import Figures
-from .confkv_arms import STATIC, WINDOW, coarse, confident, in_int8, replayed, victims, with_pyramid
-from .followed import Floats, Followed, follow, read_at_once
+from .confkv_arms import (
+    STATIC,
+    WINDOW,
+    Floats,
+    Followed,
+    coarse,
+    confident,
+    follow,
+    in_int8,
+    read_at_once,
+    replayed,
+    victims,
+    with_pyramid,
+)
 from .resampled import apart, difference, gap_closed
 
 LEAST_GAP: Final = 0.05  # nats between window and full; below, there is nothing to close
@@ -24,8 +36,6 @@ Say = Callable[[str], None]
 
 @dataclass
 class Perplexity:
-    """The arms on one model and the same texts."""
-
     model: Any
     texts: Tensor  # [texts, tokens]
     prompt: int  # tokens that are read at once
@@ -59,7 +69,6 @@ class Perplexity:
             self._follow(f"victims_{name}", cache)
 
     def add_to(self, figures: Figures, prefix: str) -> None:
-        """Gaps closed (medians of resampled texts), and what each arm took."""
         full, window = self.surprise["full"], self.surprise["window"]
         lost = difference(window, full)
         figures.add(f"{prefix}window_gap", list(lost), "nats", f"≥ {LEAST_GAP}")

@@ -8,43 +8,75 @@ import itertools
 import json
 import random
 import tempfile
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
-from kvgraph.advisor.assembly import new_graph
 from kvgraph.advisor.config.config import Config
 from kvgraph.advisor.page.misses import RequestView, request_view
-from kvgraph.advisor.planner import GraphEvictionAdvisor
+from kvgraph.advisor.replay.reader import new_file
 from kvgraph.advisor.replay.recorded_sessions import read_sessions
 from kvgraph.graph.logs.history import History
 from kvgraph.graph.logs.reasons import Detail
 from kvgraph.graph.logs.requests import LIMIT
+from kvgraph.graph.types import as_keys
 from kvgraph.graph.wire.advice import ContentKey
-from kvgraph.graph.wire.events import AnyEvent, BlocksResident
+from kvgraph.graph.wire.events import (
+    AnyEvent,
+    BlocksAttended,
+    BlocksEmbedded,
+    EngineHello,
+)
 
 from ..closed.closed_pass import ClosedTurn, Script, scripts
-from ..closed.on_paper.paper_loop import AGENTS, PaperLink
-from ..figures import Figures
-from ..paper.paper_engine import PaperEngine, Shape, base_config
-from ..paper.paper_model import runner_output
-from ..paper.quiet import only_errors
+from ..figures import Figures, only_errors
+from ..paper.paper_engine import Shape, base_config
+from ..paper.timed_engine import AGENTS, PaperSidecar, TimedEngine, Told
 from ..policies.policies_fleets import SHIPPED
 from ..serving.model import TINY, ModelShape, ensure_model
-from .raw_log import RawLog
 from .raw_log_oracle import RawLogOracle, Verdict
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
-Told = Callable[[str, Sequence[AnyEvent]], None]
+_PACKED: Final = ("hashes", "contents")  # fields of eight bytes each, one after the other
+_LEFT_OUT: Final = (BlocksAttended, BlocksEmbedded)  # numbers of every step, and no fact of a block
 
-ROUND_S: Final = 0.5  # between rounds of news; the sidecar's own interval
+
+class RawLog:
+    """Writes a line for each event of a sidecar: ``{"at", "engine", "event", …fields}``.
+
+    ``at`` is in seconds since the log began, ``engine`` is an engine's id (its name is in its
+    hello, as ``name``), ``hashes`` and ``contents`` are lists of ``0x…`` in chain order.
+    """
+
+    def __init__(self, path: Path, *, clock: Callable[[], float]) -> None:
+        self._clock, self._began, self._file = clock, clock(), new_file(path)
+        self.close = self._file.close
+
+    def __call__(self, engine: str, events: Sequence[AnyEvent]) -> None:
+        at = round(self._clock() - self._began, 6)
+        for event in events:
+            if not isinstance(event, _LEFT_OUT):
+                line = {"at": at, "engine": engine, **_worded(event)}
+                self._file.write(json.dumps(line) + "\n")
+
+
+def _worded(event: AnyEvent) -> dict[str, Any]:
+    fields = msgspec.to_builtins(msgspec.structs.asdict(event), builtin_types=(bytes,))
+    if isinstance(event, EngineHello):
+        fields["name"] = fields.pop("engine")
+    for name in _PACKED:
+        if isinstance(packed := fields.get(name), bytes):
+            whole = packed[: len(packed) // 8 * 8]
+            fields[name] = [f"{key:#018x}" for key in as_keys(whole).tolist()]
+    return {"event": type(event).__name__, **fields}
+
+
 _KEY: Final = bytes(32)  # a sidecar has a random one
 _IDLE_S: Final = 0.25
-_QUEUE: Final = 1 << 20  # events: none is dropped between two rounds
 _MOVES: Final = 0.1  # share of turns for which a user goes to any engine; chosen, as the others
 _ABORTS: Final = 0.01  # share of requests whose client goes away
 _LOADS: Final = 0.8  # share of loads that are judged worth it
@@ -60,8 +92,6 @@ class Mishaps:
 
 
 class ToldFleet:
-    """Engines, their users, and what a sidecar knows and says of them."""
-
     def __init__(
         self,
         base: VllmConfig,
@@ -77,7 +107,8 @@ class ToldFleet:
         self._rng = random.Random(seed)
         config = AGENTS.config(base)
         self.engines = [_Engine(n, config, shape, self._rng) for n, shape in enumerate(shapes)]
-        self.desk = _Desk(self.engines, told, lambda: self.now)
+        named = {each.name: each.paper for each in self.engines}
+        self.sidecar = PaperSidecar(named, Config(), lambda: self.now, told)
         self._hinted = hinted
         self._mishaps = mishaps or Mishaps()
         self._scripts = [iter(script) for script in users]
@@ -86,21 +117,19 @@ class ToldFleet:
         self._numbers = itertools.count()
 
     def run(self, seconds: float) -> None:
-        """Let so many seconds of the fleet's clock pass."""
         while self.now < seconds:
-            engine = min(self.engines, key=lambda each: each.at)
-            self.now = engine.at
+            engine = min(self.engines, key=lambda each: each.paper.now)
+            self.now = engine.paper.now
             self._send_due()
             self._befall(engine)
-            self.desk.turn()
+            self.sidecar.turn()
             if engine.scheduler.has_requests():
                 self._due += [(at, user) for at, user in engine.step(self._rng)]
                 heapq.heapify(self._due)
             else:
-                engine.at += _IDLE_S
+                engine.paper.now += _IDLE_S
 
     def close(self) -> None:
-        """End what engines started."""
         for each in self.engines:
             each.paper.close()
 
@@ -118,12 +147,12 @@ class ToldFleet:
 
     def _befall(self, engine: _Engine) -> None:
         """Let a mishap happen to the engine whose turn it is, if one is due."""
-        passed = engine.at - engine.looked_at
-        engine.looked_at = engine.at
+        passed = self.now - engine.looked_at
+        engine.looked_at = self.now
         if self._happens(self._mishaps.reset_s, passed):
             engine.scheduler.reset_prefix_cache(reset_running_requests=True, reset_connector=True)
         if self._happens(self._mishaps.lost_news_s, passed):
-            engine.loses_news = True
+            self.sidecar.lose_news(engine.name)
 
     def _happens(self, every_s: float, passed_s: float) -> bool:
         return bool(every_s) and self._rng.random() < passed_s / every_s
@@ -136,23 +165,16 @@ class _Open:
 
 
 class _Engine:
-    """One engine on paper, on a clock of its own."""
-
     def __init__(self, number: int, config: VllmConfig, shape: Shape, rng: random.Random) -> None:
         self.name = f"engine-{number}"
-        self.at = self.looked_at = 0.0
-        self.loses_news = False
-        self.paper = PaperEngine(config, shape, clock=lambda: self.at)
+        self.looked_at = 0.0
+        self.paper = TimedEngine(config, shape)
         self.scheduler = self.paper.scheduler
-        self._link = PaperLink(self.paper) if self.paper.has_tiers else None
         self._open: dict[str, _Open] = {}
         if self.paper.has_tiers:
             costs = self.paper.side.bridge.ledger.costs
             costs.worth_loading = lambda *_: rng.random() < _LOADS
-        client = self.paper.side.client
-        client.outbox.open(_QUEUE)
-        client.put(ContentKey(_KEY))
-        client.linked_since = 0.0
+        self.paper.side.client.put(ContentKey(_KEY))
 
     def ask(self, name: str, user: int, turn: ClosedTurn, salt: str | None, hinted: bool) -> None:
         asked = turn.request
@@ -167,82 +189,23 @@ class _Engine:
 
     def step(self, rng: random.Random) -> list[tuple[float, int]]:
         """One step; when whose next turn is due."""
-        order = self.scheduler.schedule()
-        tokens, seconds = AGENTS.step(self.scheduler, order, self._open)
-        if self._link is not None:
-            self._link.order(order, self.at)
-        self.at += seconds
-        done = runner_output(tokens)
-        if self._link is not None:
-            done = self._link.reported(order, tokens, self.at)
-        outputs = self.scheduler.update_from_output(order, done)
-        said_now = itertools.chain.from_iterable(each.outputs for each in outputs.values())
-        ended = [each.request_id for each in said_now if each.finish_reason is not None]
-        return [self._after(name) for name in (*ended, *self._aborted(tokens, rng))]
+        names, outputs = self.paper.take_step(self._open)
+        ended = [each.request_id for each in outputs if each.finish_reason is not None]
+        return [self._after(name) for name in (*ended, *self._aborted(names, rng))]
 
-    def _aborted(self, names: dict[str, list[int]], rng: random.Random) -> list[str]:
-        """Requests whose clients go away now."""
-        from vllm.v1.request import RequestStatus
-
+    def _aborted(self, names: Collection[str], rng: random.Random) -> list[str]:
         gone = [
             name
             for name in names
             if name in self.scheduler.requests and rng.random() < _ABORTS / len(names)
         ]
         for name in gone:
-            self.scheduler.finish_requests(name, RequestStatus.FINISHED_ABORTED)
+            self.paper.abort(self.scheduler.requests[name])
         return gone
 
     def _after(self, name: str) -> tuple[float, int]:
         ended = self._open.pop(name)
-        return self.at + ended.turn.pause_s, ended.user
-
-
-class _Desk:
-    """What a sidecar knows of all engines, told and asked in rounds."""
-
-    def __init__(self, engines: Sequence[_Engine], told: Told, clock: Callable[[], float]) -> None:
-        config = Config()
-        self.graph = new_graph(config, clock)
-        self._engines, self._told, self._clock = engines, told, clock
-        self._planner = GraphEvictionAdvisor(
-            self.graph, lambda: {each.name: 0 for each in engines}, interval_s=ROUND_S,
-            max_ranked=config.sidecar.max_ranked, prefetch=config.prefetch, clock=clock,
-        )  # fmt: skip
-        self._next = 0.0
-        for each in engines:
-            self._tell(each, self._greeting(each))
-
-    def turn(self) -> None:
-        """Once in a round: all that happened, and advice of it."""
-        now = self._clock()
-        if now < self._next:
-            return
-        self._next = now + ROUND_S
-        for each in self._engines:
-            events = each.paper.side.client.outbox.take_all()
-            if each.loses_news:
-                events, each.loses_news = self._greeting(each), False
-            self._tell(each, [*events, *each.paper.side.heartbeat(0)])
-        self._planner.tick()
-        for each in self._engines:
-            self._advise(each, now)
-
-    def _advise(self, engine: _Engine, now: float) -> None:
-        client, ranking = engine.paper.side.client, self._planner.latest.get(engine.name)
-        order = self._planner.orders.latest.get(engine.name)
-        client.hold_ranking(None if ranking is None else replace(ranking, known_of=now))
-        client.hold_wanted(None if order is None else order.keys)
-
-    def _greeting(self, engine: _Engine) -> list[AnyEvent]:
-        """What an engine tells a sidecar that knows nothing for sure."""
-        side = engine.paper.side
-        hello = msgspec.structs.replace(side.hello(), engine=engine.name)
-        return [hello, BlocksResident(side.resident()), *side.copies()]
-
-    def _tell(self, engine: _Engine, events: list[AnyEvent]) -> None:
-        self.graph.apply(engine.name, events)
-        self._told(engine.name, events)
+        return self.paper.now + ended.turn.pause_s, ended.user
 
 
 SEED: Final = 1
@@ -308,7 +271,6 @@ class Compared:
 
 
 def run(figures: Figures, quick: bool) -> None:
-    """Requests of recorded fleets, on vLLM's own schedulers."""
     with only_errors():
         base = base_config(ensure_model(TINY))
         played = [play(base, plan, 1200.0 if quick else 3600.0) for plan in PLANS]
@@ -320,7 +282,6 @@ def run(figures: Figures, quick: bool) -> None:
 
 
 def play(base: VllmConfig, plan: FleetPlan, seconds: float, seed: int = SEED) -> Compared:
-    """Play a fleet, and hold what the page says of its requests against its raw log."""
     users = scripts(read_sessions(SHIPPED), plan.users, seed, seconds, ModelShape().vocab)
     with tempfile.TemporaryDirectory(prefix="kvg-") as folder:
         path = Path(folder) / "raw.jsonl.gz"
@@ -342,8 +303,6 @@ def play(base: VllmConfig, plan: FleetPlan, seconds: float, seed: int = SEED) ->
 
 
 class _Teller:
-    """Writes the raw log, and notes what the page says before it forgets."""
-
     def __init__(self, path: Path) -> None:
         self._now = 0.0
         self._log = RawLog(path, clock=lambda: self._now)
@@ -358,7 +317,7 @@ class _Teller:
             self._note(self._history.requests.next - LIMIT // 4)
 
     def attach(self, fleet: ToldFleet) -> None:
-        self._fleet, self._history = fleet, fleet.desk.graph.tables.history
+        self._fleet, self._history = fleet, fleet.sidecar.graph.tables.history
 
     def said(self) -> list[Said]:
         assert self._history is not None

@@ -26,7 +26,7 @@ from kvgraph.hooks.link.client import ClientOptions
 from rich.console import Console
 
 from ..errors import BenchError
-from ..faults.processes.faults_http import is_advised, token_in
+from ..faults.faults_http import is_advised, token_in
 from ..figures import Figures
 from ..sidecars.sidecar_process import SidecarProcess, wait_until
 from . import attribution, log_cost, shadow_error
@@ -66,7 +66,6 @@ def measure_page_speed(figures: Figures, quick: bool) -> None:
 
 @contextmanager
 def _filled(sessions: int) -> Iterator[str]:
-    """The page of a sidecar that knows the blocks of so many sessions."""
     with (
         tempfile.TemporaryDirectory(prefix="kvg-") as folder,
         SidecarProcess(Path(folder)) as sidecar,
@@ -133,7 +132,6 @@ def _browser() -> tuple[Any, str]:
 
 
 def _paint(page: Any) -> float:
-    """Milliseconds from the start of a load to the graph on the screen."""
     base = page.url.partition("#")[0]
     page.goto("about:blank")
     page.goto(f"{base}#/graph?limit={MANY * OWN}")
@@ -270,7 +268,6 @@ _PARTS: Final[dict[str, Callable[[Figures, bool], None]]] = {
 
 
 def run(progress: bool = True, quick: bool = False) -> Figures:
-    """What logs and shadows cost and how right they are; what an open page costs the sidecar."""
     figures, console = Figures("dashboard"), Console(stderr=True)
     for name, measure in _PARTS.items():
         if progress:

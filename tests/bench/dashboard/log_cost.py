@@ -47,7 +47,6 @@ class _Silent(History):
 
 
 def run(figures: Figures, quick: bool) -> None:
-    """The engine's thread, the sidecar's, and bytes."""
     rounds, turns = (20, 20) if quick else (200, 300)
     figures.add("logs_us_per_step", _engine_costs(RUNNING, PROMPT, rounds), "µs", "≤ 5")
     figures.add("logs_sidecar_us_per_step", _ingest_costs(RUNNING, 1, turns), "µs")

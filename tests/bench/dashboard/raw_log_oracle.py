@@ -39,8 +39,6 @@ class Verdict:
 
 @dataclass
 class _Engine:
-    """What one engine holds and held, and what its requests are about to compute."""
-
     model: str = ""
     pool: set[Block] = field(default_factory=set)
     copies: dict[Block, set[int]] = field(default_factory=lambda: defaultdict(set))

@@ -1,7 +1,7 @@
 """The simulated cliff: agents come one after the other, until they are too many.
 
 Scheduler, cache manager and queue are vLLM's own; connector, graph, planner and hold are ours;
-only the model is a clock (``closed_paper``). Two hours take about half a minute.
+only the model is a clock (``timed_engine``). Two hours take about half a minute.
 """
 
 from __future__ import annotations
@@ -17,12 +17,11 @@ from kvgraph.advisor.replay.tables import pyplot
 from rich.console import Console
 from rich.table import Table
 
+from ..closed.closed_paper import BLOCKS, play_on_paper
 from ..closed.closed_pass import Clock, ClosedRun, scripts
-from ..closed.on_paper.closed_paper import BLOCKS, play_on_paper
-from ..closed.on_paper.paper_loop import PAPER_HOLD, PAPER_STOCK
-from ..figures import Figures, measured_now, quantile
+from ..closed.paper_loop import PAPER_HOLD, PAPER_STOCK
+from ..figures import Figures, measured_now, only_errors, quantile
 from ..paper.paper_engine import base_config
-from ..paper.quiet import only_errors
 from ..recorded.agents_requests import SESSIONS
 from ..serving.model import TINY, ModelShape, ensure_model
 from ..serving.progress import DemoProgress
@@ -54,7 +53,6 @@ class CliffResult:
     ours: ClosedRun
 
     def add_to(self, figures: Figures) -> None:
-        """The figures of the time when all agents are there; TTFT of returning turns."""
         stock, ours = (run.passed.turns_per_minute for run in (self.stock, self.ours))
         figures.add("cliff_turns_ratio", ours / max(stock, 1e-9), "of stock", "≥ 2.3")
         for name, run in (("stock", self.stock), ("ours", self.ours)):
@@ -78,7 +76,6 @@ def run_cliff(out: Path, shown: DemoProgress, sessions: Path = SESSIONS) -> Clif
 
 
 def windows(run: ClosedRun) -> Sequence[Window]:
-    """A run from its beginning to its end."""
     answers = sorted(run.passed.answers, key=lambda each: each.ended_s)
     found = []
     for number in range(int(run.passed.clock.end_s / WINDOW_S)):
@@ -99,7 +96,6 @@ _COLORS: Final = ("#9aa0a6", "#12a150")  # stock first
 
 
 def save_cliff(result: CliffResult) -> Path:
-    """Draw the picture and write every window beside it."""
     figures = Figures("cliff")
     result.add_to(figures)
     content = {**figures.as_dict(), **measured_now(), **cliff_details(result)}
@@ -108,7 +104,6 @@ def save_cliff(result: CliffResult) -> Path:
 
 
 def cliff_details(result: CliffResult) -> dict[str, Any]:
-    """What was played, and every window of both runs."""
     return {
         "made by": MADE_BY,
         "agents": AGENTS,
@@ -119,7 +114,6 @@ def cliff_details(result: CliffResult) -> dict[str, Any]:
 
 
 def print_cliff(result: CliffResult, console: Console | None = None) -> None:
-    """The table for people: with few agents, and with too many."""
     console = console or Console()
     table = Table(title=f"{AGENTS} agents come within {CLOCK.warm_up_s / 60:.0f} minutes")
     for column in (

@@ -25,7 +25,7 @@ from ..recorded.agents_requests import SESSIONS
 from ..serving.completions import Answer
 from ..serving.model import ensure_model, vocabulary_size
 from ..serving.progress import DemoProgress
-from ..serving.vllm_server import HINTS, Server, check_advised
+from ..serving.vllm_server import HINTS, Server
 from ..serving.workload import BLOCK
 from .page_demo import ENDPOINT, LivePage
 
@@ -42,13 +42,10 @@ _HAD: Final = {"stock": "vLLM alone", "kvgraph": "the switch alone"}
 
 @dataclass(frozen=True, slots=True)
 class EngineCliff:
-    """Stock, and the switch alone, with the same agents on the same engine."""
-
     stock: ClosedRun
     ours: ClosedRun
 
     def add_to(self, figures: Figures) -> None:
-        """Turns of all, and first tokens of returning turns."""
         stock, ours = self.stock.passed, self.ours.passed
         ratio = ours.turns_per_minute / max(stock.turns_per_minute, 1e-9)
         figures.add("engine_turns_ratio", ratio, "of stock", "≥ 3")
@@ -78,7 +75,6 @@ def run_engine_cliff(
     clock: Clock = CLOCK,
     agents: int = AGENTS,
 ) -> EngineCliff:
-    """Play the same agents on both."""
     name = model or str(ensure_model())
     recorded_s = clock.end_s / clock.pace
     sessions = read_sessions(SESSIONS)
@@ -124,8 +120,6 @@ def _run(
             plan = replace(plan, settings=(*plan.settings, (ENDPOINT, page.endpoint)))
     shown.starting(name)
     with Server(plan) as server:
-        if arm.graph:
-            check_advised(server)
         note = "" if arm.graph or page is None else "; no graph, so the page is empty"
         shown.passing(name, f"{len(users)} agents, {clock.end_s:.0f} s{note}", 0)
         live = _Live(shown)
@@ -134,8 +128,6 @@ def _run(
 
 
 class _Live:
-    """Says how it goes at every answer."""
-
     def __init__(self, shown: DemoProgress) -> None:
         self._shown = shown
         self._began = perf_counter()

@@ -71,7 +71,6 @@ class LivePage:
         return self._sidecar.status()
 
     def begin_anew(self) -> None:
-        """Forget all that was seen: the next scene begins."""
         self._sidecar.kill()
         self._sidecar.start()
 
@@ -87,7 +86,6 @@ LAST_WORDS: Final = 60  # tokens at the end of a prompt that stand for what a us
 
 
 def run_page() -> None:
-    """Play recorded agents until Ctrl-C, and say where to watch."""
     console = Console()
     with LivePage() as page:
         console.print(page.invitation, soft_wrap=True)
@@ -112,7 +110,6 @@ def agents_at(page: LivePage | None) -> Iterator[None]:
 
 
 def play_agents(endpoint: str, stopping: threading.Event) -> None:
-    """Let recorded agents ask an engine without a model, until told to stop."""
     options = ClientOptions(tick_s=0.05)
     with FakeEngine(endpoint, POOL, BLOCK, "demo", options, TOKENS_PER_S) as engine:
         for number in itertools.count():

@@ -26,9 +26,8 @@ from ..errors import ServerError
 from ..figures import Figures, keep_raw, measured_now
 from ..serving.completions import forced, open_client, send
 from ..serving.model import TINY, ensure_model, vocabulary_size
-from ..serving.vllm_server import Server, ServerPlan, check_advised
-from ..sidecars.sidecar_bench import listened
-from .engine_feed import Load
+from ..serving.vllm_server import Server, ServerPlan
+from ..sidecars.sidecar_bench import Load, listened
 from .engine_rounds import CONCURRENCY, Round, Rounds, Say, rounds_in_turns
 from .profiled_executor import OWN_TIMES, is_ours
 
@@ -54,19 +53,15 @@ class FunctionShare(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """The functions, the longest first."""
-
     rows: tuple[FunctionShare, ...]
     called_share: float  # of the time, what our functions take, and whatever these call
 
     @property
     def first_of_ours(self) -> int:
-        """The line, from 1, of our first function."""
         ours = (line for line, row in enumerate(self.rows, 1) if row.ours)
         return next(ours, len(self.rows) + 1)
 
     def lines(self, count: int = 20) -> list[str]:
-        """The first lines, and our first, for people."""
         shown = dict.fromkeys([*range(min(count, len(self.rows))), self.first_of_ours - 1])
         return [
             f"{at + 1:4d}  {self.rows[at].share:6.2%}  {self.rows[at].function}"
@@ -76,7 +71,6 @@ class Profile:
 
 
 def profiled(plan: ServerPlan, seconds: float) -> Profile:
-    """Keep a server busy with ``RUNNING`` callers for so many seconds."""
     kept = plan.directory / f"{plan.arm}.own_times.json"
     # Server and callers are late under this load: no connection may be closed just as a caller
     # takes it up again.
@@ -85,13 +79,11 @@ def profiled(plan: ServerPlan, seconds: float) -> Profile:
     plan = replace(plan, blocks=POOL, max_model_len=MAX_MODEL_LEN, max_num_seqs=RUNNING,
                    settings=settings, options=options)  # fmt: skip
     with Server(plan) as server:
-        check_advised(server)
         asyncio.run(_keep_busy(server.url, vocabulary_size(plan.model), seconds))
     return read_profile(kept)
 
 
 def read_profile(kept: Path) -> Profile:
-    """What an engine core kept."""
     try:
         found = json.loads(kept.read_text())
     except FileNotFoundError:
@@ -203,8 +195,6 @@ def _plans(model: str, directory: Path, tiers: bool) -> list[ServerPlan]:
 
 @dataclass
 class Record:
-    """What was measured until now, and where it is kept."""
-
     scale: Scale
     raw: Path | None = None
     rounds: Rounds = field(default_factory=dict)
@@ -231,7 +221,6 @@ class Record:
         return figures
 
     def save(self) -> None:
-        """Write everything that was measured, with date and machine, if that is wanted."""
         if self.raw is None:
             return
         record = {
@@ -260,7 +249,6 @@ def add_engine_figures(figures: Figures, rounds: Rounds) -> None:
 
 
 def _profile(record: Record, model: str, say: Say) -> None:
-    """Profile busy engines, and show where their time goes."""
     with tempfile.TemporaryDirectory(prefix="kvgraph-profile-") as directory:
         arms = {GRAPH: (), TIERS: _WARM} if record.scale.tiers else {GRAPH: ()}
         for name, settings in arms.items():

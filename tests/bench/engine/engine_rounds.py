@@ -19,7 +19,7 @@ import numpy as np
 from ..errors import ServerError
 from ..serving.completions import forced, open_client, send
 from ..serving.model import vocabulary_size
-from ..serving.vllm_server import Server, ServerPlan, check_advised
+from ..serving.vllm_server import Server, ServerPlan
 
 _CORE: Final = "EngineCore"  # in the name that vLLM gives the process
 _OURS: Final = "kvgraph"  # how the names of our threads begin
@@ -133,8 +133,6 @@ def _told(pair: int, pairs: int, arm: str, done: Round) -> str:
 def _started(plan: ServerPlan) -> Iterator[Server]:
     """A running server, frozen until its turn comes."""
     with Server(plan) as server:
-        if plan.graph:
-            check_advised(server)
         server.freeze()
         yield server
 

@@ -1,4 +1,4 @@
-"""An executor whose engine core notes its own times; see ``engine_profile``."""
+"""An executor whose engine core notes its own times; see ``engine``."""
 
 from __future__ import annotations
 
@@ -17,8 +17,6 @@ _LONGEST_MS: Final = 2  # chosen: a step of a small model on a CPU takes tens
 
 
 class SleepingExecutor(MultiprocExecutor):  # type: ignore[misc]
-    """Given to ``vllm serve`` by its name, in all arms of a bench alike."""
-
     def _init_executor(self) -> None:
         super()._init_executor()
         for queue in self.response_mqs:

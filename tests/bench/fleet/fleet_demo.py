@@ -9,13 +9,21 @@ which blocks go and come.
 
 from __future__ import annotations
 
+import bisect
+import hashlib
+import json
 import math
+import random
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from itertools import count
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
+
+from rich.console import Console
+from rich.table import Table
 
 from ..agents.agents_arms import KEPT_BACK, AgentPass, Pick, longest, pool_for
 from ..figures import Figures, quantile
@@ -27,7 +35,46 @@ from ..serving.vllm_server import ONE_CORE, Server, ServerPlan
 from ..serving.workload import BLOCK
 from ..sidecars.sidecar_process import SidecarProcess, counted_since
 from .fleet_stage import FleetStage, Killed, engine
-from .routers.rival_routers import consistent_hash, power_of_two, round_robin
+
+_POINTS: Final = 160
+"""Of one engine on the ring: what ketama gives a server, which made consistent hashing common."""
+
+
+def round_robin() -> Pick:
+    """One engine after the other, whose session it may be."""
+    turns = count()
+    return lambda session, running: next(turns) % len(running)
+
+
+def consistent_hash(engines: int) -> Pick:
+    """A session's requests all go to the engine whose point follows the session's on a ring."""
+    ring = sorted(
+        (_point(f"{number}-{point}"), number)
+        for number in range(engines)
+        for point in range(_POINTS)
+    )
+    places = [place for place, _ in ring]
+
+    def pick(session: str, running: Sequence[int]) -> int:
+        return ring[bisect.bisect(places, _point(session)) % len(ring)][1]
+
+    return pick
+
+
+def power_of_two(seed: int) -> Pick:
+    """Of two engines at random, the one at which fewer requests run."""
+    chance = random.Random(seed)
+
+    def pick(session: str, running: Sequence[int]) -> int:
+        one, other = chance.sample(range(len(running)), 2)
+        return one if running[one] <= running[other] else other
+
+    return pick
+
+
+def _point(text: str) -> int:
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest())
+
 
 ENGINES: Final = 3
 REQUESTS: Final = 300
@@ -66,7 +113,6 @@ class FleetDemo:
     killed: Killed
 
     def figures(self) -> Figures:
-        """The figures by which routers are compared."""
         figures = Figures("demo-fleet")
         ours, *rivals = self.arms
         cached = max(each.result.cached_tokens for each in rivals)
@@ -136,7 +182,6 @@ def _from_store(sidecar: SidecarProcess) -> dict[str, int]:
 
 
 def rivals() -> list[tuple[str, Pick]]:
-    """The routers that pick for the callers, as new."""
     return [
         ("round robin", round_robin()),
         ("consistent hash", consistent_hash(ENGINES)),
@@ -159,3 +204,91 @@ def _store_settings(path: Path) -> tuple[tuple[str, str], ...]:
         ("AITHER_KVCACHE_STORE_GIB", str(STORE_GIB)),
         ("AITHER_KVCACHE_STORE_SALTED", "1"),
     )
+
+
+FLEET_FILE: Final = "fleet.json"
+
+
+def print_fleet(result: FleetDemo, console: Console | None = None) -> None:
+    console = console or Console()
+    console.print(_table(result))
+    for line in _lines(result):
+        console.print(line, soft_wrap=True, highlight=False)
+
+
+def save_fleet(result: FleetDemo) -> Path:
+    killed = result.killed
+    content = {
+        **result.figures().as_dict(),
+        "engines": ENGINES,
+        "requests": result.requests,
+        "pool_blocks": result.pool,
+        "pace": round(result.pace, 5),
+        "shared_store": {
+            **details(result.shared),
+            "blocks_from_store": result.from_store,
+            "blocks_from_store_after_kill": result.from_store_later,
+        },
+        "arms": {each.arm: details(each) for each in result.arms},
+        "decisions": result.decisions,
+        "killed": {
+            **details(killed.passed),
+            "in_flight": killed.in_flight,
+            "at_the_engine_not_begun": killed.asked,
+            "at_the_engine_begun": killed.begun,
+            "failed_not_begun": killed.failed_before,
+            "failed_begun": killed.cut,
+            "sent_again": killed.status["requests"]["retried"],
+            "decisions": killed.status["decisions"],
+        },
+    }
+    path = result.out / FLEET_FILE
+    path.write_text(json.dumps(content, indent=2) + "\n")
+    return path
+
+
+def _table(result: FleetDemo) -> Table:
+    title = f"{result.requests} requests of recorded agents on {ENGINES} engines, in every arm"
+    table = Table(title=title, title_justify="left")
+    table.add_column("")
+    for column in ("cached tokens", "of prompt", "TTFT p50", "p95", "failed"):
+        table.add_column(column, justify="right")
+    for each in (*result.arms, result.shared):
+        table.add_row(each.arm, *_cells(each))
+    return table
+
+
+def _cells(passed: AgentPass) -> list[str]:
+    p50, p95 = (f"{quantile(passed.result.ttft_ms, share):,.0f} ms" for share in (50, 95))
+    tokens = f"{passed.result.cached_tokens:,}"
+    return [tokens, f"{passed.share:.1%}", p50, p95, str(len(passed.failed))]
+
+
+def _lines(result: FleetDemo) -> list[str]:
+    killed = result.killed
+    requests = killed.status["requests"]
+    return [
+        f"Each engine has a pool of {result.pool} blocks; agents are "
+        f"{1 / result.pace:,.0f} × as fast as recorded. The first arm's requests pass through the "
+        "proxy, whose time counts; the others' go straight to an engine.",
+        f"In the last arm the engines share a store, by way of {HOST_GIB * 1024:.0f} MiB of host "
+        f"memory each: {result.from_store} blocks came from it.",
+        f"Then, without pauses, an engine was killed half way: {killed.in_flight} requests were in "
+        f"flight, {killed.asked + killed.begun} of them there, {killed.begun} with an answer "
+        f"begun. {len(killed.passed.failed)} failed: {killed.cut} whose answer had begun, "
+        f"{killed.failed_before} others. {requests['retried']} were sent to another engine; "
+        f"the engines left loaded {result.from_store_later} blocks from the store.",
+        f"  {result.out / FLEET_FILE}",
+    ]
+
+
+def details(passed: AgentPass) -> dict[str, Any]:
+    done = passed.result
+    return {
+        "answered": len(done.answers),
+        "failed": len(passed.failed),
+        "prompt_tokens": done.prompt_tokens,
+        "cached_tokens": done.cached_tokens,
+        "wall_s": round(done.wall_s, 2),
+        "ttft_ms": {p: round(quantile(done.ttft_ms, p), 1) for p in (50, 90, 95, 99)},
+    }

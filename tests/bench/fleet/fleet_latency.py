@@ -14,8 +14,7 @@ from typing import Final
 import httpx
 
 from ..figures import Figures, quantile
-from .processes.proxy_process import ProxyProcess
-from .processes.route_process import RouteProcess
+from .router_process import RouteProcess, RouterProcess
 
 RATE: Final = 50.0
 """Requests per second."""
@@ -64,15 +63,10 @@ async def _ask(client: httpx.AsyncClient, url: str, number: int, times: list[flo
     times.append(1e3 * (time.perf_counter() - start))
 
 
-class _StandIn(ProxyProcess):
-    def command(self) -> list[str]:
-        return [sys.executable, "-m", "kvgraph_bench.fleet.fleet_latency", str(self.port)]
-
-    def environment(self) -> dict[str, str]:
-        return {}
-
-    def is_up(self) -> bool:
-        return httpx.get(f"{self.url}/health", trust_env=False).is_success
+class _StandIn(RouterProcess):
+    def __init__(self, log: Path) -> None:
+        super().__init__(log)
+        self.words = [__name__, str(self.port)]
 
 
 async def _serve(port: int) -> None:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -13,8 +12,8 @@ from ..agents.agents_arms import AgentPass, Pick, Sender, Telling, only_one
 from ..figures import quantile
 from ..recorded.agents_requests import AgentRequest
 from ..serving.progress import DemoProgress
-from ..serving.vllm_server import Server, ServerPlan, check_advised
-from .processes.route_process import RouteProcess
+from ..serving.vllm_server import Server, ServerPlan
+from .router_process import RouteProcess
 
 LOAD: Final = 0.6
 """Share of the time in which one of the three engines would be busy by the fleet's clock, at the
@@ -54,15 +53,9 @@ class Killed:
         return len(self.passed.failed) - self.cut
 
 
-@contextmanager
-def engine(plan: ServerPlan, number: int, shown: DemoProgress) -> Iterator[Server]:
-    """An engine that runs, linked to its sidecar; raises ServerError: it did not start, or has
-    none.
-    """
+def engine(plan: ServerPlan, number: int, shown: DemoProgress) -> Server:
     shown.starting(f"engine {number}")
-    with Server(replace(plan, name=f"engine-{number}")) as server:
-        check_advised(server)
-        yield server
+    return Server(replace(plan, name=f"engine-{number}"))
 
 
 class _Killing:
@@ -109,12 +102,10 @@ class FleetStage:
         return min(LONGEST_PASS_S, whole_s) / span
 
     def ours(self, pace: float) -> tuple[AgentPass, dict[str, int]]:
-        """Our router's pass, and its decisions by reason."""
         with self._route(f"route{'-store' * self._store}.log") as route:
             return self.behind(self._ours, route.url, pace), route.status()["decisions"]
 
     def behind(self, arm: str, url: str, pace: float) -> AgentPass:
-        """The pass of a router that is a server."""
         return self._play(arm, [url], pace)
 
     def rival(self, arm: str, pick: Pick, pace: float) -> AgentPass:

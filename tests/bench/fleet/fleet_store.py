@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -15,7 +14,7 @@ from ..errors import BenchError
 from ..figures import Figures, quantile
 from ..serving.completions import Answer, open_client, plain_body, send
 from ..serving.model import ModelShape, ensure_model
-from ..serving.vllm_server import Server, ServerPlan, check_advised
+from ..serving.vllm_server import Server, ServerPlan
 from ..serving.workload import BLOCK
 
 CONTEXT: Final = 2048
@@ -78,8 +77,7 @@ def _arm(folder: Path, when: str, sessions: int, say: Callable[[str], None]) -> 
     return moves
 
 
-@contextmanager
-def _engine(folder: Path, number: int, when: str) -> Iterator[Server]:
+def _engine(folder: Path, number: int, when: str) -> Server:
     settings = {
         "AITHER_KVCACHE_WARM_GIB": "0.5",
         "AITHER_KVCACHE_STORE": str(folder / "store"),
@@ -92,9 +90,7 @@ def _engine(folder: Path, number: int, when: str) -> Iterator[Server]:
         str(model), True, folder, blocks=POOL, max_num_seqs=2, name=f"engine-{number}",
         settings=tuple(settings.items()),
     )  # fmt: skip
-    with Server(plan) as server:
-        check_advised(server)
-        yield server
+    return Server(plan)
 
 
 async def _play(one: Server, two: Server, sessions: int, moves: _Moves) -> None:

@@ -35,7 +35,7 @@ from rich.console import Console
 from threadpoolctl import threadpool_limits
 
 from ..figures import Figures
-from ..sidecars.sidecar_process import SidecarProcess
+from ..sidecars.sidecar_process import SidecarProcess, wait_until
 from .graphs import (
     BLOCK_SIZE,
     CHAIN_BLOCKS,
@@ -96,7 +96,6 @@ def lock_seconds() -> dict[str, float]:
 
 
 def _pressure(rng: np.random.Generator, packed: bytes, count: int) -> Iterator[list[AnyEvent]]:
-    """Batches that store as many new blocks as they evict."""
     size = 8 * _BATCH
     for start in range(0, count * size, size):
         fresh = random_keys(rng, _BATCH).astype("<u8").tobytes()
@@ -140,21 +139,15 @@ class LoadedSidecar:
         self.seq += 1
 
     def stored(self) -> int:
-        """Blocks that the sidecar has applied."""
         return int(self.running.status()["graph"]["counters"].get("blocks_stored", 0))
 
     def wait_for(self, stored: int) -> None:
-        """Until the sidecar has applied so many blocks."""
-        deadline = time.monotonic() + 120
-        while self.stored() < stored:
-            if time.monotonic() > deadline:
-                raise RuntimeError(f"the sidecar did not apply {stored} blocks in two minutes")
-            time.sleep(0.1)  # asking costs the sidecar time too
+        if not wait_until(lambda: self.stored() >= stored, 120, 0.1):  # asking costs it time too
+            raise RuntimeError(f"the sidecar did not apply {stored} blocks in two minutes")
 
 
 @contextlib.contextmanager
 def loaded_sidecar(cores: list[int] | None = None) -> Iterator[LoadedSidecar]:
-    """Start a sidecar (on these cores only), connect an engine, end both."""
     with (
         tempfile.TemporaryDirectory(prefix="kvg-") as folder,
         SidecarProcess(Path(folder), policy__guard="true") as running,
@@ -322,8 +315,8 @@ def peer_speedups(pairs: int = 7) -> list[float]:
     ours = build_graph(_BLOCKS, _EDGES)
     theirs = _copied(ours)
     return [
-        _seconds(lambda: theirs.suggest_eviction(_VICTIMS), 1)
-        / _seconds(lambda: ours.suggest_eviction(_VICTIMS, ENGINE), 20)
+        statistics.median(timed(lambda: theirs.suggest_eviction(_VICTIMS), 1))
+        / statistics.median(timed(lambda: ours.suggest_eviction(_VICTIMS, ENGINE), 20))
         for _ in range(pairs)
     ]
 
@@ -343,20 +336,10 @@ def _copied(graph: KVCacheGraph) -> Any:
     return peer
 
 
-def _seconds(action: Any, repeats: int) -> float:
-    samples = []
-    for _ in range(repeats):
-        started = time.perf_counter()
-        action()
-        samples.append(time.perf_counter() - started)
-    return statistics.median(samples)
-
-
 _ROUNDS = 50
 
 
 def run(progress: bool) -> Figures:
-    """Measure every figure; with ``progress`` say on stderr what is being measured."""
     threadpool_limits(1, user_api="blas")  # as a sidecar does
     collect_seldom()  # likewise
     figures = Figures("graph")

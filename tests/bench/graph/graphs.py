@@ -110,7 +110,6 @@ class Churn:
         self._numbers = itertools.count()
 
     def batch(self, requests: int = _BATCH) -> list[AnyEvent]:
-        """So many requests, each of which starts, stores its blocks and ends."""
         return [event for _ in range(requests) for event in self._request()]
 
     def _request(self) -> Iterator[AnyEvent]:
@@ -135,7 +134,6 @@ class Churn:
             self._live.append((name, chain))
 
     def _turn(self, number: int) -> tuple[str, Keys, Keys]:
-        """A session's name, its blocks so far, and what it adds."""
         if self._live and self._rng.random() < _AGAIN:
             at = int(self._rng.integers(len(self._live)))
             name, before = self._live[at]

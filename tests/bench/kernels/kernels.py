@@ -54,7 +54,6 @@ class GpuFigures(Figures):
 
 
 def run(progress: bool = True, model: str | None = None) -> Figures:
-    """Measure every figure: of the GPU where there is one, else of the CPU."""
     if torch.cuda.is_available():
         return _run_on_gpu(Console(stderr=True, quiet=not progress))
     problem = ops.native_problem()

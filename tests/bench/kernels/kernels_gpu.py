@@ -24,7 +24,6 @@ Emit = Callable[[dict[str, Any]], None]
 
 
 def run(say: Say, emit: Emit, seconds: float = SECONDS) -> list[Measured]:
-    """Measure everything, in about seven minutes at most."""
     device = torch.device("cuda", torch.cuda.current_device())
     with torch.cuda.stream(torch.cuda.Stream(device)):  # batches refuse the default one
         return _run(device, say, emit, seconds)
@@ -58,7 +57,6 @@ def _row(bench: Workbench, cell: Cell, in_time: bool) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Print the report, and progress on stderr."""
     if not torch.cuda.is_available():
         sys.exit("this needs a GPU; `kvgraph bench kernels` measures CPUs too")
     began = time.monotonic()

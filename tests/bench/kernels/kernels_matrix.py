@@ -84,7 +84,6 @@ class Cell:
         return self.record().block_bytes * self.pages
 
     def describe(self) -> dict[str, Any]:
-        """The cell's key in the report."""
         layers, heads, tokens = self.geometry()
         return {
             "shape": self.shape.name, "page_bytes": self.cache(1).block_bytes,

@@ -24,6 +24,10 @@ from torch.nn import functional
 
 from .kernels_matrix import DELTA, LLAMA, Cell, Places, places, predicted_seconds, slots_of
 
+ON_HOST: Final = "index_copy"
+"""The action that does a part of its work on the host before the device can begin: it is timed from
+an idle device."""
+
 
 class Engine(Protocol):
     """What copies runs between addresses: the driver's batches, or a stand-in."""
@@ -32,87 +36,67 @@ class Engine(Protocol):
         """Queue copies of ``size`` bytes; see ``CopyEngine.copy``."""
 
 
-class BatchedCopy:
+Action = Callable[[], object]
+
+
+def batched_copy(
+    engine: Engine, source: PagedKv, records: Any, target: PagedKv, blocks: Any
+) -> Action:
     """One driver call with a descriptor a page."""
-
-    def __init__(self, engine: Engine, source: PagedKv, records: Any, target: PagedKv, blocks: Any):
-        self._engine = engine
-        self._sources = _addresses(source, records)
-        self._targets = _addresses(target, blocks)
-        self._size = source.layout.block_bytes
-
-    def __call__(self) -> None:
-        self._engine.copy(self._sources, self._targets, self._size, _stream())
+    sources, targets = _addresses(source, records), _addresses(target, blocks)
+    return lambda: engine.copy(sources, targets, source.layout.block_bytes, _stream())
 
 
-class IndexCopy:
+def index_copy(source: PagedKv, records: Any, target: PagedKv, blocks: Any) -> Action:
     """torch alone: one gather into page-locked memory, one copy, one ``index_copy_``."""
+    pages, cache, device = _pages(source), _pages(target), target.memory.device
+    shape, dtype = (len(records), pages.shape[1]), source.memory.dtype
+    gathered = torch.empty(shape, dtype=dtype, pin_memory=device.type == "cuda")
+    here, there = torch.empty(shape, dtype=dtype, device=device), blocks.to(device)
 
-    on_host = True  # the gather
+    def copy() -> None:
+        torch.index_select(pages, 0, records, out=gathered)
+        here.copy_(gathered, non_blocking=True)
+        cache.index_copy_(0, there, here)
 
-    def __init__(self, source: PagedKv, records: Any, target: PagedKv, blocks: Any) -> None:
-        self._pages, self._cache, self._records = _pages(source), _pages(target), records
-        device = target.memory.device
-        shape = len(records), self._pages.shape[1]
-        pinned = device.type == "cuda"
-        self._gathered = torch.empty(shape, dtype=source.memory.dtype, pin_memory=pinned)
-        self._here = torch.empty(shape, dtype=source.memory.dtype, device=device)
-        self._blocks = blocks.to(device)
-
-    def __call__(self) -> None:
-        torch.index_select(self._pages, 0, self._records, out=self._gathered)
-        self._here.copy_(self._gathered, non_blocking=True)
-        self._cache.index_copy_(0, self._blocks, self._here)
+    return copy
 
 
-class CopyThenRotate:
+def copy_then_rotate(copy: Action, target: PagedKv, new: Any, delta: Any, rope: Rope) -> Action:
     """A batched copy to the final place, then our own rotation in place: K passes memory twice."""
 
-    def __init__(
-        self, copy: BatchedCopy, target: PagedKv, new: Any, delta: Any, rope: Rope
-    ) -> None:
-        self._copy, self._target = copy, target
-        self._new, self._delta, self._rope = new, delta, rope
+    def both() -> None:
+        copy()
+        ops.rotate_in_place(target, new, delta, rope)
 
-    def __call__(self) -> None:
-        self._copy()
-        ops.rotate_in_place(self._target, self._new, self._delta, self._rope)
+    return both
 
 
-class ThreePasses:
+def three_passes(
+    engine: Engine, source: PagedKv, records: Any, target: PagedKv, blocks: Any, delta: int,
+    rope: Rope,
+) -> Action:  # fmt: skip
     """Batched copy to a buffer, rotation of the buffer in torch, ``index_copy_`` to the pages."""
+    count, device = len(records), target.memory.device
+    layout = source.layout.record(count)
+    buffer = PagedKv(torch.empty(layout.elements, dtype=layout.dtype, device=device), layout)
+    copy = batched_copy(engine, source, records, buffer, torch.arange(count))
+    cache, there = _pages(target), blocks.to(device)
+    cos, sin = (each.to(device) for each in rope.rotation(torch.tensor([delta])))
+    part = buffer.memory.view(-1, layout.cell)[:, rope.start : rope.start + rope.dims]
+    if rope.pairing is Pairing.NEOX:
+        first, second = part.chunk(2, dim=1)
+    else:
+        first, second = part[:, 0::2], part[:, 1::2]
 
-    def __init__(
-        self, engine: Engine, source: PagedKv, records: Any, target: PagedKv, blocks: Any,
-        delta: int, rope: Rope,
-    ) -> None:  # fmt: skip
-        count, device = len(records), target.memory.device
-        layout = source.layout.record(count)
-        buffer = torch.empty(layout.elements, dtype=layout.dtype, device=device)
-        self._buffer = PagedKv(buffer, layout)
-        self._copy = BatchedCopy(engine, source, records, self._buffer, torch.arange(count))
-        self._cache, self._blocks = _pages(target), blocks.to(device)
-        cos, sin = rope.rotation(torch.tensor([delta]))
-        self._turn, self._rope = (cos.to(device), sin.to(device)), rope
-
-    def __call__(self) -> None:
-        self._copy()
-        part = self._keys()
-        first, second = self._halves(part)
-        (cos, sin), a, b = self._turn, first.float(), second.float()
+    def passes() -> None:
+        copy()
+        a, b = first.float(), second.float()
         first.copy_(a * cos - b * sin)
         second.copy_(b * cos + a * sin)
-        self._cache.index_copy_(0, self._blocks, _pages(self._buffer))
+        cache.index_copy_(0, there, _pages(buffer))
 
-    def _keys(self) -> Any:
-        cells = self._buffer.memory.view(-1, self._buffer.layout.cell)
-        return cells[:, self._rope.start : self._rope.start + self._rope.dims]
-
-    def _halves(self, part: Any) -> tuple[Any, Any]:
-        half = self._rope.dims // 2
-        if self._rope.pairing is Pairing.NEOX:
-            return part[:, :half], part[:, half:]
-        return part[:, 0::2], part[:, 1::2]
+    return passes
 
 
 def _pages(kv: PagedKv) -> Any:
@@ -202,8 +186,6 @@ def _weight(rows: int, columns: int, device: str) -> Any:
     return torch.empty(rows, columns, dtype=torch.bfloat16, device=device).normal_(0, 0.02)
 
 
-Action = Callable[[], object]
-
 ROUNDS: Final = (3, 15)  # at least, at most
 SECONDS: Final = 0.4  # that the rounds of one comparison may take together, about
 # The device spins while work is queued, so that what is timed is the device alone. Beyond this
@@ -214,8 +196,6 @@ _CYCLES: Final = 2.1e9  # a second, at least as fast as any clock
 
 @dataclass
 class Times:
-    """Samples of one action."""
-
     # from the first of its work to the last, on the device
     device_us: list[float] = field(default_factory=list)
     host_us: list[float] = field(default_factory=list)  # what queueing it took on the host
@@ -224,11 +204,7 @@ class Times:
 def time_in_turns(
     actions: dict[str, Action], rounds: tuple[int, int] = ROUNDS, seconds: float = SECONDS
 ) -> dict[str, Times | None]:
-    """Samples of each action; None for one that did not fit the GPU's memory.
-
-    An action whose attribute ``on_host`` is true does a part of its work on the host before the
-    device can begin: it is timed from an idle device.
-    """
+    """Samples of each action; None for one that did not fit the GPU's memory."""
     costs = {name: cost_of(action) for name, action in actions.items()}
     fitting = {name: cost for name, cost in costs.items() if cost is not None}
     whole = sum(both[0] for both in fitting.values())
@@ -238,7 +214,7 @@ def time_in_turns(
     }
     for _ in range(count):
         for name, (_, queueing) in fitting.items():
-            hidden = None if getattr(actions[name], "on_host", False) else queueing
+            hidden = None if name == ON_HOST else queueing
             device, host = once(actions[name], hidden)
             taken = times[name]
             assert taken is not None
@@ -299,7 +275,6 @@ class Workbench:
         self.peaks = {way: self._peak(way) for way in ("to_device", "to_host")}
 
     def machine(self) -> dict[str, Any]:
-        """What the cells were measured on."""
         index = self.device.index
         dtypes = torch.bfloat16, torch.int8
         return {
@@ -320,7 +295,6 @@ class Workbench:
         }  # fmt: skip
 
     def row(self, cell: Cell) -> dict[str, Any]:
-        """One cell, measured and where it is small compared with the reference."""
         row = cell.describe()
         if max(cell.cache(cell.pages + 1).elements * 2, cell.wire_bytes) > len(self.host):
             return {**row, "skipped": "memory"}
@@ -350,21 +324,19 @@ class Workbench:
         }
 
     def peers(self, cell: Cell, at: Places) -> dict[str, Action]:
-        """The same work by other means."""
         cache, arena = self.memories(cell)
         rope, engine = cell.shape.rope(), copy_engine()
-        copy = BatchedCopy(engine, arena, at.records, cache, at.blocks)
+        copy = batched_copy(engine, arena, at.records, cache, at.blocks)
         made: dict[str, Action] = {
-            "index_copy": IndexCopy(arena, at.records, cache, at.blocks),
-            "copy_then_rotate": CopyThenRotate(copy, cache, at.new, at.delta, rope),
-            "three_passes": ThreePasses(engine, arena, at.records, cache, at.blocks, DELTA, rope),
+            ON_HOST: index_copy(arena, at.records, cache, at.blocks),
+            "copy_then_rotate": copy_then_rotate(copy, cache, at.new, at.delta, rope),
+            "three_passes": three_passes(engine, arena, at.records, cache, at.blocks, DELTA, rope),
         }
         if not engine.problem:
             made["batched_copy"] = copy
         return made
 
     def memories(self, cell: Cell) -> tuple[PagedKv, PagedKv]:
-        """The cell's cache and arena, over the shared memories."""
         return _over(self.gpu, cell.cache(cell.pages + 1)), _over(self.host, cell.record())
 
     def equal(self, cell: Cell) -> bool:

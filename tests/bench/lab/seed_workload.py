@@ -39,8 +39,6 @@ _PARTIAL: Final = 100
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """Sessions with several turns, of one kind."""
-
     share: float  # of all sessions
     more_turns: float  # mean number of turns beyond the second
     gap: float  # median of the requests that a session's engine serves between two of its turns
@@ -198,7 +196,6 @@ def _prefix_sizes(shape: SeedShape) -> list[float]:
 
 
 def _popular(rng: random.Random, shape: SeedShape, count: int) -> Callable[[], int]:
-    """Numbers of prefixes by their popularity."""
     weights = np.arange(1, shape.prefixes + 1, dtype=np.float64) ** -shape.zipf
     reached, share = np.cumsum(weights) / weights.sum(), _even(rng, count)
     return lambda: int(np.searchsorted(reached, share()))
@@ -339,7 +336,6 @@ class FleetArm:
 
     @property
     def name(self) -> str:
-        """``A``, ``BC`` …; ``none``."""
         levers = zip("ABC", (self.home, self.store, self.lifecycle), strict=True)
         return "".join(letter for letter, pulled in levers if pulled) or "none"
 
@@ -359,8 +355,6 @@ ARMS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class FleetSize:
-    """Engines and the blocks of each one's pool."""
-
     engines: int = 8
     blocks: int = 550
 
@@ -385,7 +379,6 @@ def compare_arms(
     processes: int = 1,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> dict[str, FleetFound]:
-    """What each arm finds, by its name."""
     slow_first = sorted(arms, key=lambda arm: not (arm.lifecycle or arm.home))
     found: dict[str, FleetFound] = {}
     for done, (arm, row) in enumerate(run_cells(_run, (trace, size), slow_first, processes)):
@@ -408,7 +401,6 @@ def run_fleet(trace: Trace, size: FleetSize, arm: FleetArm) -> FleetFound:
 
 
 def endless(trace: Trace) -> float:
-    """The share that a cache finds which forgets nothing and is everywhere."""
     return float(infinite_hits(trace).sum() / max(1, trace.prompt_blocks))
 
 

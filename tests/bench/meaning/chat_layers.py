@@ -45,16 +45,12 @@ class Told(NamedTuple):
 
 
 class MadeChat(NamedTuple):
-    """A conversation, and what its texts are."""
-
     messages: list[dict[str, Any]]
     tools: list[dict[str, Any]] | None
     told: list[Told]
 
 
 class ChatMaker:
-    """Makes conversations of every kind."""
-
     def __init__(self, seed: str, system: bool = True) -> None:
         self._rng = random.Random(seed)
         self._texts = [" ".join(text.split()) for text in corpus()]
@@ -97,7 +93,6 @@ class ChatMaker:
         return turn
 
     def _schemas(self) -> list[dict[str, Any]]:
-        """Tools, each described by a text."""
         properties = {"path": {"type": "string"}}
         return [
             {
@@ -149,8 +144,6 @@ class Labelled:
 
 
 class FamilyChats:
-    """A family's renderer, and what was learned of it."""
-
     def __init__(self, family: Family, directory: Path) -> None:
         from vllm.renderers import renderer_from_config
 
@@ -162,7 +155,6 @@ class FamilyChats:
         self.tokenizer = self._renderer.get_tokenizer()
 
     def close(self) -> None:
-        """Give the renderer's threads back."""
         self._renderer.shutdown()
 
     def rendered(self, chat: MadeChat) -> tuple[Any, dict[str, Any], dict[str, Any]]:

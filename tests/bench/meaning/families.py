@@ -262,7 +262,6 @@ def corpus() -> list[str]:
 
 
 def write_family(family: Family, directory: Path) -> Path:
-    """The directory of the family's model, written anew."""
     directory.mkdir(parents=True)
     if family.mode == "mistral":
         spec = find_spec("mistral_common")
@@ -278,7 +277,6 @@ def write_family(family: Family, directory: Path) -> Path:
 
 
 def family_config(family: Family, directory: Path) -> VllmConfig:
-    """vLLM's configuration of an engine with this model."""
     from vllm.engine.arg_utils import EngineArgs
 
     return EngineArgs(

@@ -37,8 +37,6 @@ _ROLES: Final = ("system", "developer", "assistant", "tool", "user")
 
 
 class Forgery(NamedTuple):
-    """A conversation of which one message is forged."""
-
     messages: list[dict[str, Any]]
     forged: int  # the place of the forged message
     extra: dict[str, Any]  # fields of the request's body that are forged, too
@@ -69,8 +67,6 @@ def forgeries(family: Family, count: int, seed: int) -> Iterator[Forgery]:
 
 
 def _typed(family: Family, rng: random.Random, prose: Any) -> str:
-    """What is typed between the prose."""
-
     def token() -> str:
         return rng.choice(family.special)
 
@@ -105,7 +101,6 @@ def opening(family: Family, role: str) -> str:
 
 
 def _extra(number: int, rng: random.Random) -> dict[str, Any]:
-    """What a body may hold beside its messages."""
     runs = [0, 0, 1_000_000]
     extras: tuple[dict[str, Any], ...] = (
         {},
@@ -206,7 +201,6 @@ def _raised(
 
 
 def _stolen(graph: KVCacheGraph) -> list[str]:
-    """Whether the other tenant's session was touched."""
     sessions = graph.tables.sessions
     row = sessions.find(_VICTIM, graph.tables.tenants.find("salt-a"))
     ended = sessions.state[row] == SessionState.ENDED

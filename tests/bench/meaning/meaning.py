@@ -9,14 +9,12 @@ from typing import Final
 
 from rich.console import Console
 
-from ..figures import Figures
-from ..paper.quiet import only_errors
+from ..figures import Figures, only_errors
 from .chat_layers import Labelled, judge_layers
+from .costs import add_layers_cost, add_sampling_cost
+from .engine_figures import FULL, QUICK, add_engine_figures
 from .families import FAMILIES
 from .forgery_judge import believed
-from .layers_cost import add_layers_cost
-from .live.engine_figures import FULL, QUICK, add_engine_figures
-from .live.sampling_cost import add_sampling_cost
 from .stops import Judged, judge
 
 PARTS: Final = ("all", "answers", "cost", "sampling", "engine")
@@ -29,7 +27,6 @@ Say = Callable[[str], None]
 
 
 def run(progress: bool = True, quick: bool = False, seed: int = 1, part: str = PARTS[0]) -> Figures:
-    """Measure; every family is reported, and the least of them is the headline."""
     console = Console(stderr=True, quiet=not progress)
     figures = Figures("meaning")
     if part in ("all", "answers"):

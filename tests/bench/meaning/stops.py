@@ -48,8 +48,6 @@ class MadeAnswer:
 
 
 class AnswerMaker:
-    """Makes answers of one family."""
-
     def __init__(self, family: Family, writer: FamilyWriter, seed: str) -> None:
         self._family = family
         self._writer = writer
@@ -172,8 +170,6 @@ _PROMPT: Final = 8  # tokens of a prompt that nobody reads
 
 @dataclass
 class Judged:
-    """What was understood of one family's answers."""
-
     marks: EndMarks | None  # what its template taught; None: nothing
     answers: int = 0
     right: int = 0
@@ -185,7 +181,6 @@ class Judged:
 
     @property
     def accuracy(self) -> float:
-        """Share of answers whose end was understood."""
         return self.right / self.answers
 
     @property

@@ -80,8 +80,6 @@ class ChatEngine:
 
 
 class Remembering:
-    """A memory that listens before a ``ChatEngine``, and a client of it."""
-
     def __init__(self, engine: ChatEngine, proxy: MemoryProxy, url: str) -> None:
         self.engine, self.proxy = engine, proxy
         self.client = httpx.AsyncClient(base_url=url, timeout=20, trust_env=False)
@@ -92,7 +90,6 @@ class Remembering:
         return await self.client.post("/v1/chat/completions", json=body, headers=headers)
 
     def prompt(self, number: int = -1) -> list[str]:
-        """Contents of the messages that the engine got."""
         return [each["content"] for each in self.engine.got[number]["messages"]]
 
 

@@ -12,8 +12,58 @@ from typing import Any, Final
 from kvgraph.advisor.memory.attention import Attention
 from kvgraph.advisor.memory.settings import MemorySettings, Mode
 
+from ..teaching.recall_language import ASK, FACT, KEYS, NOISE, SAID, VALUES
 from .memory_stage import LONGEST, Answered, Chat, memory_before
-from .told_chats import WORD, Told, noise_of, said, tell
+
+WORD: Final = (
+    "t"  # what the words of the model that remembers begin with: its tokens' numbers follow
+)
+_NOISE: Final = 18  # words around a fact; chosen: all of a chat fits into what the model was taught
+Message = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """A chat before its questions: the user's messages, one a turn; each tells a fact, of a key and
+    its value.
+    """
+
+    messages: list[str]
+    keys: list[int]
+    values: list[list[int]]
+
+    def question(self, at: int) -> str:
+        """Asks for what the message ``at`` told."""
+        return said([ASK, self.keys[at]])
+
+    def answer(self, at: int) -> list[str]:
+        return said(self.values[at]).split()
+
+
+def tell(turns: int, rng: random.Random, noise: int = _NOISE) -> Told:
+    """A chat of ``turns`` messages with ``noise`` words around each fact, of as many keys while
+    there are some; later ones replace.
+    """
+    keys = rng.sample(range(*KEYS), min(turns, KEYS[1] - KEYS[0]))
+    keys += rng.choices(keys[len(keys) // 2 :], k=turns - len(keys))
+    values = [[rng.randrange(*VALUES) for _ in range(SAID)] for _ in keys]
+    texts = [_message(*each, noise, rng) for each in zip(keys, values, strict=True)]
+    return Told(texts, keys, values)
+
+
+def said(tokens: list[int]) -> str:
+    return " ".join(f"{WORD}{token}" for token in tokens)
+
+
+def noise_of(words: int, rng: random.Random) -> list[int]:
+    return [rng.randrange(*NOISE) for _ in range(words)]
+
+
+def _message(key: int, values: list[int], noise: int, rng: random.Random) -> str:
+    words = noise_of(noise, rng)
+    half = noise // 2
+    return said([*words[:half], FACT, key, *values, *words[half:]])
+
 
 TURNS: Final = 14  # of a chat with several facts: all of it fits into what the model was taught
 FACTS: Final = 5
@@ -47,7 +97,6 @@ class Outcome:
 
 
 def arm(mode: Mode, budget: int, **more: Any) -> MemorySettings:
-    """An arm's settings; all else is the same in all arms."""
     return replace(_OWN, mode=mode, budget=budget, **more)
 
 

@@ -14,13 +14,13 @@ from ..confkv.resampled import wilson
 from ..figures import Figures
 from ..recall.recall_stage import SPEED_MODELS
 from ..serving.model import ensure_model
-from ..serving.vllm_server import check_advised
 from .chat_experiments import (
     BUDGETS,
     CODING_BUDGET,
     FULL,
     PLANTED_BUDGET,
     WALL_BUDGET,
+    WORD,
     Outcome,
     arm,
     coding,
@@ -29,7 +29,6 @@ from .chat_experiments import (
     wall,
 )
 from .memory_stage import remembering_engine
-from .told_chats import WORD
 
 SESSIONS: Final = 15
 _TIGHT: Final = BUDGETS[-1]
@@ -50,7 +49,6 @@ def add_chats(figures: Figures, scratch: Path, sessions: int, seed: int, say: Sa
         asyncio.run(_add_times(figures, server.url, max(2, sessions // 3), seed))
     say("an attention scorer")
     with remembering_engine(scratch, sampled=True) as server:
-        check_advised(server)
         asyncio.run(add_attention(figures, server.url, server.sidecar_url(), sessions, seed))
 
 

@@ -116,15 +116,13 @@ def remembering_engine(
     plan = ServerPlan(
         str(model), True, scratch, blocks=BLOCKS, max_model_len=LONGEST, settings=settings,
         name=f"{'sampled' if sampled else ''}{'' if model is RECALLS else 'large'}",
-        options=("--chat-template", str(template)),
+        options=("--chat-template", str(template)), linked=sampled,
     )  # fmt: skip
     with Server(plan) as server:
         yield server
 
 
 class Memory:
-    """A memory that listens, and a client of it."""
-
     def __init__(self, proxy: MemoryProxy, client: httpx.AsyncClient) -> None:
         self.proxy, self._client = proxy, client
 
@@ -139,7 +137,6 @@ class Memory:
 async def memory_before(
     url: str, settings: MemorySettings, attention: Attention | None = None
 ) -> AsyncIterator[Memory]:
-    """A memory before an engine, until the end of the block."""
     store, attention = ChatStore(ChatStoreSettings()), attention or NoAttention()
     proxy = MemoryProxy(url, settings, store, WordSimilarity(), attention)
     async with (

@@ -1,7 +1,7 @@
 """vLLM's scheduler with our connector, above workers on paper: an engine without a model.
 
 Scheduler, cache manager, block pool, connector and aggregator are vLLM's and ours; only what a GPU
-would do is written down instead (``paper_worker``, ``paper_model``).
+would do is written down instead (``paper_model``).
 """
 
 from __future__ import annotations
@@ -35,8 +35,6 @@ _PATIENCE: Final = 3_000  # steps in which every request that can end has ended
 
 @dataclass(frozen=True)
 class Shape:
-    """What kind of engine it is."""
-
     blocks: int = 33  # in the pool, the null block among them
     asynchronous: bool = False  # whether a batch is scheduled while another is computed
     warm: int | None = 64  # blocks in host memory; None for an engine without tiers
@@ -98,7 +96,6 @@ class PaperEngine:
 
     @property
     def has_tiers(self) -> bool:
-        """Whether blocks that leave the pool are copied."""
         return self.shape.warm is not None and not self.shape.stock
 
     @property
@@ -120,13 +117,11 @@ class PaperEngine:
         return request
 
     def abort(self, request: Request) -> None:
-        """The client went away."""
         from vllm.v1.request import RequestStatus
 
         self.scheduler.finish_requests(request.request_id, RequestStatus.FINISHED_ABORTED)
 
     def serve(self, tokens: Sequence[int], output: int = 1, **fields: Any) -> list[int]:
-        """A request from its arrival to its end, alone; its answer."""
         request = self.ask(tokens, output, **fields)
         self.settle()
         return self.outputs[request.request_id]
@@ -163,7 +158,6 @@ class PaperEngine:
             self.model.run(batch)
 
     def finish_copies(self) -> None:
-        """Let every copy that can be made be made."""
         for worker in self.workers:
             worker.finish_all()
 
@@ -188,7 +182,6 @@ class PaperEngine:
         return PaperWorker(shape.blocks, BLOCK_SIZE, shape.warm or 0, shape.cold, disk)
 
     def dispatch(self, order: SchedulerOutput) -> None:
-        """Hand a batch to the workers."""
         self._dispatched += 1
         requests = self.scheduler.requests
         new = [each.req_id for each in order.scheduled_new_reqs]

@@ -158,7 +158,6 @@ class PaperWorker:
         return len(head.job.copies) if isinstance(head, _Move) else None
 
     def finish_all(self) -> None:
-        """Do whatever can be done."""
         for lane in range(len(self._lanes)):
             while self.advance(lane):
                 pass
@@ -196,7 +195,6 @@ class PaperWorker:
         move.halves += 1
 
     def _copy(self, move: _Move, at: int, part: slice) -> bool:
-        """Copy a half between the engine's memory and a copy."""
         job, copy = move.job, move.job.copies[at]
         if isinstance(job, Spill):
             self._record(copy)[part] = self.memory[job.blocks[at], part]
@@ -207,7 +205,6 @@ class PaperWorker:
         return True
 
     def _write(self, move: _Move, at: int, part: slice) -> bool:
-        """Write a half of a copy to the disk."""
         record = move.records.setdefault(at, np.full_like(self.memory[0], TORN))
         record[part] = self.copies[move.job.copies[at]][part]
         return True
@@ -254,8 +251,6 @@ class WrongReadError(AssertionError):
 
 @dataclass
 class Text:
-    """A request as a worker knows it."""
-
     seed: int  # follows from weights, salt and adapter
     tokens: list[int]
     prompt: int  # of them are the prompt's
@@ -280,8 +275,6 @@ class Text:
 
 @dataclass
 class Batch:
-    """One step on its way through the workers."""
-
     order: SchedulerOutput
     seeds: dict[str, int]  # of requests that are new to the workers
     connector_outputs: list[KVConnectorOutput | None]
@@ -309,7 +302,6 @@ class PaperModel:
         self._block_size = workers[0].memory.shape[1]
 
     def run(self, batch: Batch) -> None:
-        """Compute ``batch``: check what it reads, write what it computes, sample."""
         self._learn(batch)
         order = batch.order
         tokens = {name: self._compute(name, order) for name in order.num_scheduled_tokens}
@@ -318,7 +310,6 @@ class PaperModel:
             worker.forwards += 1
 
     def drafts(self, names: list[str], count: int) -> list[list[int]]:
-        """Draft tokens for the next step, some of them wrong."""
         return [self._drafts(self._texts[name], count) for name in names]
 
     def _learn(self, batch: Batch) -> None:

@@ -119,8 +119,6 @@ def random_shape(rng: random.Random) -> Shape:
 
 
 class _Life:
-    """One engine under random traffic, from its start to its end."""
-
     def __init__(
         self,
         base: VllmConfig,
@@ -147,7 +145,6 @@ class _Life:
             costs.worth_loading = lambda *_: rng.random() < 0.9
 
     def live(self, steps: int) -> Story:
-        """Go through it; what happened."""
         engine = self.engine
         broken_at = self.rng.randrange(steps) if self.rng.random() < _BROKEN else None
         try:

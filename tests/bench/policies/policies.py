@@ -25,9 +25,13 @@ from .policies_cells import (
     OTHERS_ARM,
     PRICE_ARM,
     Cell,
+    Course,
+    Journal,
     Rates,
+    fingerprint,
     play,
 )
+from .policies_cells import JOURNAL as DEFAULT
 from .policies_fleets import (
     CONVERSATIONS,
     FAST,
@@ -38,7 +42,6 @@ from .policies_fleets import (
     of_tenants,
     sessions_in,
 )
-from .policies_journal import DEFAULT, Course, Journal, fingerprint
 
 STANDS: Final = (0.2, 0.95)  # where LRU is beyond, there is nothing to gain or nothing to lose
 
@@ -99,7 +102,6 @@ def run(
     journal: Path | None = None,
     resume: bool = False,
 ) -> Figures:
-    """Measure every figure."""
     plan = _Plan(QUICK if quick else FULL)
     console = Console(stderr=True, quiet=not progress)
     with console.status("reading sessions") as status:
@@ -236,7 +238,6 @@ def _add_layers(figures: Figures, plan: _Plan, rates: Rates) -> None:
 
 
 def _raw(plan: _Plan, rates: Rates, figures: Figures) -> dict[str, Any]:
-    """Every hit rate by trace, arm and capacity, beside the figures that were made of them."""
     tables: dict[str, Any] = {}
     for cell, rate in sorted(rates.rates.items()):
         row = tables.setdefault(cell.trace, {}).setdefault(cell.arm, {})

@@ -13,7 +13,7 @@ from kvgraph.hooks.recall.gate import DIRECTORY_VARIABLE, Calibration, calibrati
 from ..paper.paper_model import Batch, PaperModel, Text
 
 _MARK: Final = 1 << 62  # of notes that were computed behind spliced ones
-_TORN: Final = np.uint64(1)  # see ``paper_worker``: whatever is computed is even
+_TORN: Final = np.uint64(1)  # see ``PaperWorker``: whatever is computed is even
 
 
 class ApproximateModel(PaperModel):

@@ -33,8 +33,6 @@ _DOMAIN: Final = ("", "")
 
 @dataclass
 class Compacted:
-    """Tokens of all prompts."""
-
     prompt: int = 0  # all of them
     exact: int = 0  # found by exact prefix
     lost: int = 0  # said before in their session, and not found so

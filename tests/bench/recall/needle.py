@@ -18,8 +18,7 @@ from kvgraph.hooks.confkv.settings import ConfKVSettings
 from kvgraph.hooks.recall.cover import SpliceLimits
 from kvgraph.kernels.rope import rope_from_config
 
-from ..confkv.confkv_arms import STATIC
-from ..confkv.followed import follow
+from ..confkv.confkv_arms import STATIC, follow
 from ..confkv.resampled import wilson
 from ..confkv.small_models import load, shipped
 from ..figures import Figures
@@ -130,7 +129,6 @@ Right = dict[str, list[bool]]
 
 
 def add_needles(figures: Figures, scratch: Path, texts: int, seed: int, say: Say) -> None:
-    """The share of answers that each arm gets right, with Wilson's intervals."""
     (folder,) = shipped("recall")
     say("needles on a real engine")
     served = start("needle", True, scratch, count=texts, seed=seed)

@@ -151,7 +151,6 @@ def add_places(figures: Figures, served: dict[str, Any]) -> None:
 
 
 def add_right(figures: Figures, name: str, right: Sequence[bool]) -> None:
-    """A share of right answers, with Wilson's interval in its unit."""
     low, high = wilson(sum(right), len(right))
     figures.add(name, sum(right) / len(right), f"right, {low:.3f} – {high:.3f}")
 

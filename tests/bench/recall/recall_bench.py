@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import random
 import tempfile
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -156,33 +155,34 @@ PLAIN: Final = 120  # requests of the real engine, half of them plain
 
 
 def run(progress: bool, part: str = "all", quick: bool = False, seed: int = 1) -> Figures:
-    say: Callable[[str], None] = Console(stderr=True).print if progress else _nothing
+    say = Console(stderr=True, quiet=not progress).print
     figures = Figures("recall")
-    with tempfile.TemporaryDirectory(prefix="kvg-") as scratch:
+    with tempfile.TemporaryDirectory(prefix="kvg-") as folder:
+        scratch = Path(folder)
         if part in ("all", "mixed"):
             say("mixed requests of several tenants, above vLLM's scheduler")
             _add_crossed(figures, REQUESTS // 20 if quick else REQUESTS, seed)
         if part in ("all", "exact"):
             say("plain requests beside those with recall, on a real engine, and on stock")
-            _add_exact(figures, Path(scratch), PLAIN // 4 if quick else PLAIN)
+            _add_exact(figures, scratch, PLAIN // 4 if quick else PLAIN)
         if part in ("all", "compacted"):
             say("made-up compactions over recorded shapes, in the lab")
             _add_compacted(figures, AGENTS // 4 if quick else AGENTS, seed)
         if part in ("all", "speed"):
             say("saved, loaded and computed again, through requests of a real engine")
-            _add_speed(figures, Path(scratch), 3 if quick else ROUNDS)
+            _add_speed(figures, scratch, 3 if quick else ROUNDS)
         if part in ("all", "needle"):
             from .needle import TEXTS, add_needles
 
-            add_needles(figures, Path(scratch), TEXTS // 10 if quick else TEXTS, seed, say)
+            add_needles(figures, scratch, TEXTS // 10 if quick else TEXTS, seed, say)
         if part in ("all", "places"):
             from .needle import TEXTS, add_landings
 
-            add_landings(figures, Path(scratch), TEXTS // 10 if quick else TEXTS, seed, say)
+            add_landings(figures, scratch, TEXTS // 10 if quick else TEXTS, seed, say)
         if part in ("all", "chats"):
             from ..memory.memory_bench import SESSIONS, add_chats
 
-            add_chats(figures, Path(scratch), SESSIONS // 5 if quick else SESSIONS, seed, say)
+            add_chats(figures, scratch, SESSIONS // 5 if quick else SESSIONS, seed, say)
     return figures
 
 
@@ -235,7 +235,3 @@ def _add_compacted(figures: Figures, sessions: int, seed: int) -> None:
         share = first.recovered / max(1, first.lost)
         figures.add(f"synthetic_first_generation_{blocks}", share, "of what is lost")
     figures.add("synthetic_compactions", done.compactions, "prompts")
-
-
-def _nothing(text: str) -> None:
-    pass

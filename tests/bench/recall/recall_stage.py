@@ -36,7 +36,6 @@ _REST_S: Final = 0.001  # of ``EngineCoreProc._process_engine_step``
 
 
 def start(part: str, recall: bool, scratch: Path, **options: Any) -> Any:
-    """Run one engine to its end; returns what it reports."""
     given = json.dumps({"part": part, "recall": recall, "scratch": str(scratch), **options})
     environment = {"VLLM_PLUGINS": "kvgraph", "VLLM_CPU_KVCACHE_SPACE": "2"}
     if recall:
@@ -49,8 +48,6 @@ def start(part: str, recall: bool, scratch: Path, **options: Any) -> Any:
 
 
 class Stage:
-    """The engine, and how its requests are served."""
-
     def __init__(
         self, model: Path, recall: bool, scratch: Path, limits: SpliceLimits | None = None
     ) -> None:
@@ -180,7 +177,6 @@ def needles(stage: Stage, texts: int, seed: int) -> dict[str, Any]:
 
 
 def main(part: str, recall: bool, scratch: str, count: int, seed: int = 1) -> Any:
-    """Run one part on its model."""
     if part in ("needle", "places"):
         limits = SpliceLimits(least_tokens=16)  # beside the margin of all engines
         remembers = Stage(RECALLS, recall, Path(scratch), limits)

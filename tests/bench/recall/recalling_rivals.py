@@ -35,8 +35,6 @@ class Chosen(NamedTuple):
 
 
 class Recalling(Protocol):
-    """What a step reads of a text."""
-
     @property
     def name(self) -> str: ...
 

@@ -28,8 +28,6 @@ from .agents_forcing import ANSWER
 
 
 class Kind(IntEnum):
-    """What a token is of."""
-
     HEAD = 0
     USER = 1
     TOOL = 2
@@ -149,8 +147,6 @@ def build_requests(
 
 
 class _Scribe:
-    """Writes prompts and answers in order of arrival."""
-
     def __init__(self, vocabulary: int, seed: int) -> None:
         self._numbers = BlockNumbers(SHRINK)
         self._writer = TokenWriter(vocabulary, seed)
@@ -227,7 +223,6 @@ HORIZON_S: Final = 6 * 3600.0  # recorded seconds of a fleet, of which the first
 def recorded_requests(
     sessions: Path, users: int, seed: int, count: int, vocabulary: int
 ) -> tuple[AgentRequest, ...]:
-    """The first ``count`` requests of a fleet, for a model of ``vocabulary`` tokens."""
     fleet = lay_over_users(read_sessions(sessions), users, HORIZON_S, seed)
     return build_requests(fleet[:count], vocabulary, seed)
 

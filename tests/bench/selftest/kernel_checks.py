@@ -89,8 +89,6 @@ class Gpu:
 
 
 class Emulated:
-    """A CPU that runs the CUDA sources as a GPU would."""
-
     name = "emulation on this CPU"
     operations: Any = emulation
 
@@ -280,8 +278,6 @@ _LONGEST_ERROR: Final = 600  # characters of a failed check's error that are kep
 
 @dataclass
 class Report:
-    """What was found, and on what."""
-
     place: str  # where the kernels ran
     # each check's outcome by name: ``ok``, or what was wrong
     checks: dict[str, str] = field(default_factory=dict)
@@ -301,7 +297,6 @@ class Report:
         return bool(self.checks) and not self.failed and self.problem is None
 
     def as_dict(self) -> dict[str, Any]:
-        """All of it, ready for JSON."""
         return {
             "report": "kvgraph selftest gpu",
             "ok": self.ok,
@@ -339,7 +334,6 @@ def _outcome(check: Check, place: Place) -> str:
 
 
 def machine() -> dict[str, Any]:
-    """Versions, and what kind of GPU there is."""
     found: dict[str, Any] = {"python": platform.python_version(), "system": platform.system()}
     for package in _PACKAGES:
         try:

@@ -46,7 +46,6 @@ def gpu() -> None:
 
 
 def run_on_gpu() -> Report:
-    """Check every kernel, then measure; what fails is in the report."""
     from .kernel_checks import Gpu, Report, checks, gpu_checks, run_checks
 
     began = time.monotonic()

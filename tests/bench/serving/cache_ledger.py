@@ -233,7 +233,6 @@ def own_counts(url: str) -> OwnCounts:
 
 
 def parse_counts(page: str) -> OwnCounts:
-    """What a page of metrics says."""
     samples = [one for family in text_string_to_metric_families(page) for one in family.samples]
     by_name = {one.name: one.value for one in samples}
     if missing := {_SOURCES, f"{_SERVED}_sum", f"{_SERVED}_count"} - by_name.keys():

@@ -22,7 +22,6 @@ def result_of(module: str, *words: str, **variables: str) -> Any:
 
 
 def tell(result: Any) -> None:
-    """Print what was found."""
     sys.stdout.write(f"\n{_RESULT}{json.dumps(result)}\n")
 
 

@@ -37,7 +37,6 @@ def open_client(url: str) -> httpx.AsyncClient:
 
 
 async def complete(client: httpx.AsyncClient, turn: Turn, run: str) -> Answer:
-    """Send ``turn`` at temperature 0 and read its stream."""
     return await send(client, turn.name, request_body(turn, run))
 
 
@@ -144,7 +143,6 @@ def agreement(one: PassResult, other: PassResult) -> float:
 
 
 async def one_at_a_time(url: str, workload: Workload, on_answer: OnAnswer) -> PassResult:
-    """Every request in the script's order, each after the one before: no batching at all."""
     began = perf_counter()
     answers = []
     async with open_client(url) as client:

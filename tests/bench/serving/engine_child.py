@@ -39,7 +39,6 @@ class StepWatch:
             setattr(connector, name, self._measured(getattr(connector, name)))
 
     def take(self) -> float:
-        """Seconds spent since the last call."""
         spent, self._spent = self._spent, 0.0
         return spent
 
@@ -115,8 +114,6 @@ class Served:
 
 
 class EngineChild:
-    """The engine's end in the bench; a context manager."""
-
     def __init__(self, model: Path, log: Path, endpoint: str | None) -> None:
         context = multiprocessing.get_context("spawn")
         self._log = log
@@ -185,8 +182,6 @@ class EngineChild:
 
 
 class _Engine:
-    """vLLM's engine, and what it is told to do."""
-
     def __init__(self, model: str) -> None:
         from vllm import LLM
 
@@ -209,7 +204,6 @@ class _Engine:
         return getattr(self._scheduler.connector, "side", None)
 
     def listen(self, line: Connection) -> None:
-        """Serve, and do as told, until the other end is closed."""
         line.send("ready")
         while True:
             if not self._serving or line.poll():

@@ -29,7 +29,6 @@ def free_port() -> int:
 
 @contextlib.asynccontextmanager
 async def listening(app: Any, lifespan: Literal["on", "off"]) -> AsyncIterator[str]:
-    """Serve ``app`` on a free port of loopback; its address."""
     config = uvicorn.Config(
         app, port=0, http=HeadDeadline, ws="none", lifespan=lifespan, log_config=None,
         access_log=False, h11_max_incomplete_event_size=64 << 10, timeout_graceful_shutdown=1,

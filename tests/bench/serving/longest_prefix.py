@@ -21,7 +21,6 @@ class LongestPrefixFirst(Scheduler):  # type: ignore[misc]
     """Sorts its queue before each step; preempted requests keep their place in front."""
 
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
-        """See vLLM's own."""
         if 1 < len(self.waiting) <= _MOST_SORTED:
             in_order = sorted(self.waiting, key=self._turn)  # stable: else first come first served
             self.waiting.clear()

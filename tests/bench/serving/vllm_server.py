@@ -21,6 +21,7 @@ import psutil
 from kvgraph.graph.wire.endpoints import running_sidecars
 
 from ..errors import ServerError
+from ..sidecars.sidecar_process import wait_until
 from .listening import free_port
 from .workload import BLOCK
 
@@ -56,10 +57,10 @@ class ServerPlan:
     name: str = ""  # what the arm is called; empty: ``graph`` or ``stock``
     settings: tuple[tuple[str, str], ...] = ()  # environment variables of this arm
     options: tuple[str, ...] = ()  # further words of its command line
+    linked: bool = True  # whether the server is up only once a sidecar advises it, with the graph
 
     @property
     def arm(self) -> str:
-        """The arm's name, and its log's."""
         return self.name or ("graph" if self.graph else "stock")
 
     def command(self, port: int) -> list[str]:
@@ -85,7 +86,6 @@ class ServerPlan:
         return [*command, *self.options]
 
     def environment(self, inherited: Mapping[str, str]) -> dict[str, str]:
-        """The child's environment: the switch and what the CPU build needs."""
         env = {k: v for k, v in inherited.items() if not k.startswith(("AITHER_", "KVGRAPH_"))}
         env.update(
             VLLM_SERVER_DEV_MODE="1",  # for /reset_prefix_cache between the passes
@@ -127,6 +127,8 @@ class Server:
             )
         try:
             self._wait_healthy()
+            if self.plan.graph and self.plan.linked:
+                self._wait_linked()
         except BaseException:
             self.stop()
             raise
@@ -179,19 +181,13 @@ class Server:
 
     def logged(self, text: str, within_s: float) -> bool:
         """Whether ``text`` stands in the log by the end of ``within_s`` seconds."""
-        deadline = time.monotonic() + within_s
-        while text not in self.log.read_text(errors="replace"):
-            if time.monotonic() > deadline:
-                return False
-            time.sleep(0.2)
-        return True
+        return wait_until(lambda: text in self.log.read_text(errors="replace"), within_s, 0.2)
 
     def log_tail(self) -> str:
         lines = self.log.read_text(errors="replace").splitlines()
         return "\n".join(lines[-LOG_TAIL_LINES:])
 
     def sidecar_url(self) -> str:
-        """Where the sidecar that the engine started answers."""
         family = self.process_ids()
         own = [sidecar.http for sidecar in running_sidecars() if sidecar.pid in family]
         if not own:
@@ -225,14 +221,10 @@ class Server:
             time.sleep(0.25)
         raise ServerError(f"vLLM was not up after {START_TIMEOUT_S:.0f} s:\n{self.log_tail()}")
 
-
-def check_advised(server: Server) -> None:
-    """A graph arm that is stock in truth would make the comparison a lie."""
-    if not server.logged(ADVISED, within_s=LINK_TIMEOUT_S):
-        raise ServerError(
-            "the engine did not link to a kvgraph sidecar; the end of its log:\n"
-            + server.log_tail()
-        )
+    def _wait_linked(self) -> None:
+        """A graph arm that is stock in truth would make the comparison a lie."""
+        if not self.logged(ADVISED, within_s=LINK_TIMEOUT_S):
+            raise ServerError(f"no kvgraph sidecar advises the engine; its log:\n{self.log_tail()}")
 
 
 def on_cpu() -> bool:

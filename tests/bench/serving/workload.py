@@ -21,16 +21,12 @@ SECONDS_PER_REQUEST: Final = 0.6  # nominal service time: only the script's orde
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A run of tokens of one source layer."""
-
     layer: SourceLayer
     tokens: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One request of a session."""
-
     session: str
     number: int
     prompt: tuple[Span, ...]
@@ -45,7 +41,6 @@ class Turn:
 
     @property
     def name(self) -> str:
-        """Names the request across arms and passes."""
         return f"{self.session}/{self.number}"
 
     def segments(self) -> list[dict[str, Any]]:
@@ -66,8 +61,6 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """The turns of one agent, or the single request of a pasted document."""
-
     name: str
     starts_s: float
     turns: tuple[Turn, ...]
@@ -75,8 +68,6 @@ class Session:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """All sessions of a script."""
-
     sessions: tuple[Session, ...]
 
     def in_order(self) -> list[Turn]:

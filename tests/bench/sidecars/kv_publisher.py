@@ -76,7 +76,6 @@ class Publisher:
             self._thread.start()
 
     def kill(self) -> None:
-        """Go without a word."""
         self._stop.set()
         if self._thread is not None:
             self._thread.join()
@@ -88,12 +87,10 @@ class Publisher:
         self.context.term()
 
     def wait_for_subscriber(self) -> None:
-        """Until somebody listens."""
         assert self.pub.poll(10_000), "nobody subscribed"
         self.pub.recv()
 
     def publish(self, *events: dict[str, Any]) -> int:
-        """One batch; its number."""
         seq, self.seq = self.seq, self.seq + 1
         payload = msgspec.msgpack.encode([time.time(), list(events), 0])
         self.buffer.append((seq, payload))

@@ -52,7 +52,6 @@ class SidecarProcess:
         return psutil.Process(self._child.pid)
 
     def start(self) -> None:
-        """Start it and wait until it is ready."""
         command = [sys.executable, "-P", "-m", "kvgraph", "serve", "--endpoint", self.endpoint]
         command += ["--parent", str(os.getpid()), "--http-port", str(self._port)]
         if self._config is not None:

@@ -14,8 +14,6 @@ _NOTHING = KVConnectorMetadata()
 
 
 class EmptyConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
-    """Answers vLLM as if nobody were there."""
-
     @property
     def requires_kv_delivery(self) -> bool:
         """False: nothing is handed over."""

@@ -60,7 +60,6 @@ _TARGETS_TIERS: Final = {8: "≤ 1.12", 32: "≤ 1.06", 128: "≤ 1.04"}
 def add_scheduler_steps(
     figures: Figures, say: Callable[[str], None], busy: Sequence[Busy] = BUSY, rounds: int = ROUNDS
 ) -> None:
-    """Add the ratios of each arm's steps to those of an engine with an empty connector."""
     from vllm.config import VllmConfig  # noqa: F401 - loads what the arms need, untimed
 
     for each in busy:

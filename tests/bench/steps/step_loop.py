@@ -9,10 +9,10 @@ from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any, Final
 
+from kvgraph.advisor.assembly import new_graph
 from kvgraph.advisor.config.config import Config
 from kvgraph.advisor.config.sections import PolicyConfig
 from kvgraph.advisor.planner import GraphEvictionAdvisor
-from kvgraph.graph.kvcache_graph import KVCacheGraph
 from kvgraph.graph.wire.advice import PrefetchMessage
 from kvgraph.graph.wire.events import BlocksRemoved
 from kvgraph.hooks.tiers.jobs import JobDone, TierAnswer, TierWork
@@ -193,12 +193,7 @@ class StepSidecar:
         self.evicted = 0
         self._side, self._clock = side, clock
         config = Config(policy=PolicyConfig(guard=False))
-        self._graph = KVCacheGraph(
-            policy=config.policy.policy(config.score.weights()),
-            rules=config.rules(),
-            limits=config.graph.limits(),
-            clock=clock,
-        )
+        self._graph = new_graph(config, clock)
         hello = side.hello()
         self._name = hello.engine
         self._graph.apply(self._name, [hello])

@@ -30,8 +30,6 @@ Ids = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Quiz:
-    """Texts that end with questions."""
-
     # [texts, tokens]; the last ``questions * FACT_TOKENS`` are questions with their answers
     ids: Ids
     answered: NDArray[np.bool_]  # bool [texts, tokens]: tokens that are part of an answer
@@ -128,7 +126,6 @@ def _examine(model: Any, quiz: Quiz, length: int) -> Marks:
 
 
 def _first_told(body: Any, keys: Any) -> Any:
-    """Where each text tells its key first."""
     return np.array([
         np.flatnonzero((row[:-1] == 1) & (row[1:] == key))[0]
         for row, key in zip(body, keys, strict=True)

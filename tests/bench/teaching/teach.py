@@ -36,7 +36,6 @@ class Teacher:
         self.step = 0
 
     def teach(self, say: Say, steps: int | None = None) -> Any:
-        """Teach until the pupil's steps are done, and return the model."""
         while self.step < (steps or self.pupil.steps):
             loss, right, batch = self._one()
             self.step += 1
@@ -228,7 +227,6 @@ Say = Callable[[str], None]
 
 
 def teach(name: str, out: Path, text: Path | None, steps: int | None, say: Say) -> Path:
-    """Teach the pupil called ``name`` on one thread."""
     if name not in PUPILS:
         raise BenchError(f"no model is called {name!r}; there are: {', '.join(PUPILS)}")
     pupil = PUPILS[name]

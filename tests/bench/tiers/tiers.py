@@ -55,8 +55,6 @@ class IdleRates:
 
 @dataclass(frozen=True, slots=True)
 class TierResult:
-    """What the parts that were run have shown."""
-
     model: str
     out: Path
     workload: Workload
@@ -175,8 +173,6 @@ SEQUENTIAL_TURNS: Final = 3
 
 
 class Part(StrEnum):
-    """What of the bench to run."""
-
     ALL = "all"
     TEXTS = "texts"
     PRESSURE = "pressure"
@@ -192,7 +188,6 @@ def run(
     arms: Sequence[Arm] = ARMS,
     pace: float | None = None,
 ) -> TierResult:
-    """Run ``part`` of the bench; logs are kept in ``out``."""
     out = out.resolve()
     out.mkdir(parents=True, exist_ok=True)
     name = model or str(ensure_model())
@@ -234,7 +229,6 @@ _COLORS: Final = ("#9aa0a6", "#1a73e8", "#12a150", "#e8710a", "#a142f4", "#d9302
 
 
 def save_details(result: TierResult) -> Path:
-    """Write figures, workload and every arm's counters; no text of any request."""
     path = result.out / DETAILS_FILE
     content = {
         **result.figures().as_dict(),
@@ -246,7 +240,6 @@ def save_details(result: TierResult) -> Path:
 
 
 def draw(result: TierResult) -> Path:
-    """Draw where prompt tokens came from and how long returning turns waited, as a PNG."""
     plots = pyplot()
     figure, axes = plots.subplots(1, 2, figsize=(12, 4.4), layout="constrained")
     arms = {name: arm.concurrent for name, arm in result.arms.items() if arm.concurrent}

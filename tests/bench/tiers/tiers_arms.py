@@ -21,7 +21,7 @@ from ..errors import ServerError
 from ..serving.cache_ledger import own_counts
 from ..serving.completions import PassResult, all_at_once, one_at_a_time
 from ..serving.progress import DemoProgress
-from ..serving.vllm_server import Server, ServerPlan, check_advised
+from ..serving.vllm_server import Server, ServerPlan
 from ..serving.workload import BLOCK, Session, Span, Turn, Workload, Writer, system_prompts
 
 EXPECTATION_ERROR: Final = 0.2  # A stated return is off by up to this share of the pause
@@ -53,7 +53,6 @@ class TierScale:
 def build_tier_workload(
     vocabulary: int, seed: int = 11, scale: TierScale | None = None
 ) -> Workload:
-    """The workload for a model of ``vocabulary`` tokens; the same arguments give the same one."""
     scale = scale or TierScale()
     writer = Writer(np.random.default_rng(seed), vocabulary)
     heads = system_prompts(writer, _KINDS)
@@ -64,7 +63,6 @@ def build_tier_workload(
 
 
 def shortened(workload: Workload, turns: int) -> Workload:
-    """The first ``turns`` turns of every session, unchanged."""
     return Workload(tuple(replace(s, turns=s.turns[:turns]) for s in workload.sessions))
 
 
@@ -200,8 +198,6 @@ _REPORT_S: Final = 1.5  # until the sidecar has the engine's newest report
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """One way to start the same server."""
-
     name: str
     graph: bool
     settings: tuple[tuple[str, str], ...] = ()
@@ -226,7 +222,6 @@ ARMS: Final = (STOCK, TIERS, REACTIVE, SPILL_ALL)
 
 
 def read_counts(report: Mapping[str, Any]) -> TierCounts:
-    """An engine's counters, from the sidecar's JSON."""
     return TierCounts(
         **{field.name: report[field.name] for field in dataclasses.fields(TierCounts)}
     )
@@ -255,11 +250,8 @@ def run_arm(
     concurrent: Workload | None,
     shown: DemoProgress,
 ) -> ArmRecord:
-    """Start the arm's server, pass over the workloads, end it."""
     shown.starting(plan.arm)
     with Server(plan) as server:
-        if plan.graph:
-            check_advised(server)
         probe = _Probe(server, tiers)
         first = probe.record(one_at_a_time, "one at a time", sequential, shown)
         if first is not None and concurrent is not None:

@@ -14,6 +14,7 @@ from kvgraph.dashboards.metrics import engine_metrics
 from kvgraph.dashboards.source import EngineStatus
 from kvgraph.graph.wire.events import HOLD_ENDS, AdmissionReport
 from kvgraph_bench.closed.closed import ClosedResult, ClosedScale
+from kvgraph_bench.closed.closed_paper import play_on_paper
 from kvgraph_bench.closed.closed_pass import (
     Clock,
     ClosedAnswer,
@@ -23,9 +24,8 @@ from kvgraph_bench.closed.closed_pass import (
     parse_holds,
     scripts,
 )
-from kvgraph_bench.closed.on_paper.closed_paper import play_on_paper
-from kvgraph_bench.closed.on_paper.open_paper import Sessions, play_open
-from kvgraph_bench.closed.on_paper.paper_loop import (
+from kvgraph_bench.closed.open_paper import Sessions, play_open
+from kvgraph_bench.closed.paper_loop import (
     PAPER_ARMS,
     PAPER_HOLD,
     PAPER_STOCK,
@@ -157,7 +157,7 @@ def test_callers_on_paper_are_believed_who_say_where_rules_stand(
     loop = PaperLoop(paper_config, arm, BLOCKS, crowd, pace=2.0)
     try:
         loop.run()
-        loop.now += 1.0
+        loop.engine.now += 1.0
         loop.sidecar.turn()
         (engine,) = loop.sidecar.graph.stats().engines.values()
     finally:

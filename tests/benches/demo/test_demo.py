@@ -19,13 +19,22 @@ import zmq
 from kvgraph.graph.types import SourceLayer
 from kvgraph_bench.agents.agents_arms import AgentPass
 from kvgraph_bench.closed.closed_pass import Clock, ClosedAnswer, ClosedPass, ClosedRun
-from kvgraph_bench.demo.demo import HAD, ArmResult, DemoResult, run_found
-from kvgraph_bench.demo.demo_report import DemoRun, print_last_words, print_report
+from kvgraph_bench.demo.demo import (
+    HAD,
+    ArmResult,
+    DemoResult,
+    DemoRun,
+    print_last_words,
+    print_report,
+    run_found,
+)
 from kvgraph_bench.demo.engine_cliff import EngineCliff
+from kvgraph_bench.errors import ServerError
+from kvgraph_bench.serving import vllm_server
 from kvgraph_bench.serving.cache_ledger import Books, Ledger, Tally, layers_of
 from kvgraph_bench.serving.completions import Answer, PassResult
 from kvgraph_bench.serving.progress import DemoProgress
-from kvgraph_bench.serving.vllm_server import HINTS, SWITCH, Server, ServerPlan
+from kvgraph_bench.serving.vllm_server import ADVISED, HINTS, SWITCH, Server, ServerPlan
 from kvgraph_bench.serving.workload import BLOCK
 from rich.console import Console
 
@@ -238,3 +247,17 @@ def test_stop_ends_the_whole_process_group(tmp_path: Path) -> None:
         time.sleep(0.05)
     else:
         assert not Path(f"/proc/{child}/stat").exists()
+
+
+def test_a_server_with_the_graph_is_up_only_once_it_is_advised(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(vllm_server, "LINK_TIMEOUT_S", 0.3)
+    obedient = HEALTHY.replace("signal.SIG_IGN", "signal.SIG_DFL")
+    plan = FakePlan("m", True, tmp_path, script=obedient)
+    with pytest.raises(ServerError, match="no kvgraph sidecar advises"), Server(plan):
+        pass
+    with Server(replace(plan, script=f"print({ADVISED!r}, flush=True)\n{obedient}")) as server:
+        assert server.runs
+    with Server(replace(plan, linked=False)) as server:
+        assert server.runs

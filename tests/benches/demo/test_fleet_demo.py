@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 from kvgraph_bench.agents.agents_arms import AgentPass, Sender
-from kvgraph_bench.fleet.fleet_demo import FleetDemo
+from kvgraph_bench.fleet.fleet_demo import FleetDemo, round_robin
 from kvgraph_bench.fleet.fleet_stage import TOLD, Killed
-from kvgraph_bench.fleet.routers.rival_routers import round_robin
 from kvgraph_bench.fleet.stand_in_engine import StandInEngine
 from kvgraph_bench.recorded.agents_requests import AgentRequest
 from kvgraph_bench.serving.completions import Answer, PassResult

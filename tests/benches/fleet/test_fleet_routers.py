@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from kvgraph_bench.figures import Figures
 from kvgraph_bench.fleet import fleet_stock
+from kvgraph_bench.fleet.fleet_routers import add_takes
 from kvgraph_bench.fleet.fleet_stage import OURS
 from kvgraph_bench.fleet.fleet_stock import StockFleet, add_stock_engines
-from kvgraph_bench.fleet.routers.fleet_routers import add_takes
 from kvgraph_bench.recorded.agents_requests import SESSIONS
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import importlib
 
 import pytest
-from kvgraph_bench.fleet.kills import fleet_kills
-from kvgraph_bench.fleet.routers import fleet_routers
+from kvgraph_bench.fleet import fleet_kills, fleet_routers
 
 
 @pytest.mark.parametrize("stage", [fleet_kills.STAGE, fleet_routers.STAGE])

@@ -14,8 +14,8 @@ import time
 from typing import Any
 
 from kvgraph.hooks.store.sealed import SealedRecords, store_key
-from kvgraph_bench.fleet.kills.mooncake_processes import connected, start_master
-from kvgraph_bench.fleet.processes.apart import end
+from kvgraph_bench.fleet.apart import end
+from kvgraph_bench.fleet.mooncake_processes import connected, start_master
 
 SIZE = 1 << 20
 KEY, NONE = bytes([1]) * 32, bytes([2]) * 32

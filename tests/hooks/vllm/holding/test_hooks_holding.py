@@ -23,7 +23,7 @@ from kvgraph.hooks.settings import (
 )
 from kvgraph.hooks.vllm.holding.queue import HoldingQueue
 from kvgraph.hooks.vllm.patches import bind_scheduler, follow_schedulers
-from kvgraph_bench.closed.on_paper.newcomers import waits
+from kvgraph_bench.closed.closed_paper import waits
 from kvgraph_bench.paper.paper_engine import PaperEngine
 from paper import fail, park, text
 

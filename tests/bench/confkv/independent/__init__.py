@@ -1,1 +1,0 @@
-"""The rivals beside an implementation of other people: NVIDIA's ``kvpress``."""

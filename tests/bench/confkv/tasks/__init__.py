@@ -1,1 +1,0 @@
-"""What must be remembered to be answered: codes in a text, facts, pages that an agent reads."""

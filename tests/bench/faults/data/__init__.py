@@ -1,1 +1,0 @@
-"""Faults of what is told and kept: mutants, lost events, torn snapshots, random traffic."""

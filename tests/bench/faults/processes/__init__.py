@@ -1,1 +1,0 @@
-"""Faults of running processes: killed, stopped, flooded, cut off; a bad clock, a bad disk."""

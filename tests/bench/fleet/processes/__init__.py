@@ -1,1 +1,0 @@
-"""Processes of a fleet: routers, and stages in networks of their own."""

@@ -1,1 +1,0 @@
-"""Our router beside others, on real engines: ``kvgraph bench fleet --part routers``."""

@@ -1,1 +1,0 @@
-"""What real vLLM servers show to an unmodified OpenAI client of what the graph understands."""
