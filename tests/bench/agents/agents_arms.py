@@ -257,6 +257,7 @@ def check_answer(request: AgentRequest, answer: Answer) -> None:
 
 
 SILENT: Final = Telling()
+EVERYTHING: Final = Telling(hinted=True, layered=True)
 
 _FLOAT_BYTES: Final = 4  # servers of benches run in float32
 
@@ -278,7 +279,7 @@ STOCK: Final = AgentArm("stock", graph=False)
 DEFAULT: Final = AgentArm("default", graph=True)
 MARKED: Final = AgentArm("marked", graph=True, marked=True)
 """Nothing is said, and the ends of answers are read."""
-HINTS: Final = AgentArm("hints", graph=True, telling=Telling(hinted=True))
+HINTS: Final = AgentArm("hints", graph=True, telling=EVERYTHING)
 _STEPS: Final = ("--max-num-batched-tokens", str(8192 // SHRINK))
 """A large GPU's 8,192 tokens per step (vLLM's default for a server there), made smaller as all else
 is. Copies are begun some steps ahead: a step of 2,048 takes a third of such a pool, and all of the
@@ -296,10 +297,8 @@ HOST_LRU: Final = AgentArm(
 )  # A host tier without any knowledge: copies of all that goes, the oldest dropped first
 QUIET_TIERS: Final = AgentArm("quiet_tiers", graph=True, hosted=True, options=_STEPS)
 """Nothing is said, and there is host memory."""
-TIERS: Final = AgentArm(
-    "tiers", graph=True, telling=Telling(hinted=True), hosted=True, options=_STEPS
-)
-BUSY: Final = AgentArm("busy", graph=True, telling=Telling(hinted=True, layered=True))
+TIERS: Final = AgentArm("tiers", graph=True, telling=EVERYTHING, hosted=True, options=_STEPS)
+BUSY: Final = AgentArm("busy", graph=True, telling=EVERYTHING)
 """Stated system prompts while other processes keep every core busy."""
 ARMS: Final = (STOCK, DEFAULT, MARKED, HINTS, HOST_LRU, QUIET_TIERS, TIERS, BUSY)
 

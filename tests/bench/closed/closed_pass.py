@@ -16,7 +16,7 @@ from kvgraph.advisor.replay.closed import MAX_PAUSE_S
 from kvgraph.advisor.replay.fleet_traffic import MAX_GAP_S, FleetRequest, lay_over_users
 from kvgraph.advisor.replay.recorded_sessions import Session
 
-from ..agents.agents_arms import HOST_LRU, AgentArm, Room, Telling, check_answer
+from ..agents.agents_arms import EVERYTHING, HOST_LRU, AgentArm, Room, Telling, check_answer
 from ..errors import CompletionError, TrafficError
 from ..recorded.agents_requests import AgentRequest, build_requests
 from ..serving.completions import Answer, OnAnswer, open_client, send
@@ -232,9 +232,7 @@ LPM: Final = AgentArm("lpm", graph=False, options=("--scheduler-cls", LONGEST_FI
 """Stock, but who waits starts by the longest cached prefix: SGLang's order."""
 OFF: Final = AgentArm("off", graph=True, settings=(("AITHER_KVCACHE_ADMISSION", "0"),))
 HOLD: Final = AgentArm("hold", graph=True, settings=(_HOLD,))
-HOLD_TOLD: Final = AgentArm(
-    "hold_told", graph=True, telling=Telling(hinted=True), settings=(_HOLD,)
-)  # clients name their sessions, and say when they end or wait for a tool
+HOLD_TOLD: Final = AgentArm("hold_told", graph=True, telling=EVERYTHING, settings=(_HOLD,))
 HOST_HOLD: Final = AgentArm("host_hold", graph=True, hosted=True, settings=(_HOLD,))
 CLOSED_ARMS: Final = (STOCK, LPM, OFF, HOLD, HOLD_TOLD, HOST_LRU, HOST_HOLD)
 

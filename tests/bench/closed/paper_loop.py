@@ -55,12 +55,12 @@ PAPER_STOCK: Final = PaperArm("stock", stock=True)
 PAPER_LPM: Final = PaperArm("lpm", stock=True, longest_first=True)
 PAPER_OFF: Final = PaperArm("off")
 PAPER_HOLD: Final = PaperArm("hold", hold=True)
-PAPER_TOLD: Final = PaperArm("hold_told", hold=True, hinted=True)
+PAPER_TOLD: Final = PaperArm("hold_told", hold=True, hinted=True, layered=True)
 PAPER_HOST_LRU: Final = PaperArm("host_lru", host=1.0, plain=True)
 PAPER_HOST_HOLD: Final = PaperArm("host_hold", host=1.0, hold=True)
 PAPER_QUIET_TIERS: Final = PaperArm("quiet_tiers", host=1.0)
 PAPER_QUEUED_TIERS: Final = PaperArm("queued_tiers", host=1.0, ahead=True)
-PAPER_TIERS: Final = PaperArm("tiers", host=1.0, hinted=True)
+PAPER_TIERS: Final = PaperArm("tiers", host=1.0, hinted=True, layered=True)
 PAPER_ARMS: Final = (
     PAPER_STOCK, PAPER_LPM, PAPER_OFF, PAPER_HOLD, PAPER_TOLD, PAPER_HOST_LRU, PAPER_HOST_HOLD,
 )  # fmt: skip

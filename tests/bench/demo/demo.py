@@ -22,13 +22,13 @@ from rich.table import Table
 
 from ..agents.agents_arms import (
     DEFAULT,
+    HINTS,
     KEPT_BACK,
     STOCK,
     AgentArm,
     AgentPass,
     Room,
     Sender,
-    Telling,
     layers_by_block,
     longest,
     pool_for,
@@ -67,12 +67,12 @@ HAD: Final = {
 PRICE_FIELD: Final = "protection_price_points"  # of a sidecar's status
 
 _SILENT = replace(PAPER_HOLD, name="nothing said")
-_TOLD = replace(PAPER_TOLD, name="told everything", layered=True)
+_TOLD = replace(PAPER_TOLD, name="told everything")
 PAPER_ARMS: Final = (PAPER_STOCK, _SILENT, _TOLD)
 ENGINE_ARMS: Final = (
     STOCK,
     replace(DEFAULT, name="nothing said"),
-    AgentArm("told everything", graph=True, telling=Telling(hinted=True, layered=True)),
+    replace(HINTS, name="told everything"),
 )
 
 
