@@ -20,6 +20,7 @@ from ..policies.hazard import OLDEST, Cohort, Features, Floats, ReturnModel
 from ..policies.lifecycle import Prior
 from ..policies.waits import STATED_FEATURE, STOP_FEATURES, features
 from .recorded_sessions import RecordedTurn, Session
+from .trace import TraceError
 
 STEPS: Final = 4000  # learning steps; more overfit the recorded sessions (tried on held-out halves)
 
@@ -39,10 +40,14 @@ def learn_prior(
 ) -> Prior:
     """Learn a prior from these sessions; deterministic.
 
+    Raises TraceError: no session comes back.
+
     Each session is used as three kinds of callers would show it: one that states nothing, one that
     states why answers ended, and one that also states roughly how long a tool will take.
     """
     whole = recorded_waits(sessions, seed)
+    if not whole.returned.any():
+        raise TraceError("no session has a second turn, so nothing tells when sessions return")
     blind = np.array(whole.features)
     blind[:, [*STOP_FEATURES, STATED_FEATURE]] = np.nan
     stops = np.array(whole.features)
@@ -142,7 +147,6 @@ def prior(
     from ..policies.lifecycle import packed
     from .cli import check_writable
     from .recorded_sessions import read_sessions
-    from .trace import TraceError
 
     check_writable("--out", out)  # learning takes minutes
     with Console(stderr=True).status("reading sessions") as status:
@@ -156,7 +160,8 @@ def prior(
                 progress=lambda steps: status.update(f"learning: step {steps:,} of {STEPS:,}"),
             )
     try:
-        np.savez_compressed(out, allow_pickle=False, **packed(learned))
+        with out.open("wb") as file:  # given a name, numpy may add to it
+            np.savez_compressed(file, allow_pickle=False, **packed(learned))
     except OSError as error:
         raise TraceError(f"{out}: cannot be written: {error.strerror or error}") from None
     typer.echo(f"learned from {len(found):,} sessions, written to {out}", err=True)
