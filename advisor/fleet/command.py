@@ -13,7 +13,7 @@ import typer
 from ...graph.errors import ConfigError
 from ...graph.wire.endpoints import RunningSidecar, running_sidecars
 from ..config.config import check_regular
-from ..process.process import checked_hosts, log_for_people, refuse_remote, serve_at
+from ..process.process import check_address, checked_hosts, log_for_people, refuse_remote, serve_at
 from ..tools.remote import TOKEN_VARIABLE, secret_of
 from .app import route_app
 from .proxy import FleetProxy
@@ -118,7 +118,8 @@ async def serve_route(
     first_byte_s: float,  # seconds for which an engine may be silent before an answer's first byte
     allowed_hosts: Sequence[str] = (),  # names under which the proxy is addressed, beside its own
 ) -> None:
-    """Serve until a signal, and then finish what runs."""
+    """Serve until a signal, and then finish what runs; raises ConfigError."""
+    await check_address(host, port)
     proxy = FleetProxy(engines, residency, first_byte_s=first_byte_s)
     rereading = asyncio.create_task(_reread(proxy, engines_file)) if engines_file else None
     _log.info("engines behind http://%s:%d: %d", host, port, len(engines))

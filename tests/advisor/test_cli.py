@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from importlib.metadata import EntryPoint
@@ -126,6 +127,12 @@ def fails_in_one_line(done: subprocess.CompletedProcess[str], code: int, expecte
         (["replay", str(EMPTY), "--capacity", "9" * 20], "allowed: whole numbers of blocks"),
         (["why", "x", "--url", "http://[::1"], "'http://[::1' is not a URL"),
         (["replay", str(EMPTY), "--capacity", "9"], "it holds no request\n"),
+        (["route", "http://127.0.0.1:1", "--host", "127.0.0.999"], "--host '127.0.0.999': "),
+        (["memory", "http://x", "--budget", "99", "--host", "127.0.0.999"], "--host '127.0.0.999'"),
+        (
+            ["route", "http://127.0.0.1:1", "--allow-remote", "--host", "a" * 99],
+            f"--host '{'a' * 80}': ",
+        ),
         (["replay", str(EMPTY), "--capacity", "9", "--policy", "lruu"], "allowed: all, lru,"),
     ],
 )
@@ -145,7 +152,24 @@ def test_an_address_that_is_taken_may_be_free_later(run: Run, tmp_path: Path) ->
         port = str(taken.getsockname()[1])
         endpoint = f"ipc://{tmp_path}/s.sock"
         done = run("serve", "--endpoint", endpoint, "--http-port", port)
+        route = run("route", "http://127.0.0.1:1", "--port", port)
     fails_in_one_line(done, 1, f"http.port = {port}: cannot listen on 127.0.0.1")
+    fails_in_one_line(route, 1, f"--port {port}: cannot listen on 127.0.0.1: Address already in")
+
+
+@pytest.mark.parametrize("command", [["replay", "--capacity", "9"], ["prior", "-o", "x.npz"]])
+def test_a_pipe_is_refused_at_once(run: Run, tmp_path: Path, command: list[str]) -> None:
+    """Nobody may ever write to it; and a trace is opened twice."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+
+    def end_it_for_who_waits() -> None:
+        for _ in range(3):
+            pipe.open("wb").close()
+
+    threading.Thread(target=end_it_for_who_waits, daemon=True).start()
+    done = run(command[0], str(pipe), *command[1:])
+    fails_in_one_line(done, 2, "is a pipe; allowed: a file")
 
 
 def test_a_child_says_one_json_line_and_goes_with_its_parent(

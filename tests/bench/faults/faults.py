@@ -17,7 +17,7 @@ from typing import Final
 
 from rich.console import Console
 
-from ..errors import BenchError
+from ..errors import InputError
 from ..figures import Figures
 from .faults_record import Record, write_all
 
@@ -84,7 +84,7 @@ def run(
     there = {**FAULTS, **BY_NAME}
     unknown = [name for name in names if name not in there]
     if unknown:
-        raise BenchError(f"no fault is called {', '.join(unknown)}; there are {', '.join(there)}")
+        raise InputError(f"no fault is called {', '.join(unknown)}; there are {', '.join(there)}")
     console = Console(stderr=True, quiet=not progress)
     console.print(f"seed {seed}")
     size, figures, records = Size(full, seed, hours, only), Figures("faults"), dict[str, Record]()
