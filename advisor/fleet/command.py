@@ -101,7 +101,10 @@ def route(
 def _engines(engines: list[str], file: Path | None) -> list[EngineAddress]:
     if (file is None) == (not engines):
         raise ConfigError("name engines either by their addresses or by --engines FILE")
-    return engines_in(file) if file else checked([engine_in(each) for each in engines])
+    if file is None:
+        return checked([engine_in(each) for each in engines])
+    check_regular(file)
+    return engines_in(file)
 
 
 _REREAD_S: Final = 1.0  # between two checks of the file; chosen

@@ -130,6 +130,10 @@ def fails_in_one_line(done: subprocess.CompletedProcess[str], code: int, expecte
         (["route", "http://127.0.0.1:1", "--host", "127.0.0.999"], "--host '127.0.0.999': "),
         (["memory", "http://x", "--budget", "99", "--host", "127.0.0.999"], "--host '127.0.0.999'"),
         (
+            ["memory", "http://x", "--budget", "9", "--embeddings", "x", "--embedding-model", "m"],
+            "--embeddings 'x': allowed: http://HOST:PORT/v1\n",
+        ),
+        (
             ["route", "http://127.0.0.1:1", "--allow-remote", "--host", "a" * 99],
             f"--host '{'a' * 80}': ",
         ),
@@ -170,6 +174,7 @@ def test_a_pipe_is_refused_at_once(run: Run, tmp_path: Path, command: list[str])
     threading.Thread(target=end_it_for_who_waits, daemon=True).start()
     done = run(command[0], str(pipe), *command[1:])
     fails_in_one_line(done, 2, "is a pipe; allowed: a file")
+    fails_in_one_line(run("route", "--engines", str(pipe)), 2, "is no regular file")
 
 
 def test_a_child_says_one_json_line_and_goes_with_its_parent(

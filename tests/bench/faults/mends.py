@@ -233,8 +233,8 @@ MENDS: Final = (
     Mend("one event costs no batch", "graph/wire/kv_events.py", "            if reason.startswith(\"Invalid value\"):", "            if not reason.startswith(\"Invalid value\"):\n                raise WireError(reason) from None\n            if reason:", _WIRE),
     Mend("a copy is of what is known", "graph/wire/kv_events.py", "        if tier is not Tier.HOT:  # a copy is", "        if False:  # a copy is", f"{_WIRE} -k copy"),
     Mend("residency is one group's", "graph/wire/kv_events.py", "return group is None or self._group is None or group == self._group[1]", "return True", f"{_WIRE} -k group"),
-    Mend("a billing line is no text", "advisor/fleet/prompts.py", "part.partition(\"\\n\")[2] if part.lstrip().startswith(_BILLING) else part for part in parts", "part for part in parts", f"{_NAMES} -k billing"),
-    Mend("cache marks are no text", "advisor/fleet/prompts.py", "    {\"cache_control\", \"id\",", "    {\"id\",", f"{_NAMES} -k conversation"),
+    Mend("a billing line is no text", "advisor/fleet/prompts.py", "part.partition(\"\\n\")[2] if part.lstrip().startswith(_BILLING) else part for part in parts", "part for part in parts", "tests/fleet/test_prompt_chains.py -k billing"),
+    Mend("cache marks are no text", "advisor/fleet/prompts.py", "    {\"cache_control\", \"id\",", "    {\"id\",", "tests/fleet/test_prompt_chains.py -k marks"),
     Mend("what keeps more than half goes on", "advisor/fleet/prompts.py", "            yield session, len(newest & words) / len(newest)", "            yield session, 0.0", f"{_NAMES} -k conversation"),
     Mend("harnesses name their sessions", "advisor/fleet/callers.py", "            found = _harness(fields, headers)", "            found = None", f"{_NAMES} -k harnesses"),
     Mend("a pool is as large as is stated", "advisor/fleet/engines.py", "float(rank.get(_STATED, \"\"))", "float(rank.get(\"\", \"\"))", f"{_ROUTE}/test_route_pools.py -k as_large"),
@@ -268,6 +268,7 @@ MENDS: Final = (
     Mend("a chat proxy's address is checked", "advisor/memory/server.py", "    await check_address(host, port)\n", "", f"{_CLI} -k wrong_input"),
     Mend("nobody comes back, nothing is learned", "advisor/replay/prior.py", "    if not whole.returned.any():\n", "    if False:\n", f"{_LAB} -k never_come_back"),
     Mend("a prior's file has the name that was given", "advisor/replay/prior.py", "np.savez_compressed(file, allow_pickle", "np.savez_compressed(out, allow_pickle", f"{_LAB} -k starts_from"),
+    Mend("vectors come from an address", "advisor/memory/command.py", "    if embeddings and not embeddings.startswith", "    if False and not embeddings.startswith", f"{_CLI} -k wrong_input"),
     # Engines that are told apart
     Mend("engines behind one endpoint are several", "advisor/config/sections.py", "if at[each.endpoint] == 1 else", "if True else", "tests/advisor/test_config.py -k behind_one"),
     Mend("no engine is followed twice", "advisor/config/sections.py", "if known and (each.topic in known or \"\" in {each.topic, *known}):", "if False:", "tests/advisor/test_config.py -k names_key"),
