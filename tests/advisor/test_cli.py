@@ -174,7 +174,8 @@ def test_a_pipe_is_refused_at_once(run: Run, tmp_path: Path, command: list[str])
     threading.Thread(target=end_it_for_who_waits, daemon=True).start()
     done = run(command[0], str(pipe), *command[1:])
     fails_in_one_line(done, 2, "is a pipe; allowed: a file")
-    fails_in_one_line(run("route", "--engines", str(pipe)), 2, "is no regular file")
+    for words in (["route", "--engines"], ["precache"]):
+        fails_in_one_line(run(*words, str(pipe)), 2, "is no regular file")
 
 
 def test_a_child_says_one_json_line_and_goes_with_its_parent(

@@ -268,6 +268,7 @@ MENDS: Final = (
     Mend("a chat proxy's address is checked", "advisor/memory/server.py", "    await check_address(host, port)\n", "", f"{_CLI} -k wrong_input"),
     Mend("nobody comes back, nothing is learned", "advisor/replay/prior.py", "    if not whole.returned.any():\n", "    if False:\n", f"{_LAB} -k never_come_back"),
     Mend("a prior's file has the name that was given", "advisor/replay/prior.py", "np.savez_compressed(file, allow_pickle", "np.savez_compressed(out, allow_pickle", f"{_LAB} -k starts_from"),
+    Mend("a pipe names no prefixes", "advisor/precache/prefixes.py", "    check_regular(path)\n    text = read", "    text = read", f"{_CLI} -k pipe"),
     Mend("vectors come from an address", "advisor/memory/command.py", "    if embeddings and not embeddings.startswith", "    if False and not embeddings.startswith", f"{_CLI} -k wrong_input"),
     # Engines that are told apart
     Mend("engines behind one endpoint are several", "advisor/config/sections.py", "if at[each.endpoint] == 1 else", "if True else", "tests/advisor/test_config.py -k behind_one"),
