@@ -92,7 +92,6 @@ def test_version(run: Run) -> None:
     [
         (["status"], "no sidecar of this user is running"),
         (["status", "--url", "http://127.0.0.1:1"], "no sidecar answers"),
-        (["status", "--url", "http://127.0.0.1:99999"], "no sidecar answers"),
         (["explain", "12", "--url", "http://127.0.0.1:1"], "no sidecar answers"),
         (["open", "--url", "http://127.0.0.1:1"], "no sidecar of this user runs at"),
     ],
@@ -126,6 +125,9 @@ def fails_in_one_line(done: subprocess.CompletedProcess[str], code: int, expecte
         (["replay", "/does/not/exist", "--capacity", "9"], "there is no such file\n"),
         (["replay", str(EMPTY), "--capacity", "9" * 20], "allowed: whole numbers of blocks"),
         (["why", "x", "--url", "http://[::1"], "'http://[::1' is not a URL"),
+        (["status", "--url", "http://127.0.0.1:99999"], "is not a URL"),
+        (["status", "--url", "http://a b"], "'http://a b' is not a URL"),
+        (["status", "--url", "http://127.0.0.1\n:1"], "is not a URL"),
         (["replay", str(EMPTY), "--capacity", "9"], "it holds no request\n"),
         (["route", "http://127.0.0.1:1", "--host", "127.0.0.999"], "--host '127.0.0.999': "),
         (["memory", "http://x", "--budget", "99", "--host", "127.0.0.999"], "--host '127.0.0.999'"),
