@@ -83,6 +83,8 @@ class Section(BaseModel):
 class ObserveConfig(Section):
     """A vLLM engine without our hook, followed through its own KV events.
 
+    Several engines may publish behind one endpoint, each with a ``topic`` of its own.
+
     These events are unencrypted and contain token ids: beyond loopback they are read only with
     ``allow_remote``. They do not name the engine's ``model``; without it, the engine shares no
     blocks with others.

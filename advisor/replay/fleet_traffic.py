@@ -382,8 +382,10 @@ def traffic(
     ] = None,
 ) -> None:
     """Lay recorded agent sessions over users: a fleet, as a trace for `kvgraph replay`."""
+    from .cli import check_writable
     from .recorded_sessions import read_sessions
 
+    check_writable("--out", out)  # many users take minutes
     with Console(stderr=True).status("reading sessions") as status:
         found = read_sessions(
             sessions, progress=lambda files: status.update(f"reading sessions: {files}")

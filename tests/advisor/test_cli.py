@@ -124,6 +124,8 @@ def fails_in_one_line(done: subprocess.CompletedProcess[str], code: int, expecte
         (["serve", "--set", "score.age=x"], "allowed: a valid number\n"),
         (["replay", "/does/not/exist", "--capacity", "9"], "there is no such file\n"),
         (["replay", str(EMPTY), "--capacity", "9" * 20], "allowed: whole numbers of blocks"),
+        (["serve", "--set", "http.host=127.0.0.999"], "http.host = '127.0.0.999': "),
+        (["traffic", str(EMPTY), "-o", "/nowhere/x"], "--out '/nowhere/x': there is no directory"),
         (["why", "x", "--url", "http://[::1"], "'http://[::1' is not a URL"),
         (["status", "--url", "http://127.0.0.1:99999"], "is not a URL"),
         (["status", "--url", "http://a b"], "'http://a b' is not a URL"),

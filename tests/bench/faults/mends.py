@@ -268,6 +268,8 @@ MENDS: Final = (
     Mend("a chat proxy's address is checked", "advisor/memory/server.py", "    await check_address(host, port)\n", "", f"{_CLI} -k wrong_input"),
     Mend("nobody comes back, nothing is learned", "advisor/replay/prior.py", "    if not whole.returned.any():\n", "    if False:\n", f"{_LAB} -k never_come_back"),
     Mend("a prior's file has the name that was given", "advisor/replay/prior.py", "np.savez_compressed(file, allow_pickle", "np.savez_compressed(out, allow_pickle", f"{_LAB} -k starts_from"),
+    Mend("a host that has no address", "advisor/service.py", "        if (error.errno or 0) < 0:  #", "        if False:  #", f"{_CLI} -k wrong_input"),
+    Mend("a trace's place is looked at first", "advisor/replay/fleet_traffic.py", "    check_writable(\"--out\", out)  # many users take minutes\n", "", f"{_CLI} -k wrong_input"),
     Mend("an address has a port", "advisor/tools/remote.py", "    return named and url.isprintable() and \" \" not in url", "    return named", f"{_CLI} -k wrong_input"),
     Mend("a pipe names no prefixes", "advisor/precache/prefixes.py", "    check_regular(path)\n    text = read", "    text = read", f"{_CLI} -k pipe"),
     Mend("vectors come from an address", "advisor/memory/command.py", "    if embeddings and not embeddings.startswith", "    if False and not embeddings.startswith", f"{_CLI} -k wrong_input"),
