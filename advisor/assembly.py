@@ -108,7 +108,7 @@ def new_graph(config: Config, clock: Callable[[], float]) -> KVCacheGraph:
         rules=config.rules(),
         referee=config.policy.referee(),
         limits=config.graph.limits(),
-        models={each.engine: each.model or each.engine for each in config.sidecar.observe},
+        models={engine: each.model or engine for engine, each in config.sidecar.observed().items()},
         clock=clock,
     )
 
@@ -131,7 +131,10 @@ def _open_sockets(
             keys.engines,
             len(keys.allowed()),
         )
-    sources = [KvEventSource(front.context, each, clock) for each in config.sidecar.observe]
+    sources = [
+        KvEventSource(front.context, each, clock, engine=engine)
+        for engine, each in config.sidecar.observed().items()
+    ]
     for source in sources:
         opened.callback(source.close)
     return front, sources

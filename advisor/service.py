@@ -191,6 +191,8 @@ def _http_server(status: Status, http: HttpConfig, token: str) -> HttpServer:
             http.port,
         )
     except OSError as error:
+        if (error.errno or 0) < 0:  # of looking up a name, which Python tells as any other
+            raise ConfigError(f"http.host = {http.host!r}: {error.strerror}") from None
         raise InUseError(
             f"http.port = {http.port}: cannot listen on {http.host}: {error.strerror}"
         ) from None

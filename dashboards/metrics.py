@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -15,11 +16,16 @@ from .source import EngineStatus, LogTotals, SidecarStatus, StatusSource
 # Label values that come from engines.
 
 _LENGTH: Final = 64  # characters; chosen
+_DIGEST: Final = 4  # bytes
 
 
 def cut(text: str) -> str:
-    """The start of a label value; all families cut alike, so that their labels match."""
-    return text[:_LENGTH]
+    """A label value, cut if it is long; all families cut alike, so that their labels match."""
+    if len(text) <= _LENGTH:
+        return text
+    # Engines whose ids begin alike, as of hosts in one cluster, must not become one series.
+    digest = hashlib.blake2b(text.encode(errors="replace"), digest_size=_DIGEST).hexdigest()
+    return f"{text[: _LENGTH - 1 - len(digest)]}~{digest}"
 
 
 # Prometheus metrics of the logs: misses by reason, regrets, shadows.

@@ -40,6 +40,7 @@ _DATA_AT: Final = _ENTRY.fields["data"][1]  # type: ignore[index]
 _NO_ENTRY: Final = np.zeros((), _ENTRY)
 _PAGE: Final = 4096
 _DIGEST_BYTES: Final = 16
+_MOST_AGE: Final = 1 << 62  # no file comes so far; ages, which no checksum covers, may be damaged
 
 
 class DiskTier:
@@ -66,8 +67,12 @@ class DiskTier:
         oldest_first = np.argsort(ages, kind="stable")
         live = oldest_first[ages[oldest_first] > 0].tolist()
         keys = self._entries["key"]
+        # A key may stand there twice, after the disk refused to erase it: the newer one counts.
         self._slots = OrderedDict((keys[slot].tobytes(), slot) for slot in live)
-        self._free = deque(np.flatnonzero(ages == 0).tolist())
+        taken = np.zeros(capacity, np.bool_)
+        taken[list(self._slots.values())] = True
+        self._entries[~taken] = _NO_ENTRY
+        self._free = deque(np.flatnonzero(~taken).tolist())
         self._clock = int(ages.max(initial=0))
 
     def __len__(self) -> int:
@@ -195,6 +200,7 @@ class DiskTier:
             if _entry_checksum(view[slot * _ENTRY.itemsize :]) != expected
         ]
         entries[broken] = _NO_ENTRY
+        entries[entries["age"] > _MOST_AGE] = _NO_ENTRY
         return entries
 
     def _erase(self, slot: int) -> None:
@@ -221,13 +227,12 @@ class DiskTier:
 
 
 def remove_unused(paths: Iterable[Path]) -> list[Path]:
-    """Remove tiers' files that no process has open; returns the removed ones."""
+    """Remove tiers' files that no process has open, as far as this user may; returns the removed
+    ones.
+    """
     removed = []
     for path in paths:
-        with (
-            _explained(f"disk tier {path}"),
-            contextlib.suppress(BlockingIOError, FileNotFoundError),  # another was faster
-        ):
+        with contextlib.suppress(OSError):  # another was faster, or it is another user's
             with path.open("rb") as file:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 path.unlink()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Final, Self
@@ -82,6 +83,8 @@ class Section(BaseModel):
 class ObserveConfig(Section):
     """A vLLM engine without our hook, followed through its own KV events.
 
+    Several engines may publish behind one endpoint, each with a ``topic`` of its own.
+
     These events are unencrypted and contain token ids: beyond loopback they are read only with
     ``allow_remote``. They do not name the engine's ``model``; without it, the engine shares no
     blocks with others.
@@ -95,7 +98,7 @@ class ObserveConfig(Section):
 
     @property
     def engine(self) -> str:
-        """The engine's id in the graph."""
+        """The engine's id in the graph, unless another one publishes at the same endpoint."""
         return f"kv:{self.endpoint}"
 
     @model_validator(mode="after")
@@ -148,6 +151,28 @@ class SidecarConfig(Section):
     def _stays_here(cls, endpoint: str, known: ValidationInfo) -> str:
         has_keys = known.data.get("keys") is not None  # validated before it
         return check_endpoint(endpoint, any_host=has_keys) if endpoint else endpoint
+
+    @field_validator("observe")
+    @classmethod
+    def _tells_apart(cls, observe: tuple[ObserveConfig, ...]) -> tuple[ObserveConfig, ...]:
+        topics: dict[str, set[str]] = {}
+        for each in observe:
+            known = topics.setdefault(each.endpoint, set())
+            if known and (each.topic in known or "" in {each.topic, *known}):
+                raise ValueError(
+                    f"{each.endpoint!r} is followed twice; allowed: engines behind one endpoint, "
+                    "each with a topic of its own"
+                )
+            known.add(each.topic)
+        return observe
+
+    def observed(self) -> dict[str, ObserveConfig]:
+        """Return the engines to follow by their ids in the graph."""
+        at = Counter(each.endpoint for each in self.observe)
+        return {
+            each.engine if at[each.endpoint] == 1 else f"{each.engine} {each.topic}": each
+            for each in self.observe
+        }
 
 
 class HttpConfig(Section):

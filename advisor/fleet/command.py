@@ -13,7 +13,7 @@ import typer
 from ...graph.errors import ConfigError
 from ...graph.wire.endpoints import RunningSidecar, running_sidecars
 from ..config.config import check_regular
-from ..process.process import checked_hosts, log_for_people, refuse_remote, serve_at
+from ..process.process import check_address, checked_hosts, log_for_people, refuse_remote, serve_at
 from ..tools.remote import TOKEN_VARIABLE, secret_of
 from .app import route_app
 from .proxy import FleetProxy
@@ -98,6 +98,7 @@ def route(
 
     async def serve() -> None:
         """Serve until a signal, and then finish what runs."""
+        await check_address(host, port)
         proxy = FleetProxy(given, residency, first_byte_s=first_byte)
         rereading = asyncio.create_task(_reread(proxy, engines_file)) if engines_file else None
         _log.info("engines behind http://%s:%d: %d", host, port, len(given))
@@ -113,7 +114,10 @@ def route(
 def _engines(engines: list[str], file: Path | None) -> list[EngineAddress]:
     if (file is None) == (not engines):
         raise ConfigError("name engines either by their addresses or by --engines FILE")
-    return engines_in(file) if file else checked([engine_in(each) for each in engines])
+    if file is None:
+        return checked([engine_in(each) for each in engines])
+    check_regular(file)
+    return engines_in(file)
 
 
 _REREAD_S: Final = 1.0  # between two checks of the file; chosen

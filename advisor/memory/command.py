@@ -71,6 +71,8 @@ def memory(
     refuse_remote(host, allow_remote)
     if embeddings and not embedding_model:
         raise ConfigError("--embeddings needs --embedding-model")
+    if embeddings and not embeddings.startswith(("http://", "https://")):
+        raise ConfigError(f"--embeddings {embeddings[:MOST_SHOWN]!r}: allowed: http://HOST:PORT/v1")
     if not is_address(engine):
         raise ConfigError(f"engine {engine[:MOST_SHOWN]!r}: allowed: http://HOST:PORT")
     url, page = engine_in(engine).url, only_sidecar_url(sidecar) if sidecar else None

@@ -12,7 +12,7 @@ from starlette.responses import Response
 from starlette.routing import Router
 
 from ..fleet.relay import NOT_SERVED, Relay, json_response, refusal, served_app
-from ..process.process import PROBES, serve_at
+from ..process.process import PROBES, check_address, serve_at
 from .attention import (
     Attention,
     EmbeddedSimilarity,
@@ -93,6 +93,8 @@ async def serve_memory(
     port: int,
     allowed_hosts: Sequence[str] = (),  # host names accepted beside the server's own
 ) -> None:
+    """Serve until a signal; raises ConfigError."""
+    await check_address(host, port)
     similarity: Similarity = WordSimilarity()
     if embeds is not None:
         similarity = EmbeddedSimilarity(embeds.url, embeds.model, embeds.key)

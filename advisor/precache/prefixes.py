@@ -15,6 +15,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from ...graph.errors import ConfigError
+from ..config.config import check_regular
 from ..config.edits import read_whole
 
 Message = dict[str, Any]
@@ -204,6 +205,7 @@ class PrecacheConfig(_Section):
 
 def read_precache(path: Path) -> PrecacheConfig:
     """Read and check the file; a ConfigError names the key that is wrong, and what is allowed."""
+    check_regular(path)
     text = read_whole(path)
     if not text:
         raise ConfigError(f"{path}: there is no such file, or it is empty")
@@ -238,7 +240,10 @@ def _text(text: str, directory: Path) -> str:
     if not text.startswith("file:"):
         return text
     path = directory / text.removeprefix("file:")
-    found = read_whole(path) if "\0" not in text else ""
+    found = ""
+    if "\0" not in text:
+        check_regular(path)
+        found = read_whole(path)
     if not found:
         raise ConfigError(f"system = {text!r}: {path} cannot be read, or is empty")
     return found

@@ -10,6 +10,7 @@ import logging
 import os
 import re
 import signal
+import socket
 import time
 from collections.abc import Callable, Sequence
 from types import FrameType
@@ -21,7 +22,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from ...dashboards.server import TrustedHosts, held_by_kernel, reset
-from ...graph.errors import ConfigError
+from ...graph.errors import ConfigError, InUseError
 from ...graph.wire.endpoints import LOOPBACK_HOSTS, is_alive, is_loopback
 
 
@@ -257,6 +258,22 @@ def _is_ipv6(name: str) -> bool:
         return ipaddress.ip_address(name.strip("[]")).version == 6
     except ValueError:
         return False
+
+
+async def check_address(host: str, port: int) -> None:
+    """Refuse an address where nothing can listen: uvicorn would end with a code of its own.
+    Raises ConfigError.
+    """
+    loop = asyncio.get_running_loop()
+    try:
+        probe = await loop.create_server(asyncio.Protocol, host, port, start_serving=False)
+    except (socket.gaierror, UnicodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "no name of a host"
+        raise ConfigError(f"--host {host[:80]!r}: {why}") from None
+    except OSError as error:
+        why = os.strerror(error.errno) if error.errno else str(error)
+        raise InUseError(f"--port {port}: cannot listen on {host}: {why}") from None
+    probe.close()
 
 
 async def serve_at(app: ASGIApp, host: str, port: int, allowed_hosts: Sequence[str] = ()) -> None:

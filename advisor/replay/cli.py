@@ -170,6 +170,9 @@ def progress_bar(what: str, quiet: bool) -> Iterator[Any]:
         yield lambda done, total: progress.update(task, completed=done, total=total)
 
 
+_TIPS_ONLY: Final = "the sidecar was overloaded, and engines told their last blocks only"
+
+
 def record(
     out: Annotated[Path, typer.Argument(help="The file to write; gzipped if it ends in .gz.")],
     endpoint: Annotated[str | None, typer.Option(help="As for `kvgraph serve`.")] = None,
@@ -188,3 +191,5 @@ def record(
     finally:
         recorder.close()
         typer.echo(f"{recorder.written} requests written to {out}", err=True)
+        if recorder.left_out:
+            typer.echo(f"{recorder.left_out} left out: {_TIPS_ONLY}", err=True)

@@ -17,6 +17,7 @@ import msgspec
 import typer
 from rich.console import Console
 
+from .cli import check_writable
 from .reader import HEADER_VERSION
 from .recorded_sessions import RecordedTurn, Session, read_sessions
 from .trace import ReplayError, TraceError
@@ -382,6 +383,7 @@ def traffic(
     ] = None,
 ) -> None:
     """Lay recorded agent sessions over users: a fleet, as a trace for `kvgraph replay`."""
+    check_writable("--out", out)  # many users take minutes
     with Console(stderr=True).status("reading sessions") as status:
         found = read_sessions(
             sessions, progress=lambda files: status.update(f"reading sessions: {files}")

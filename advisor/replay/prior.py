@@ -42,10 +42,14 @@ def learn_prior(
 ) -> Prior:
     """Learn a prior from these sessions; deterministic.
 
+    Raises TraceError: no session comes back.
+
     Each session is used as three kinds of callers would show it: one that states nothing, one that
     states why answers ended, and one that also states roughly how long a tool will take.
     """
     whole = recorded_waits(sessions, seed)
+    if not whole.returned.any():
+        raise TraceError("no session has a second turn, so nothing tells when sessions return")
     blind = np.array(whole.features)
     blind[:, [*STOP_FEATURES, STATED_FEATURE]] = np.nan
     stops = np.array(whole.features)
@@ -151,7 +155,8 @@ def prior(
                 progress=lambda steps: status.update(f"learning: step {steps:,} of {STEPS:,}"),
             )
     try:
-        np.savez_compressed(out, allow_pickle=False, **packed(learned))
+        with out.open("wb") as file:  # given a name, numpy may add to it
+            np.savez_compressed(file, allow_pickle=False, **packed(learned))
     except OSError as error:
         raise TraceError(f"{out}: cannot be written: {error.strerror or error}") from None
     typer.echo(f"learned from {len(found):,} sessions, written to {out}", err=True)

@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from ...graph.ingest.sessions import SHARED, continued
 from ...graph.types import LAYER_BY_NAME, LAYER_NAMES, NO_ROW
+from ...graph.wire.events import MAX_SEGMENTS
 from ..policies.hazard import Floats
 from .trace import NOBODY, Ints, ServiceModel, Statements, Trace, TraceError, last_turns
 from .trace import Layers as TraceLayers
@@ -29,7 +30,7 @@ Time = Annotated[float, msgspec.Meta(ge=0, le=1e13)]
 BlockHash = Annotated[int, msgspec.Meta(ge=0)]  # up to 2**64 - 1: msgspec's own bound
 Name = Annotated[str, msgspec.Meta(max_length=1024)]
 Return = Annotated[float, msgspec.Meta(ge=0, le=1e9)]  # s; the bound of the wire
-Layers = Annotated[list[tuple[Name, Tokens, Tokens]], msgspec.Meta(max_length=1024)]
+Layers = Annotated[list[tuple[Name, Tokens, Tokens]], msgspec.Meta(max_length=MAX_SEGMENTS)]
 
 
 class Line(msgspec.Struct, omit_defaults=True):
@@ -209,6 +210,11 @@ def new_file(path: Path) -> TextIO:
 
 
 def _open(path: Path) -> BufferedIOBase:
+    """Open a file, unpacked if it is gzipped. Raises TraceError: it is a pipe, which might be
+    waited for without end, and cannot be opened a second time.
+    """
+    if path.is_fifo():
+        raise TraceError(f"{path}: is a pipe; allowed: a file")
     with path.open("rb") as file:
         zipped = file.read(2) == _GZIP_MAGIC
     return gzip.open(path, "rb") if zipped else path.open("rb")

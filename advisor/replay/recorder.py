@@ -36,6 +36,7 @@ class Recorder:
         secret: bytes | None = None,  # the key of the hashes
     ) -> None:
         self.written = 0  # requests
+        self.left_out = 0  # requests of which not all blocks were reported
         self.failed = False
         self._clock = clock
         self._began = clock()
@@ -73,11 +74,14 @@ class Recorder:
         at, started = self._running.pop((engine, event.request_id), (0.0, None))
         if started is None or started.prompt_tokens < 1 or not self._fits(started.block_size):
             return
+        if not _is_whole(started, event):  # its line would make the whole trace unreadable
+            self.left_out += 1
+            return
         line = {
             "at": round(at, 6),
             "seconds": round(now - at, 6),
             "input_length": started.prompt_tokens,
-            "output_length": event.total_tokens - started.prompt_tokens,
+            "output_length": max(0, event.total_tokens - started.prompt_tokens),
             "cached_tokens": started.cached_tokens,
             "session": self._name(event.tenant, event.session),
             "ended": event.session_ended,
@@ -120,6 +124,13 @@ class Recorder:
 
     def _write(self, line: dict[str, Any]) -> None:
         self._file.write(msgspec.json.encode(line).decode() + "\n")
+
+
+def _is_whole(started: RequestStarted, finished: RequestFinished) -> bool:
+    """Whether all blocks are told: engines leave most out while the sidecar is overloaded."""
+    blocks, tokens = len(started.hashes) // 8, started.prompt_tokens
+    least, most = tokens // started.block_size, -(-tokens // started.block_size)
+    return not (started.skipped or finished.skipped) and least <= blocks <= most
 
 
 def _part(segment: Segment, started: RequestStarted) -> tuple[str, int, int]:

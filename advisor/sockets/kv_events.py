@@ -89,6 +89,7 @@ class KvEventSource:
         context: Creates the sockets; only the thread that calls ``receive`` may use this object.
         config: The publisher's endpoint, and its replay endpoint if it has one.
         replay_timeout_s: A replay attempt ends after this many seconds without a message.
+        engine: Its id in the graph; empty for that of its endpoint.
 
     Attributes:
         last_seen: When its last message arrived; None before the first.
@@ -101,8 +102,9 @@ class KvEventSource:
         config: ObserveConfig,
         clock: Callable[[], float],
         replay_timeout_s: float = REPLAY_TIMEOUT_S,
+        engine: str = "",
     ) -> None:
-        self.engine = config.engine
+        self.engine = engine or config.engine
         self.config = config
         self.last_seen: float | None = None
         self.last_left_out = ""

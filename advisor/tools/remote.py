@@ -53,9 +53,10 @@ _REFUSALS: Final = {404: UnknownError, 413: RefusedError, 422: RefusedError, 503
 def _is_address(url: str) -> bool:
     try:
         parts = urlsplit(url)
-        return parts.scheme in ("http", "https") and bool(parts.hostname)
-    except ValueError:  # an address of IPv6 without its bracket
+        named = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # an address of IPv6 without its bracket, or no port
         return False
+    return named and url.isprintable() and " " not in url
 
 
 def sidecar_urls(url: str | None) -> list[str]:
@@ -126,7 +127,7 @@ def answer_to(
     except urllib.error.HTTPError as error:
         with error:
             raise _refusal(url, error) from None
-    except (OSError, HTTPException, OverflowError) as error:  # the last: no port is so large
+    except (OSError, HTTPException, OverflowError) as error:
         reason = getattr(error, "reason", error)
         raise RemoteError(f"no sidecar answers at {url}: {reason}") from None
     except (ValueError, RecursionError):

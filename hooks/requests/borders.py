@@ -83,7 +83,7 @@ def configured_table(
         return None
     try:
         return read_table(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         logger.warning("kvgraph: %s is not understood: %s; ignored", LAYERS_VARIABLE, error)
         return None
 
@@ -96,7 +96,7 @@ def stated_sections(environment: Mapping[str, str]) -> dict[str, int]:
     try:
         stated = json.loads(text) if text else SECTIONS
         return {_line(line): int(LAYER_BY_NAME[layer]) for line, layer in stated.items()}
-    except (ValueError, KeyError, AttributeError, TypeError):
+    except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
         logger.warning(
             "kvgraph: %s must be a JSON object of lines and their layers (%s); the defaults are "
             "taken",

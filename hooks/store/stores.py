@@ -9,6 +9,7 @@ import secrets
 import socket
 import stat
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
@@ -67,6 +68,8 @@ _SHARED, _EXECUTE = 0o770, 0o111  # of modes
 _OF_ONE_VALUE: Final = frozenset(
     {errno.ENOENT, errno.ELOOP, errno.EACCES, errno.EISDIR, errno.ENOTDIR, errno.ENXIO}
 )
+# A link may lead out of the store; a pipe in a value's place would be waited for.
+_READ: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 _UNFINISHED: Final = ".tmp"
 _SUFFIX: Final = ".kv"
 
@@ -107,11 +110,11 @@ class DirectoryStore:
 
     def holds(self, keys: Sequence[str]) -> list[bool]:
         self._path.stat()  # a directory that went away must not read as an empty store
-        return [self._file(key).exists() for key in keys]
+        return [_is_there(self._file(key)) for key in keys]
 
     def get(self, key: str, parts: Sequence[WriteableBuffer]) -> bool:
         try:
-            file = os.open(self._file(key), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            file = os.open(self._file(key), _READ)
         except OSError as error:
             if error.errno not in _OF_ONE_VALUE:
                 raise
@@ -178,13 +181,19 @@ class DirectoryStore:
         if not self._sweeping.acquire(blocking=False):
             return False
         try:
-            files = sorted(_files_in(self._path / f"{part:x}"))
+            folder = self._path / f"{part:x}"
+            now = _time_there(folder)
+            # Of a clock that went back: used at any time, it would be the last to go.
+            ahead = now + _LEFT_BEHIND_S
+            files = sorted(
+                (used_at if used_at <= ahead else 0.0, size, path)
+                for used_at, size, path in _files_in(folder)
+            )
             values = [each for each in files if not each[2].endswith(_UNFINISHED)]
             excess = sum(size for _, size, _ in values) - self._capacity // _PARTS
             if excess > 0:
                 excess += round((1 - _SWEPT_TO) * self._capacity / _PARTS)
-            # By the newest file's time: only the file system's clock is everybody's.
-            old = files[-1][0] - _LEFT_BEHIND_S if files else 0.0
+            old = now - _LEFT_BEHIND_S
             for used_at, size, path in files:
                 unfinished = path.endswith(_UNFINISHED)
                 goes = used_at < old if unfinished else excess > 0
@@ -195,6 +204,22 @@ class DirectoryStore:
             return True
         finally:
             self._sweeping.release()
+
+
+def _is_there(value: Path) -> bool:
+    try:
+        return value.exists()
+    except PermissionError:  # another user's folder
+        return False
+
+
+def _time_there(folder: Path) -> float:
+    """Return the time by the file system's clock, since it alone is that of all machines."""
+    try:
+        os.utime(folder)
+        return folder.stat().st_mtime
+    except OSError:  # no folder yet, or another user's
+        return time.time()
 
 
 def _files_in(part: Path) -> Iterator[tuple[float, int, str]]:

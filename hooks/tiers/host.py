@@ -6,6 +6,7 @@ import contextlib
 import errno
 import logging
 import os
+import stat
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -122,8 +123,10 @@ class DiskOrphans:
         found = []
         for path in self._directory.glob(f"{FILE_PREFIX}*{DISK_SUFFIX}"):
             with contextlib.suppress(FileNotFoundError):  # another worker was faster
-                if not path.name.startswith(self._own):
-                    found.append((path.stat().st_mtime, path))
+                about = path.lstat()
+                # To open a pipe of such a name would take for ever.
+                if stat.S_ISREG(about.st_mode) and not path.name.startswith(self._own):
+                    found.append((about.st_mtime, path))
         return sorted(found)
 
 

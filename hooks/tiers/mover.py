@@ -104,6 +104,11 @@ _FAILED: Final = (
     "kvgraph: a %s failed (%s); blocks without a copy are computed again, and further failures are "
     "only counted"
 )
+_SHARING: Final = Share.__name__.lower()
+_NOT_SHARED: Final = (
+    "kvgraph: blocks were not given to the shared store (%s); other engines compute them, and "
+    "further failures are only counted"
+)
 _HAND_OVER_S: Final = 1.0  # seconds for the memory's thread to do so at the end; chosen
 _LESS: Final = (
     "kvgraph: host memory for %d copies only: %s; raise what the machine or the container lets a "
@@ -289,7 +294,11 @@ class TierMover:
 
     def _say_once(self, what: str, error: Exception) -> None:
         detail = str(error) if isinstance(error, KernelError) else type(error).__name__
-        self._once.warn(f"{what} {type(error).__name__}", _FAILED, what, detail)
+        kind = f"{what} {type(error).__name__}"
+        if what == _SHARING:  # nothing that this engine has is lost
+            self._once.warn(kind, _NOT_SHARED, detail)
+        else:
+            self._once.warn(kind, _FAILED, what, detail)
 
 
 def _start(arena: Arena, disk: DiskTier | None, hash_bytes: int, store: str) -> WorkerStart:

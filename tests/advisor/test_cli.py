@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from functools import partial
 from importlib.metadata import EntryPoint
@@ -112,7 +113,6 @@ def test_version(run: Run) -> None:
     [
         (["status"], "no sidecar of this user is running"),
         (["status", "--url", "http://127.0.0.1:1"], "no sidecar answers"),
-        (["status", "--url", "http://127.0.0.1:99999"], "no sidecar answers"),
         (["explain", "12", "--url", "http://127.0.0.1:1"], "no sidecar answers"),
         (["open", "--url", "http://127.0.0.1:1"], "no sidecar of this user runs at"),
     ],
@@ -147,8 +147,23 @@ def fails_in_one_line(done: subprocess.CompletedProcess[str], code: int, expecte
         (["memory", "x drain", "--budget", "99"], "engine 'x drain': allowed: http://HOST:PORT\n"),
         (["replay", "/does/not/exist", "--capacity", "9"], "there is no such file\n"),
         (["replay", str(EMPTY), "--capacity", "9" * 20], "allowed: whole numbers of blocks"),
+        (["serve", "--set", "http.host=127.0.0.999"], "http.host = '127.0.0.999': "),
+        (["traffic", str(EMPTY), "-o", "/nowhere/x"], "--out '/nowhere/x': there is no directory"),
         (["why", "x", "--url", "http://[::1"], "'http://[::1' is not a URL"),
+        (["status", "--url", "http://127.0.0.1:99999"], "is not a URL"),
+        (["status", "--url", "http://a b"], "'http://a b' is not a URL"),
+        (["status", "--url", "http://127.0.0.1\n:1"], "is not a URL"),
         (["replay", str(EMPTY), "--capacity", "9"], "it holds no request\n"),
+        (["route", "http://127.0.0.1:1", "--host", "127.0.0.999"], "--host '127.0.0.999': "),
+        (["memory", "http://x", "--budget", "99", "--host", "127.0.0.999"], "--host '127.0.0.999'"),
+        (
+            ["memory", "http://x", "--budget", "9", "--embeddings", "x", "--embedding-model", "m"],
+            "--embeddings 'x': allowed: http://HOST:PORT/v1\n",
+        ),
+        (
+            ["route", "http://127.0.0.1:1", "--allow-remote", "--host", "a" * 99],
+            f"--host '{'a' * 80}': ",
+        ),
         (["replay", str(EMPTY), "--capacity", "9", "--policy", "lruu"], "allowed: all, lru,"),
     ],
 )
@@ -168,7 +183,26 @@ def test_an_address_that_is_taken_may_be_free_later(run: Run, tmp_path: Path) ->
         port = str(taken.getsockname()[1])
         endpoint = f"ipc://{tmp_path}/s.sock"
         done = run("serve", "--endpoint", endpoint, "--http-port", port)
+        route = run("route", "http://127.0.0.1:1", "--port", port)
     fails_in_one_line(done, 1, f"http.port = {port}: cannot listen on 127.0.0.1")
+    fails_in_one_line(route, 1, f"--port {port}: cannot listen on 127.0.0.1: Address already in")
+
+
+@pytest.mark.parametrize("command", [["replay", "--capacity", "9"], ["prior", "-o", "x.npz"]])
+def test_a_pipe_is_refused_at_once(run: Run, tmp_path: Path, command: list[str]) -> None:
+    """Nobody may ever write to it; and a trace is opened twice."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+
+    def end_it_for_who_waits() -> None:
+        for _ in range(3):
+            pipe.open("wb").close()
+
+    threading.Thread(target=end_it_for_who_waits, daemon=True).start()
+    done = run(command[0], str(pipe), *command[1:])
+    fails_in_one_line(done, 2, "is a pipe; allowed: a file")
+    for words in (["route", "--engines"], ["precache"]):
+        fails_in_one_line(run(*words, str(pipe)), 2, "is no regular file")
 
 
 def test_a_child_says_one_json_line_and_goes_with_its_parent(

@@ -61,6 +61,16 @@ WRONG = [
         "[[sidecar.observe]]\nendpoint = 'tcp://127.0.0.1:5'\nreplay_endpoint = 'tcp://[fd00::1]:6'",
         ["fd00::1", "beyond loopback"],
     ),
+    (
+        "[[sidecar.observe]]\nendpoint = 'tcp://127.0.0.1:5'\ntopic = 'a'\n"
+        "[[sidecar.observe]]\nendpoint = 'tcp://127.0.0.1:5'\ntopic = 'a'",
+        ["sidecar.observe", "tcp://127.0.0.1:5", "a topic of its own"],
+    ),
+    (
+        "[[sidecar.observe]]\nendpoint = 'tcp://127.0.0.1:5'\n"
+        "[[sidecar.observe]]\nendpoint = 'tcp://127.0.0.1:5'\ntopic = 'a'",
+        ["sidecar.observe", "tcp://127.0.0.1:5", "a topic of its own"],
+    ),
     ("[sidecar]\nmax_ranked = -5", ["sidecar.max_ranked = -5", "greater than or equal to 1"]),
     ("[sidecar]\nendpoint = 'sidecar'", ["'sidecar'", "ipc:///path", "tcp://127.0.0.1:PORT"]),
     ("[sidecar]\nendpoint = 'ipc://relative'", ["ipc://relative", "absolute"]),
@@ -88,6 +98,18 @@ def test_a_wrong_file_names_key_value_and_what_is_allowed(
     assert all(part in message for part in expected), message
     assert "\n" not in message
     assert len(message) < 700
+
+
+def test_engines_behind_one_endpoint_are_told_apart_by_their_topics(file: Path) -> None:
+    """As pods' are that publish through one broker; any other keeps the id of its endpoint."""
+    table = "[[sidecar.observe]]\nendpoint = 'tcp://127.0.0.1:{}'\ntopic = '{}'\n"
+    file.write_text(table.format(5, "pod-1") + table.format(5, "pod-10") + table.format(6, "pod-2"))
+    observed = load(file).sidecar.observed()
+    assert {engine: each.topic for engine, each in observed.items()} == {
+        "kv:tcp://127.0.0.1:5 pod-1": "pod-1",
+        "kv:tcp://127.0.0.1:5 pod-10": "pod-10",
+        "kv:tcp://127.0.0.1:6": "pod-2",
+    }
 
 
 @pytest.mark.parametrize(

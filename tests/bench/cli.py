@@ -551,7 +551,7 @@ def _run_fleet(model: str | None, out: Path, as_json: bool) -> None:
 
 @contextlib.contextmanager
 def _explained() -> Iterator[None]:
-    """Turns the errors that a user can act on into a message and exit code 1."""
+    """Turns the errors that a user can act on into a message and an exit code."""
     previous = signal.signal(signal.SIGTERM, _end)
     os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")  # stdout has the figures
     try:
@@ -559,7 +559,7 @@ def _explained() -> Iterator[None]:
     except ImportError as error:
         _give_up(f"{error.name} is not installed: pip install 'kvgraph[bench,cpu]'")
     except BenchError as error:
-        _give_up(str(error))
+        _give_up(str(error), error.exit_code)
     except OSError as error:  # a full disk, a model that is not there
         _give_up(f"{type(error).__name__}: {error}")
     finally:
@@ -570,6 +570,6 @@ def _end(number: int, frame: object) -> NoReturn:
     raise SystemExit(128 + number)
 
 
-def _give_up(problem: str) -> NoReturn:
+def _give_up(problem: str, code: int = 1) -> NoReturn:
     Console(stderr=True).print(problem, style="red", markup=False, soft_wrap=True)
-    raise typer.Exit(1)
+    raise typer.Exit(code)

@@ -1,8 +1,24 @@
 """What can go wrong in a bench that a user can act on."""
 
+from __future__ import annotations
+
+from typing import ClassVar
+
 
 class BenchError(Exception):
-    """Base of them all; the message says what to look at."""
+    """Base of them all; the message says what to look at.
+
+    Attributes:
+        exit_code: Of the command that ends with it, as in ``kvgraph.graph.errors``.
+    """
+
+    exit_code: ClassVar[int] = 1
+
+
+class InputError(BenchError):
+    """An option names what does not exist, or cannot be used."""
+
+    exit_code = 2
 
 
 class ServerError(BenchError):

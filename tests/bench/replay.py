@@ -13,7 +13,7 @@ from kvgraph.advisor.replay.tables import hit_table
 from kvgraph.advisor.replay.trace import Trace
 from rich.console import Console
 
-from .errors import BenchError
+from .errors import InputError
 from .figures import Figures
 from .graph.graph import timed
 from .graph.graphs import ENGINE, build_graph
@@ -29,7 +29,7 @@ def run(progress: bool, trace: Path | None = None) -> Figures:
     console = Console(stderr=True, quiet=not progress)
     path = trace or SHARED
     if not path.exists():
-        raise BenchError(f"{path}: there is no trace; name one with --trace")
+        raise InputError(f"{path}: there is no trace; name one with --trace")
     loaded = load_trace(path)
     with console.status("LRU on one core") as status:
         figures.add("lru_refs_per_s", _lru_rates(loaded), "refs/s", "≥ 1,500,000")

@@ -66,6 +66,15 @@ def test_a_figure_is_the_median_with_its_spread() -> None:
     assert wide.spread == (10.0, 90.0)
 
 
+@pytest.mark.parametrize(
+    "words",
+    [["replay", "--trace", "nowhere"], ["faults", "gremlins"], ["faults", "mends", "--only", "?"]],
+)
+def test_an_input_that_is_not_there_ends_with_2(words: list[str]) -> None:
+    """As commands outside the benches end: there is no use in trying again."""
+    assert CliRunner().invoke(app, words).exit_code == 2
+
+
 @pytest.mark.parametrize("bench", ["hotpath", "meaning", "fleet", "recall"])
 def test_a_part_that_is_not_there_is_refused_by_name(bench: str) -> None:
     done = CliRunner().invoke(app, [bench, "--part", "step"], env={"COLUMNS": "300"})

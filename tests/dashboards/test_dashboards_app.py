@@ -16,6 +16,7 @@ import pytest
 from fastapi.testclient import TestClient
 from kvgraph.advisor.page.status import log_totals
 from kvgraph.advisor.shadows.runner import ShadowRunner
+from kvgraph.dashboards.metrics import cut
 from kvgraph.dashboards.server import HttpServer, TimeoutProtocol
 from kvgraph.dashboards.source import BusyError, LogTotals, SidecarStatus
 from kvgraph.graph.kvcache_graph import KVCacheGraph
@@ -240,6 +241,14 @@ def test_metrics_stay_valid_whatever_an_engine_is_called(name: str) -> None:
     assert "forged" not in families
     (info,) = families["kvgraph_engine_info"].samples
     assert info.labels["name"] == name
+
+
+def test_engines_whose_long_ids_begin_alike_are_two_series() -> None:
+    ids = [f"kv:tcp://vllm-{'a' * 60}-{number}.vllm.svc.cluster.local:5557" for number in (0, 1)]
+    labels = {cut(each) for each in ids}
+    assert len(labels) == 2
+    assert {len(each) for each in labels} == {64}
+    assert cut("kv:tcp://127.0.0.1:5557") == "kv:tcp://127.0.0.1:5557"
 
 
 def test_metrics_are_few_and_tell_what_matters(client: TestClient) -> None:

@@ -32,6 +32,44 @@ def test_prompts_of_other_scopes_and_other_readers_share_no_link() -> None:
     assert not own & {link.key for link in PromptReader().read(chat("a"), SCOPE).links}
 
 
+def test_marks_of_tools_and_pictures_change_no_link() -> None:
+    """Harnesses move ``cache_control`` to the newest of them with each turn."""
+    marks = {"cache_control": {"type": "ephemeral"}, "id": "x"}
+    reader, picture = PromptReader(), {"type": "image_url", "image_url": {"url": "data:x"}}
+    plain, marked = (
+        reader.read(
+            {
+                "tools": [{"name": "read"} | more],
+                "messages": [{"role": "user", "content": [picture | more]}],
+            },
+            SCOPE,
+        )
+        for more in ({}, marks)
+    )
+    assert len(plain.links) == 2
+    assert plain.links == marked.links
+
+
+def test_a_harnesss_billing_line_changes_no_link() -> None:
+    """It differs with each request, and vLLM drops it too."""
+    reader = PromptReader()
+    one, other = (
+        reader.read(
+            {
+                "system": [
+                    {"type": "text", "text": f"x-anthropic-billing-header: cch={turn};"},
+                    {"type": "text", "text": "Be brief."},
+                ],
+                **chat("a"),
+            },
+            SCOPE,
+        )
+        for turn in range(2)
+    )
+    assert len(one.links) == 2
+    assert one.links == other.links
+
+
 def test_text_and_token_ids_are_cut_in_pieces_of_which_the_last_may_still_grow() -> None:
     reader = PromptReader()
     short = reader.read({"prompt": "x" * (2 * PIECE + 5)}, SCOPE)

@@ -269,6 +269,21 @@ def test_files_that_nobody_has_open_are_removed(tmp_path: Path) -> None:
     disk.close()
 
 
+def test_a_file_that_may_not_be_removed_hides_no_other(tmp_path: Path, monkeypatch: Any) -> None:
+    paths = [tmp_path / other for other in ("theirs", "old")]
+    for path in paths:
+        path.write_bytes(b"old")
+    unlink = Path.unlink
+
+    def refuse(path: Path) -> None:
+        if path == paths[0]:
+            raise PermissionError(errno.EACCES, "Permission denied")
+        unlink(path)
+
+    monkeypatch.setattr(Path, "unlink", refuse)
+    assert remove_unused(paths) == paths[1:]
+
+
 @pytest.mark.parametrize("change", ["identity", "capacity"])
 def test_bytes_of_another_model_are_never_matched(tmp_path: Path, change: str) -> None:
     disk = new_disk(tmp_path)
@@ -340,6 +355,40 @@ def test_a_write_cut_off_leaves_nothing_half_written(tmp_path: Path, monkeypatch
         assert not whole(again, 2)
         whole(again, 1)  # the right bytes or none
         again.close()
+
+
+def test_an_age_that_no_file_reaches_costs_its_record_alone(tmp_path: Path) -> None:
+    """No checksum covers it, and one that cannot grow would fail each read and write."""
+    disk = new_disk(tmp_path)
+    for key in (1, 2, 3):
+        write(disk, key)
+    disk.close()
+    path = tmp_path / "kv.records"
+    data = path.read_bytes()
+    at = data.index(name(2)) + KEY_BYTES
+    path.write_bytes(data[:at] + b"\xff" * 8 + data[at + 8 :])
+    disk = new_disk(tmp_path)
+    assert [whole(disk, key) for key in (1, 2, 3)] == [True, False, True]
+    assert all(write(disk, key) and whole(disk, key) for key in (4, 5, 6))
+    assert len(disk) == 4
+    disk.close()
+
+
+def test_a_key_that_stands_twice_takes_one_place(tmp_path: Path, monkeypatch: Any) -> None:
+    """The disk refused to erase it, and it was written again elsewhere."""
+    disk = new_disk(tmp_path)
+    write(disk, 1)
+    monkeypatch.setattr(os, "pwrite", lambda *_: 0)
+    disk.remove(name(1))
+    monkeypatch.undo()
+    write(disk, 1)
+    disk.close()
+    disk = new_disk(tmp_path)
+    assert whole(disk, 1)
+    for key in (2, 3, 4):
+        assert write(disk, key)
+    assert all(whole(disk, key) for key in (1, 2, 3, 4)), "all four places are of use"
+    disk.close()
 
 
 def test_a_place_is_found_without_looking_at_every_record(tmp_path: Path, monkeypatch: Any) -> None:

@@ -29,9 +29,11 @@ from kvgraph.advisor.replay.simulator import Instance, simulate
 from kvgraph.advisor.replay.tables import HitTable, draw, hit_table
 from kvgraph.advisor.replay.trace import ReplayError, TraceError
 from kvgraph.graph.types import as_keys
-from kvgraph.graph.wire.events import RequestFinished, RequestStarted
+from kvgraph.graph.wire.events import MAX_SEGMENTS, RequestFinished, RequestStarted, Segment
+from kvgraph.hooks.link.outbox import as_tip
 from made_trace import chat_trace
 from made_traffic import agents, made
+from msgspec.structs import replace
 from threadpoolctl import threadpool_info
 from typer.testing import CliRunner
 
@@ -238,6 +240,28 @@ def test_what_was_recorded_can_be_replayed(tmp_path: Path, suffix: str) -> None:
     # The first request's output block is part of the third one's prompt.
     assert run_arm("lru", trace, 100, Settings()).tolist() == [0, 0, 3]
     assert run_arm("classic", trace, 100, Settings()).tolist() == [0, 0, 3]
+
+
+def test_a_request_that_was_not_told_whole_costs_only_itself(tmp_path: Path) -> None:
+    """As engines tell them while the sidecar is overloaded, or where they do not agree."""
+    path = tmp_path / "r.jsonl"
+    recorder = Recorder(path)
+    whole, whole_done = request("whole", [1, 2], [3], "s")
+    layers = (Segment(0, 0, 16),) * MAX_SEGMENTS
+    for start, done in (
+        (as_tip(whole), whole_done),
+        (as_tip(replace(whole, cached_tokens=32)), as_tip(whole_done)),
+        (whole, as_tip(whole_done)),
+        (replace(whole, hashes=whole.hashes[:8]), whole_done),
+        (replace(whole, segments=layers), replace(whole_done, total_tokens=1)),
+    ):
+        recorder("engine", [start, done])
+    recorder("engine", [whole, whole_done])
+    recorder.close()
+    trace = load_trace(path)
+    assert (recorder.written, recorder.left_out) == (2, 4)
+    assert trace.prompts.tolist() == [2, 2]
+    assert trace.output_tokens.tolist() == [0, 20]
 
 
 def test_a_recording_holds_no_names_and_no_engine_hashes(tmp_path: Path) -> None:
@@ -479,11 +503,19 @@ def test_the_same_sessions_teach_the_same(tmp_path: Path) -> None:
 def test_the_command_writes_what_a_policy_starts_from(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setitem(learn_prior.__kwdefaults__, "steps", 60)
     recorded(tmp_path, sessions=3)
-    out = tmp_path / "prior.npz"
+    out = tmp_path / "prior"  # numpy would write another file
     result = CliRunner().invoke(build_app("prior"), ["prior", str(tmp_path), "-o", str(out)])
     assert result.exit_code == 0, result.output
     with np.load(out) as arrays:
         assert set(arrays) == {"scales", "pause", "into", "bias", "across", "offset", "out", "base"}
+
+
+def test_sessions_that_never_come_back_teach_nothing(tmp_path: Path) -> None:
+    """A prior of no returns would be no number, and so would be each score."""
+    one = {"t": 0.0, "type": "n", "in": 33, "out": 8, "hash_ids": [1, 2], "stop": "tool_use"}
+    (tmp_path / "s.json").write_text(json.dumps({"block_size": 16, "requests": [one]}))
+    with pytest.raises(TraceError, match="no session has a second turn"):
+        learn_prior(read_sessions(tmp_path), steps=20)
 
 
 def test_the_shipped_prior_fits_the_features() -> None:

@@ -7,6 +7,8 @@ import json
 import os
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -271,6 +273,61 @@ def test_what_is_no_value_makes_room_for_one(tmp_path: Path, put: str) -> None:
     assert store.write(key(1), whole)
     assert store.spared == 0
     assert read(records(tmp_path), 1) == whole
+
+
+def test_a_pipe_in_a_values_place_is_not_waited_for(tmp_path: Path) -> None:
+    store, found = records(tmp_path), list[bytes | None]()
+    store.write(key(1), bytes(SIZE))
+    path = path_of(tmp_path, 1)
+    path.unlink()
+    os.mkfifo(path)
+    reader = threading.Thread(target=lambda: found.append(read(store, 1)), daemon=True)
+    reader.start()
+    reader.join(10.0)
+    assert found == [None]
+    assert store.write(key(1), bytes(SIZE))
+    assert read(store, 1) == bytes(SIZE)
+
+
+def test_a_folder_of_another_user_holds_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, two = records(tmp_path), records(tmp_path)
+    one.write(key(1), bytes(SIZE))
+    folder, exists = path_of(tmp_path, 1).parent, Path.exists
+
+    def refuse(path: Path) -> bool:
+        if path.parent == folder:
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return exists(path)
+
+    monkeypatch.setattr(Path, "exists", refuse)
+    store = DirectoryStore(str(tmp_path / "s"), ROOM)
+    assert store.holds([store_key("model", key(1))]) == [False]
+    assert two.write(key(1), bytes(SIZE)), "it is no failure of the store"
+
+
+def test_what_a_clock_that_went_back_wrote_does_not_stay_for_ever(tmp_path: Path) -> None:
+    """By its time it was used last of all: whatever is written later would go before it."""
+    store, ahead = records(tmp_path, room=16 * 20 * SIZE), time.time() + 1e8
+    for number in range(60):
+        assert store.write(key(number), bytes(SIZE))
+        if number < 15:
+            os.utime(path_of(tmp_path, number), (ahead, ahead))
+    assert [number for number in range(15) if read(store, number) is not None] == []
+    assert all(read(store, number) is not None for number in range(50, 60))
+
+
+def test_a_clock_that_went_back_takes_no_value_that_is_being_written(tmp_path: Path) -> None:
+    store = records(tmp_path, room=16 * 20 * SIZE)
+    store.write(key(1), bytes(SIZE))
+    ahead = time.time() + 1e8
+    os.utime(path_of(tmp_path, 1), (ahead, ahead))
+    begun = tmp_path / "s" / "0" / "model" / f"{key(2).hex()}.77-0.tmp"
+    begun.write_bytes(b"half")
+    for number in range(10, 40):
+        store.write(key(number), bytes(SIZE))
+    assert begun.exists()
 
 
 def test_a_folder_in_a_values_place_costs_that_value_alone(tmp_path: Path) -> None:

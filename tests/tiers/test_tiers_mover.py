@@ -15,7 +15,16 @@ from kvgraph.hooks import threads
 from kvgraph.hooks.tiers import lanes as record_lane
 from kvgraph.hooks.tiers import mover
 from kvgraph.hooks.tiers.costs import TransferCosts
-from kvgraph.hooks.tiers.jobs import Demote, Job, JobDone, Load, Spill, TierWork, WorkerStart
+from kvgraph.hooks.tiers.jobs import (
+    Demote,
+    Job,
+    JobDone,
+    Load,
+    Share,
+    Spill,
+    TierWork,
+    WorkerStart,
+)
 from kvgraph.hooks.tiers.lanes import RECORD_KEY_BYTES, AnswerWatch, TransferLane
 from kvgraph.hooks.tiers.ledger import TierLedger
 from kvgraph.hooks.tiers.mover import TierMover
@@ -440,6 +449,17 @@ def test_a_disk_that_refuses_fails_what_it_refused(
     (done,) = bench.do(Demote(2, (1, 2), (key(33), key(44))))
     assert done.failed == {0}
     assert (key(33) in disk, key(44) in disk) == (False, True)
+
+
+def test_a_store_that_refuses_costs_this_engine_nothing_and_the_log_says_so(
+    new_bench: NewBench, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench = new_bench()
+    bench.do(Spill(1, (3,), (1,)))
+    (done,) = bench.do(Share(2, (1,), (key(33),)))
+    assert done.failed == {0}
+    assert "blocks were not given to the shared store (the store refused" in caplog.text
+    assert "computed again" not in caplog.text
 
 
 def test_a_worker_without_the_disk_that_others_have_says_so(new_bench: NewBench) -> None:

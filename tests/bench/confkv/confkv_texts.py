@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..errors import BenchError
+from ..errors import InputError
 from ..teaching.lessons import needle
 
 HELD_OUT: Final = Path(__file__).parent.parent / "held_out" / "python-docs.txt.gz"
@@ -29,7 +29,7 @@ def documents(source: Path | None) -> list[str]:
         text = (gzip.decompress(raw) if source.suffix == ".gz" else raw).decode()
         found = text.split(_BETWEEN)
     else:
-        raise BenchError(f"no text at {source}")
+        raise InputError(f"no text at {source}")
     return [text for text in found if text.strip()]
 
 
@@ -39,7 +39,7 @@ def windows(tokenizer: Any, texts: list[str], count: int, length: int, seed: int
     numbered = [tokenizer(text)["input_ids"] for text in texts]
     long = [ids for ids in numbered if len(ids) >= length]
     if not long:
-        raise BenchError(f"no document has {length} tokens")
+        raise InputError(f"no document has {length} tokens")
     order = random.permutation(len(long))
     rows = []
     for number in range(count):

@@ -26,7 +26,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from ..errors import BenchError
+from ..errors import BenchError, InputError
 
 _PLAIN: Final = {
     "vocab_size": 97, "hidden_size": 64, "num_hidden_layers": 3, "intermediate_size": 96,
@@ -70,7 +70,7 @@ def load(place: Path) -> Loaded:
     elif (place / "config.json").is_file():
         tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(place / "tokenizer.json"))
     else:
-        raise BenchError(f"no model at {place}: a folder with config.json and weights, or a .gguf")
+        raise InputError(f"no model at {place}: a folder with config.json and weights, or a .gguf")
     model = AutoModelForCausalLM.from_pretrained(
         **where, dtype=torch.float32, attn_implementation="sdpa"
     )

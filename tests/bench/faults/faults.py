@@ -20,7 +20,7 @@ from typing import Any, Final
 
 from rich.console import Console
 
-from ..errors import BenchError
+from ..errors import InputError
 from ..figures import Figure, Figures, machine
 
 
@@ -134,13 +134,13 @@ def run(
     hours: float | None = None,
     only: str = "",
 ) -> Figures:
-    """Run the named faults, or all of them; each one's record goes to ``out``. Raises BenchError: a
+    """Run the named faults, or all of them; each one's record goes to ``out``. Raises InputError: a
     name is none.
     """
     there = {**FAULTS, **BY_NAME}
     unknown = [name for name in names if name not in there]
     if unknown:
-        raise BenchError(f"no fault is called {', '.join(unknown)}; there are {', '.join(there)}")
+        raise InputError(f"no fault is called {', '.join(unknown)}; there are {', '.join(there)}")
     console = Console(stderr=True, quiet=not progress)
     console.print(f"seed {seed}")
     size, figures, records = Size(full, seed, hours, only), Figures("faults"), dict[str, Record]()

@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from ..errors import BenchError
+from ..errors import BenchError, InputError
 from ..figures import Figures
 from .faults import Say, Size
 
@@ -57,6 +57,10 @@ _KV_EVENTS = "tests/advisor/sockets/test_advisor_kv_events.py"
 _SLICES = "tests/graph/slices/test_graph_slices.py"
 _PAGE, _STORE = "tests/dashboards/test_dashboards_app.py", "tests/store/test_shared_store.py"
 _SUBSCRIBER, _ROUTE = "tests/advisor/sockets/test_advisor_subscriber.py", "tests/fleet/route"
+_NAMES, _WIRE = "tests/fleet/test_session_names.py", "tests/graph/test_wire.py"
+_SNAPSHOT, _SHAPES = "tests/graph/test_graph_snapshot.py", "tests/hooks/vllm/test_hooks_shapes.py"
+_ARENA, _LAB = "tests/kernels/test_kernels_arena.py", "tests/replay/test_replay_lab.py"
+_CLI, _LAYERS = "tests/advisor/test_cli.py", "tests/hooks/vllm/layers/test_hooks_layers.py"
 _HOSTILE, _RETRIES = f"{_ROUTE}/test_route_hostile.py", f"{_ROUTE}/test_route_retries.py"
 
 # One line each, however long; what a later mend needs is one more line.
@@ -215,6 +219,66 @@ MENDS: Final = (
     Mend("a body is no head", "advisor/fleet/upstream.py", "        if not self._written:\n", "        if True:\n", f"{_ROUTE}/test_route_paths.py -k piece"),
     Mend("an engine's name of a session is of its bytes", "advisor/fleet/callers.py", "_Name(name, names[0].decode(\"latin-1\"))", "_Name(name, name.encode().decode(\"latin-1\"))", f"{_ROUTE}/test_route_accounts.py -k by_the_bytes"),
     Mend("a client that does not read is cut", "advisor/process/process.py", "        elif checks > 0:\n", "        elif True:\n", "tests/memory/test_memory_hostile.py -k stops"),
+    # What was reported of engines, routers and callers, each kind once more
+    Mend("an engine that a connector changes is left stock", "hooks/vllm/shapes.py", "return _reason_without_connector(config) if user is None else None", "return None", f"{_SHAPES} -k without_any_connector"),
+    Mend("what a vLLM asks of connectors is looked for", "hooks/vllm/relied_on.py", "return sorted(set(_places(package)) - KNOWN)", "return []", "tests/hooks/test_hooks_reliance.py -k asks_for"),
+    Mend("a round that fails ends no watch", "advisor/fleet/residency.py", "            except Exception:\n                if not self.failed:", "            except ZeroDivisionError:\n                if not self.failed:", "tests/fleet/test_residency.py -k round"),
+    Mend("a note that is no UTF-8 hides no other", "graph/wire/endpoints.py", "        except (OSError, *BAD_PAYLOAD):\n            continue", "        except (OSError, msgspec.DecodeError):\n            continue", "tests/fleet/test_residency.py -k hides_no_other"),
+    Mend("prompts are looked up under a lock", "advisor/fleet/prompts.py", "        self._lock = threading.Lock()\n        self._sessions:", "        self._lock = __import__(\"contextlib\").nullcontext()\n        self._sessions:", f"{_NAMES} -k threads"),
+    Mend("a store of another user", "hooks/store/stores.py", "if there.st_uid not in (0, os.geteuid()):", "if False:", f"{_STORE} -k another_user_is"),
+    Mend("a start goes on whatever is in a snapshot", "graph/snapshot.py", "    except Exception as error:\n        why", "    except (ValueError, KeyError) as error:\n        why", f"{_SNAPSHOT} -k right_digest"),
+    Mend("a snapshot is never larger than its file", "graph/snapshot.py", "if any(part.compress_type != zipfile.ZIP_STORED for part in parts):", "if False:", f"{_SNAPSHOT} -k larger"),
+    Mend("one sidecar at a time looks who is there", "advisor/sockets/front.py", "        fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)\n", "", "tests/advisor/sockets/test_advisor_keys.py -k one_moment"),
+    Mend("methods of APIs alone are passed on", "advisor/process/process.py", "if scope[\"method\"] not in METHODS:", "if False:", f"{_ROUTE}/test_route_service.py -k other_methods"),
+    Mend("one event costs no batch", "graph/wire/kv_events.py", "            if reason.startswith(\"Invalid value\"):", "            if not reason.startswith(\"Invalid value\"):\n                raise WireError(reason) from None\n            if reason:", _WIRE),
+    Mend("a copy is of what is known", "graph/wire/kv_events.py", "        if tier is not Tier.HOT:  # a copy is", "        if False:  # a copy is", f"{_WIRE} -k copy"),
+    Mend("residency is one group's", "graph/wire/kv_events.py", "return group is None or self._group is None or group == self._group[1]", "return True", f"{_WIRE} -k group"),
+    Mend("a billing line is no text", "advisor/fleet/prompts.py", "part.partition(\"\\n\")[2] if part.lstrip().startswith(_BILLING) else part for part in parts", "part for part in parts", "tests/fleet/test_prompt_chains.py -k billing"),
+    Mend("cache marks are no text", "advisor/fleet/prompts.py", "    {\"cache_control\", \"id\",", "    {\"id\",", "tests/fleet/test_prompt_chains.py -k marks"),
+    Mend("what keeps more than half goes on", "advisor/fleet/prompts.py", "            yield session, len(newest & words) / len(newest)", "            yield session, 0.0", f"{_NAMES} -k conversation"),
+    Mend("harnesses name their sessions", "advisor/fleet/callers.py", "            found = _harness(fields, headers)", "            found = None", f"{_NAMES} -k harnesses"),
+    Mend("a pool is as large as is stated", "advisor/fleet/engines.py", "float(rank.get(_STATED, \"\"))", "float(rank.get(\"\", \"\"))", f"{_ROUTE}/test_route_pools.py -k as_large"),
+    Mend("a replay without the topic", "advisor/sockets/kv_events.py", "if len(frames) not in (3, 4):", "if len(frames) != 4:", f"{_KV_EVENTS} -k without_the_topic"),
+    Mend("a topic is compared whole", "advisor/sockets/kv_events.py", "if self._topic and frames[0] != self._topic:", "if False:", f"{_KV_EVENTS} -k another_topic"),
+    Mend("signed hashes", "graph/wire/kv_events.py", "    if not -(1 << 63) <= key < 1 << 64:", "    if not 0 <= key < 1 << 64:", f"{_WIRE} -k signed"),
+    Mend("media in any case", "graph/wire/kv_events.py", "    tier = _MEDIA.get(medium.upper())\n", "    tier = _MEDIA.get(medium)\n", f"{_WIRE} -k any_case"),
+    Mend("a block stays until its last copy is gone", "graph/wire/kv_events.py", "left = self._copies.get(key, 1) - 1", "left = 0", f"{_WIRE} -k last_copy"),
+    Mend("engines are sent no field of ours", "advisor/fleet/callers.py", "call = call._replace(headers=[*others, (_SESSION, turn.engine_name.encode())])", "call = call._replace(body=Body(body.rstrip()[:-1] + b',\"session_id\":\"' + turn.engine_name.encode() + b'\"}'))", f"{_NAMES} {_ROUTE}/test_route_proxy.py -k 'harnesses or nothing_of_ours'"),
+    Mend("a refused name of a host is in the log", "dashboards/server.py", "            self._name(\"Host\", ", "            str.format(\"Host\", ", f"{_ROUTE}/test_route_service.py -k in_the_log_once"),
+    Mend("probes hear first that it ends", "advisor/process/process.py", "if is_probe and self.leaving:", "if False:", f"{_ROUTE}/test_route_service.py -k probes"),
+    Mend("what the Rust frontend takes away is said", "hooks/settings.py", "return os.environ.get(RUST_FRONTEND_VARIABLE, \"\").strip().lower() in (\"\", *OFF)", "return True", "tests/hooks/test_hooks_doctor.py -k rust"),
+    Mend("a cache that finds nothing is a notice", "advisor/page/attention.py", "    if told.reason is None or told.requests < _LEAST_REQUESTS:", "    if True:", "tests/dashboards/test_page_attention.py"),
+    # Disk and store
+    Mend("an age that cannot grow is damage", "kernels/disk.py", "        entries[entries[\"age\"] > _MOST_AGE] = _NO_ENTRY\n", "", f"{_ARENA} -k reaches"),
+    Mend("a key that stands twice takes one place", "kernels/disk.py", "        taken[list(self._slots.values())] = True\n", "        taken[live] = True\n", f"{_ARENA} -k twice"),
+    Mend("another user's file hides no orphan", "kernels/disk.py", "with contextlib.suppress(OSError):  # another was faster, or", "with contextlib.suppress(FileNotFoundError):  #", f"{_ARENA} -k hides"),
+    Mend("a pipe is no orphan", "hooks/tiers/host.py", "if stat.S_ISREG(about.st_mode) and not", "if not", "tests/tiers/test_tiers_worker.py -k dates"),
+    Mend("a pipe is no value", "hooks/store/stores.py", " | os.O_NOFOLLOW | os.O_NONBLOCK\n", " | os.O_NOFOLLOW\n", f"{_STORE} -k pipe"),
+    Mend("another user's folder is no failure", "hooks/store/stores.py", "    except PermissionError:  # another user's folder\n", "    except ZeroDivisionError:\n", f"{_STORE} -k another_user_holds"),
+    Mend("times ahead are the oldest", "hooks/store/stores.py", "(used_at if used_at <= ahead else 0.0, size, path)", "(used_at, size, path)", f"{_STORE} -k for_ever"),
+    Mend("a value that is written is as old as the clock says", "hooks/store/stores.py", "            old = now - _LEFT_BEHIND_S\n", "            old = max([used_at for used_at, *_ in _files_in(folder)], default=now) - _LEFT_BEHIND_S\n", f"{_STORE} -k being_written"),
+    Mend("what is not shared is not lost", "hooks/tiers/mover.py", "        if what == _SHARING:  #", "        if False:  #", "tests/tiers/test_tiers_mover.py -k costs_this_engine"),
+    # Recordings, and what is read as one
+    Mend("a request that is not told whole", "advisor/replay/recorder.py", "        if not _is_whole(started, event):  #", "        if False:  #", f"{_LAB} -k told_whole"),
+    Mend("an answer is no shorter than none", "advisor/replay/recorder.py", "max(0, event.total_tokens - started.prompt_tokens)", "event.total_tokens - started.prompt_tokens", f"{_LAB} -k told_whole"),
+    Mend("as many layers as an engine tells", "advisor/replay/reader.py", "msgspec.Meta(max_length=MAX_SEGMENTS)", "msgspec.Meta(max_length=1024)", f"{_LAB} -k told_whole"),
+    Mend("a pipe is no trace", "advisor/replay/reader.py", "    if path.is_fifo():\n", "    if False:\n", f"{_CLI} -k pipe"),
+    Mend("a pipe is no list of engines", "advisor/fleet/command.py", "            check_regular(file)\n", "", f"{_ROUTE}/test_route_service.py -k pipe"),
+    Mend("nobody listens at no address", "advisor/fleet/command.py", "    await check_address(host, port)\n", "", f"{_CLI} -k 'wrong_input or taken'"),
+    Mend("a chat proxy's address is checked", "advisor/memory/server.py", "    await check_address(host, port)\n", "", f"{_CLI} -k wrong_input"),
+    Mend("nobody comes back, nothing is learned", "advisor/replay/prior.py", "    if not whole.returned.any():\n", "    if False:\n", f"{_LAB} -k never_come_back"),
+    Mend("a prior's file has the name that was given", "advisor/replay/prior.py", "np.savez_compressed(file, allow_pickle", "np.savez_compressed(out, allow_pickle", f"{_LAB} -k starts_from"),
+    Mend("a host that has no address", "advisor/service.py", "        if (error.errno or 0) < 0:  #", "        if False:  #", f"{_CLI} -k wrong_input"),
+    Mend("a trace's place is looked at first", "advisor/replay/fleet_traffic.py", "    check_writable(\"--out\", out)  # many users take minutes\n", "", f"{_CLI} -k wrong_input"),
+    Mend("an address has a port", "advisor/tools/remote.py", "    return named and url.isprintable() and \" \" not in url", "    return named", f"{_CLI} -k wrong_input"),
+    Mend("a pipe names no prefixes", "advisor/precache/prefixes.py", "    check_regular(path)\n    text = read", "    text = read", f"{_CLI} -k pipe"),
+    Mend("vectors come from an address", "advisor/memory/command.py", "    if embeddings and not embeddings.startswith", "    if False and not embeddings.startswith", f"{_CLI} -k wrong_input"),
+    # Engines that are told apart
+    Mend("engines behind one endpoint are several", "advisor/config/sections.py", "if at[each.endpoint] == 1 else", "if True else", "tests/advisor/test_config.py -k behind_one"),
+    Mend("no engine is followed twice", "advisor/config/sections.py", "if known and (each.topic in known or \"\" in {each.topic, *known}):", "if False:", "tests/advisor/test_config.py -k names_key"),
+    Mend("long ids are several series", "dashboards/metrics.py", "return f\"{text[: _LENGTH - 1 - len(digest)]}~{digest}\"", "return text[:_LENGTH]", f"{_PAGE} -k begin_alike"),
+    Mend("a nested table of layers", "hooks/requests/borders.py", "        return read_table(text)\n    except (ValueError, RecursionError) as", "        return read_table(text)\n    except ValueError as", f"{_LAYERS} -k broken_table"),
+    Mend("nested sections", "hooks/requests/borders.py", "AttributeError, TypeError, RecursionError):", "AttributeError, TypeError):", f"{_LAYERS} -k own_sections"),
     Mend("a store's bit goes with its row", "graph/tables/blocks.py", "        self.tiers[:, rows] = 0  #", "        #", "tests/graph/test_graph_lineage.py -k only_a_store"),
 )
 # fmt: on
@@ -228,7 +292,7 @@ def run(figures: Figures, size: Size, say: Say) -> None:
     mends = [each for each in MENDS if size.only in each.name or size.only in each.file]
     if not mends:
         names = ", ".join(each.name for each in MENDS)
-        raise BenchError(f"--only {size.only!r}: no mend has it in its name or file: {names}")
+        raise InputError(f"--only {size.only!r}: no mend has it in its name or file: {names}")
     survived = 0
     with tempfile.TemporaryDirectory(prefix="kvgraph-mends-") as directory:
         tree = copied_tree(Path(directory))

@@ -15,7 +15,7 @@ from kvgraph.advisor.replay.recorded_sessions import Session
 from kvgraph.advisor.replay.trace import Trace
 from rich.console import Console
 
-from ..errors import BenchError
+from ..errors import InputError
 from ..figures import Figures, keep_raw
 from .policies_cells import (
     BARE_ARM,
@@ -168,7 +168,7 @@ def _plan_conversations(plan: _Plan, path: Path | None) -> None:
         return
     path = path or CONVERSATIONS
     if not path.exists():
-        raise BenchError(f"{path}: there is no trace; name one with --mooncake")
+        raise InputError(f"{path}: there is no trace; name one with --mooncake")
     trace, scale = load_trace(path), plan.scale
     if scale.conversations_share < 1:
         trace = trace.head(scale.conversations_share)

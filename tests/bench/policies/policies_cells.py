@@ -19,7 +19,7 @@ from kvgraph.graph.tables.blocks import Selection
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from ..errors import BenchError
+from ..errors import InputError
 
 JOURNAL: Final = Path(".bench") / "policies.jsonl"
 _SOURCES: Final = Path(__file__).parents[3]
@@ -41,7 +41,7 @@ class Journal:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text("")  # an interruption may have cut its last line
         except OSError as error:
-            raise BenchError(f"{path}: cannot be written: {error.strerror}") from error
+            raise InputError(f"{path}: cannot be written: {error.strerror}") from error
         self._write({"of": of})
         for cell, found in self._found.items():
             self._write({"cell": cell, "found": found})
@@ -65,7 +65,7 @@ class Journal:
     def _read(self, of: str) -> None:
         lines = _whole_lines(self._path)
         if not lines or lines[0].get("of") != of:
-            raise BenchError(
+            raise InputError(
                 f"{self._path}: is of other traffic or of another version of the code; "
                 "start anew without --resume, or name another file with --journal"
             )
@@ -91,12 +91,12 @@ def _whole_lines(path: Path) -> list[dict[str, Any]]:
     try:
         text = path.read_text()
     except OSError as error:
-        raise BenchError(f"{path}: cannot be read: {error.strerror}") from error
+        raise InputError(f"{path}: cannot be read: {error.strerror}") from error
     lines = text.split("\n")[:-1]
     try:
         return [json.loads(line) for line in lines]
     except ValueError as error:
-        raise BenchError(f"{path}: is no journal of this bench: {error}") from error
+        raise InputError(f"{path}: is no journal of this bench: {error}") from error
 
 
 def _name(kind: str, cell: AnyCell) -> str:

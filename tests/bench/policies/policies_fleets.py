@@ -16,7 +16,7 @@ from kvgraph.advisor.replay.recorded_sessions import Session, read_sessions
 from kvgraph.advisor.replay.trace import Trace
 from kvgraph.graph.types import SourceLayer
 
-from ..errors import BenchError
+from ..errors import InputError
 
 BLOCK: Final = 512
 SEED: Final = 1
@@ -36,7 +36,7 @@ def default_sessions() -> Path:
 
 def sessions_in(directory: Path, progress: Callable[[int], None]) -> list[Session]:
     if not directory.exists():
-        raise BenchError(f"{directory}: there are no sessions; name some with --sessions")
+        raise InputError(f"{directory}: there are no sessions; name some with --sessions")
     return read_sessions(directory, progress=progress)
 
 

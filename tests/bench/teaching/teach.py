@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from ..errors import BenchError
+from ..errors import InputError
 from .lessons import IGNORED, Batch, Lessons, RecallLessons, TextLessons
 from .recall_language import SIZE, examine
 
@@ -192,7 +192,7 @@ def read_documents(folder: Path, pattern: str = "*.rst.txt") -> list[str]:
     texts = [path.read_text(encoding="utf-8", errors="replace") for path in paths]
     long = [text for text in texts if len(text) >= _SHORTEST]
     if not long:
-        raise BenchError(f"no {pattern} of {_SHORTEST} characters below {folder}")
+        raise InputError(f"no {pattern} of {_SHORTEST} characters below {folder}")
     return long
 
 
@@ -228,7 +228,7 @@ Say = Callable[[str], None]
 
 def teach(name: str, out: Path, text: Path | None, steps: int | None, say: Say) -> Path:
     if name not in PUPILS:
-        raise BenchError(f"no model is called {name!r}; there are: {', '.join(PUPILS)}")
+        raise InputError(f"no model is called {name!r}; there are: {', '.join(PUPILS)}")
     pupil = PUPILS[name]
     torch.set_num_threads(1)
     folder = out / name
@@ -248,7 +248,7 @@ def _lessons(pupil: Pupil, corpus: Corpus | None) -> Lessons:
     if pupil.course == "recall":
         return RecallLessons(pupil.longest)
     if corpus is None:
-        raise BenchError(f"{pupil.name} learns from a text; name its folder with --text")
+        raise InputError(f"{pupil.name} learns from a text; name its folder with --text")
     return TextLessons(corpus.tokenizer, corpus.taught, pupil.steps * 6 // 10, pupil.longest)
 
 

@@ -5,17 +5,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from kvgraph.advisor.cli import main
+from kvgraph.advisor.fleet import command as route_command
 from kvgraph.advisor.fleet import relay
 from kvgraph.advisor.fleet.app import route_app
+from kvgraph.advisor.fleet.engines import EngineRoster
 from kvgraph.advisor.fleet.proxy import FleetProxy
 from kvgraph.advisor.fleet.relay import BodyRoom, BodyShare, FullError
 from kvgraph.advisor.fleet.upstream import EngineAddress
@@ -97,6 +102,30 @@ async def test_probes_are_answered_under_any_name_and_hear_first_that_it_ends(pr
         front.leaving = True
         assert (await client.get(probe)).status_code == 503
         assert (await client.get("/v1/models")).status_code == 200, "it serves all the same"
+
+
+async def test_a_pipe_in_the_place_of_the_list_of_engines_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """To read it would hold the loop up, and every request."""
+    file, listed, address = tmp_path / "engines", list[Any](), EngineAddress("http://127.0.0.1:1")
+    file.write_text("http://127.0.0.1:1\n")
+
+    async def served(*_: object) -> None:
+        await asyncio.sleep(0.05)  # the file was looked at once
+        file.unlink()
+        os.mkfifo(file)
+        threading.Thread(target=lambda: file.write_text("http://a:1\n"), daemon=True).start()
+        await soon(lambda: "is no regular file" in caplog.text or listed[1:])
+        file.unlink()
+        file.write_text("http://b:1\n")
+        await soon(lambda: listed[1:])
+
+    monkeypatch.setattr(route_command, "_REREAD_S", 0.01)
+    monkeypatch.setattr(route_command, "serve_at", served)
+    monkeypatch.setattr(EngineRoster, "list_again", lambda _, engines: listed.append(engines))
+    await route_command.serve_route([address], file, "127.0.0.1", 0, None, 30.0)
+    assert listed == [[address], [EngineAddress("http://b:1")]]
 
 
 @pytest.mark.parametrize("command", ["route", "memory"])

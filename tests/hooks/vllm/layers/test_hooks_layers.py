@@ -191,7 +191,8 @@ def test_sections_of_others_are_not_split() -> None:
 
 def test_operators_name_their_own_sections(caplog: pytest.LogCaptureFixture) -> None:
     assert stated_sections({SECTIONS_VARIABLE: '{"## Policy": "axioms"}'}) == {"## Policy": 0}
-    for wrong in ("[", "[]", '{"a": "b"}', '{"": "rules"}', '{"a": 3}'):
+    deep = '{"a":' + "[" * 100_000
+    for wrong in (deep, "[", "[]", '{"a": "b"}', '{"": "rules"}', '{"a": 3}'):
         assert stated_sections({SECTIONS_VARIABLE: wrong}) == stated_sections({})
     assert SECTIONS_VARIABLE in caplog.text
 
@@ -227,8 +228,10 @@ def test_the_table_arrives_as_it_was() -> None:
 
 
 def test_a_broken_table_is_ignored_in_words(caplog: pytest.LogCaptureFixture) -> None:
-    assert configured_table({LAYERS_KEY: '{"borders": [[12, [1]]]}'}, {}) is None
-    assert LAYERS_VARIABLE in caplog.text
+    for broken in ('{"borders": [[12, [1]]]}', '{"borders": [[1, [1],' + "[" * 100_000):
+        caplog.clear()
+        assert configured_table({LAYERS_KEY: broken}, {}) is None
+        assert LAYERS_VARIABLE in caplog.text
 
 
 def test_a_character_is_found_in_its_token() -> None:
