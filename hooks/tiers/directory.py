@@ -5,7 +5,7 @@ record.
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Callable, Container, Iterable, Sequence, Set
+from collections.abc import Callable, Container, Iterable, Sequence
 from itertools import compress, repeat
 from typing import NamedTuple, cast
 
@@ -63,7 +63,7 @@ class Marks(NamedTuple):
 
     marked: npt.NDArray[np.bool_]  # blocks that held the keys of ``worth`` when advice came
     passed: npt.NDArray[np.bool_]  # blocks that were looked at, and were not worth it
-    worth: Set[int]  # keys that the sidecar considers worth a copy
+    worth: frozenset[int]  # keys that the sidecar considers worth a copy
     elsewhere: Container[int]  # of these, those that no block held then
     wanted: Container[int]  # keys that are worth a copy whatever it considers
 
