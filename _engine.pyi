@@ -104,6 +104,9 @@ class Core:
     def keep_hashes(self) -> None:
         """Keep the hashes of what is evicted, from now on."""
 
+    def evicts(self, *keys: set[int]) -> bool:
+        """Whether any block that was evicted, and is not taken yet, holds one of these keys."""
+
     def was_reset(self) -> None:
         """Note that the prefix cache was reset."""
 
@@ -182,8 +185,10 @@ class Core:
     def look(self, most: int, /) -> tuple[list[Any], list[bytes], bytes]:
         """The next victims that were not looked at: blocks, hashes, and int64 numbers, packed."""
 
-    def scan(self, behind: Any, count: int, blanks: int, /) -> tuple[list[Any], Any]:
-        """The queue's next cached blocks, and the last block that was passed.
+    def scan(
+        self, behind: Any, count: int, blanks: int, /
+    ) -> tuple[list[Any], list[bytes], bytes, Any]:
+        """The queue's next cached blocks, as ``look``, and the last block that was passed.
 
         Args:
             behind: Where to begin; None: at the head.
@@ -340,6 +345,12 @@ class Copies:
 
     def all_leave_pool(self, full_hashes: Sequence[bytes], /) -> None:
         """The same, by hashes with a group's id."""
+
+    def lacking(
+        self, full_hashes: Sequence[bytes], ids: _Places, marks: Any, under_way: dict[int, Any],
+        first: int, /,
+    ) -> tuple[list[int], list[int]]:  # fmt: skip
+        """Places and keys of blocks about to leave that are worth a copy and have none."""
 
     def make(
         self, hashes: Sequence[bytes], first: int, era: int, may_demote: Sequence[bool], /

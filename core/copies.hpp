@@ -269,6 +269,122 @@ inline PyObject* all_leave_pool(Table& table, PyObject* hashes) {
   return leave(table, hashes, kGroupBytes);
 }
 
+// Blocks without a copy --------------------------------------------------------------------------
+
+// What advice says of copies, as ``Marks`` in ``hooks.tiers.directory``.
+class Marks {
+ public:
+  explicit Marks(PyObject* said) {
+    if (said == Py_None) return;
+    if (!PyTuple_Check(said) || PyTuple_GET_SIZE(said) != 5) {
+      PyErr_SetString(PyExc_TypeError, "expected marks, or None");
+      return;
+    }
+    if (PyObject_GetBuffer(PyTuple_GET_ITEM(said, 0), &marked_, PyBUF_SIMPLE) != 0 ||
+        PyObject_GetBuffer(PyTuple_GET_ITEM(said, 1), &passed_, PyBUF_WRITABLE) != 0) {
+      return;
+    }
+    worth_ = PyTuple_GET_ITEM(said, 2);
+    others_[0] = PyTuple_GET_ITEM(said, 3);
+    others_[1] = PyTuple_GET_ITEM(said, 4);
+  }
+  Marks(const Marks&) = delete;
+  Marks& operator=(const Marks&) = delete;
+  ~Marks() {
+    if (marked_.obj != nullptr) PyBuffer_Release(&marked_);
+    if (passed_.obj != nullptr) PyBuffer_Release(&passed_);
+  }
+
+  // Whether a block that holds ``key`` is worth a copy; -1 with an error.
+  int are_for(int64_t id, PyObject* key) {
+    if (worth_ == nullptr) return 1;
+    if (id < 0 || id >= std::min(marked_.len, passed_.len)) {
+      PyErr_SetString(PyExc_IndexError, "there is no such block");
+      return -1;
+    }
+    int marked = static_cast<const char*>(marked_.buf)[id] != 0;
+    for (PyObject* more : others_) {
+      if (marked == 0) marked = PySequence_Contains(more, key);
+    }
+    if (marked < 0) return -1;
+    static_cast<char*>(passed_.buf)[id] = marked == 0;
+    if (marked == 0) return 0;
+    const int held = PySequence_Contains(worth_, key);
+    return held != 0 ? held : PySequence_Contains(others_[1], key);
+  }
+
+ private:
+  Py_buffer marked_{}, passed_{};  // bool, by block
+  PyObject *worth_ = nullptr, *others_[2] = {nullptr, nullptr};  // sets of keys
+};
+
+// Notes the block at place ``at``, which holds ``key``, if it lacks a copy; false with an error.
+inline bool note_lacking(Table& table, Marks& marks, PyObject* under_way, uint64_t key, int64_t id,
+                         Py_ssize_t at, int64_t place, PyObject* places, PyObject* keys) {
+  PyObject* number = PyLong_FromUnsignedLongLong(key);
+  int lacks = number == nullptr ? -1 : marks.are_for(id, number);
+  if (lacks > 0 && PyDict_GET_SIZE(under_way) != 0) {
+    const int begun = PyDict_Contains(under_way, number);
+    if (begun > 0) {
+      PyObject* now = PyLong_FromLongLong(place);
+      lacks = now == nullptr || PyDict_SetItem(under_way, number, now) != 0 ? -1 : 0;
+      Py_XDECREF(now);
+    } else if (begun < 0) {
+      lacks = -1;
+    }
+  }
+  if (lacks > 0 && table.by_key.find(key) == nullptr) {
+    const bool done =
+        PyList_Append(keys, number) == 0 && append(places, PyLong_FromSsize_t(at));
+    lacks = done ? 1 : -1;
+  }
+  Py_XDECREF(number);
+  return lacks >= 0;
+}
+
+// lacking(full_hashes, ids, marks, under_way, first) -> (places, keys) of blocks about to leave.
+inline PyObject* lacking(Table& table, PyObject* const* args, Py_ssize_t count) {
+  if (count != 5 || !PyDict_Check(args[3])) {
+    PyErr_SetString(PyExc_TypeError, "lacking(full_hashes, ids, marks, under_way: dict, first)");
+    return nullptr;
+  }
+  const Items hashes(args[0]);
+  Marks marks(args[2]);
+  const int64_t first = PyLong_AsLongLong(args[4]);
+  Py_buffer ids{};
+  if (!hashes || PyErr_Occurred() || PyObject_GetBuffer(args[1], &ids, PyBUF_SIMPLE) != 0) {
+    return nullptr;
+  }
+  const auto* id = static_cast<const int64_t*>(ids.buf);
+  bool done = ids.len == hashes.size() * static_cast<Py_ssize_t>(sizeof(int64_t));
+  for (Py_ssize_t at = 0; done && at < hashes.size(); ++at) {
+    done = is_hash(hashes[at], kGroupBytes);
+  }
+  if (!done) PyErr_SetString(PyExc_TypeError, "lacking: of each block a hash and an int64 number");
+  PyObject *places = PyList_New(0), *keys = PyList_New(0);
+  done = done && places != nullptr && keys != nullptr;
+  try {
+    if (done && table.twice.size != 0) {
+      for (Copy* each : find_all(table, hashes, kGroupBytes)) {
+        if (each != nullptr) table.move(each, kOnce);
+      }
+    }
+    for (Py_ssize_t at = 0; done && at < hashes.size(); ++at) {
+      if (at + 8 < hashes.size()) table.by_key.prefetch_slot(key_of(hashes[at + 8], kGroupBytes));
+      const uint64_t key = key_of(hashes[at], kGroupBytes);
+      done = note_lacking(table, marks, args[3], key, id[at], at, first + at, places, keys);
+    }
+  } catch (const std::bad_alloc&) {
+    PyErr_NoMemory();
+    done = false;
+  }
+  PyBuffer_Release(&ids);
+  PyObject* answer = done ? PyTuple_Pack(2, places, keys) : nullptr;
+  Py_XDECREF(places);
+  Py_XDECREF(keys);
+  return answer;
+}
+
 // Changes ----------------------------------------------------------------------------------------
 
 // make(hashes, first, era, may_demote): begins copies, numbered from ``first`` on.
@@ -449,6 +565,7 @@ inline PyMethodDef copies_methods[] = {
     {"used", method(one<used>), METH_O, nullptr},
     {"all_leave", method(one<all_leave>), METH_O, nullptr},
     {"all_leave_pool", method(one<all_leave_pool>), METH_O, nullptr},
+    {"lacking", method(several<lacking>), METH_FASTCALL, nullptr},
     {"make", method(several<make>), METH_FASTCALL, nullptr},
     {"complete", method(several<complete>), METH_FASTCALL, nullptr},
     {"victims", method(several<victims>), METH_FASTCALL, nullptr},

@@ -417,6 +417,20 @@ PyObject* core_removed(Core* self, PyObject* hashes) {
   Py_RETURN_NONE;
 }
 
+// evicts(keys...) -> whether any block that was evicted, and is not taken yet, holds one of these.
+PyObject* core_evicts(Core* self, PyObject* const* args, Py_ssize_t count) {
+  for (const uint64_t key : self->state->now->evicted) {
+    PyObject* number = PyLong_FromUnsignedLongLong(key);
+    int found = number == nullptr ? -1 : 0;
+    for (Py_ssize_t at = 0; found == 0 && at < count; ++at) {
+      found = PySet_Contains(args[at], number);
+    }
+    Py_XDECREF(number);
+    if (found != 0) return found < 0 ? nullptr : Py_NewRef(Py_True);
+  }
+  Py_RETURN_FALSE;
+}
+
 // The prefix cache was reset: what was noted until now came before.
 PyObject* core_was_reset(Core* self, PyObject*) {
   State& s = *self->state;
@@ -1028,7 +1042,7 @@ inline PyObject* following(const State& s, PyObject* at) {
   return at;
 }
 
-// scan(behind, count, blanks) -> (found, last): the next cached blocks of the queue.
+// scan(behind, count, blanks) -> (blocks, hashes, ids, last): the next cached blocks of the queue.
 PyObject* core_scan(Core* self, PyObject* const* args, Py_ssize_t given) {
   State& s = *self->state;
   PyObject* at = given == 3 && args[0] != Py_None ? args[0] : s.head;
@@ -1039,20 +1053,36 @@ PyObject* core_scan(Core* self, PyObject* const* args, Py_ssize_t given) {
   const Py_ssize_t count = PyLong_AsSsize_t(args[1]);
   Py_ssize_t blanks = PyLong_AsSsize_t(args[2]);
   if (PyErr_Occurred()) return nullptr;
-  PyObject *found = PyList_New(0), *last = args[0];
-  while (found != nullptr && PyList_GET_SIZE(found) < count && blanks > 0) {
-    at = following(s, at);
-    if (at == nullptr) break;
-    last = at;
-    PyObject* hash = slot(at, s.at.hash);
-    if (hash == nullptr || hash == Py_None) {
-      --blanks;
-    } else if (PyList_Append(found, at) != 0) {
-      Py_CLEAR(found);
+  PyObject *blocks = PyList_New(0), *hashes = PyList_New(0), *last = args[0];
+  std::string ids;
+  bool done = blocks != nullptr && hashes != nullptr;
+  try {
+    while (done && PyList_GET_SIZE(blocks) < count && blanks > 0) {
+      at = following(s, at);
+      if (at == nullptr) break;
+      last = at;
+      PyObject* hash = slot(at, s.at.hash);
+      if (hash == nullptr || hash == Py_None) {
+        --blanks;
+        continue;
+      }
+      const int64_t id = PyLong_AsLongLong(slot(at, s.at.id));
+      ids.append(reinterpret_cast<const char*>(&id), sizeof(id));
+      done = !PyErr_Occurred() && PyList_Append(blocks, at) == 0 &&
+             PyList_Append(hashes, hash) == 0;
     }
+  } catch (const std::bad_alloc&) {
+    PyErr_NoMemory();
+    done = false;
   }
-  if (found == nullptr) return nullptr;
-  return Py_BuildValue("(NO)", found, last);
+  PyObject* numbers =
+      done ? PyBytes_FromStringAndSize(ids.data(), static_cast<Py_ssize_t>(ids.size())) : nullptr;
+  if (numbers == nullptr) {
+    Py_XDECREF(blocks);
+    Py_XDECREF(hashes);
+    return nullptr;
+  }
+  return Py_BuildValue("(NNNO)", blocks, hashes, numbers, last);
 }
 
 // head(count) -> (blocks, hashes): what stands at the queue's head, and what each holds, or None.
@@ -1749,6 +1779,7 @@ PyMethodDef core_methods[] = {
      nullptr},
     {"removed", c_function(core_removed), METH_O, nullptr},
     {"keep_hashes", c_function(core_keep_hashes), METH_NOARGS, nullptr},
+    {"evicts", c_function(core_evicts), METH_FASTCALL, nullptr},
     {"was_reset", c_function(core_was_reset), METH_NOARGS, nullptr},
     {"forget_notes", c_function(core_forget_notes), METH_NOARGS, nullptr},
     {"take", c_function(core_take), METH_FASTCALL, nullptr},

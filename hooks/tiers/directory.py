@@ -5,13 +5,16 @@ record.
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Sequence
-from itertools import repeat
+from collections.abc import Callable, Container, Iterable, Sequence
+from itertools import compress, repeat
 from typing import NamedTuple, cast
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 
 from ...graph.ranking.copies import CopyOrder
+from ...graph.wire.advice import BlockIds
 from ..keys import key_of, keys_in_pool, keys_of
 
 
@@ -53,6 +56,37 @@ class Copy(msgspec.Struct, eq=False):  # made without a frame of Python: of a lo
     era: int  # how often the directory had been cleared when the copy was begun
     may_demote: bool  # whether it may be written to disk, and so reach another process
     pins: int = 0  # jobs under way that read or write it
+
+
+class Marks(NamedTuple):
+    """What advice says of copies, by the numbers of blocks: most have no mark."""
+
+    marked: npt.NDArray[np.bool_]  # blocks that held the keys of ``worth`` when advice came
+    passed: npt.NDArray[np.bool_]  # blocks that were looked at, and were not worth it
+    worth: frozenset[int]  # keys that the sidecar considers worth a copy
+    elsewhere: Container[int]  # of these, those that no block held then
+    wanted: Container[int]  # keys that are worth a copy whatever it considers
+
+    def worthy(
+        self, ids: BlockIds, keys: Sequence[int], places: Sequence[int]
+    ) -> tuple[Sequence[int], Sequence[int]]:
+        """Which of the blocks ``ids`` are worth a copy, and their ``keys``.
+
+        By their numbers first, as advice found them; of those, by what they hold now.
+        """
+        worth, wanted, marks = self.worth, self.wanted, self.marked[ids]
+        if marks.all():  # as mostly
+            self.passed[ids] = False
+        else:
+            for more in filter(None, (wanted, self.elsewhere)):
+                marks |= np.fromiter(map(more.__contains__, keys), np.bool_, len(marks))
+            self.passed[ids] = ~marks
+            places = np.flatnonzero(marks).tolist()
+            keys = [keys[at] for at in places]
+        if worth.issuperset(keys):
+            return places, keys
+        held = [key in worth or key in wanted for key in keys]
+        return list(compress(places, held)), list(compress(keys, held))
 
 
 def _nobody_listens(hashes: list[bytes]) -> None:
@@ -128,6 +162,37 @@ class Copies:
         """The same of blocks by their hashes with the prefix cache's group id."""
         if self._order.holds_twice():
             self.all_leave(filter(None, self.hashes_of(keys_in_pool(full_hashes))))
+
+    def lacking(
+        self,
+        full_hashes: Sequence[bytes],
+        ids: BlockIds,
+        marks: Marks | None,
+        under_way: dict[int, int | None],
+        first: int,
+    ) -> tuple[Sequence[int], Sequence[int]]:
+        """Which of these blocks, that are about to leave the pool, are worth a copy and have none,
+        nor one ``under_way``, and their keys.
+
+        Args:
+            full_hashes: With the prefix cache's group id.
+            marks: None: all are worth a copy.
+            under_way: By their keys, places in the queue; brought up to date.
+            first: The place of the first.
+        """
+        self.all_leave_pool(full_hashes)
+        keys: Sequence[int] = keys_in_pool(full_hashes)
+        places: Sequence[int] = range(len(keys))
+        if marks is not None:
+            places, keys = marks.worthy(ids, keys, places)
+        if under_way:
+            both = zip(keys, places, strict=True)
+            under_way.update({key: first + at for key, at in both if key in under_way})
+        has = self.hashes_of(keys)
+        lacks = [
+            copied is None and key not in under_way for key, copied in zip(keys, has, strict=True)
+        ]
+        return list(compress(places, lacks)), list(compress(keys, lacks))
 
     def make(
         self, hashes: Sequence[bytes], first: int, era: int, may_demote: Sequence[bool]
@@ -274,6 +339,21 @@ class CopyDirectory:
             return found
         cold = map(self._cold_hashes.get, keys)
         return [one or other for one, other in zip(found, cold, strict=True)]
+
+    def lacking(
+        self,
+        full_hashes: Sequence[bytes],
+        ids: BlockIds,
+        marks: Marks | None,
+        under_way: dict[int, int | None],
+        first: int,
+    ) -> tuple[Sequence[int], Sequence[int]]:
+        """Which of these blocks are worth a copy and have none anywhere; see ``Copies.lacking``."""
+        places, keys = self._warm.lacking(full_hashes, ids, marks, under_way, first)
+        if not self._cold_hashes:
+            return places, keys
+        lacks = [key not in self._cold_hashes for key in keys]
+        return list(compress(places, lacks)), list(compress(keys, lacks))
 
     def cold_hashes(self) -> list[bytes]:
         """Return the blocks on disk, least recently used first; safe from another thread."""

@@ -167,7 +167,7 @@ class _Scratch:
         queue: Any = self._pool.free_block_queue
         stood = queue.get_all_free_blocks()
         rest = [block for block in stood if block not in chosen]
-        if core.scan(None, count, len(stood) + 1)[0] != _cached(stood)[:count]:
+        if not _are(core.scan(None, count, len(stood) + 1)[:3], _cached(stood)[:count]):
             return "what is looked through"
         core.lay(queue.fake_free_list_head, count, len(order), since)
         if _walk(queue) != (expected := chosen + rest):
@@ -219,6 +219,13 @@ class _Scratch:
 
 def _cached(blocks: list[Any]) -> list[Any]:
     return [block for block in blocks if block.block_hash is not None]
+
+
+def _are(found: tuple[list[Any], list[bytes], bytes], blocks: list[Any]) -> bool:
+    """Whether these blocks were found, with their hashes and numbers."""
+    ids = np.frombuffer(found[2], np.int64).tolist()
+    held = [block.block_hash for block in blocks], [block.block_id for block in blocks]
+    return found[0] == blocks and (found[1], ids) == held
 
 
 def _walk(queue: Any) -> list[Any]:

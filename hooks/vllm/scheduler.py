@@ -298,10 +298,8 @@ class SchedulerSide:
         self, steps: CoreSteps, bridge: TierCacheBridge, tokens: int, preempted: bool
     ) -> TierWork | None:
         rest, order = bridge.rest, self.client.order
-        if (
-            rest.left >= 0 and tokens and not preempted and order is rest.order
-            and not self.tap.was_reset
-        ):  # fmt: skip
+        hears = self._spans is not None or self.tap.was_reset or bridge.hears(steps.core)
+        if rest.left >= 0 and tokens and not preempted and order is rest.order and not hears:
             due = steps.step(tokens, 0, 0)
             if not due & DECIDES and rest.passes(tokens, steps.core.taken):
                 if due:
@@ -312,7 +310,6 @@ class SchedulerSide:
                 due |= ARRANGE
         else:
             rest.order = order  # before it is read: what comes meanwhile is another one
-            hears = self._spans is not None or bridge.hears or self.tap.was_reset
             taken = self._changes.take() if hears else 0
             fetched = bridge.offered(self.client.wanted)
             due = steps.step(tokens, fetched, taken)

@@ -181,7 +181,7 @@ def test_all_that_leaves_was_looked_at_before() -> None:
         seen.difference_update(block.block_id for block in hits)
         if scan.evicted(taken):
             scan.start_again()
-        seen.update(block.block_id for block in scan.look(AHEAD, taken))
+        seen.update(scan.look(AHEAD, taken).ids.tolist())
     assert left > 3_000
     assert missed == 0
 
@@ -191,15 +191,15 @@ def test_it_looks_at_each_block_once_and_goes_on_where_it_ended() -> None:
 
     pool, _, _ = cached_pool(BLOCKS)
     free, scan = pool.free_block_queue.get_all_free_blocks(), QueueScan(pool)
-    looked = [block for _ in range(10) for block in scan.look(AHEAD, 0)]
+    looked = [block for _ in range(10) for block in scan.look(AHEAD, 0).blocks]
     assert looked == free[:AHEAD]
     assert scan.reached == AHEAD
     pool.get_new_blocks(30)
     assert not scan.evicted(30)
-    found = scan.look(AHEAD, 0)
+    found = scan.look(AHEAD, 0).blocks
     assert found == free[AHEAD : AHEAD + 30]
     scan.back_to(found, 10)
-    assert scan.look(AHEAD, 0) == free[AHEAD + 10 : AHEAD + 30]
+    assert scan.look(AHEAD, 0).blocks == free[AHEAD + 10 : AHEAD + 30]
 
 
 def test_empty_blocks_are_passed_over_a_bounded_number_in_each_step() -> None:
@@ -210,7 +210,7 @@ def test_empty_blocks_are_passed_over_a_bounded_number_in_each_step() -> None:
     looked = counted_walks(pool)
     for _ in range(12):
         before = len(looked)
-        assert scan.look(AHEAD, 0) == []
+        assert scan.look(AHEAD, 0).blocks == []
         assert len(looked) - before <= 1024
     assert len(looked) == 3 * BLOCKS - 1
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_utils import KVCacheBlock
     from vllm.v1.request import Request
 
+    from ...._engine import Core
     from ..groups import ObservedGroup
     from ..index import BlockIndex
     from ..tap import Changes
@@ -338,7 +339,7 @@ class TierCacheBridge:
             self._prefetcher.step(spare)
         self.idle.worked(bool(tokens or self.ledger.book.has_new))
         left = self.spiller.may_pass if self.may_rest and tokens else -1
-        if left >= 0 and not (offered or self.hears or self._idle_writer.is_busy):
+        if left >= 0 and not (offered or self._idle_writer.is_busy):
             self.rest.begin(left, self.spiller.usual)
         return self.outstanding()  # last: an order that is taken and not returned is lost
 
@@ -364,10 +365,10 @@ class TierCacheBridge:
         if starts := self._worker_starts.add(answer.starts):
             self.ledger.started(starts)
 
-    @property
-    def hears(self) -> bool:
-        """Whether ``changed`` does anything with what a step cached and evicted."""
-        return bool(self.ledger.kept_off_disk or self._prefetcher.waits)
+    def hears(self, core: Core) -> bool:
+        """Whether ``changed`` does anything with what the step evicted that ``core`` noted."""
+        kept_off, unused = self.ledger.kept_off_disk, self._prefetcher.unused
+        return bool((kept_off or unused) and core.evicts(kept_off, unused))
 
     @property
     def owes(self) -> bool:
@@ -382,7 +383,7 @@ class TierCacheBridge:
 
     def changed(self, changes: Changes) -> None:
         self._wake()
-        if changes.evicted and (self.ledger.kept_off_disk or self._prefetcher.waits):
+        if changes.evicted and (self.ledger.kept_off_disk or self._prefetcher.unused):
             keys = changes.evicted.keys.tolist()
             _forget_lost(self.ledger.kept_off_disk, self._pool, changes.evicted, keys)
             self._prefetcher.evicted(keys)

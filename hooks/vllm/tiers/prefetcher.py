@@ -185,15 +185,11 @@ class Prefetcher:
         self._lacking = LackingCopies(group, ledger.directory, self._is_there, loader.is_faster)
         self._order: Keys | None = None
         self._next = self._left = 0  # left: of the order, while the sidecar stands by it
-        self._unused: set[int] = set()  # keys that were brought back and not hit yet
+        self.unused: set[int] = set()  # keys that were brought back and not hit yet
         self._under_way = 0  # blocks that loads are filling
         self._cancelled: int | None = None  # the key that there was no room for last
         self._trust = 0.5  # how many of the last blocks that were brought back were hit
         self.held: list[KVCacheBlock] = []  # blocks that a load is filling
-
-    @property
-    def waits(self) -> bool:
-        return bool(self._unused)
 
     def offered(self, order: Keys | None) -> int:
         """Take the sidecar's newest order, if there is one; returns how many blocks a step would
@@ -222,25 +218,25 @@ class Prefetcher:
 
     def hit(self, hashes: Sequence[bytes]) -> None:
         """Note that a request found these blocks in the prefix cache."""
-        if self._unused:
+        if self.unused:
             for block_hash in hashes:
                 key = key_of(block_hash)
-                if key in self._unused:
-                    self._unused.remove(key)
+                if key in self.unused:
+                    self.unused.remove(key)
                     self._ledger.counts.prefetch_useful += 1
                     self._trust += (1.0 - self._trust) / _MEMORY
 
     def evicted(self, keys: Sequence[int]) -> None:
-        if self._unused:
-            wasted = self._unused.intersection(keys)
-            self._unused -= wasted
+        if self.unused:
+            wasted = self.unused.intersection(keys)
+            self.unused -= wasted
             self._ledger.counts.prefetch_wasted += len(wasted)
             self._trust *= (1.0 - 1.0 / _MEMORY) ** len(wasted)
 
     def clear(self) -> None:
         """Forget the blocks that were not hit yet: the prefix cache was reset."""
-        self._ledger.counts.prefetch_wasted += len(self._unused)
-        self._unused.clear()
+        self._ledger.counts.prefetch_wasted += len(self.unused)
+        self.unused.clear()
 
     def _serve_line(self, spare: int) -> int:
         """Begin with the copies that requests wait for, in the queue's order; returns how many
@@ -262,7 +258,7 @@ class Prefetcher:
     def _room(self, spare: int, needed: int) -> int:
         pool = self._pool
         free: int = pool.get_num_free_blocks() - needed - pool.num_gpu_blocks // _LEAST_FREE_SHARE
-        unused = len(self._unused) + self._under_way
+        unused = len(self.unused) + self._under_way
         most = pool.num_gpu_blocks // _MOST_UNUSED_SHARE
         allowed = int(most * max(self._trust, _LEAST_TRUST)) - unused
         return max(0, min(spare, free, allowed))
@@ -342,7 +338,7 @@ class Prefetcher:
                 new.append((key_of(block_hash), block))
         keys = [key for key, _ in new]
         self._index.remember(keys, [block.block_id for _, block in new])
-        self._unused.update(keys)
+        self.unused.update(keys)
         self._ledger.counts.prefetched += len(keys)
         if keys:
             self._emit(BlocksLoaded(pack_keys(keys)))

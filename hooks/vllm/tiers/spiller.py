@@ -6,7 +6,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Container, Iterable, Sequence
 from itertools import compress, islice, repeat, takewhile
-from operator import attrgetter, is_, itemgetter, not_
+from operator import attrgetter, is_, not_
 from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
 import numpy as np
@@ -15,7 +15,7 @@ from ....graph.types import Keys
 from ....graph.wire.advice import EvictionRanking
 from ...keys import GROUP_BYTES, key_in_pool, keys_in_pool
 from ...link.mailbox import NOBODY, Finds
-from ...tiers.directory import Copy
+from ...tiers.directory import Copy, Marks
 from ...tiers.jobs import Finish, JobDone, Spill
 from ...tiers.ledger import TierLedger
 from ..free_queue.window import Victims
@@ -140,6 +140,7 @@ class Rest:
 _LEAST: Final = 64  # blocks looked at per step at least, and; chosen
 _TIMES_TAKEN: Final = 3  # so many per block that the step took: faster than the queue moves
 _MOST_BLANKS: Final = 1024  # empty blocks passed over in one step; chosen
+_NOTHING: Final = FoundBlocks.told([])
 _id_of: Final = attrgetter("block_id")
 
 
@@ -188,9 +189,7 @@ class QueueScan:
             self._is_lost or last.ref_cnt > 0 or last.next_free_block is None
         )
 
-    def look(
-        self, ahead: int, taken: int, behind: KVCacheBlock | None = None
-    ) -> list[KVCacheBlock]:
+    def look(self, ahead: int, taken: int, behind: KVCacheBlock | None = None) -> FoundBlocks:
         """This step's part of the next ``ahead`` cached blocks, in the queue's order. The step took
         ``taken`` from the head; advice laid those up to ``behind`` there.
         """
@@ -198,16 +197,16 @@ class QueueScan:
         if self._last is None:
             self._last = behind
         self._before = self._last
-        found = self._next_cached(count) if count > 0 else []
+        found = self._next_cached(count) if count > 0 else _NOTHING
         self.at_end = count > 0 and self._last is self._before
-        self.reached += len(found)
-        self._seen.update(map(_id_of, found))
+        self.reached += len(found.blocks)
+        self._seen.update(found.ids.tolist())
         return found
 
-    def _next_cached(self, count: int) -> list[KVCacheBlock]:
+    def _next_cached(self, count: int) -> FoundBlocks:
         if self.core is not None:
-            cached, self._last = self.core.scan(self._last, count, _MOST_BLANKS)
-            return cached
+            blocks, hashes, ids, self._last = self.core.scan(self._last, count, _MOST_BLANKS)
+            return FoundBlocks.told(blocks, hashes, np.frombuffer(ids, np.int64))
         found: list[KVCacheBlock] = []
         blanks, walk = _MOST_BLANKS, self._pool.free_block_queue.iter_blocks_after(self._last)
         while len(found) < count and blanks:
@@ -218,7 +217,7 @@ class QueueScan:
             cached = list(compress(passed, map(hash_of, passed)))
             blanks -= len(passed) - len(cached)
             found += cached
-        return found
+        return FoundBlocks.told(found)
 
     def back_to(self, found: Sequence[KVCacheBlock], at: int) -> None:
         """Look at ``found[at]``, of the blocks that were looked at last, again in the next step."""
@@ -266,27 +265,12 @@ class CopyMarks:
         """Note that all blocks will be looked at again."""
         self._passed[:] = False
 
-    def worthy(self, found: FoundBlocks) -> tuple[Sequence[int], Sequence[int]]:
-        """Which of ``found`` are worth a copy, and their keys.
-
-        By their numbers first, as advice found them; of those, by what they hold now.
-        """
-        worth, wanted, keys = self.worth, self._wanted, keys_in_pool(found.hashes)
-        if worth is None:
-            return range(len(keys)), keys
-        marks, places = self._marked[found.ids], cast(Sequence[int], range(len(keys)))
-        if marks.all():  # as mostly
-            self._passed[found.ids] = False
-        else:
-            for more in filter(None, (wanted, self._elsewhere)):
-                marks |= np.fromiter(map(more.__contains__, keys), np.bool_, len(marks))
-            self._passed[found.ids] = ~marks
-            places = np.flatnonzero(marks).tolist()
-            keys = [keys[at] for at in places]
-        if worth.issuperset(keys):
-            return places, keys
-        held = [key in worth or key in wanted for key in keys]
-        return list(compress(places, held)), list(compress(keys, held))
+    @property
+    def latest(self) -> Marks | None:
+        """What advice says; None: nothing, and all blocks are worth a copy."""
+        if self.worth is None:
+            return None
+        return Marks(self._marked, self._passed, self.worth, self._elsewhere, self._wanted)
 
 
 # ``LoadVictims``: copies the blocks that a load is about to overwrite.
@@ -367,11 +351,8 @@ class LoadVictims:
             blocks, hashes = list(compress(blocks, is_taken)), list(compress(hashes, is_taken))
         held = cast("list[bytes]", hashes)
         ledger, directory = self._ledger, self._ledger.directory
-        directory.all_leave_pool(held)  # copies of these are the only ones now
         found = FoundBlocks.told(blocks, held)
-        worthy, keys = self._marks.worthy(found)
-        copies = directory.hashes_of(keys)
-        lost = [at for at, copy in zip(worthy, copies, strict=True) if copy is None]
+        lost, _ = directory.lacking(held, found.ids, self._marks.latest, {}, 0)
         room = ledger.make_room(len(lost), demote_first(ledger, self.advice, len(lost)))
         # Those that came last would have stayed longest.
         return self._begin(found, lost[-room:], load_ended) if room else load_ended
@@ -418,9 +399,6 @@ _AGAIN_AFTER: Final = 4096  # evictions, after which all that is about to go is 
 _REST_S: Final = (
     1.0  # seconds without spills after a failed copy, so that an engine can fall idle; chosen
 )
-
-Placed = tuple[int | None, "KVCacheBlock"]  # with its place among all that ever left, if known
-_block_of: Final = itemgetter(1)
 
 
 class StartedCopies(NamedTuple):
@@ -523,8 +501,11 @@ class Spiller:
         in the prefix cache.
         """
         if hashes and self._ledger.clock() >= self._rest_until:
-            blocks = _without_copy(self._pool, self._ledger, [each + group for each in hashes])
-            self._begin([(None, each) for each, key in blocks if key not in self._under_way], None)
+            found = _without_copy(self._pool, self._ledger, [each + group for each in hashes])
+            lacking = [(block, key) for block, key in found if key not in self._under_way]
+            if lacking:
+                blocks, keys = zip(*lacking, strict=True)
+                self._begin(blocks, keys, repeat(None), None)
 
     def gone(self, keys: Sequence[int]) -> None:
         """Note that the engine evicted ``keys``; on any thread, for it only reads the ledger."""
@@ -586,10 +567,10 @@ class Spiller:
             first = victims.looked
             left = self._copy(victims.look(ahead - first), first, now, advice)
             victims.looked -= left
-        elif found := scan.look(ahead - len(victims), taken, victims.last):
-            first = len(victims) + scan.reached - len(found)
-            if left := self._copy(FoundBlocks.told(found), first, now, advice):
-                scan.back_to(found, len(found) - left)
+        elif blocks := (found := scan.look(ahead - len(victims), taken, victims.last)).blocks:
+            first = len(victims) + scan.reached - len(blocks)
+            if left := self._copy(found, first, now, advice):
+                scan.back_to(blocks, len(blocks) - left)
         self._is_behind = left > 0
 
     def _copy(
@@ -599,31 +580,17 @@ class Spiller:
         ``first``; returns how many of the last must be looked at again.
         """
         first += self._gone
-        wanted = self._without_copies(found, first)
+        lacking, keys = self._ledger.directory.lacking(
+            found.hashes, found.ids, self.marks.latest, self._under_way, first
+        )
+        if not lacking:
+            return 0
         most = max(_MOST_UNDER_WAY, 4 * int(self._lead.step)) - len(self._under_way)
         begun = 0
-        if wanted and most > 0 and now >= self._rest_until:
-            begun = self._begin([(first + at, found.blocks[at]) for at in wanted[:most]], advice)
-        return len(found.blocks) - wanted[begun] if begun < len(wanted) else 0
-
-    def _without_copies(self, found: FoundBlocks, first: int) -> list[int]:
-        """Which of ``found`` are worth a copy and have none, nor one under way."""
-        directory, under_way = self._ledger.directory, self._under_way
-        directory.all_leave_pool(found.hashes)
-        worthy, keys = self.marks.worthy(found)
-        if under_way:
-            places = zip(keys, worthy, strict=True)
-            under_way.update({key: first + at for key, at in places if key in under_way})
-        has = directory.hashes_of(keys)
-        if None not in has:
-            return []
-        if not under_way and has.count(None) == len(has):
-            return list(worthy)
-        return [
-            at
-            for at, key, copied in zip(worthy, keys, has, strict=True)
-            if copied is None and key not in under_way
-        ]
+        if most > 0 and now >= self._rest_until:
+            blocks = [found.blocks[at] for at in lacking[:most]]
+            begun = self._begin(blocks, keys[:most], map(first.__add__, lacking), advice)
+        return len(found.blocks) - lacking[begun] if begun < len(lacking) else 0
 
     def _spare(self, wanted: int) -> int:
         """How many blocks at the head the next step leaves that can go without a loss, as far as is
@@ -642,24 +609,30 @@ class Spiller:
         looked, laid = self._victims.looked, len(self._victims)
         return looked if looked < laid else laid + self._scan.reached
 
-    def _begin(self, placed: Sequence[Placed], advice: EvictionRanking | None) -> int:
-        """Begin to copy as many blocks as there is room for; returns how many."""
-        ledger, hashes = self._ledger, list(map(hash_of, map(_block_of, placed)))
-        if not all(hashes):  # a victim may have lost its hash
-            placed, hashes = list(compress(placed, hashes)), list(filter(None, hashes))
-        room = ledger.make_room(len(placed), demote_first(ledger, advice, len(placed)))
+    def _begin(
+        self,
+        blocks: Sequence[KVCacheBlock],
+        keys: Sequence[int],
+        places: Iterable[int | None],
+        advice: EvictionRanking | None,
+    ) -> int:
+        """Begin to copy as many blocks as there is room for; returns how many. ``places``: those of
+        the blocks among all that ever left, if known.
+        """
+        ledger, hashes = self._ledger, list(map(hash_of, blocks))
+        if None in hashes:  # a victim may have lost its hash
+            stand = list(map(bool, hashes))
+            blocks, keys = list(compress(blocks, stand)), list(compress(keys, stand))
+            places, hashes = compress(places, stand), list(filter(None, hashes))
+        room = ledger.make_room(len(blocks), demote_first(ledger, advice, len(blocks)))
         if not room:
             return 0
-        places, blocks = zip(*placed[:room], strict=True)
-        full_hashes = hashes[:room]
-        keys, copies = keys_in_pool(full_hashes), ledger.begin_copies(full_hashes)
-        self._under_way.update(zip(keys, places, strict=True))
+        blocks, keys, full_hashes = blocks[:room], keys[:room], hashes[:room]
+        copies = ledger.begin_copies(full_hashes)
+        self._under_way.update(zip(keys, places, strict=False))
         begun, at_step = StartedCopies(keys, blocks, full_hashes, copies), self._lead.steps
-        job = Spill(
-            ledger.book.number(),
-            tuple([block.block_id for block in blocks]),
-            tuple([copy.id for copy in copies]),
-        )
+        ids = tuple([copy.id for copy in copies])
+        job = Spill(ledger.book.number(), tuple(map(_id_of, blocks)), ids)
         ledger.book.open(job, lambda done: self._ended(begun, at_step, done))
         return room
 

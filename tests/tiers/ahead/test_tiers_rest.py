@@ -78,6 +78,28 @@ def test_what_goes_by_time_alone_is_looked_at_all_the_same(resting: Any) -> None
     assert 0 < len(decided) < 10
 
 
+def test_what_was_brought_back_and_is_not_hit_yet_gives_steps_nothing_to_decide(
+    resting: Any,
+) -> None:
+    engine, decided = resting
+    gone = engine.keys_of(prompt(4, 6))
+    assert None not in engine.directory.hashes_of(gone)
+    engine.side.client.hold_wanted(np.array(gone, dtype=np.uint64))
+    for _ in range(6):
+        decode(engine)
+        engine.worker.finish_all()
+        engine.update()
+    assert engine.counts.prefetched == len(gone)
+    decided.clear()
+    for _ in range(20):
+        decode(engine)
+    assert not decided
+    while not engine.counts.prefetch_wasted:
+        engine.pool.get_new_blocks(1)
+        decode(engine)
+    assert engine.counts.prefetch_wasted == 1, "noted in the step that took it"
+
+
 def orders(engine: Engine) -> None:
     engine.side.client.hold_wanted(np.array([7], dtype=np.uint64))
 

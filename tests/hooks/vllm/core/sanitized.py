@@ -97,6 +97,19 @@ class Memory:
         copies.used(rng.choice(self.chains))
         copies.all_leave(rng.choice(self.chains))
         copies.all_leave_pool([each + bytes(4) for each in chain])
+        ids, mask = np.arange(len(chain)), np.ones(len(chain), dtype=bool)
+        mask[:: rng.randrange(1, 4)] = False
+        keys = list(map(rng_key, chain))
+        marks = (
+            mask,
+            mask.copy(),
+            frozenset(keys[:9]),
+            frozenset(keys[:3]),
+            dict.fromkeys(keys[2:4]),
+        )
+        under_way = dict.fromkeys(keys[:2])
+        full = [each + bytes(4) for each in chain]
+        copies.lacking(full, ids, rng.choice((None, marks)), under_way, self.last)
         copies.drop(copies.victims(rng.randrange(9), chain))
         copies.unpin([self.held.pop() for _ in range(rng.randrange(1 + len(self.held)))])
         order = copies.order()
@@ -155,6 +168,7 @@ def main(steps: int = 1500, blocks: int = 200) -> str:
             block.ref_cnt = 0
             pool.free_block_queue.append(block)
         core.freed([block.block_id for block in taken], len(taken), float(step))
+        core.evicts(set(), {rng_key(each) for each in request.block_hashes[:3]})
         if step % 3 and (batch := core.take(sessions, step % 7 == 0)) is not None:
             batch.cached()
             kept.append(batch)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import random
 from typing import Any
 
+import numpy as np
 import pytest
 from kvgraph.hooks.keys import key_of
-from kvgraph.hooks.tiers.directory import CopyDirectory
+from kvgraph.hooks.tiers.directory import CopyDirectory, Marks
 
 pytest.importorskip("kvgraph._engine", reason="there is no compiled core in this installation")
 
@@ -83,6 +84,25 @@ class Both:
             case 9 if rng.random() < 0.1:
                 self.ask("clear")
 
+    def look_at(self, rng: random.Random) -> None:
+        """Some blocks are about to leave."""
+        chain, keys = rng.choices(HASHES, k=rng.randrange(12)), list(map(key_of, HASHES))
+        ids = np.array(rng.choices(range(9), k=len(chain)), dtype=np.int64)
+        marked = rng.choice(([True] * 9, [rng.random() < 0.5 for _ in range(9)]))
+        said = [frozenset(rng.choices(keys, k=rng.randrange(1, 30))) for _ in range(3)]
+        begun = dict.fromkeys(rng.choices(keys, k=rng.randrange(4)), rng.choice((None, 3)))
+        passed = [np.array(marked) for _ in self.pair]
+        under_way, answers = [dict(begun) for _ in self.pair], list[Any]()
+        advised = rng.random() < 0.8
+        for each, seen, known in zip(self.pair, passed, under_way, strict=True):
+            marks = Marks(np.array(marked), seen, *said) if advised else None
+            full = [one + bytes(4) for one in chain]
+            answers.append([list(one) for one in each.lacking(full, ids, marks, known, 40)])
+        assert answers[0] == answers[1]
+        assert under_way[0] == under_way[1]
+        if len(set(ids.tolist())) == len(ids):  # else the last look at a block counts, or the first
+            assert passed[0].tolist() == passed[1].tolist()
+
     def compare(self, rng: random.Random) -> None:
         """All that can be asked."""
         chain = rng.choices(HASHES, k=9)
@@ -91,6 +111,7 @@ class Both:
             ("hashes_of", [key_of(each) for each in chain]), ("stands_twice", chain[0]),
         ):  # fmt: skip
             self.ask(name, argument)
+        self.look_at(rng)
         for name in ("warm_hashes", "cold_hashes", "holds_twice", "check_integrity"):
             self.ask(name)
         one, other = self.pair
@@ -131,7 +152,17 @@ def test_a_copy_is_found_by_its_whole_hash() -> None:
 
 
 def test_what_is_no_copy_or_hash_is_refused() -> None:
-    directory = CopyDirectory(5, compiled=True)
+    directory, numbers = CopyDirectory(5, compiled=True), np.zeros(1, dtype=np.int64)
+    mask, no_keys = np.zeros(1, dtype=bool), frozenset[int]()
+    marks = Marks(mask, mask, no_keys, (), ())
+    for wrong_call in (
+        ([None], numbers, None, {}, 0), ([b"short"], numbers, None, {}, 0),
+        ([HASHES[0]], numbers[:0], None, {}, 0), ([HASHES[0]], numbers, (1, 2), {}, 0),
+    ):  # fmt: skip
+        with pytest.raises(TypeError):
+            directory.lacking(*wrong_call)
+    with pytest.raises(IndexError):
+        directory.lacking([HASHES[0]], numbers + 1, marks, {}, 0)
     for wrong in ([None], [b"short"], [3]):
         with pytest.raises(TypeError):
             directory.begin_all(wrong, (True,))
