@@ -22,7 +22,7 @@ from ..dashboards.app import create_app
 from ..dashboards.server import HttpServer
 from ..graph.errors import ConfigError, InUseError
 from ..graph.kvcache_graph import KVCacheGraph
-from ..graph.wire.endpoints import LOOPBACK_HOSTS, RunningSidecar, is_loopback, write_note
+from ..graph.wire.endpoints import LOOPBACK_HOSTS, Note, RunningSidecar, is_loopback
 from .assembly import assemble
 from .config.config import Config, config_path, load
 from .config.sections import HttpConfig
@@ -219,13 +219,13 @@ def serve(
         service.run()
     finally:
         if note is not None:
-            note.unlink(missing_ok=True)
+            note.remove()
 
 
-def leave_note(service: Service) -> Path | None:
+def leave_note(service: Service) -> Note | None:
     running = RunningSidecar(os.getpid(), service.endpoint, service.http, service.token)
     try:
-        return write_note(running)
+        return Note(running)
     except (ConfigError, OSError) as error:
         logger.warning("`kvgraph status` will not find this sidecar by itself: %s", error)
         return None

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import stat
 import tempfile
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, BinaryIO, Final
 from urllib.parse import urlsplit
 
 import msgspec
@@ -102,29 +103,54 @@ class RunningSidecar(msgspec.Struct, frozen=True):
     token: str = ""  # grants access to its TCP endpoint and to sessions and blocks over HTTP
 
 
-def write_note(sidecar: RunningSidecar) -> Path:
-    """Write a sidecar's note, ``<pid>.json``; return its path. Raises ConfigError or OSError."""
-    path = runtime_dir() / f"{sidecar.pid}.json"
-    fresh = path.with_suffix(".tmp")
-    fresh.unlink(missing_ok=True)
-    with open(fresh, "xb", opener=_private) as file:
-        file.write(msgspec.json.encode(sidecar))
-    return fresh.replace(path)
+class Note:
+    """A running sidecar's note. It is locked while the sidecar runs: that holds between containers
+    that share the directory, where one process's number means nothing to another.
+    """
+
+    def __init__(self, sidecar: RunningSidecar) -> None:
+        """Raises ConfigError or OSError."""
+        number, fresh = tempfile.mkstemp(".tmp", f"{sidecar.pid}-", runtime_dir())
+        self.lock, self.path = os.fdopen(number, "wb"), Path(fresh)
+        try:
+            fcntl.flock(number, fcntl.LOCK_EX)
+            self.lock.write(msgspec.json.encode(sidecar))
+            self.lock.flush()
+            self.path = self.path.rename(self.path.with_suffix(".json"))
+        except OSError:
+            self.remove()
+            raise
+
+    def remove(self) -> None:
+        self.path.unlink(missing_ok=True)
+        self.lock.close()
 
 
 def running_sidecars() -> list[RunningSidecar]:
-    """This user's running sidecars; notes of dead processes are removed."""
+    """This user's running sidecars; notes of those that were killed are removed."""
     found = []
     for path in sorted(runtime_dir().glob("*.json")):
         try:
-            sidecar = msgspec.json.decode(_content(path), type=RunningSidecar)
+            # A pipe must not block.
+            with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+                regular = stat.S_ISREG(os.fstat(file.fileno()).st_mode)
+                content = file.read(_MOST_BYTES) if regular else b""
+                sidecar = msgspec.json.decode(content, type=RunningSidecar)
+                if _is_locked(file):
+                    found.append(sidecar)
+                else:
+                    path.unlink(missing_ok=True)
         except (OSError, *BAD_PAYLOAD):
             continue
-        if is_alive(sidecar.pid):
-            found.append(sidecar)
-        else:
-            path.unlink(missing_ok=True)
     return found
+
+
+def _is_locked(file: BinaryIO) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    return False
 
 
 def token_of(address: str) -> str:
@@ -134,17 +160,6 @@ def token_of(address: str) -> str:
     except (ConfigError, OSError):
         return ""
     return next((each.token for each in known if address in (each.endpoint, each.http)), "")
-
-
-def _content(path: Path) -> bytes:
-    """Read a regular file, up to the size of a note; a FIFO does not block."""
-    number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    with open(number, "rb") as file:
-        return file.read(_MOST_BYTES) if stat.S_ISREG(os.fstat(number).st_mode) else b""
-
-
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
 
 
 def is_alive(pid: int) -> bool:

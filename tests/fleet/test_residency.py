@@ -18,7 +18,7 @@ from kvgraph.advisor.fleet.residency import TIMEOUT_S, ResidencyView
 from kvgraph.advisor.fleet.router import Holdings
 from kvgraph.advisor.tools.remote import TOKEN_VARIABLE
 from kvgraph.graph.errors import ConfigError
-from kvgraph.graph.wire.endpoints import RunningSidecar, running_sidecars, runtime_dir, write_note
+from kvgraph.graph.wire.endpoints import Note, RunningSidecar, running_sidecars, runtime_dir
 from waiting import soon
 
 
@@ -347,5 +347,6 @@ def test_a_note_that_cannot_be_read_hides_no_other(
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     (runtime_dir() / "0.json").write_bytes(content)
     ours = RunningSidecar(os.getpid(), "ipc:///x", "http://127.0.0.1:1")
-    write_note(ours)
+    note = Note(ours)
     assert running_sidecars() == [ours]
+    note.remove()

@@ -32,11 +32,11 @@ from kvgraph.graph.wire import curve_keys
 from kvgraph.graph.wire import frames as wire
 from kvgraph.graph.wire.curve_keys import EngineKeys, SidecarKeys
 from kvgraph.graph.wire.endpoints import (
+    Note,
     RunningSidecar,
     running_sidecars,
     runtime_dir,
     token_of,
-    write_note,
 )
 from kvgraph.graph.wire.events import BlocksResident, BlocksStored, EngineHello, Pressure
 from kvgraph.hooks.doctor.command import check_sidecar
@@ -382,6 +382,7 @@ def test_an_engine_of_this_user_finds_the_token_by_itself(tcp_sidecar: Started) 
     with advised(tcp_sidecar.service.endpoint):
         pass
     assert check_sidecar(tcp_sidecar.service.endpoint).ok
+    note.remove()
 
 
 def test_an_engine_elsewhere_is_given_the_token(
@@ -443,12 +444,14 @@ def test_a_sidecar_that_starts_anew_with_another_token_is_found_again() -> None:
     note = leave_note(first.service)
     with advised(endpoint):
         first.stop()
-        note.unlink()
+        note.remove()
         second = Started(endpoint)
         try:
             assert second.service.token != first.service.token
-            leave_note(second.service)
+            found_by = leave_note(second.service)
             until(lambda: len(second.service.parts.subscriber.peers) == 1, "it is back")
+            assert found_by is not None
+            found_by.remove()
         finally:
             second.stop()
 
@@ -468,18 +471,32 @@ def test_the_note_is_its_owners_and_the_ready_line_tells_no_token(tcp_sidecar: S
         note = leave_note(tcp_sidecar.service)
     finally:
         os.umask(before)
-    assert stat.S_IMODE(note.stat().st_mode) == 0o600
+    assert note is not None
+    assert stat.S_IMODE(note.path.stat().st_mode) == 0o600
     assert token_of(tcp_sidecar.service.endpoint) == tcp_sidecar.service.token
     assert token_of(tcp_sidecar.service.http) == tcp_sidecar.service.token
     assert token_of("tcp://127.0.0.1:1") == ""
     for machine in (True, False):
         assert tcp_sidecar.service.token not in ready_line(tcp_sidecar.service, machine=machine)
+    note.remove()
 
 
 def test_the_note_of_a_dead_sidecar_gives_no_token() -> None:
     dead = RunningSidecar(2**22 - 3, "tcp://127.0.0.1:9", "http://127.0.0.1:9", "old token")
-    write_note(dead)
+    note = Note(dead)
+    assert token_of(dead.http) == "old token", "another container's processes are not seen"
+    note.lock.close()  # as the system does when a process is killed
     assert token_of(dead.http) == ""
+    assert not note.path.exists()
+
+
+def test_sidecars_of_containers_that_share_a_directory_have_a_note_each() -> None:
+    """In each of them, the sidecar may have the same number."""
+    notes = [Note(RunningSidecar(1, f"ipc:///{name}", f"http://{name}", name)) for name in "ab"]
+    assert sorted(each.token for each in running_sidecars()) == ["a", "b"]
+    notes[0].remove()
+    assert [each.token for each in running_sidecars()] == ["b"]
+    notes[1].remove()
 
 
 def command(*arguments: str) -> None:
@@ -499,14 +516,14 @@ def command(*arguments: str) -> None:
 )  # fmt: skip
 def test_a_strange_note_costs_only_itself(content: bytes | None) -> None:
     """None: a pipe, which nobody writes to."""
-    note = write_note(RunningSidecar(os.getpid(), "ipc:///e", "http://h", "token"))
+    note = Note(RunningSidecar(os.getpid(), "ipc:///e", "http://h", "token"))
     strange = runtime_dir() / "1.json"
     if content is None:
         os.mkfifo(strange)
     else:
         strange.write_bytes(content)
     assert [each.pid for each in running_sidecars()] == [os.getpid()]
-    note.unlink()
+    note.remove()
 
 
 def test_explain_reads_the_token_by_itself(
@@ -517,7 +534,8 @@ def test_explain_reads_the_token_by_itself(
         tcp_sidecar.service.graph.apply("e", [BlocksStored(keys, None, 16, "chat")])
     with pytest.raises(RemoteError, match="token"):
         ask(tcp_sidecar.service.http, "/blocks/1/explain")
-    leave_note(tcp_sidecar.service)
+    note = leave_note(tcp_sidecar.service)
+    assert note is not None
     command("explain", "1")
     assert json.loads(capsys.readouterr().out)["session"] == "chat"
     command("explain", "chat", "--url", tcp_sidecar.service.http)
@@ -526,6 +544,7 @@ def test_explain_reads_the_token_by_itself(
     (status,) = json.loads(capsys.readouterr().out)
     assert status["http"] == tcp_sidecar.service.http
     assert tcp_sidecar.service.token not in json.dumps(status)
+    note.remove()
 
 
 def test_rows_beyond_an_engines_pool_are_forgotten(tcp_sidecar: Started) -> None:

@@ -264,7 +264,7 @@ MENDS: Final = (
     Mend("as many layers as an engine tells", "advisor/replay/reader.py", "msgspec.Meta(max_length=MAX_SEGMENTS)", "msgspec.Meta(max_length=1024)", f"{_LAB} -k told_whole"),
     Mend("a pipe is no trace", "advisor/replay/reader.py", "    if path.is_fifo():\n", "    if False:\n", f"{_CLI} -k pipe"),
     Mend("a pipe is no list of engines", "advisor/fleet/command.py", "            check_regular(file)\n", "", f"{_ROUTE}/test_route_service.py -k pipe"),
-    Mend("nobody listens at no address", "advisor/fleet/command.py", "    await check_address(host, port)\n", "", f"{_CLI} -k 'wrong_input or taken'"),
+    Mend("nobody listens at no address", "advisor/fleet/command.py", "        await check_address(host, port)\n", "", f"{_CLI} -k 'wrong_input or taken'"),
     Mend("a chat proxy's address is checked", "advisor/memory/server.py", "    await check_address(host, port)\n", "", f"{_CLI} -k wrong_input"),
     Mend("nobody comes back, nothing is learned", "advisor/replay/prior.py", "    if not whole.returned.any():\n", "    if False:\n", f"{_LAB} -k never_come_back"),
     Mend("a prior's file has the name that was given", "advisor/replay/prior.py", "np.savez_compressed(file, allow_pickle", "np.savez_compressed(out, allow_pickle", f"{_LAB} -k starts_from"),
@@ -273,6 +273,7 @@ MENDS: Final = (
     Mend("an address has a port", "advisor/tools/remote.py", "    return named and url.isprintable() and \" \" not in url", "    return named", f"{_CLI} -k wrong_input"),
     Mend("a pipe names no prefixes", "advisor/precache/prefixes.py", "    check_regular(path)\n    text = read", "    text = read", f"{_CLI} -k pipe"),
     Mend("vectors come from an address", "advisor/memory/command.py", "    if embeddings and not embeddings.startswith", "    if False and not embeddings.startswith", f"{_CLI} -k wrong_input"),
+    Mend("a sidecar's note lasts as long as it runs", "graph/wire/endpoints.py", "            fcntl.flock(number, fcntl.LOCK_EX)\n", "", "tests/advisor/sockets/test_advisor_keys.py -k 'dead_sidecar or containers'"),
     # Engines that are told apart
     Mend("engines behind one endpoint are several", "advisor/config/sections.py", "if at[each.endpoint] == 1 else", "if True else", "tests/advisor/test_config.py -k behind_one"),
     Mend("no engine is followed twice", "advisor/config/sections.py", "if known and (each.topic in known or \"\" in {each.topic, *known}):", "if False:", "tests/advisor/test_config.py -k names_key"),
