@@ -122,4 +122,5 @@ def test_families_call_an_engine_alike_however_long_its_id_is() -> None:
         if "engine" in sample.labels
     }
     assert {name for name, _ in labels} > {"kvgraph_evictions", "kvgraph_shadow_asked_blocks"}
-    assert {engine for _, engine in labels} == {"e" * 64}
+    (called,) = {engine for _, engine in labels}
+    assert len(called) == 64

@@ -31,7 +31,7 @@ from kvgraph.advisor.replay.reader import load_trace
 from kvgraph.advisor.replay.recorder import Recorder
 from kvgraph.advisor.replay.trace import Trace, TraceError
 from kvgraph.graph.types import Authority, SourceLayer
-from kvgraph.graph.wire.events import RequestFinished, RequestStarted, Segment
+from kvgraph.graph.wire.events import MAX_SEGMENTS, RequestFinished, RequestStarted, Segment
 from wire_keys import pack
 
 MOONCAKE: list[dict[str, Any]] = [
@@ -371,7 +371,7 @@ def test_a_part_of_a_trace_keeps_what_was_said_of_it(tmp_path: Path) -> None:
         ({"layers": [["rules", 0, 99]]}, "layers: tokens 0 to 99 of 16"),
         ({"layers": [["rules", -1, 1]]}, "layers"),
         ({"layers": [["rules", 0]]}, "layers"),
-        ({"layers": [["rules", 0, 1]] * 2000}, "layers"),
+        ({"layers": [["rules", 0, 1]] * (MAX_SEGMENTS + 1)}, "layers"),
         ({"tenant": "x" * 2000}, "tenant"),
         ({"tenant": 7}, "tenant"),
     ],

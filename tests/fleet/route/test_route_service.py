@@ -111,7 +111,10 @@ async def test_a_pipe_in_the_place_of_the_list_of_engines_is_not_waited_for(
     file, listed, address = tmp_path / "engines", list[Any](), EngineAddress("http://127.0.0.1:1")
     file.write_text("http://127.0.0.1:1\n")
 
-    async def served(*_: object) -> None:
+    monkeypatch.setattr(route_command, "_REREAD_S", 0.01)
+    monkeypatch.setattr(EngineRoster, "list_again", lambda _, engines: listed.append(engines))
+    rereading = asyncio.create_task(route_command._reread(FleetProxy([address]), file))
+    try:
         await asyncio.sleep(0.05)  # the file was looked at once
         file.unlink()
         os.mkfifo(file)
@@ -120,11 +123,8 @@ async def test_a_pipe_in_the_place_of_the_list_of_engines_is_not_waited_for(
         file.unlink()
         file.write_text("http://b:1\n")
         await soon(lambda: listed[1:])
-
-    monkeypatch.setattr(route_command, "_REREAD_S", 0.01)
-    monkeypatch.setattr(route_command, "serve_at", served)
-    monkeypatch.setattr(EngineRoster, "list_again", lambda _, engines: listed.append(engines))
-    await route_command.serve_route([address], file, "127.0.0.1", 0, None, 30.0)
+    finally:
+        rereading.cancel()
     assert listed == [[address], [EngineAddress("http://b:1")]]
 
 
