@@ -81,7 +81,7 @@ def what_an_adapter_computed_reaches_the_disk(monkeypatch: pytest.MonkeyPatch) -
 MISTAKES = (
     (old_copies_stay, 1), (loads_count_after_a_reset, 1), (a_torn_copy_counts, 1),
     (blocks_of_a_prefetch_are_lost, 1),
-    (what_an_adapter_computed_reaches_the_disk, 2),  # seed 1 meets it after 193 episodes
+    (what_an_adapter_computed_reaches_the_disk, 12),  # most seeds meet it after a hundred episodes
 )  # fmt: skip
 
 
