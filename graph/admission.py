@@ -36,6 +36,8 @@ class Pacing:
     def __init__(self) -> None:
         self._began: float | None = None  # when the last one started; None: its prompt is computed
         self._from = -math.inf
+        self._enough = 0.0  # seconds without any prompt to compute that end any rest
+        self._worked_at = -math.inf  # when a prompt was queued or computed last
         self._free = False
         self._blocks = 0  # of new context, that began then
         self._block_s: float | None = None
@@ -55,18 +57,24 @@ class Pacing:
         """
         return math.inf if self._block_s is None else blocks * self._block_s
 
-    def note_step(self, now: float, free: bool, wasted: float = 0.0) -> None:
+    def note_step(
+        self, now: float, *, free: bool, prefills: bool = False, wasted: float = 0.0
+    ) -> None:
         """Update at each step whether the engine could take another request.
 
         Args:
             free: No request is queued, and the prompt of the last one released has been computed.
+            prefills: A prompt is being computed.
             wasted: Share of what was computed lately that had been computed before.
         """
         self._free = free
+        if prefills or not free:
+            self._worked_at = now
         if free and self._began is not None:
             took = now - self._began
             rest = _REST + _WASTE * max(0.0, wasted - _CALM)
             self._from, self._began = now + rest * took, None
+            self._enough, self._worked_at = _REST * took, now
             block_s = took / self._blocks
             before = block_s if self._block_s is None else self._block_s
             self._block_s = before + _LATEST * (block_s - before)
@@ -76,8 +84,11 @@ class Pacing:
         self._began = None
 
     def may_start(self, now: float, *, hurries: bool) -> bool:
-        """Whether another request may start; ``hurries`` skips the rest between two."""
-        return self._free and (hurries or now >= self._from)
+        """Whether another request may start; ``hurries`` skips the rest between two. A rest is for
+        the turns of others: it is over once there were none for a while.
+        """
+        rested = now >= self._from or now - self._worked_at >= self._enough
+        return self._free and (hurries or rested)
 
 
 _SURELY_KNOWN_S: Final = 1.0
@@ -305,13 +316,15 @@ class HoldingRule:
             self._met, self._ran_at = None, at
 
     def released(
-        self, advice: AdmissionAdvice | None, now: float, *, idle: bool, free: bool
-    ) -> list[tuple[Held, str]]:
+        self, advice: AdmissionAdvice | None, now: float, *, idle: bool, free: bool,
+        prefills: bool = False,
+    ) -> list[tuple[Held, str]]:  # fmt: skip
         """Requests that may start now, in this order, each with its reason (of ``HOLD_ENDS``).
 
         Args:
             idle: The engine has no work but held requests.
             free: No request is queued, and the prompt of the last one released has been computed.
+            prefills: A prompt is being computed, whoever's it is.
 
         If there is no room, a request that was patient starts once no other is queued, and with it
         as many as one step computes with it, as ``Pacing`` allows: a prefill that stands before a
@@ -322,7 +335,8 @@ class HoldingRule:
         self._met = None
         if not idle or not len(self._order):
             self._ran_at = now
-        self._pacing.note_step(now, free, 0.0 if advice is None else advice.wasted)
+        wasted = 0.0 if advice is None else advice.wasted
+        self._pacing.note_step(now, free=free, prefills=prefills, wasted=wasted)
         if advice is None or advice.room_blocks is None:
             return list(self._all("open" if advice is not None else "silence"))
         found = [*self._old(now), *self._fitting(advice)]
@@ -364,7 +378,9 @@ class HoldingRule:
             return [(self._let_go(held), "idle")]
         due = now - _OVERDUE * self._bounds.most_s
         oldest = self._order.oldest()
-        if oldest is None or not self._pacing.may_start(now, hurries=oldest.since <= due):
+        if oldest is None:
+            return []
+        if not self._pacing.may_start(now, hurries=idle or oldest.since <= due):
             return []
         latest = now - self._patience() if self.saturation.is_reached else now
         patient = list(self._patient(latest, due, now))

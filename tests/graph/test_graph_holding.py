@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 
 import pytest
@@ -100,12 +101,39 @@ def test_who_starts_without_room_is_rarer_the_more_is_computed_again(
     said = AdmissionAdvice(1, 0.0, 0, 2, 1, 0.0, wasted=wasted)
     for name in "ab":
         rule.arrives(asks(name, 0.0), said, idle=False, queued=True)
+
+    def starts(now: float) -> int:
+        return len(rule.released(said, now, idle=False, free=True, prefills=True))
+
+    patient = HOLD_PATIENCE_S + 1.0
+    assert starts(patient) == 1
+    assert not starts(patient + 1.0), "it took a second"
+    begin = patient + 1.0 + starts_after
+    assert not starts(begin - 0.15)
+    assert starts(begin) == 1
+
+
+@pytest.mark.parametrize(
+    ("idle", "prefilled", "starts_after"),
+    [(False, 0.0, 0.25), (False, 0.5, 0.75), (True, 0.0, 0.0)],
+)
+def test_a_rest_that_nobody_uses_is_soon_over(
+    rule: HoldingRule, idle: bool, prefilled: float, starts_after: float
+) -> None:
+    """Or an engine whose prompts are all computed again would stand still."""
+    said = AdmissionAdvice(1, 0.0, 0, 2, 1, 0.0, wasted=1.0)
+    for name in "ab":
+        rule.arrives(asks(name, 0.0), said, idle=False, queued=True)
     patient = HOLD_PATIENCE_S + 1.0
     assert len(rule.released(said, patient, idle=False, free=True)) == 1
-    assert not rule.released(said, patient + 1.0, idle=False, free=True), "it took a second"
-    begin = patient + 1.0 + starts_after
-    assert not rule.released(said, begin - 0.15, idle=False, free=True)
-    assert len(rule.released(said, begin, idle=False, free=True)) == 1
+    began = next(
+        after
+        for after in itertools.count(0.0, 0.05)
+        if rule.released(
+            said, patient + 1.0 + after, idle=idle, free=True, prefills=0 < after <= prefilled
+        )
+    )
+    assert began == pytest.approx(starts_after, abs=0.06), "its prompt took a second"
 
 
 def test_the_time_without_work_is_no_part_of_a_prompts(rule: HoldingRule) -> None:

@@ -246,7 +246,10 @@ class Holding:
 
     def _release(self, advice: AdmissionAdvice | None, now: float) -> None:
         queue = self.queue
-        found = self._rule.released(advice, now, idle=queue.idle, free=queue.prefill_idle)
+        found = self._rule.released(
+            advice, now, idle=queue.idle, free=queue.prefill_idle,
+            prefills=len(self._rule) > 0 and queue.prefills,
+        )  # fmt: skip
         for held, reason in found:
             self._log.ended(held, reason, now)
         if found and (advice is None or advice.room_blocks is None):

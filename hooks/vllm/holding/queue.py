@@ -89,6 +89,11 @@ class HoldingQueue:
         # Tokens count as computed once their step is scheduled; only an output token proves it.
         return bool(last.num_output_tokens > 0)
 
+    @property
+    def prefills(self) -> bool:
+        """Whether the prompt of any running request is being computed."""
+        return any(not each.num_output_tokens for each in self._scheduler.running)
+
     def priority_of(self, request: Request) -> int:
         """A request's priority, if this engine goes by it; else its caller's word for nothing."""
         return request.priority if self._goes_by_priority else 0

@@ -273,6 +273,9 @@ MENDS: Final = (
     Mend("an address has a port", "advisor/tools/remote.py", "    return named and url.isprintable() and \" \" not in url", "    return named", f"{_CLI} -k wrong_input"),
     Mend("a pipe names no prefixes", "advisor/precache/prefixes.py", "    check_regular(path)\n    text = read", "    text = read", f"{_CLI} -k pipe"),
     Mend("vectors come from an address", "advisor/memory/command.py", "    if embeddings and not embeddings.startswith", "    if False and not embeddings.startswith", f"{_CLI} -k wrong_input"),
+    Mend("a rest that nobody uses is over", "graph/admission.py", "now >= self._from or now - self._worked_at >= self._enough", "now >= self._from", "tests/graph/test_graph_holding.py -k nobody_uses"),
+    Mend("an engine without work rests for nobody", "graph/admission.py", "hurries=idle or oldest", "hurries=oldest", "tests/graph/test_graph_holding.py -k nobody_uses"),
+    Mend("prompts of others keep a rest up", "hooks/vllm/holding/queue.py", "any(not each.num_output_tokens for", "any(False for", "tests/hooks/vllm/holding/test_hooks_holding.py -k prompt_of_anybody"),
     Mend("a sidecar's note lasts as long as it runs", "graph/wire/endpoints.py", "            fcntl.flock(number, fcntl.LOCK_EX)\n", "", "tests/advisor/sockets/test_advisor_keys.py -k 'dead_sidecar or containers'"),
     # Engines that are told apart
     Mend("engines behind one endpoint are several", "advisor/config/sections.py", "if at[each.endpoint] == 1 else", "if True else", "tests/advisor/test_config.py -k behind_one"),

@@ -24,7 +24,7 @@ from kvgraph_bench.closed.closed_pass import (
     parse_holds,
     scripts,
 )
-from kvgraph_bench.closed.open_paper import Sessions, play_open
+from kvgraph_bench.closed.open_paper import OTHERS, Sessions, answers_per_s, play_open
 from kvgraph_bench.closed.paper_loop import (
     PAPER_ARMS,
     PAPER_HOLD,
@@ -164,3 +164,13 @@ def test_callers_on_paper_are_believed_who_say_where_rules_stand(
         loop.engine.close()
     assert (engine.layers["rules"] > 0) is layered
     assert HINTS not in os.environ
+
+
+@pytest.mark.parametrize("answer", [4, 30])
+def test_texts_that_grow_and_never_fit_are_answered_as_fast_as_by_stock(
+    paper_config: Any, answer: int
+) -> None:
+    """They look like sessions that go on, and all of them are computed again whoever waits."""
+    (growing,) = (replace(each, answer=answer) for each in OTHERS if each.name == "growing")
+    held, stock = (answers_per_s(paper_config, arm, growing) for arm in (PAPER_HOLD, PAPER_STOCK))
+    assert held > stock

@@ -213,6 +213,17 @@ def test_one_who_waits_for_its_user_does_not_keep_the_engine_busy(hall: Hall) ->
     assert held in hall.started
 
 
+def test_the_prompt_of_anybody_who_runs_is_work(hall: Hall) -> None:
+    hall.say(None)
+    hall.ask(4, 1, output=9)
+    hall.engine.step()
+    hall.engine.step()
+    assert not hall.holding.queue.prefills, "its answer is being written"
+    hall.ask(4, 2)
+    hall.engine.scheduler.schedule()
+    assert hall.holding.queue.prefills
+
+
 def test_a_session_larger_than_the_pool_is_not_held(paper: Callable[..., Any]) -> None:
     hall = Hall(paper(shape(blocks=17), clock=Clock()))
     hall.shut()
