@@ -126,6 +126,7 @@ def test_a_rest_that_nobody_uses_is_soon_over(
         rule.arrives(asks(name, 0.0), said, idle=False, queued=True)
     patient = HOLD_PATIENCE_S + 1.0
     assert len(rule.released(said, patient, idle=False, free=True)) == 1
+    assert not rule.released(said, patient + 0.95, idle=False, free=False)
     began = next(
         after
         for after in itertools.count(0.0, 0.05)
