@@ -359,18 +359,20 @@ class CopyDirectory:
         """Return the blocks on disk, least recently used first; safe from another thread."""
         return list(self._cold)
 
-    def run(self, hashes: Sequence[bytes]) -> int:
-        """Return how many of ``hashes``, from the first on without a gap, can be loaded now."""
+    def run(self, hashes: Sequence[bytes], most_reads: int | None = None) -> int:
+        """Return how many of ``hashes``, from the first on without a gap, can be loaded now, with
+        at most so many that have to be read into memory first; None: as many as there is room for.
+        """
         count = self._warm.run(hashes)
         if count == len(hashes) or not (self._cold or self.in_store):
             return count
-        reads = 0
+        reads, most = 0, self.room if most_reads is None else most_reads
         for at in range(count, len(hashes)):
             block_hash = hashes[at]
             if block_hash in self._warm:
                 continue
             reads += 1
-            if reads > self.room or not (block_hash in self._cold or block_hash in self.in_store):
+            if reads > most or not (block_hash in self._cold or block_hash in self.in_store):
                 return at
         return len(hashes)
 

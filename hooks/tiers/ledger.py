@@ -190,6 +190,20 @@ class TierLedger:
             self._dropped(directory.victims(missing, first), Cause.ROOM)
         return min(count, directory.room)
 
+    def make_way(self, chain: Sequence[bytes]) -> None:
+        """Give up copies for what has to be read of ``chain``, those first that the disk has too.
+
+        A load is answered at once, and a write to the disk takes steps: of others, whose turn to
+        leave the memory it would be, the disk gets none. They may be asked for again; these are.
+        """
+        directory = self.directory
+        found = directory.pinned(chain)
+        if (missing := found.count(None) - directory.room) > 0:
+            oldest = directory.victims(2 * missing, ())
+            oldest.sort(key=lambda copy: not directory.is_cold(copy.block_hash))
+            self.give_up(oldest[:missing])
+        directory.unpin_all(filter(None, found))
+
     def begin_copies(self, full_hashes: Sequence[bytes]) -> list[Copy]:
         """Begin copies of blocks, by their hashes with the cache's group id; there must be room."""
         kept_off = self.kept_off_disk

@@ -82,6 +82,47 @@ def test_a_chain_on_a_full_disk_is_read_before_its_records_make_room(served: int
     assert engine.counts.load_failed == 0
 
 
+@pytest.mark.parametrize(("length", "warm"), [(3, 8), (5, 10), (5, 12), (8, 12)])
+def test_a_chain_on_disk_is_read_whole_though_memory_is_full(length: int, warm: int) -> None:
+    engine = Engine(warm=warm, cold=64)
+    for number in range(7):
+        engine.serve(prompt(length, number))
+    wanted = engine.hashes_of(prompt(length, 0))
+    assert all(map(engine.directory.is_cold, wanted))
+    assert engine.directory.run(wanted) < length, "there is room for a part of it"
+    turn = engine.serve(prompt(length, 0))
+    assert (turn.hits, turn.loaded) == (0, length)
+
+
+def test_what_makes_way_for_a_chain_on_disk_is_on_disk_too_if_anything_is() -> None:
+    engine = Engine(warm=2, cold=8)
+    ledger, directory = engine.bridge.ledger, engine.directory
+    only_here, there_too, wanted = engine.hashes_of(prompt(3, 1))
+    directory.complete_all(directory.begin_all([only_here, there_too], (True,)))
+    directory.add_cold(there_too)
+    directory.add_cold(wanted)
+    assert directory.run([wanted]) == 0
+    ledger.make_way([wanted])
+    assert directory.run([wanted]) == 1
+    assert directory.warm_hashes() == [only_here], "though the other was used later"
+
+
+def test_nothing_makes_way_for_a_chain_that_has_to_wait_for_the_pool() -> None:
+    engine = Engine(warm=10, cold=64)
+    for number in range(7):
+        engine.serve(prompt(5, number))
+    blocker = engine.ask(prompt(13, 9))
+    engine.step()
+    before = engine.directory.lost
+    turn = engine.ask(prompt(5, 0))
+    engine.step()
+    assert turn.state == "waiting"
+    assert engine.directory.lost == before
+    engine.end(blocker)
+    engine.finish_loading(turn)
+    assert turn.loaded == 5
+
+
 def test_a_preempted_request_is_loaded_again() -> None:
     engine = Engine(blocks=10)
     turn = engine.ask(prompt(4, 1))
@@ -241,7 +282,7 @@ def test_a_request_that_waits_is_looked_up_once_until_a_copy_is_lost(
     engine.push_out()
     turn = engine.ask(prompt(8, 1))
     run, runs = engine.directory.run, list[int]()
-    monkeypatch.setattr(engine.directory, "run", lambda hashes: runs.append(1) or run(hashes))
+    monkeypatch.setattr(engine.directory, "run", lambda *a, **k: runs.append(1) or run(*a, **k))
     for _ in range(10):
         assert engine.look_up(turn.request, 0) == (8 * BLOCK_SIZE, True)
     assert len(runs) == 1

@@ -81,17 +81,25 @@ class Loader:
         not waited for: a disk may hang, and the blocks can always be computed.
         """
         coming = self._ledger.coming
-        if hashes and coming.get(hashes[0], 0.0) > (now := self._ledger.clock()):
-            self._delayed.setdefault(request_id, now)
+        if hashes and coming.get(hashes[0], 0.0) > (at := self._ledger.clock()):
+            self._delayed.setdefault(request_id, at)
             return None, False
-        count = self._ledger.directory.run(hashes)
+        directory = self._ledger.directory
+        count = with_room = directory.run(hashes)
+        if with_room < len(hashes):
+            there = directory.run(hashes, most_reads=len(hashes))
+            if self.load_victims.fit(there):  # else it does not begin now
+                count = there
         if coming and not coming.keys().isdisjoint(hashes):
             count = next((n for n in range(count) if hashes[n] in coming), count)
         if not count or not self.is_faster(request_id, hashes[:count]):
             self._matches.pop(request_id, None)
             return 0, False
-        self._matches[request_id] = _Match(first, hashes[:count], self._ledger.directory.lost)
-        return count * self._group.block_size, True
+        if count > with_room:
+            self._ledger.make_way(hashes[:count])
+            count = directory.run(hashes[:count])
+        self._matches[request_id] = _Match(first, hashes[:count], directory.lost)
+        return count * self._group.block_size, count > 0
 
     def foresee(self, tokens: int) -> None:
         """Note that a load of so many tokens may be given its blocks next, or that none will."""

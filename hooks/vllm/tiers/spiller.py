@@ -318,9 +318,14 @@ class LoadVictims:
             self._freed = False
             self.prepare(count)
 
+    def fit(self, count: int) -> bool:
+        """Whether the pool has so many blocks for a load."""
+        free: int = self._pool.get_num_free_blocks()
+        return count <= free
+
     def prepare(self, count: int) -> None:
         """Note that a load is given the next ``count`` blocks, if there are so many."""
-        self._count = count if count <= self._pool.get_num_free_blocks() else 0
+        self._count = count if self.fit(count) else 0
         self.look()
 
     def look(self) -> None:
