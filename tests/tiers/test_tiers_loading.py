@@ -94,6 +94,16 @@ def test_a_chain_on_disk_is_read_whole_though_memory_is_full(length: int, warm: 
     assert (turn.hits, turn.loaded) == (0, length)
 
 
+def test_of_a_chain_on_disk_no_more_is_read_than_memory_holds() -> None:
+    engine = Engine(blocks=65, warm=12, cold=64)
+    for block_hash in engine.hashes_of(prompt(20, 0)):
+        engine.directory.add_cold(block_hash)
+    turn = engine.ask(prompt(20, 0))
+    for taken in (0, 60):
+        engine.pool.get_new_blocks(taken)
+        assert engine.look_up(turn.request, 0) == (12 * BLOCK_SIZE, True)
+
+
 def test_what_makes_way_for_a_chain_on_disk_is_on_disk_too_if_anything_is() -> None:
     engine = Engine(warm=2, cold=8)
     ledger, directory = engine.bridge.ledger, engine.directory

@@ -87,15 +87,13 @@ class Loader:
         directory = self._ledger.directory
         count = with_room = directory.run(hashes)
         if with_room < len(hashes):
-            there = directory.run(hashes, most_reads=len(hashes))
-            if self.load_victims.fit(there):  # else it does not begin now
-                count = there
+            count = directory.run(hashes, most_reads=directory.warm_capacity)
         if coming and not coming.keys().isdisjoint(hashes):
             count = next((n for n in range(count) if hashes[n] in coming), count)
         if not count or not self.is_faster(request_id, hashes[:count]):
             self._matches.pop(request_id, None)
             return 0, False
-        if count > with_room:
+        if count > with_room and self.load_victims.fit(count):  # else it cannot begin yet
             self._ledger.make_way(hashes[:count])
             count = directory.run(hashes[:count])
         self._matches[request_id] = _Match(first, hashes[:count], directory.lost)
