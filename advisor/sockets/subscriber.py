@@ -72,6 +72,7 @@ _REST: Final = 10.0  # seconds between two listings per second that the last one
 _STEADY_S: Final = 10.0  # synced for this long: the next loss is by chance; chosen
 _UNKNOWN: Final = 256  # identities whose last answer is remembered; chosen
 _LOST: Final = 16  # engines that went are remembered, the last ones; chosen
+_LAST_LOOK_MS: Final = 50  # at what arrives, before an engine is called silent; chosen
 
 
 @dataclass(slots=True)
@@ -213,6 +214,10 @@ class EventSubscriber:
             return []
         oldest = self._emptied_at - self._timeout_s
         gone = [peer for peer in self._peers.values() if peer.last_seen <= oldest]
+        # A process that got no CPU for a while may run this thread before the one that reads what
+        # arrived from the wire.
+        if gone and self._socket.poll(_LAST_LOOK_MS):
+            return []
         return self._forget(gone, "silent")
 
     def drop_disconnected(self, identities: set[bytes]) -> list[str]:

@@ -59,6 +59,19 @@ class Engine:
         return bool(self.socket.poll(50))
 
 
+class NotReadYet:
+    """A socket with messages that its first read does not find."""
+
+    def __init__(self, socket: zmq.Socket[bytes]) -> None:
+        self._socket = socket
+
+    def recv_multipart(self, flags: int) -> list[bytes]:
+        raise zmq.Again
+
+    def poll(self, milliseconds: int) -> int:
+        return int(self._socket.poll(milliseconds))
+
+
 class Bench:
     """A subscriber on a real ROUTER, with a clock that only tests move."""
 
@@ -231,6 +244,23 @@ def test_nobody_is_judged_silent_while_messages_wait(bench: Bench) -> None:
     assert bench.subscriber.expire() == []
     bench.receive(2)
     assert bench.subscriber.expire() == []
+
+
+def test_nobody_is_judged_silent_whose_messages_are_still_on_the_wire(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that got no CPU wakes: its socket looks empty until ZeroMQ's thread runs too."""
+    engine = bench.greeted()
+    bench.clock.now += 60
+    engine.send(1, [PRESSURE])
+    assert bench.router.poll(5000)
+    with monkeypatch.context() as patch:
+        patch.setattr(bench.subscriber, "_socket", NotReadYet(bench.router))
+        assert list(bench.subscriber.receive(1)) == []
+        assert bench.subscriber.expire() == []
+    bench.receive(1)
+    assert bench.subscriber.expire() == []
+    assert bench.subscriber.peers[0].synced
 
 
 def test_engines_beyond_the_capacity_are_refused_and_counted() -> None:

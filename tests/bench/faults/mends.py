@@ -106,6 +106,7 @@ MENDS: Final = (
     Mend("an adapter's blocks stay off the disk", "hooks/vllm/observer.py", "            self._adapted(unpack(pack_run(request.block_hashes, first, end, self._group.scale)))", "            pass", "tests/tiers/test_tiers_spilling.py -k adapter"),
     Mend("what a load reads makes room last", "hooks/vllm/tiers/loader.py", "    directory.reads(hashes)\n", "", "tests/tiers/test_tiers_loading.py -k full_disk"),
     Mend("a full memory makes way for a chain on disk", "hooks/vllm/tiers/loader.py", "            self._ledger.make_way(hashes[:count])\n", "", "tests/tiers/test_tiers_loading.py -k chain_on_disk"),
+    Mend("what is on the wire is a sign of life", "advisor/sockets/subscriber.py", "if gone and self._socket.poll(_LAST_LOOK_MS):", "if False:", f"{_SUBSCRIBER} -k on_the_wire"),
     Mend("nothing makes way for who waits", "hooks/vllm/tiers/loader.py", " and self.load_victims.fit(count):  # else", ":  # else", "tests/tiers/test_tiers_loading.py -k has_to_wait"),
     Mend("what the disk has too makes way first", "hooks/tiers/ledger.py", "            oldest.sort(key=lambda copy: not directory.is_cold(copy.block_hash))\n", "", "tests/tiers/test_tiers_loading.py -k makes_way"),
     Mend("a load that nobody ordered fails", "hooks/vllm/tiers/bridge.py", "self._broken.append(_broken_load(request, blocks))", "pass", _FAULTS),
