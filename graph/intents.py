@@ -35,7 +35,7 @@ class Verdict(StrEnum):
     CLIPPED = "clipped"  # to a bound, or to the blocks that there are
     DEFERRED = "deferred"  # it will be done, as room or time allows
     REJECTED = "rejected"
-    MISSING = "missing"  # there is nothing that it could be done to
+    MISSING = "missing"  # no block or session that it names is known
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,7 @@ class Evidence:
     spread: float = 0.0
 
     def note(self, difference: int, fade: float) -> None:
-        """Add a request in which the policy found so many blocks more; everything noted before
+        """Add a request in which the policy found ``difference`` more blocks; earlier evidence
         counts ``fade`` times, in [0, 1].
         """
         self.ahead = self.ahead * fade + difference
@@ -53,7 +53,7 @@ class PolicySelector:
     changes: int = 0  # how often either took over from the other
     decided: bool = False  # whether either ever did, also before the pool was emptied
     since: Evidence = field(default_factory=Evidence)  # the evidence since then
-    ever: Evidence = field(default_factory=Evidence)  # all evidence, whoever ranked
+    ever: Evidence = field(default_factory=Evidence)  # all evidence, under either order
     asked: float = 0.0  # blocks of the requests that it comes from; fades alike
 
     @property

@@ -430,7 +430,7 @@ class _Draft:
             flat, ends = blocks.tolist(), starts.tolist()
             chains = [flat[a:b] for a, b in pairwise(ends)]
             session = infer_sessions(chains, full.tolist(), len(self._links))
-        else:  # whom nobody named among others who were is a session of its own
+        else:  # a request without a name, among named ones, is a session of its own
             unnamed = np.flatnonzero(session < 0)
             session[unnamed] = len(self._session_rows) + np.arange(len(unnamed), dtype=np.int32)
         return Trace(

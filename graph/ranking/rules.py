@@ -34,7 +34,7 @@ class Limit(IntEnum):
     """What bounds how many blocks are kept whatever scores say."""
 
     NONE = 0
-    INFERRED = 1  # all of what nobody said, together
+    INFERRED = 1  # all inferred layers together
     TENANT = 2  # the share of one named tenant
     ALL = 3  # the share of the pool
 
@@ -77,7 +77,7 @@ def limited_by(
 
     Args:
         protected: bool ``[len(picked)]``: which of them a protected layer names.
-        leased: bool ``[len(picked)]``: which of them somebody leased.
+        leased: bool ``[len(picked)]``: which of them a lease keeps.
         there: bool ``[len(picked)]``: which of them are in the pool; None: all.
     """
     limits = np.zeros(len(picked), dtype=np.uint8)

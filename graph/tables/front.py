@@ -124,7 +124,7 @@ class Front(BlockTable):
     def _unwritten(self, name: str, count: int) -> npt.NDArray[Any]:
         """A rare column that nobody had written when the rows were copied: one value for all."""
         column: npt.NDArray[Any] = getattr(self._source, name)
-        if column.flags.writeable:  # somebody has since
+        if column.flags.writeable:  # it was written since
             return np.broadcast_to(self._declared[name].fill, count)
         return column[:count]
 

@@ -53,8 +53,8 @@ class Slots:
 
 _MIN_SLOTS: Final = 1024  # slots; chosen
 _FULL: Final = 0.625  # share of used slots beyond which the map is rebuilt; chosen
-# A map of so many slots takes long to rebuild, and is rebuilt ahead of need, part by part, from
-# this share on; so many slots are a part. All chosen.
+# A map of this many slots takes long to rebuild, so it is rebuilt ahead of need, part by part, from
+# this share on, in parts of this many slots. All chosen.
 _MANY_SLOTS: Final = 1 << 17
 _NEARLY_FULL: Final = 0.59375
 _PART: Final = 1 << 16

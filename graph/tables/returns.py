@@ -329,7 +329,7 @@ class SessionOutlook(SessionColumns):
         self._reached[_place(turns + 1)] += 1
 
     def note_end(self, row: int) -> None:
-        """Note that one more session was said to be over after as many turns as this row counts."""
+        """Note that one more session was said to be over, after as many turns as this row has."""
         if turns := self.turns.item(row):
             self._ended[_place(turns)] += 1
 
@@ -340,5 +340,5 @@ class SessionOutlook(SessionColumns):
 
 
 def _place(turns: int) -> int:
-    """Where sessions with so many turns are counted."""
+    """The index at which sessions with this many turns are counted."""
     return min(turns - 1, len(RETURN_PRIOR))

@@ -101,8 +101,8 @@ class LinkState:
 
     Args:
         endpoint: The sidecar's, for the log.
-        absent_s: Without a connection for so many seconds, it counts as absent.
-        silent_s: Without a message for so many seconds, it counts as silent.
+        absent_s: Seconds without a connection after which it counts as absent.
+        silent_s: Seconds without a message after which it counts as silent.
         refused_s: Seconds until one that refused this engine is asked again.
         clock: Monotonic seconds.
     """

@@ -55,7 +55,7 @@ class CoreDemand(PromptDemand):
         self._core.looked_up(request.request_id, needs, has, to_load // size)
 
     def cached(self, cached: Any) -> None:
-        """Nobody tells: the core hears itself what is computed."""
+        """Does nothing: the core itself sees what is computed."""
 
     def finished(self, request_id: str) -> None:
         self._core.finished(request_id)
@@ -73,7 +73,7 @@ class CoreMeter(PrefillMeter):
         return self._core.tokens_per_s
 
     def stepped(self, tokens: int, running: dict[str, Any], now: float) -> None:
-        """Nobody tells: it is part of the core's step."""
+        """Does nothing: this is part of the core's step."""
 
 
 def new_demand(index: BlockIndex, group: ObservedGroup) -> PromptDemand:

@@ -61,8 +61,8 @@ LONGEST_S: Final = 10.0  # what lies longer apart is no step but a pause; chosen
 class PrefillMeter:
     """Running mean of the tokens per second of steps that do not only decode.
 
-    Nobody tells a connector without workers when a step is over. But while a request goes on, the
-    next step is scheduled as soon as a step is over: what lies between two is what one took.
+    vLLM does not tell a connector without workers when a step is over. But while a request goes on,
+    the next step is scheduled as soon as one is over: the time between two is what one took.
 
     Args:
         behind: Steps that are under way while another is scheduled: 1 with asynchronous

@@ -50,7 +50,7 @@ class CoreVictims(Victims):
         return self._core.last
 
     def add(self, found: FoundBlocks) -> None:
-        """Follow blocks that somebody else than the core laid behind the last one."""
+        """Follow blocks that code outside the core put behind the last one."""
         self._core.add(found.ids.tolist(), found.hashes)
 
     def drop_taken(self) -> None:

@@ -25,7 +25,7 @@ class Victims:
     """Follows blocks that stand one behind the other, while a step takes them from the front.
 
     A block that is free, with the hash that it was laid with, stands where it was laid, unless
-    somebody moved it: whoever does that says so (``forget``). All work is done on many at once: a
+    it was moved, and code that moves it says so (``forget``). All work is done on many at once: a
     step of 16k tokens takes a thousand.
     """
 

@@ -66,7 +66,7 @@ class IdleEngine:
         self._loop, self._wake = loop, lambda: queue.put_nowait(nothing)
 
     def unbind(self) -> None:
-        """Note that nobody takes orders any more: no step is due from now on."""
+        """Stop waking the engine: orders are not taken any more."""
         self._loop = self._wake = None
         self._refusal = ""
 
