@@ -1,4 +1,4 @@
-"""The graph's compiled loops, ``kvgraph._graph``, or words about what is missing."""
+"""The graph's compiled loops, ``kvgraph._graph``, or a stand-in that raises what is missing."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ class Batch(NamedTuple):
     weight: Floats
 
     def part(self, which: slice) -> Batch:
-        """Some of them."""
+        """Return the rows in ``which``."""
         return Batch(
             self.features[which], self.age[which], self.returned[which], self.weight[which]
         )

@@ -107,7 +107,7 @@ class ToolBook:
         return number
 
     def _least_known(self) -> int:
-        """The oldest of many tools of which next to nothing is known, else the least known."""
+        """Of many tools with few known pauses the oldest, else the one with the fewest."""
         while len(self._untried) > _TRIALS:
             tool = self._untried.popleft()
             if self._stats[tool][0] < _FEW:

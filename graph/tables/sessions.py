@@ -21,7 +21,7 @@ from .returns import SessionOutlook
 
 # Which session rows are reused next: those of the sessions quiet for longest.
 
-_BATCHES: Final = 256  # in which a whole table is chosen; chosen
+_BATCHES: Final = 256  # a whole table is reused in this many batches; chosen
 _NONE: Final[Rows] = np.empty(0, dtype=np.int32)
 
 

@@ -1,7 +1,7 @@
-"""``CoreSteps``: an engine's step, of which the compiled core does all that is the same in each.
+"""``CoreSteps``: does in the compiled core what is the same in every step of an engine.
 
-Python decides as before, and the core knows by what nothing is to be decided: what nobody disturbed
-since the last step stands. Then a step is one call.
+Decisions stay in Python. The core recognises a step in which there is nothing to decide, because
+nothing has changed since the last one. Such a step is one call.
 """
 
 from __future__ import annotations

@@ -138,7 +138,7 @@ class CoreWindow(Window):
         return self._due
 
     def find_anchor(self, known_of: float) -> KVCacheBlock | None:
-        """The last victim that stands where such a ranking left it."""
+        """As ``Window.find_anchor``."""
         return self._core.anchor(known_of)
 
     def lay(self, place: KVCacheBlock, known_of: float, least: int) -> None:

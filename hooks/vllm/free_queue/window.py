@@ -247,8 +247,8 @@ class Window:
 
     @property
     def holds_enough(self) -> bool:
-        """Whether no more victims are due, and no step takes more than there are; forgets those
-        that are gone.
+        """Whether the victims laid so far suffice for the next step, and no more are due; forgets
+        those that are gone.
         """
         return not self._due and self.still_suffices() and not self._is_low(len(self._victims))
 
@@ -275,8 +275,8 @@ class Window:
         return not self._due
 
     def find_anchor(self, known_of: float) -> KVCacheBlock | None:
-        """The last victim, if it stands at the head still, where a ranking that knows the events
-        before ``known_of`` left it.
+        """The last victim that was not used since ``known_of``, the time up to which the ranking
+        knows events; forgets those behind it.
         """
         victims, freed_at = self._victims, self._index.freed_at
         while len(victims):
