@@ -228,10 +228,6 @@ class KVCacheGraph:
         """The edges at a block: other node, type, direction and weight."""
         return views.neighbors(self.tables, row_of(self.tables, key))
 
-    def subgraph(self, key: BlockKey, hops: int = 1, limit: int = 200) -> dict[str, Any]:
-        """Blocks within ``hops`` of a block, as node-link data; at most ``limit`` nodes."""
-        return views.subgraph(self.tables, row_of(self.tables, key), hops, limit)
-
     def explain(
         self, key: BlockKey, known: Mapping[str, EvictionRanking] | None = None
     ) -> dict[str, Any]:
