@@ -326,14 +326,11 @@ def beyond_share(view: View) -> Rows:
     return np.asarray(resident.rows[limits_of_kept(view, resident) != Limit.NONE])
 
 
-def limits_of_kept(
-    view: View, picked: Selection, there: Mask | None = None
-) -> npt.NDArray[np.uint8]:
-    """uint8 ``[len(picked)]``: the ``Limit`` beyond which each block is that is protected or
-    leased; ``there`` as in ``limited_by``.
+def limits_of_kept(view: View, picked: Selection) -> npt.NDArray[np.uint8]:
+    """uint8 ``[len(picked)]``: the ``Limit`` beyond which each protected or leased block is; all of
+    ``picked`` are in the pool.
     """
-    protected, leased = is_protected(view, picked), is_pinned(view, picked)
-    return limited_by(view, picked, protected, leased, there)
+    return limited_by(view, picked, is_protected(view, picked), is_pinned(view, picked))
 
 
 RULES: Final = (

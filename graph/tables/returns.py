@@ -242,16 +242,16 @@ class SessionOutlook(SessionColumns):
         present[sessions] = True
         return present[:-1].nonzero()[0].astype(np.int32)
 
-    def return_probability(self, rows: Rows | slice = np.s_[:]) -> npt.NDArray[np.float64]:
-        """float64 ``[n]``: P(another turn) of these sessions, from their turns so far.
+    def return_probability(self) -> npt.NDArray[np.float64]:
+        """float64 ``[size]``: P(another turn) of each session, from its turns so far.
 
         The share of sessions that continued after as many turns, learned as they come, with
         ``RETURN_PRIOR`` as the prior. A caller who names sessions may say which are over: for a
         session that is named, those that callers ended do not count.
         """
         reached, went_on = self._reached[:-1], self._reached[1:]
-        is_named = ~self.inferred[: self.size][rows]
-        turns = np.clip(self.turns[: self.size][rows] - 1, 0, len(RETURN_PRIOR) - 1)
+        is_named = ~self.inferred[: self.size]
+        turns = np.clip(self.turns[: self.size] - 1, 0, len(RETURN_PRIOR) - 1)
         counted = reached[turns] - is_named * self._ended[turns]
         learned = went_on[turns] + _PRIOR_STRENGTH * RETURN_PRIOR[turns]
         return np.asarray(np.minimum(learned / (counted + _PRIOR_STRENGTH), 1.0))
