@@ -62,8 +62,8 @@ class PolicySelector:
         return 100.0 * self.ever.ahead / self.asked if self.asked else 0.0
 
     def note(self, difference: int, walked: int) -> None:
-        """Note that the policy found so many blocks more than LRU in a request of ``walked``
-        blocks.
+        """Note a request of ``walked`` blocks in which the policy found ``difference`` more than
+        LRU.
         """
         fade = fading(walked, self.capacity)
         self.since.note(difference, fade)

@@ -202,10 +202,10 @@ _SCHEDULED: Final = (SessionState.RUNNING, SessionState.WAITING_FOR_TOOL)
 def prefetch_candidates(view: View, n: int, active: Rows) -> Rows:
     """int32 ``[≤ n]``: rows with a copy and out of the engine's pool, best first.
 
-    Blocks of which somebody says that they will be asked for come first, then those of due
-    sessions, whole sessions, the earliest return first. Then come blocks that usually follow the
-    blocks in use, or are attended with them. A block is listed only if all blocks before it in its
-    chain are in the pool or earlier in the list.
+    Blocks that a caller announced come first, then those of due sessions, session by session, the
+    earliest return first. Then come blocks that usually follow the blocks in use, or are attended
+    with them. A block is listed only if all blocks before it in its chain are in the pool or
+    earlier in the list.
 
     Args:
         view: Of the engine whose copies and pool are meant.

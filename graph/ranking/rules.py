@@ -301,11 +301,10 @@ def is_pinned(view: View, picked: Selection) -> Mask:
 
 
 def is_protected(view: View, picked: Selection) -> Mask:
-    """Whether the block's layer is protected, and a session is likely to ask for it again; where
-    an operator says how much is kept, whether any session may.
+    """Whether the block's layer is protected, and a session is likely to ask for it again. Where
+    an operator sets the share that is kept, a session that is not over suffices.
 
-    Of a block of which nobody said which layer it is: whether it was used more than once, too,
-    where such may be protected.
+    A block whose layer was only inferred must also have been used more than once.
     """
     protected = np.take(layer_mask(view.rules.protected_layers), picked.of(view.blocks.layer))
     if not protected.any():

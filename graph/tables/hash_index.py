@@ -138,8 +138,8 @@ class HashIndex:
         self, keys: Keys, take: Callable[[int], Rows], alive: Mask = _NONE
     ) -> tuple[Rows, Mask]:
         """The row of each key (repeats allowed), int32 ``[n]``, after adding those that are not in
-        the map, and a bool ``[n]`` that is true where the key was added. ``take`` gives rows for so
-        many new keys, in the order in which those first appear. ``alive``, bool ``[capacity]``,
+        the map, and a bool ``[n]`` that is true where the key was added. ``take(n)`` gives rows for
+        ``n`` new keys, in the order in which those first appear. ``alive``, bool ``[capacity]``,
         marks the rows in use, where keys that come together are likely to have consecutive ones.
         """
         keys = np.ascontiguousarray(keys)

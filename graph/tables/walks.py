@@ -73,7 +73,7 @@ class Prompts:
 
 
 class RegretBook:
-    """Counts by residency column, since each engine's start."""
+    """Counts prompt blocks, and those computed again, per engine since its start."""
 
     def __init__(self) -> None:
         self._engines: dict[int, Prompts] = {}

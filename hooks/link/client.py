@@ -201,8 +201,8 @@ class ClientOptions:
     heartbeat_s: float = 0.4  # under the 0.5 s that the sidecar is promised
     max_stale_s: float = 2.0
     protect_stale_s: float = 60.0  # how long protection outlives the sidecar's last message
-    absent_s: float = 2.0  # after so long without a connection, nothing is kept for the sidecar
-    silent_s: float = 5.0  # after so long without advice, one warning
+    absent_s: float = 2.0  # without a connection: then nothing is kept for the sidecar
+    silent_s: float = 5.0  # without advice: then one warning
     resync_gap_s: float = 0.2  # the shortest time between two resyncs
     refused_s: float = 30.0  # pause after a sidecar refused us
 

@@ -162,7 +162,7 @@ class TierLedger:
         self.kept_off_disk: set[int] = set()
         # How many tokens of each approximate request that runs are exact, by its id.
         self.exact: dict[str, int] = {}
-        # Keys of blocks that are worth a copy whatever the sidecar considers, oldest first.
+        # Keys of blocks that get a copy even if the sidecar does not ask for one, oldest first.
         self.wanted: dict[int, None] = {}
         self.clock = clock
         self._emit = emit

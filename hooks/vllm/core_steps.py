@@ -35,7 +35,7 @@ DECIDES: Final = _TAKE | ARRANGE
 
 
 class CoreDemand(PromptDemand):
-    """The same, counted by the compiled core, which hears itself what is computed."""
+    """A ``PromptDemand`` counted by the compiled core, which sees itself what is computed."""
 
     def __init__(self, core: Core, block_size: int, groups_take: int) -> None:
         self._core, self._block_size, self._groups_take = core, block_size, groups_take

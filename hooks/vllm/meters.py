@@ -24,8 +24,8 @@ class UrgentFlush:
 
     That is after a step once ``PRESSING_SHARE`` of the pool was stored since the last time: the
     next victims should be chosen with these blocks known. It is also when the last running request
-    ends after as much: the next request may come at once, and should find advice that knows how
-    this one ended.
+    ends and as much was stored since: the next request may come at once, and should find advice
+    that knows how this one ended.
     """
 
     def __init__(self, pool_blocks: int, tell: Callable[[], None]) -> None:

@@ -85,8 +85,8 @@ class LateChanges:
         self._events = events
 
     def events(self) -> list[AnyEvent]:
-        """Take what is told of the changes; they are in the index from then on.
-        Raises what stopped them.
+        """Turn the noted changes into events; from then on the index has them.
+        Raises the error that stopped an earlier change.
         """
         self._reporter.catch_up()  # in their order, also where older ones are never told
         events, self._events = self._events or [], []

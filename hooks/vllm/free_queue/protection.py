@@ -66,8 +66,8 @@ class ProtectedKeys:
 
     def adopt(self, ranking: EvictionRanking | None, linked_since: float) -> bool:
         """Protect what ``ranking`` protects from now on, nothing if it is None; returns whether
-        that changes. What the last ranking protected and the first one after ``linked_since`` does
-        not stays protected for as long as what no sidecar knows.
+        that changes. After a new link, what the last ranking protected and the first new one does
+        not stays protected for a while, like statements that no sidecar knows.
         """
         keys = _NO_KEYS if ranking is None else ranking.protected
         if keys is self._keys:

@@ -139,7 +139,7 @@ def move_behind(place: KVCacheBlock, blocks: Sequence[KVCacheBlock]) -> int:
 MAX_WINDOW: Final = 4096  # blocks; chosen
 LEAST_AHEAD: Final = 512  # victims where copies are made ahead, however few a step takes; chosen
 _SPARE: Final = 64  # victims beyond what the next step can take: one pass looks at as many; chosen
-_STEPS_SPARE: Final = 4  # as large as those of late, which such victims last for; chosen
+_STEPS_SPARE: Final = 4  # recent steps that these victims suffice for; chosen
 AT_ONCE: Final = 256  # victims that a step lays at least, if more are due; chosen
 REACH_STEP: Final = 16  # blocks: one request more is no reason to look again; chosen
 FADE: Final = 0.98  # what the largest step of late counts, one step later; chosen
@@ -175,7 +175,7 @@ class Window:
         self._pool = pool
         self._index = index
         self._stated = stated
-        self._followed = self._order = _NO_KEYS  # of its keys, those that are left to look for
+        self._followed = self._order = _NO_KEYS  # the ranking's keys that are still to be looked up
         self._holders: BlockIds | None = None  # numbers of the blocks that held these keys
         self._next = 0  # place in the order of the next victim
         self._victims = Victims(len(pool.blocks))

@@ -148,7 +148,7 @@ class PromisedLoads:
 
 
 class NoPromisedLoads:
-    """What is known of loads under way where vLLM's book of requests is not to be had."""
+    """Stands for the promised loads where vLLM's table of requests cannot be read."""
 
     def __init__(self, loader: Loader, prefetcher: Prefetcher) -> None:
         self._loader = loader

@@ -51,7 +51,7 @@ class CopyLead:
     def __init__(self, now: float) -> None:
         self.step = self.load = 0.0
         self.steps = 0
-        self._seen_at, self._late = now, 0.0  # late: steps from a spill's to its end's, a mean
+        self._seen_at, self._late = now, 0.0  # late: steps that a spill takes, mean
 
     def stepped(self, taken: int, loads: int, now: float) -> None:
         """Note that a step took ``taken`` blocks to compute, and ``loads`` for loads."""
