@@ -87,7 +87,6 @@ def test_rankings_name_blocks_as_their_engine_does(world: World) -> None:
         assert set(ranking.order.tolist()) == keys
         assert set(ranking.spill_first.tolist()) <= keys
         assert set(world.graph.suggest_eviction(100, engine)) == keys
-        assert set(world.graph.select_spill_candidates(100, engine)) <= keys
     assert world.graph.rank("a", 100).order.tolist() == [14, 13, 12, 11]  # a chain, its tail first
 
 
@@ -110,7 +109,7 @@ def test_copies_are_ordered_back_by_the_engines_own_keys(world: World) -> None:
     assert len(world.graph.tables.blocks) == 7
 
 
-def test_active_keys_are_those_of_the_engine_that_asks(world: World) -> None:
+def test_what_follows_blocks_in_use_comes_back_by_its_engines_keys(world: World) -> None:
     blocks = world.graph.tables.blocks
     world.graph.tables.sessions.end(world.graph.tables.sessions.rows_named("a")[0])
     for n in range(3):  # others walk the same chain, so that what follows 11 is what comes next
@@ -118,7 +117,9 @@ def test_active_keys_are_those_of_the_engine_that_asks(world: World) -> None:
     world.tell("a", BlocksSpilled(pack(14), int(Tier.WARM), 1), BlocksRemoved(pack(14)))
     world.now += 10_000
     blocks.hit_count[:] = 1  # worth a copy, though nobody is expected back
-    assert world.graph.suggest_prefetch([13], 5) == [14]
+    assert world.graph.prefetch_order("a", 5).tolist() == []
+    world.tell("a", started("now", *KEYS, session="new"))
+    assert world.graph.prefetch_order("a", 5).tolist() == [14]
 
 
 def test_signals_of_attention_confidence_and_embeddings_reach_the_right_model(world: World) -> None:
