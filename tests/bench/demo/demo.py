@@ -263,8 +263,8 @@ class DemoRun:
         return path
 
 
-def print_report(result: DemoResult) -> None:
-    console = Console()
+def print_report(result: DemoResult, console: Console | None = None) -> None:
+    console = console or Console()
     console.print(report_table(result))
     console.print(
         f"{USERS} recorded coding agents on {result.made_by}, in {result.pool} blocks. Every arm "
