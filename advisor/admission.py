@@ -90,10 +90,10 @@ _FALL: Final = 0.15  # of the limit, for a pool's worth of asked blocks
 _RISE: Final = 0.05  # of the pool, for as much
 _LEAST, _MOST = 0.5, 1.1  # bounds of the limit, in pools
 _CALM_POOLS: Final = 3.0  # asked so long with room to spare: opens
-_USELESS: Final = 0.8  # of the asked blocks: if so many are computed again although it is closed …
-_FEW: Final = 0.1  # of a pool: with less computed lately, its waste counts as of so much
-_TRIAL_POOLS: Final = 4.0  # … and so much was asked while requests were held, it opens …
-_BARRED_POOLS: Final = 32.0  # … until so much more was asked: twice as much after each such time
+_USELESS: Final = 0.8  # of the asked blocks: if more are computed again while a limit holds …
+_FEW: Final = 0.1  # of a pool: waste is a share of at least this many computed blocks
+_TRIAL_POOLS: Final = 4.0  # … for so many pools of prompts under a limit, it is lifted …
+_BARRED_POOLS: Final = 32.0  # … for so many pools of prompts; twice as many after each such time
 _MOST_FAILED: Final = 6  # such times that are counted
 
 
@@ -152,7 +152,7 @@ class Valve:
             return
         self._closed += new if waits is not False else 0
         if self._closed > _TRIAL_POOLS * self.pool and self.regret > _USELESS:
-            # Contexts are lost whoever waits: pauses are too long, or sessions too many.
+            # Holding requests saves nothing: pauses are too long, or sessions too many.
             self.limit, self._barred = None, _BARRED_POOLS * self.pool * 2.0**self._failed
             self._failed = min(self._failed + 1, _MOST_FAILED)
             return

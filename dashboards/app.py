@@ -26,7 +26,6 @@ _CONTENTS: Final = {
     "/status": "engines, sessions, counters",
     "/metrics": "the same for Prometheus",
     "/blocks/KEY/explain": "why a block ranks where it does; needs the token",
-    "/blocks/KEY/subgraph": "what is around a block; needs the token",
     "/sessions/NAME/explain": "what a session does and holds; needs the token",
     "/memories/ID/explain": "who recalls a memory, and which blocks hold it; needs the token",
     "/waiting": "requests that engines hold until there is room; needs the token",

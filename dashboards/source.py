@@ -85,7 +85,7 @@ class SidecarStatus:
 
 
 class StatusSource(Protocol):
-    """How the sidecar is; thread-safe. Raises BusyError while the graph is busy."""
+    """The sidecar's state; thread-safe. Methods raise BusyError while the graph is busy."""
 
     def is_healthy(self) -> bool:
         """Whether the loop turns and all rankings are fresh."""

@@ -50,7 +50,6 @@ PLAIN: Final = {
     "/status": "engines, sessions and counters, as `kvgraph status --json` prints them",
     "/metrics": "[metrics](metrics.md) for Prometheus",
     "/blocks/{key}/explain": "why a block ranks where it does, as `kvgraph explain` says it",
-    "/blocks/{key}/subgraph": "what is around a block, as node-link JSON",
     "/waiting": "requests that engines hold until there is room",
     "/sessions/{name}/explain": "what a session does and holds",
     "/memories/{name}/explain": "who recalls a memory, and which blocks hold it",

@@ -1,4 +1,4 @@
-"""The graph's compiled loops, ``kvgraph._graph``, or words about what is missing."""
+"""The graph's compiled loops, ``kvgraph._graph``, or a stand-in that raises what is missing."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ else:
         _WHY = str(error)
 
         class _Missing:
-            """Says so to whoever asks for a loop: what needs none of them goes on."""
+            """Raises when a compiled loop is used; code that uses none still works."""
 
             def __getattr__(self, name: str) -> NoReturn:
                 raise CompiledPartMissingError(

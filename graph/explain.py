@@ -15,7 +15,7 @@ from .ranking.order import RankingSources, places, who_ranks
 from .ranking.policy import View, terms_of
 from .ranking.rules import beyond_share, is_superseded, standings
 from .tables.blocks import DEFAULT_LAYER, Selection, known_depth, salt_of
-from .tables.edges import BLOCK_TO_BLOCK, Edge, EdgeStore
+from .tables.edges import Edge, EdgeStore
 from .tables.sessions import MemoryFacts
 from .tables.tables import Tables
 from .types import (
@@ -175,36 +175,6 @@ def neighbors(tables: Tables, row: int) -> list[dict[str, Any]]:
     return found
 
 
-def subgraph(tables: Tables, row: int, hops: int, limit: int) -> dict[str, Any]:
-    """Node-link data (networkx's format) of the blocks within ``hops`` edges of a row."""
-    rows = _within(tables, row, hops, limit)
-    inside = np.zeros(tables.blocks.size, dtype=np.bool_)
-    inside[rows] = True
-    links, others = [], set()
-    for edge in tables.all_edges.touching(rows):
-        between_blocks = edge.kind in BLOCK_TO_BLOCK
-        if not inside[edge.source] or (between_blocks and not inside[edge.target]):
-            continue
-        links.append(edge_link(tables, edge))
-        if not between_blocks:
-            others.add(links[-1]["target"])
-        elif links[-1]["source"] == ROOT:
-            others.add(ROOT)
-    nodes = [block_attributes(tables, each) for each in rows.tolist()]
-    nodes += [{"id": name, "kind": name.partition(":")[0]} for name in sorted(others)]
-    return {"directed": True, "multigraph": True, "graph": {}, "nodes": nodes, "edges": links}
-
-
-def edge_link(tables: Tables, edge: Edge) -> dict[str, Any]:
-    return {
-        "source": _source(tables, edge),
-        "target": _target(tables, edge),
-        "key": EDGE_NAMES[edge.kind],
-        "type": EDGE_NAMES[edge.kind],
-        "weight": round(edge.weight, 6),
-    }
-
-
 def block_attributes(tables: Tables, row: int) -> dict[str, Any]:
     """A block's properties that are meaningful to people."""
     blocks, sessions = tables.blocks, tables.sessions
@@ -318,24 +288,6 @@ def session_row(tables: Tables, name: str, tenant: str | None) -> int:
         owners = [tables.tenants.name(int(tables.sessions.tenant[row])) for row in rows]
         raise GraphError(f"{len(rows)} tenants have a session of that name; name one of {owners}")
     return rows[0]
-
-
-def _within(tables: Tables, row: int, hops: int, limit: int) -> Rows:
-    seen = np.zeros(tables.blocks.size, dtype=np.bool_)
-    seen[row] = True
-    found = [np.array([row], dtype=np.int32)]
-    total = 1
-    for _ in range(hops):
-        edges = tables.all_edges.touching(found[-1])
-        inner = edges.where(edges.between_blocks())
-        reached = np.concatenate([inner.source, inner.target])
-        fresh = np.unique(reached[~seen[reached]])[: limit - total]
-        if fresh.size == 0:
-            break
-        seen[fresh] = True
-        found.append(fresh)
-        total += len(fresh)
-    return np.concatenate(found)
 
 
 def _over_share_on(view: View, row: int) -> list[str]:

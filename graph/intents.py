@@ -32,10 +32,10 @@ class Verdict(StrEnum):
     """The outcome of an intent."""
 
     ACCEPTED = "accepted"
-    CLIPPED = "clipped"  # to a bound, or to the blocks that there are
+    CLIPPED = "clipped"  # done in part: up to a bound, or for the blocks that are known
     DEFERRED = "deferred"  # it will be done, as room or time allows
     REJECTED = "rejected"
-    MISSING = "missing"  # there is nothing that it could be done to
+    MISSING = "missing"  # no block or session that it names is known
 
 
 @dataclass(frozen=True, slots=True)

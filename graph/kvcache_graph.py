@@ -18,7 +18,7 @@ from .explain import row_of
 from .ingest.ingest import Ingest
 from .intents import IntentBook
 from .logs.history import LoggedTables
-from .ranking.copies import prefetch_candidates, without_copy
+from .ranking.copies import prefetch_candidates
 from .ranking.formulas import ClassicPolicy
 from .ranking.order import RankingSources, rank_by_ruler
 from .ranking.policy import Policy, PolicyChoice, Referee, Rules, ScoreProfile, View
@@ -199,38 +199,22 @@ class KVCacheGraph:
 
     def suggest_eviction(self, n: int, engine: str | None = None) -> list[BlockKey]:
         """The ``n`` blocks to evict first; protected ones only when nothing else is left."""
-        ranking = self.rank(self._first(engine), n)
-        return _listed(np.concatenate([ranking.order, ranking.protected]), n)
+        named = next(iter(self.tables.engines), "") if engine is None else engine
+        ranking = self.rank(named, n)
+        both = np.concatenate([ranking.order, ranking.protected])
+        listed: list[BlockKey] = both[: max(0, n)].tolist()
+        return listed
 
-    def select_spill_candidates(self, n: int, engine: str | None = None) -> list[BlockKey]:
-        """Up to ``n`` blocks without a copy that are worth one, in eviction order."""
-        name = self._first(engine)
-        return _listed(without_copy(self.tables, name, self.rank(name, n).spill_first), n)
-
-    def prefetch_order(self, engine: str, limit: int, active: Keys | None = None) -> Keys:
-        """uint64 ``[≤ limit]``: copies that this engine should load back, most useful first.
-
-        Args:
-            active: Keys in use, in addition to those the graph knows.
-        """
+    def prefetch_order(self, engine: str, limit: int) -> Keys:
+        """uint64 ``[≤ limit]``: copies that this engine should load back, most useful first."""
         column, blocks = self.tables.engines.get(engine), self.tables.blocks
         if column is None or not blocks.had_copies:
             return as_keys([])
-        rows = blocks.find(as_keys([]) if active is None else active, self.tables.salt(column))
-        found = prefetch_candidates(self._view(column), limit, rows[rows != NO_ROW])
-        return blocks.wire_keys(found)
-
-    def suggest_prefetch(self, active: Sequence[BlockKey], n: int) -> list[BlockKey]:
-        """The ``n`` copies most worth loading back while the ``active`` blocks are in use."""
-        return _listed(self.prefetch_order(self._first(None), n, as_keys(list(active))), n)
+        return blocks.wire_keys(prefetch_candidates(self._view(column), limit))
 
     def neighbors(self, key: BlockKey) -> list[dict[str, Any]]:
         """The edges at a block: other node, type, direction and weight."""
         return views.neighbors(self.tables, row_of(self.tables, key))
-
-    def subgraph(self, key: BlockKey, hops: int = 1, limit: int = 200) -> dict[str, Any]:
-        """Blocks within ``hops`` of a block, as node-link data; at most ``limit`` nodes."""
-        return views.subgraph(self.tables, row_of(self.tables, key), hops, limit)
 
     def explain(
         self, key: BlockKey, known: Mapping[str, EvictionRanking] | None = None
@@ -285,16 +269,6 @@ class KVCacheGraph:
         """Verify every invariant; raises ``AssertionError`` naming the first broken one."""
         check_integrity(self.tables)
 
-    def _first(self, engine: str | None) -> str:
-        """The given engine, or the first known one, or an empty name."""
-        return engine if engine is not None else next(iter(self.tables.engines), "")
-
     def _view(self, column: int = NO_ROW) -> View:
         """A view as of now, of one engine or of none."""
         return View(self.tables, self.rules, column, self.clock())
-
-
-def _listed(keys: Keys, n: int) -> list[BlockKey]:
-    """The first ``n`` keys as Python integers."""
-    listed: list[BlockKey] = keys[: max(0, n)].tolist()
-    return listed

@@ -70,7 +70,7 @@ class HoldingOrder:
         self._ends: OrderedDict[str | None, float] = OrderedDict()
         """Where each tenant's last started request ends, the latest last."""
         self._once: OrderedDict[str, float] = OrderedDict()
-        """The same of tenants that were served once: names that nobody uses again push out no
+        """The same of tenants that were served once: names that are never used again push out no
         others."""
         self._unknown: dict[
             str, dict[str, _Place]

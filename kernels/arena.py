@@ -45,7 +45,7 @@ class Arena:
 
         Args:
             record: Layout of the records; its ``blocks`` is the capacity, unless the machine
-                refuses to page-lock so much.
+                refuses to page-lock all of it.
             pin: Page-lock for DMA; by default, if CUDA is present.
             slab_bytes: Approximate bytes to commit, pin and release at a time.
         """

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 _KEPT: Final = 16  # latest timings of an engine, and of the fleet; chosen
 _PRIOR_VARIANCE: Final = 0.5  # of the logarithm of one engine's timings, until it is known; chosen
-_PRIOR_TIMINGS: Final = 8.0  # for so many it counts; chosen
+_PRIOR_TIMINGS: Final = 8.0  # the prior weighs as much as this many timings; chosen
 _SLOWEST: Final = 4.0  # times the fastest engine's time per token; chosen: machines are alike
 _OF_MEDIAN: Final = np.pi / 2  # variance of a median over that of a mean, of normal noise
 _NO_MEDIAN: Final = 2  # timings up to which the median is the mean

@@ -108,7 +108,7 @@ class SideEffect(IntEnum):
 
     NONE = 0
     KEEPS = 1  # its answer is kept, if there is one
-    ACTS = 2  # anything: tools have run, or nobody knows what it asks for
+    ACTS = 2  # it may have changed something: tools ran, or the request cannot be read
 
 
 class Call(NamedTuple):

@@ -32,7 +32,7 @@ class PoolShadows:
     def __init__(self, most: int = MOST_LINKS_HELD) -> None:
         self._most = most
         self._holders: OrderedDict[Hashable, int] = OrderedDict()  # engines by link, a bit each
-        self._lost: OrderedDict[Hashable, int] = OrderedDict()  # the same: who held it and does not
+        self._lost: OrderedDict[Hashable, int] = OrderedDict()  # the same: engines that evicted it
         self._orders: list[OrderedDict[Hashable, int]] = []  # per engine: tokens by link, in order
         self._tokens: list[int] = []  # per engine: their sum
 
@@ -40,7 +40,7 @@ class PoolShadows:
         return len(self._holders)
 
     def holdings(self, links: Sequence[PromptPrefix], engines: int) -> Holdings:
-        """Estimate how much of a prompt each of so many engines holds; ``lost`` marks those that
+        """Estimate how much of a prompt each of the ``engines`` holds; ``lost`` marks those that
         held a part and evicted it.
         """
         tokens = np.zeros(engines, dtype=np.int64)

@@ -56,7 +56,7 @@ class PromptEnd(NamedTuple):
 
 
 class MessageDigest(NamedTuple):
-    """A message of a chat, or a whole piece of another prompt."""
+    """Digests of a message of a chat, or of a piece of a prompt that is no chat."""
 
     digest: bytes  # of it alone: what stands before it may change
     chain: bytes  # of all messages up to here, without the system prompt

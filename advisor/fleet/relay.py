@@ -39,8 +39,8 @@ class FullError(BadRequestError):
 
 
 class BodyRoom:
-    """The bytes that all request bodies share until they were sent on: at ``most`` so many may be
-    ``taken``.
+    """Memory that all request bodies share until they are sent on: ``taken`` of ``most``
+    bytes are in use.
     """
 
     def __init__(self, most: int | None = None) -> None:

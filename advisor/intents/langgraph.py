@@ -62,7 +62,7 @@ class SessionSignals:
         self._logged: set[str] = set()
 
     def waits(self, session: str, tool: str | None) -> None:
-        """Signal that a session waits for a tool; None: for one without a name."""
+        """Signal that a session waits for a tool; ``tool`` is None if it has no name."""
         name, tool = session[:_NAME], (tool or "")[:_NAME] or None
         self._put(session, lambda to: to.waiting(name, tool, tenant=self._tenant), waits=True)
 

@@ -213,7 +213,7 @@ def recall(chat: ChatSession, about: Shares, by: MemorySettings, room: int) -> l
         if taken == by.top or about[number] < by.least_similarity:
             break
         if block.turn == chat.turn:
-            continue  # it is what was just said
+            continue  # it belongs to the present turn
         if block.place is not None:
             taken += by.resident_gate
         elif block.messages and block.tokens <= room:

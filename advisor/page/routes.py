@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated, Any, Final
+from typing import Any
 
-from fastapi import APIRouter, Depends, Query
+from fastapi import APIRouter, Depends
 from fastapi.responses import Response
 
 from ...dashboards.answer import as_json, parse_key
@@ -28,12 +28,6 @@ from . import (
 )
 from .graph import KeyParam
 from .page import NameParam, NameQuery, Page
-
-MAX_HOPS: Final = 4  # chosen
-MAX_NODES: Final = 2_000  # chosen
-
-HopsQuery = Annotated[int, Query(ge=1, le=MAX_HOPS)]
-NodesQuery = Annotated[int, Query(ge=1, le=MAX_NODES)]
 
 
 def page_router(page: Page, guard: Callable[..., None], edits: Callable[..., None]) -> APIRouter:
@@ -60,11 +54,6 @@ def explaining_router(page: Page) -> APIRouter:
     def explain_block(key: KeyParam) -> Response:
         block = parse_key(key)
         return told(lambda: page.graph.explain(block, page.latest()))
-
-    @paths.get("/blocks/{key}/subgraph")
-    def subgraph(key: KeyParam, hops: HopsQuery = 1, limit: NodesQuery = 200) -> Response:
-        block = parse_key(key)
-        return told(lambda: page.graph.subgraph(block, hops, limit))
 
     @paths.get("/waiting")
     def waiting() -> Response:

@@ -31,7 +31,7 @@ class Evidence:
     spread: float = 0.0
 
     def note(self, difference: int, fade: float) -> None:
-        """Add a request in which the policy found so many blocks more; everything noted before
+        """Add a request in which the policy found ``difference`` more blocks; earlier evidence
         counts ``fade`` times, in [0, 1].
         """
         self.ahead = self.ahead * fade + difference
@@ -53,7 +53,7 @@ class PolicySelector:
     changes: int = 0  # how often either took over from the other
     decided: bool = False  # whether either ever did, also before the pool was emptied
     since: Evidence = field(default_factory=Evidence)  # the evidence since then
-    ever: Evidence = field(default_factory=Evidence)  # all evidence, whoever ranked
+    ever: Evidence = field(default_factory=Evidence)  # all evidence, under either order
     asked: float = 0.0  # blocks of the requests that it comes from; fades alike
 
     @property
@@ -62,8 +62,8 @@ class PolicySelector:
         return 100.0 * self.ever.ahead / self.asked if self.asked else 0.0
 
     def note(self, difference: int, walked: int) -> None:
-        """Note that the policy found so many blocks more than LRU in a request of ``walked``
-        blocks.
+        """Note a request of ``walked`` blocks in which the policy found ``difference`` more than
+        LRU.
         """
         fade = fading(walked, self.capacity)
         self.since.note(difference, fade)

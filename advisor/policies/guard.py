@@ -28,8 +28,8 @@ logger = logging.getLogger(__name__)
 
 _OF_THE_GAIN: Final = 0.02
 """Share of the policy's gain over LRU that protection may cost: where the gain is small, half a
-point would be much of it. Chosen; a tenth costs whoever names layers besides signals a hundredth of
-the way from LRU to Belady."""
+point would be much of it. Chosen; a tenth costs callers who name layers besides signals a hundredth
+of the way from LRU to Belady."""
 _HERE: Final = "finds more than"
 _TOGETHER: Final = "finds more on all engines of its model together than"
 

@@ -61,7 +61,7 @@ class Batch(NamedTuple):
     weight: Floats
 
     def part(self, which: slice) -> Batch:
-        """Some of them."""
+        """Return the rows in ``which``."""
         return Batch(
             self.features[which], self.age[which], self.returned[which], self.weight[which]
         )
@@ -123,7 +123,7 @@ class ReturnModel:
             self.take(self.drawn(cohort, 1), waits)
 
     def drawn(self, cohort: Cohort, steps: int) -> Batch:
-        """Draw what so many steps of ``learn`` learn from."""
+        """Draw the waits for ``steps`` steps of ``learn``."""
         places = self._rng.integers(0, len(cohort.age), steps * _BATCH)
         features, age, returned, weight = cohort
         return Batch(features(places), age[places], returned[places], weight[places])
@@ -206,7 +206,7 @@ class ReturnModel:
 
 
 class _Room:
-    """Where a step of learning computes: to take so much room costs more than to fill it.
+    """Buffers of a learning step, reused: allocating them costs more than filling them.
 
     Args:
         waits, hidden, bins: Of a batch, units of a layer, and age bins.

@@ -234,7 +234,7 @@ _WORTH: Final = 40.0  # points of the configured weights that give three quarter
 _USUAL_WORTH: Final = 10.0  # points of an ordinary block of a conversation
 _ORDINARY: Final = float(DEFAULT_IMPORTANCE[SourceLayer.USER_TURN])  # who says nothing
 _FARTHEST: Final = np.int32(np.iinfo(np.int32).max)
-_IDLE_FACTOR: Final = 10.0  # a shared block's idle second counts as so many of its usual interval
+_IDLE_FACTOR: Final = 10.0  # by which a shared block's idle time counts more than its interval
 
 
 class LifecyclePolicy:

@@ -29,7 +29,7 @@ _LEAST_SHARE: Final = 1 / 128  # below it nothing is kept
 _SETTLING: Final = 2.0  # pools' worth of walked blocks until a simulated pool shows what it costs
 _LEAST_ASKED: Final = 6.0  # … and from then on until it may be called cheap
 _REST: Final = 80.0  # … after which what was too dear is tried again
-_LONGER: Final = 16.0  # … and at most so many times as long where it proved too dear before
+_LONGER: Final = 16.0  # … and at most this many times as long where it proved too dear before
 _AHEAD: Final = 0.02  # of a pool's blocks: a smaller difference is none
 _MOST_GROUPS: Final = 32  # that are told apart
 _OTHERS: Final[_Group] = (NO_ROW, -1)
@@ -89,7 +89,7 @@ class _Arm:
         return 100.0 * self.all.cost.ahead / self.all.asked if self.all.asked else None
 
     def is_dear(self, points: float) -> bool:
-        """Tell whether all together, or any group, surely lose more than so many points."""
+        """Tell whether all together, or any group, surely lose more than ``points``."""
         least = _AHEAD * self.pool.capacity
         losses = (self.all, *self.groups.values())
         return any(loss.beyond(points) > max(loss.spread, least) for loss in losses)
@@ -163,7 +163,8 @@ class ProtectionPrice:
         returns whether that changed. ``by_policy``: the policy ranks, and not LRU.
         """
         hard, said = view.rules.protected_share, (by_policy, view.rules.protected_price_points)
-        if said != self._said or hard != self._hard:  # another ranks, or somebody said so
+        # LRU and the policy changed places, or the configuration changed.
+        if said != self._said or hard != self._hard:
             share = self._now.share if self._hard is None else first_share(self._capacity)
             self._now.begin(share if hard is None else hard)
             self._try_no_more()

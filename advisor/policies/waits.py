@@ -15,7 +15,7 @@ from .hazard import Cohort, Features, Floats
 Sessions = npt.NDArray[np.int64]
 
 _LEAST_S: Final = 0.01  # the shortest pause, in seconds; chosen
-_KEPT: Final = 4096  # waits that ended, and as many that have not; chosen
+_KEPT: Final = 4096  # waits that ended, and the same number that have not; chosen
 
 
 FEATURES: Final = (  # their order is that of ``core/returns.hpp``

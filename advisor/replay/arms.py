@@ -18,14 +18,13 @@ from ..policies.registry import DEFAULT, POLICIES, new_policy
 from .fast import (
     ALGORITHMS,
     belady_hits,
-    infinite_for_multi_turn_hits,
     infinite_hits,
     is_installed,
     library_hits,
     lru_hits,
 )
 from .graph_order import GraphOrder, Planning, SimulatedSidecar
-from .orders import BeladyOrder, LfuHistoryOrder, SessionTailOrder, SessionTtlOrder
+from .orders import BeladyOrder, LfuHistoryOrder, SessionTtlOrder
 from .simulator import EvictionOrder, Instance, Load, LruOrder, simulate
 from .trace import Ints, ReplayError, Trace
 
@@ -65,7 +64,6 @@ ORDERS: Final[dict[str, Callable[[Trace], EvictionOrder]]] = {
     "lru": lambda trace: LruOrder(),
     "lfu-history": lambda trace: LfuHistoryOrder(),
     "session-ttl": SessionTtlOrder,
-    "session-tail": SessionTailOrder,
     "belady-pool": BeladyOrder,
 }
 """Orders that the simulator runs, beside those of graph policies."""
@@ -75,11 +73,10 @@ FAST: Final[dict[str, Fast]] = {
     **{name: partial(library_hits, policy=name) for name in ALGORITHMS},
     "belady": belady_hits,
     "infinite": lambda trace, capacity: infinite_hits(trace),
-    "infinite-multi-turn": infinite_for_multi_turn_hits,
 }
 """Arms with an inner loop of their own; requests take no time there."""
 
-BOUNDS: Final = ("belady-pool", "belady", "infinite-multi-turn", "infinite")
+BOUNDS: Final = ("belady-pool", "belady", "infinite")
 """Arms that know the future: what policies are measured against."""
 
 

@@ -6,15 +6,12 @@ import importlib.util
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 
 from ...graph.compiled import core
 from .orders import depths
 from .trace import Ints, ReplayError, Trace
 
 # vLLM's own eviction, without service times: the fast path.
-
-Starts = npt.NDArray[np.int64]
 
 
 def lru_hits(trace: Trace, capacity: int) -> Ints:
@@ -24,24 +21,12 @@ def lru_hits(trace: Trace, capacity: int) -> Ints:
     head, and when it ends all of them come back tail first. ``simulator.simulate`` with an
     ``LruOrder`` says the same, slower.
     """
-    return lru_matches(trace.starts, trace.blocks, trace.matchable, capacity)
-
-
-def lru_matches(starts: Starts, blocks: Ints, limits: Ints, capacity: int) -> Ints:
-    """``lru_hits`` of plain chains.
-
-    Args:
-        starts: ``[chains + 1]``: where in ``blocks`` each chain begins, and where the last ends.
-        blocks: Block ids from 0 on, chain by chain.
-        limits: ``[chains]``: how many blocks of each a match may cover.
-    """
-    hits = np.zeros(len(limits), dtype=np.int32)
-    known = int(blocks.max()) + 1 if len(blocks) else 0
+    hits = np.zeros(len(trace), dtype=np.int32)
     core.lru(
-        np.ascontiguousarray(starts, dtype=np.int64),
-        np.ascontiguousarray(blocks, dtype=np.int32),
-        np.ascontiguousarray(limits, dtype=np.int32),
-        known,
+        np.ascontiguousarray(trace.starts, dtype=np.int64),
+        np.ascontiguousarray(trace.blocks, dtype=np.int32),
+        np.ascontiguousarray(trace.matchable, dtype=np.int32),
+        trace.num_blocks,
         capacity,
         hits,
     )
@@ -72,32 +57,6 @@ def belady_hits(trace: Trace, capacity: int) -> Ints:
 def infinite_hits(trace: Trace) -> Ints:
     """int32 ``[requests]``: matched prompt blocks when nothing is ever evicted."""
     return belady_hits(trace, trace.num_blocks + 1)
-
-
-def infinite_for_multi_turn_hits(trace: Trace, capacity: int) -> Ints:
-    """int32 ``[requests]``: matched prompt blocks if sessions with several turns took no room, and
-    the others were under LRU.
-
-    What protecting every returning session could gain at most on top of LRU.
-    """
-    exempt, limits = _blocks_of_multi_turn(trace)[trace.blocks], trace.matchable
-    lengths = np.diff(trace.starts)
-    chain = np.repeat(np.arange(len(trace)), lengths)
-    # Who comes back walked a block's parents too, so the exempt blocks of a chain are its first.
-    heads = np.bincount(chain[exempt], minlength=len(trace))
-    starts = np.concatenate([[0], np.cumsum(lengths - heads)])
-    rests = trace.blocks[~exempt]
-    behind = lru_matches(starts, rests, np.maximum(limits - heads, 0), capacity)
-    first = np.minimum(infinite_hits(trace), heads)
-    return np.where(first == heads, np.minimum(heads + behind, limits), first).astype(np.int32)
-
-
-def _blocks_of_multi_turn(trace: Trace) -> npt.NDArray[np.bool_]:
-    """bool ``[blocks known]``: those of sessions with several turns."""
-    several = (np.bincount(trace.session) > 1)[trace.session]
-    exempt = np.zeros(trace.num_blocks, dtype=np.bool_)
-    exempt[trace.blocks[np.repeat(several, np.diff(trace.starts))]] = True
-    return exempt
 
 
 # The literature's eviction algorithms, through libcachesim, with prefix matching on top.

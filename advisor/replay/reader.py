@@ -325,17 +325,11 @@ MAX_REFERENCES: Final = 50_000_000
 """Requests and block references that are read from one file; a gzip bomb costs 250 bytes each."""
 
 
-def load_trace(
-    path: Path,
-    *,
-    block_size: int | None = None,
-    progress: Callable[[int], None] = lambda lines: None,
-) -> Trace:
+def load_trace(path: Path, *, block_size: int | None = None) -> Trace:
     """Read a trace of any known format, gzipped or not; requests are sorted by arrival.
 
     Args:
         block_size: Tokens a hash id stands for, if not what the format says.
-        progress: Called with the number of lines read, now and then.
 
     Raises:
         TraceError: Names the file and the line that cannot be used.
@@ -353,11 +347,8 @@ def load_trace(
             draft.add(line)
         except TraceError as error:
             raise TraceError(f"{path}:{number}: {error}") from None
-        if number % 1000 == 0:
-            progress(number)
     if draft is None or not draft.at:
         raise TraceError(f"{path}:{number}: the trace is empty: it holds no request")
-    progress(number)
     return draft.trace(path.name)
 
 
@@ -430,7 +421,7 @@ class _Draft:
             flat, ends = blocks.tolist(), starts.tolist()
             chains = [flat[a:b] for a, b in pairwise(ends)]
             session = infer_sessions(chains, full.tolist(), len(self._links))
-        else:  # whom nobody named among others who were is a session of its own
+        else:  # a request without a name, among named ones, is a session of its own
             unnamed = np.flatnonzero(session < 0)
             session[unnamed] = len(self._session_rows) + np.arange(len(unnamed), dtype=np.int32)
         return Trace(

@@ -28,7 +28,7 @@ class WindowRequest(NamedTuple):
     keys: Keys
     reach: int
     found: int  # by the live pool
-    # False: nobody asked for these blocks, which a request's answer left in the pool.
+    # False: no prompt asked for these blocks: they are a request's answer.
     asked: bool = True
     there: int = 0  # found by the live pool, or by a shadow as large that found more
     counts: array[int] | None = None  # what shadows had counted before it (``ShadowSet.counts``)

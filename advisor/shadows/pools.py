@@ -70,7 +70,7 @@ class GuardedPool:
         self._alone.leave()
 
     def rank(self, keys: Keys, scores: Callable[[Rows], Scores]) -> None:
-        """Let whoever found more rank, and the policy rank again."""
+        """Rank by whichever of policy and LRU found more, and update the policy's ranking."""
         if self._selector is not None and self._selector.is_due_for_change():
             self._selector.change_hands()
             if self._selector.trusted:
@@ -103,7 +103,7 @@ class OtherWeights:
 
     @classmethod
     def in_force(cls, graph: KVCacheGraph, said: str = "") -> OtherWeights:
-        """Those that a graph has now, to be kept while it takes others."""
+        """The weights and rules that a graph has now, kept while others are tried."""
         policy = graph.policy
         weights = policy.weights if isinstance(policy, Weighted) else None
         return cls(policy, weights, graph.rules, said)
@@ -124,7 +124,7 @@ OTHERWISE: Final = "other weights"  # the name of the shadow of weights that are
 
 
 Guarding = Callable[[int], PolicySelector | None]
-"""Gives what a guard thinks of the policy in a pool of so many blocks at first; None: no guard."""
+"""Makes the guard of a shadow pool of this many blocks; None: no guard."""
 
 
 class FoundCounts(NamedTuple):
@@ -153,7 +153,7 @@ class LruPool:
     blocks: int  # the same in blocks
     found: int = 0  # blocks that it found, of those that all sessions asked for
     sampled_found: int = 0  # of these, those that sessions of the sample asked for
-    has_tiers: bool = False  # whether copies in colder tiers count: as so many blocks more
+    has_tiers: bool = False  # whether copies in colder tiers count, as additional blocks
 
     @property
     def policy_name(self) -> str:

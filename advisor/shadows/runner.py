@@ -542,7 +542,7 @@ class ShadowRunner:
         now = self._clock()
         if now - self._looked > _ASKED_LATELY_S:
             with self.lock:
-                for shadows in self.sets.values():  # whoever looks next is told of what is new
+                for shadows in self.sets.values():  # the next reader gets figures from now on
                     shadows.belady, shadows.beside_belady = Ceiling(), {}
             return
         if now < self._next_ceiling:

@@ -109,7 +109,7 @@ def _bind_ipc(socket: zmq.Socket[bytes], endpoint: str) -> str:
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         # ZeroMQ would silently take the path away from a sidecar that serves it, and two that
-        # start at one moment would both find nobody there.
+        # start at the same moment would both find it free.
         with _locked_path(path):
             if _is_served(path):
                 raise InUseError(f"sidecar.endpoint = {endpoint!r}: another sidecar serves it")

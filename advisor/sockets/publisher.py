@@ -48,7 +48,7 @@ class AdvicePublisher:
         self._ts: dict[bytes, float] = {}
         self._wanted: dict[bytes, PrefetchOrder] = {}  # the last that an engine was sent
         self._admitted: dict[bytes, float] = {}  # ``ts`` of the last admission advice sent
-        # What was looked at last, and for whom; None: some of it was not sent.
+        # The advice that was published last, and to which peers; None: a part was not sent.
         self._published: tuple[object, ...] | None = None
         self._tips_asked = float("-inf")
         self._content_key = ContentKey(secrets.token_bytes(32))

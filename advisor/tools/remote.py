@@ -30,7 +30,7 @@ class RemoteError(KvGraphError):
 
 
 class AddressError(RemoteError):
-    """What is to be asked has no such address."""
+    """The sidecar has no such path, block, session or request."""
 
     exit_code = 2
 

@@ -227,7 +227,6 @@ def top(
     interval: Annotated[
         float, typer.Option(min=0.2, max=3600, help="Seconds between two looks.")
     ] = 1.0,
-    once: Annotated[bool, typer.Option("--once", help="Print one look and end.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one look as JSON.")] = False,
 ) -> None:
     """Show live whether kvgraph helps; Ctrl-C ends it. In a pipe, one look is printed."""
@@ -236,7 +235,7 @@ def top(
     if as_json:
         seen = [{"url": w.url, "now": w.now, "misses": w.misses} for w in watcher.latest]
         typer.echo(json.dumps(seen))
-    elif once or not console.is_terminal:
+    elif not console.is_terminal:
         console.print(top_screen(watcher.latest))
     else:
         _follow(watcher, console)

@@ -148,7 +148,7 @@ class Stores(NamedTuple):
     parents: bytes  # uint64 ``[events]``: the key before them, where bool ``has_parent`` says so
     has_parent: bytes
     sizes: bytes  # uint16 ``[events]``: tokens of a block
-    sessions: list[str | None] | None  # who stored them; None: nobody has a name
+    sessions: list[str | None] | None  # names of the sessions that stored them; None: none is named
 
 
 class ChurnRecorder:
@@ -276,7 +276,7 @@ class ChurnRecorder:
         self._counters["blocks_protected"] += kept
 
     def _claims(self, stored: Stores, now: float) -> Rows:
-        """The session that stored each run, which owns what nobody did; ``NO_ROW``: none."""
+        """The session that stored each run, which owns those without an owner; ``NO_ROW``: none."""
         if stored.sessions is None:
             return np.full(len(stored.counts) // 8, NO_ROW, dtype=np.int32)
         known = self._tables.sessions

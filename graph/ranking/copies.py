@@ -14,7 +14,7 @@ from ..tables.blocks import Places, Selection
 from ..tables.edges import BLOCK_TO_BLOCK, STORED
 from ..tables.sessions import SessionTable
 from ..tables.tables import Tables
-from ..types import HELD, NO_ROW, BlockFlag, Keys, Rows, SessionState, Tier
+from ..types import HELD, NO_ROW, BlockFlag, Rows, SessionState, Tier
 from .policy import View
 
 Mask = npt.NDArray[np.bool_]
@@ -58,16 +58,6 @@ def not_worth(tables: Tables, rows: Rows, now: float) -> dict[str, Mask]:
         "session_over": outlook == _OVER,
         "not_likely_to_return": (outlook == _UNLIKELY) & never_hit,
     }
-
-
-def without_copy(tables: Tables, engine: str, keys: Keys) -> Keys:
-    """Those of an engine's blocks ``keys`` that have no copy, as far as was heard."""
-    column = tables.engines.get(engine)
-    if column is None:
-        return keys[:0]
-    rows = tables.blocks.find(keys, tables.salt(column))
-    lacking: Keys = keys[(tables.blocks.tiers[column, rows] & COPIES) == 0]
-    return lacking
 
 
 def _outlooks(tables: Tables, wanted: Rows, now: float) -> Outlooks:
@@ -199,17 +189,16 @@ _LINKS: Final = BLOCK_TO_BLOCK & frozenset(STORED)  # the others make chains
 _SCHEDULED: Final = (SessionState.RUNNING, SessionState.WAITING_FOR_TOOL)
 
 
-def prefetch_candidates(view: View, n: int, active: Rows) -> Rows:
+def prefetch_candidates(view: View, n: int) -> Rows:
     """int32 ``[≤ n]``: rows with a copy and out of the engine's pool, best first.
 
-    Blocks of which somebody says that they will be asked for come first, then those of due
-    sessions, whole sessions, the earliest return first. Then come blocks that usually follow the
-    blocks in use, or are attended with them. A block is listed only if all blocks before it in its
-    chain are in the pool or earlier in the list.
+    Blocks that a caller announced come first, then those of due sessions, session by session, the
+    earliest return first. Then come blocks that usually follow the blocks in use, or are attended
+    with them. A block is listed only if all blocks before it in its chain are in the pool or
+    earlier in the list.
 
     Args:
         view: Of the engine whose copies and pool are meant.
-        active: Rows in use, besides those that the graph knows of.
     """
     blocks = view.blocks
     if not blocks.had_copies:
@@ -220,7 +209,7 @@ def prefetch_candidates(view: View, n: int, active: Rows) -> Rows:
         return rows[:0]
     pull = _due_pull(view, rows)
     pull[blocks.wanted_until[rows] > view.now] = _SAID
-    in_use = _in_use(view, active)
+    in_use = _in_use(view)
     if in_use.any():
         np.maximum(pull, _followers_pull(view, rows, in_use), out=pull)
     if not pull.any():
@@ -272,8 +261,8 @@ def _states(view: View) -> npt.NDArray[np.uint8]:
     return np.append(view.sessions.state[: view.sessions.size], np.uint8(SessionState.IDLE))
 
 
-def _in_use(view: View, active: Rows) -> Mask:
-    """bool ``[blocks.size]``: the working set: ``active``, just read, or of a running session."""
+def _in_use(view: View) -> Mask:
+    """bool ``[blocks.size]``: the working set: just read, or of a running session."""
     blocks = view.blocks
     resident = blocks.holding(view.engine)
     running = _states(view) == SessionState.RUNNING
@@ -281,7 +270,6 @@ def _in_use(view: View, active: Rows) -> Mask:
     read |= resident.last_used() >= view.now - _IN_USE_S
     in_use = np.zeros(blocks.size, dtype=np.bool_)
     in_use[resident.rows[read]] = True
-    in_use[active] = True
     return in_use
 
 

@@ -219,8 +219,8 @@ def front_terms(
     them. To be called under the lock under which the ranking was made.
 
     Raises:
-        Exception: A policy of somebody's own fails to say so.
-        GraphError: It tells other than one number for each block.
+        Exception: A user's own policy raises.
+        GraphError: It returns other than one number for each block.
     """
     rows = view.blocks.find(ranking.order[:_FRONT], view.tables.salt(view.engine))
     if not len(rows):

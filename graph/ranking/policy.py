@@ -95,7 +95,7 @@ class Rules:
 
 @dataclass(frozen=True)
 class ScoreProfile(Rules, Weights):
-    """Weights and rules in one, for whoever sets both: it may stand for either."""
+    """Weights and rules in one object, which may be passed for either."""
 
 
 # ``View``: all that one ranking is computed from.

@@ -34,7 +34,7 @@ class Limit(IntEnum):
     """What bounds how many blocks are kept whatever scores say."""
 
     NONE = 0
-    INFERRED = 1  # all of what nobody said, together
+    INFERRED = 1  # all inferred layers together
     TENANT = 2  # the share of one named tenant
     ALL = 3  # the share of the pool
 
@@ -77,7 +77,7 @@ def limited_by(
 
     Args:
         protected: bool ``[len(picked)]``: which of them a protected layer names.
-        leased: bool ``[len(picked)]``: which of them somebody leased.
+        leased: bool ``[len(picked)]``: which of them a lease keeps.
         there: bool ``[len(picked)]``: which of them are in the pool; None: all.
     """
     limits = np.zeros(len(picked), dtype=np.uint8)
@@ -301,11 +301,10 @@ def is_pinned(view: View, picked: Selection) -> Mask:
 
 
 def is_protected(view: View, picked: Selection) -> Mask:
-    """Whether the block's layer is protected, and a session is likely to ask for it again; where
-    an operator says how much is kept, whether any session may.
+    """Whether the block's layer is protected, and a session is likely to ask for it again. Where
+    an operator sets the share that is kept, a session that is not over suffices.
 
-    Of a block of which nobody said which layer it is: whether it was used more than once, too,
-    where such may be protected.
+    A block whose layer was only inferred must also have been used more than once.
     """
     protected = np.take(layer_mask(view.rules.protected_layers), picked.of(view.blocks.layer))
     if not protected.any():
@@ -326,14 +325,11 @@ def beyond_share(view: View) -> Rows:
     return np.asarray(resident.rows[limits_of_kept(view, resident) != Limit.NONE])
 
 
-def limits_of_kept(
-    view: View, picked: Selection, there: Mask | None = None
-) -> npt.NDArray[np.uint8]:
-    """uint8 ``[len(picked)]``: the ``Limit`` beyond which each block is that is protected or
-    leased; ``there`` as in ``limited_by``.
+def limits_of_kept(view: View, picked: Selection) -> npt.NDArray[np.uint8]:
+    """uint8 ``[len(picked)]``: the ``Limit`` beyond which each protected or leased block is; all of
+    ``picked`` are in the pool.
     """
-    protected, leased = is_protected(view, picked), is_pinned(view, picked)
-    return limited_by(view, picked, protected, leased, there)
+    return limited_by(view, picked, is_protected(view, picked), is_pinned(view, picked))
 
 
 RULES: Final = (

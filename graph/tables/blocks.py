@@ -55,7 +55,7 @@ Counts = npt.NDArray[np.uint32]
 
 DEFAULT_LAYER: Final = SourceLayer.USER_TURN
 UNPLACED: Final = 1 << 20
-"""Depths from here on are of blocks of which nobody said how many stand before them, counted from
+"""Depths from here on are of blocks whose distance from the start is unknown, counted from
 where their chain is known. Chosen: deeper than chains are, and worth little as a tie of scores."""
 FIRST_KNOWN: Final = UNPLACED + (1 << 16)  # room above it for blocks that are told later; chosen
 
@@ -268,7 +268,7 @@ class BlockTable(BlockColumns):
         these blocks, and those that came at the same time, and not with the table.
         """
         if not self.had_copies:
-            tiers &= ~_COPIES  # whoever asks for these, too, finds as much
+            tiers &= ~_COPIES  # there are no copies to find
         return Selection(self, self._held[engine].marked(self.tiers[engine], tiers))
 
     def resident(self, engine: int) -> Mask:
@@ -308,7 +308,7 @@ class BlockTable(BlockColumns):
             rows: int32 ``[n]``, run after run.
             counts: int64 ``[runs]``: blocks of each.
             sizes: uint16 ``[runs]``: tokens of a block.
-            claims: int32 ``[runs]``: the session that owns those that nobody did.
+            claims: int32 ``[runs]``: the session that owns blocks without an owner.
         """
         kept = core.hold(self, engine, IS_PROTECTED, rows, counts, sizes, claims)
         self._held[engine].add(rows, self.tiers[engine])

@@ -16,8 +16,8 @@ import numpy.typing as npt
 from ..compiled import core
 from ..types import NO_ROW, Rows
 
-# So many rows take long to copy: they get more room ahead of need, column by column, once less than
-# this share of it is left. Both chosen.
+# A table of this many rows takes long to copy: it grows ahead of need, column by column, once less
+# than this share of it is left. Both chosen.
 _MANY_ROWS: Final = 1 << 17
 _SPARE: Final = 1 / 16
 _NOTHING: Final[Mapping[str, bytes]] = MappingProxyType({})
@@ -29,7 +29,7 @@ class Column(NamedTuple):
     dtype: Any  # of its values
     fill: Any  # the value of a fresh row
     is_time: bool  # whether it holds monotonic seconds: a snapshot stores those as ages
-    is_rare: bool  # whether most graphs never write it: it takes no room before somebody does
+    is_rare: bool  # whether most graphs never write it: it is allocated at the first write
 
 
 def column(dtype: Any, fill: Any, *, time: bool = False, rare: bool = False) -> Any:

@@ -86,14 +86,6 @@ class EdgeList:
         ):
             yield Edge(EdgeType(kind), source, target, weight)
 
-    def where(self, mask: npt.NDArray[np.bool_]) -> EdgeList:
-        """Those where ``mask``, bool ``[n]``, is true."""
-        return EdgeList(self.kind[mask], self.source[mask], self.target[mask], self.weight[mask])
-
-    def between_blocks(self) -> npt.NDArray[np.bool_]:
-        """bool ``[n]``: where the target, too, is a block row."""
-        return np.isin(self.kind, [int(kind) for kind in BLOCK_TO_BLOCK])
-
 
 STORED: Final = (EdgeType.CO_ATTEND, EdgeType.SEMANTIC, EdgeType.MEMORY_REF)
 _INITIAL_EDGES: Final = 1024  # chosen

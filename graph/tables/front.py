@@ -14,7 +14,7 @@ from .columns import RowPool
 
 PART: Final = 1 << 16
 """Rows that are copied in one hold of the graph's lock: a millisecond, or less; chosen."""
-# No ranking asks for the others. A policy of somebody's own, which may, is asked of the table.
+# No ranking of ours reads other columns. A user's own policy may, and reads the table itself.
 _ALIKE: Final = (
     "layer", "flags", "stated", "raised_by", "importance", "session", "created", "last_attended",
     "last_hit", "hit_count", "walkers", "shared_children", "children_walks", "pinned_until",
@@ -124,7 +124,7 @@ class Front(BlockTable):
     def _unwritten(self, name: str, count: int) -> npt.NDArray[Any]:
         """A rare column that nobody had written when the rows were copied: one value for all."""
         column: npt.NDArray[Any] = getattr(self._source, name)
-        if column.flags.writeable:  # somebody has since
+        if column.flags.writeable:  # it was written since
             return np.broadcast_to(self._declared[name].fill, count)
         return column[:count]
 

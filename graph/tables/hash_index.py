@@ -53,8 +53,8 @@ class Slots:
 
 _MIN_SLOTS: Final = 1024  # slots; chosen
 _FULL: Final = 0.625  # share of used slots beyond which the map is rebuilt; chosen
-# A map of so many slots takes long to rebuild, and is rebuilt ahead of need, part by part, from
-# this share on; so many slots are a part. All chosen.
+# A map of this many slots takes long to rebuild, so it is rebuilt ahead of need, part by part, from
+# this share on, in parts of this many slots. All chosen.
 _MANY_SLOTS: Final = 1 << 17
 _NEARLY_FULL: Final = 0.59375
 _PART: Final = 1 << 16
@@ -138,8 +138,8 @@ class HashIndex:
         self, keys: Keys, take: Callable[[int], Rows], alive: Mask = _NONE
     ) -> tuple[Rows, Mask]:
         """The row of each key (repeats allowed), int32 ``[n]``, after adding those that are not in
-        the map, and a bool ``[n]`` that is true where the key was added. ``take`` gives rows for so
-        many new keys, in the order in which those first appear. ``alive``, bool ``[capacity]``,
+        the map, and a bool ``[n]`` that is true where the key was added. ``take(n)`` gives rows for
+        ``n`` new keys, in the order in which those first appear. ``alive``, bool ``[capacity]``,
         marks the rows in use, where keys that come together are likely to have consecutive ones.
         """
         keys = np.ascontiguousarray(keys)

@@ -18,7 +18,7 @@ class HeldRows:
     """Rows of which an engine's tier bits say that it holds them.
 
     The bits are the truth. Pages of rows are noted here as some are marked, and those that have
-    none any more are forgotten when somebody asks: so a look costs what the engine holds, and what
+    none any more are forgotten at the next query: so a query costs what the engine holds, and what
     others hold in the same pages. Between two changes several ask, for a ranking and what goes with
     it: only the first of them looks.
     """

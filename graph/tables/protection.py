@@ -10,7 +10,7 @@ from typing import Final
 from ..types import MOST_SHARE
 
 _FIRST_SHARE: Final = 1 / 16  # of a pool, that is kept before its price is known; chosen
-_FIRST_BLOCKS: Final = 8  # … but so many at least: a rule of a small pool; chosen
+_FIRST_BLOCKS: Final = 8  # … but at least this many, for small pools; chosen
 
 
 def first_share(pool_blocks: int) -> float:

@@ -107,7 +107,7 @@ class ToolBook:
         return number
 
     def _least_known(self) -> int:
-        """The oldest of many tools of which next to nothing is known, else the least known."""
+        """Of many tools with few known pauses the oldest, else the one with the fewest."""
         while len(self._untried) > _TRIALS:
             tool = self._untried.popleft()
             if self._stats[tool][0] < _FEW:
@@ -242,16 +242,16 @@ class SessionOutlook(SessionColumns):
         present[sessions] = True
         return present[:-1].nonzero()[0].astype(np.int32)
 
-    def return_probability(self, rows: Rows | slice = np.s_[:]) -> npt.NDArray[np.float64]:
-        """float64 ``[n]``: P(another turn) of these sessions, from their turns so far.
+    def return_probability(self) -> npt.NDArray[np.float64]:
+        """float64 ``[size]``: P(another turn) of each session, from its turns so far.
 
         The share of sessions that continued after as many turns, learned as they come, with
         ``RETURN_PRIOR`` as the prior. A caller who names sessions may say which are over: for a
         session that is named, those that callers ended do not count.
         """
         reached, went_on = self._reached[:-1], self._reached[1:]
-        is_named = ~self.inferred[: self.size][rows]
-        turns = np.clip(self.turns[: self.size][rows] - 1, 0, len(RETURN_PRIOR) - 1)
+        is_named = ~self.inferred[: self.size]
+        turns = np.clip(self.turns[: self.size] - 1, 0, len(RETURN_PRIOR) - 1)
         counted = reached[turns] - is_named * self._ended[turns]
         learned = went_on[turns] + _PRIOR_STRENGTH * RETURN_PRIOR[turns]
         return np.asarray(np.minimum(learned / (counted + _PRIOR_STRENGTH), 1.0))
@@ -329,7 +329,7 @@ class SessionOutlook(SessionColumns):
         self._reached[_place(turns + 1)] += 1
 
     def note_end(self, row: int) -> None:
-        """Note that one more session was said to be over after as many turns as this row counts."""
+        """Note that one more session was said to be over, after as many turns as this row has."""
         if turns := self.turns.item(row):
             self._ended[_place(turns)] += 1
 
@@ -340,5 +340,5 @@ class SessionOutlook(SessionColumns):
 
 
 def _place(turns: int) -> int:
-    """Where sessions with so many turns are counted."""
+    """The index at which sessions with this many turns are counted."""
     return min(turns - 1, len(RETURN_PRIOR))

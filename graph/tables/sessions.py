@@ -21,7 +21,7 @@ from .returns import SessionOutlook
 
 # Which session rows are reused next: those of the sessions quiet for longest.
 
-_BATCHES: Final = 256  # in which a whole table is chosen; chosen
+_BATCHES: Final = 256  # a whole table is reused in this many batches; chosen
 _NONE: Final[Rows] = np.empty(0, dtype=np.int32)
 
 
@@ -234,7 +234,7 @@ class MemoryFacts:
     # ``first_seen``, ``last_recalled``: monotonic seconds.
     first_seen: float
     last_recalled: float = field(init=False)
-    recalls: int = 0  # how often it was named by a session that had not, or at other blocks
+    recalls: int = 0  # times that a new session named it, or a session at other blocks
     # Rows of the last sessions that named it, in their order; rows are reused.
     sessions: dict[int, None] = field(default_factory=dict)
 
@@ -266,7 +266,7 @@ Changes = npt.NDArray[np.void]
 
 
 class CopyLog:
-    """A ring of the last changes, told by block; whose a block is may change later."""
+    """A ring of the last changes of copies, by block; a block's session may change later."""
 
     def __init__(self) -> None:
         self._ring = np.zeros(0, dtype=_CHANGE)

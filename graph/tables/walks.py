@@ -73,7 +73,7 @@ class Prompts:
 
 
 class RegretBook:
-    """Counts by residency column, since each engine's start."""
+    """Counts prompt blocks, and those computed again, per engine since its start."""
 
     def __init__(self) -> None:
         self._engines: dict[int, Prompts] = {}
@@ -185,7 +185,7 @@ _KEPT: Final = 65_536  # forks that are remembered, the last ones; chosen
 
 
 class ForkBook:
-    """Knows who waits for whom.
+    """Knows which session waits for which fork.
 
     While a fork is at work, its parent waits for it: the parent is expected as soon as the fork has
     ended its turn, and not before. What a caller states of the parent stands: once anything else
@@ -207,7 +207,7 @@ class ForkBook:
             self._parents.popitem(last=False)
 
     def parent_of(self, child: int) -> int:
-        """Who waits for a session; ``NO_ROW`` for nobody. Rows are reused: names tell."""
+        """The session that waits for this one, or ``NO_ROW``; rows are reused, so names count."""
         if child not in self._parents:
             return NO_ROW
         name, parent, parents_name = self._parents[child]

@@ -263,7 +263,7 @@ class TierReport(Event, tag=17, frozen=True):
     prefetched: Total  # brought back before any request asked
     prefetch_useful: Total  # of which a request then hit
     prefetch_wasted: Total  # of which were evicted unused
-    prefetch_cancelled: Total  # wanted, and not begun for want of room
+    prefetch_cancelled: Total  # asked for, but not begun for lack of room
     load_bytes_per_s: Rate
     spill_bytes_per_s: Rate
     prefill_tokens_per_s: Rate

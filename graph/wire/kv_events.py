@@ -210,7 +210,7 @@ class KvEventDecoder:
             try:
                 translated.extend(self._translate(event))
             except WireError as error:
-                # Nobody's pool is called by a medium that is not known.
+                # Unknown media are never an engine's pool.
                 self._leave_out(str(error), _tier_of(event) is Tier.HOT)
         return translated
 

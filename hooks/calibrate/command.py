@@ -223,7 +223,7 @@ def texts_for(
     rng: random.Random,
     device: Any,
 ) -> tuple[Callable[[int], Tensor], str]:
-    """What draws so many adjoining tokens of a text, int64 [tokens], and a description of the text.
+    """A function that draws adjoining tokens of a text, int64 [tokens], and what the text is.
 
     It is that of ``file``, or else Python sources; random tokens if the tokenizer knows neither.
     Raises ConfigError.

@@ -192,7 +192,7 @@ def grid(
 def measure(
     model: SplicedModel, cell: Cell, samples: int, text: Callable[[int], Tensor]
 ) -> CellResult:
-    """Measure ``cell`` on ``samples`` prompts; ``text`` draws so many tokens of one text."""
+    """Measure ``cell`` on ``samples`` prompts; ``text(n)`` draws ``n`` tokens of one text."""
     rows = [_row(model, cell, trial) for trial in _trials(cell, samples, text)]
     kl, wrong, without, agree = (torch.cat(column) for column in zip(*rows, strict=True))
     return CellResult(

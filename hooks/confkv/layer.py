@@ -192,7 +192,7 @@ class ConfLayer(CacheLayerMixin):  # type: ignore[misc]
         super().__init__()
         self._settings, self._share, self._ranker = settings, share, ranker
         self.exact = True  # attention still reads, bit for bit, what a plain cache would hold
-        self.observed = ranker.queries  # of a prompt's last queries, `note` needs so many
+        self.observed = ranker.queries  # how many of a prompt's last queries `note` needs
         self.fresh = 0  # tokens of this call that attention has not seen yet
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from numbers import Real
 from typing import Protocol
@@ -90,18 +90,6 @@ class ByConfidence:
     def choose(self, confidence: Sequence[float]) -> list[int]:
         it = self._settings
         return [it.low if score >= it.tau else it.high for score in confidence]
-
-
-class Replayed:
-    """Repeats the budgets of an earlier run, step by step; then its last ones."""
-
-    def __init__(self, schedule: Sequence[Sequence[int]]) -> None:
-        self._steps: Iterator[list[int]] = iter([list(step) for step in schedule])
-        self._last = list(schedule[0])
-
-    def choose(self, confidence: Sequence[float]) -> list[int]:
-        self._last = next(self._steps, self._last)
-        return self._last
 
 
 def layer_shares(layers: int, pyramid: float) -> list[float]:

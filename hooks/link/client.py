@@ -101,8 +101,8 @@ class LinkState:
 
     Args:
         endpoint: The sidecar's, for the log.
-        absent_s: Without a connection for so many seconds, it counts as absent.
-        silent_s: Without a message for so many seconds, it counts as silent.
+        absent_s: Seconds without a connection after which it counts as absent.
+        silent_s: Seconds without a message after which it counts as silent.
         refused_s: Seconds until one that refused this engine is asked again.
         clock: Monotonic seconds.
     """
@@ -201,8 +201,8 @@ class ClientOptions:
     heartbeat_s: float = 0.4  # under the 0.5 s that the sidecar is promised
     max_stale_s: float = 2.0
     protect_stale_s: float = 60.0  # how long protection outlives the sidecar's last message
-    absent_s: float = 2.0  # after so long without a connection, nothing is kept for the sidecar
-    silent_s: float = 5.0  # after so long without advice, one warning
+    absent_s: float = 2.0  # without a connection: then nothing is kept for the sidecar
+    silent_s: float = 5.0  # without advice: then one warning
     resync_gap_s: float = 0.2  # the shortest time between two resyncs
     refused_s: float = 30.0  # pause after a sidecar refused us
 

@@ -16,7 +16,7 @@ from ..keys import pack_hashes
 from .mailbox import Mailbox
 from .outbox import LateEvents, Later
 
-_BYTES: Final = 8  # of a digest: as many as of a block's key
+_BYTES: Final = 8  # of a digest: the size of a block's key
 _AT_ONCE: Final = 4_096  # tokens between two moments in which other threads may run; chosen
 
 

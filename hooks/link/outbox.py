@@ -70,7 +70,7 @@ class Outbox:
     def __init__(self, limit: int, batch_limit: int) -> None:
         # Entries that were never sent: the queue was full, or no sidecar was there.
         self.dropped = 0
-        self._most = self._limit = limit  # it is 0 while nobody is there
+        self._most = self._limit = limit  # 0 while no sidecar is connected
         self._batch_limit = batch_limit
         self._queue: deque[AnyEvent | Later] = deque()
         self._once = Once(logger)

@@ -112,7 +112,7 @@ def _of(value: Any, name: str) -> Any:
 def _of_retain(payload: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     yield from _of_directives(payload.get("directives"))
     if payload.get("include_current_request") is True:
-        # Beside hashes of blocks; what its priorities are relative to, nobody says.
+        # It also names hashes of blocks, with priorities whose scale is not specified.
         yield _segment(0, None, None, payload.get("ttl_seconds"))
 
 

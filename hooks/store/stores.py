@@ -323,6 +323,6 @@ def _new_client(place: str) -> Any:
 
 def _own_address(host: str, port: int) -> str:
     """This machine's address towards the master."""
-    # Raises where nobody answers, as Mooncake would try for ever.
+    # Raises if there is no answer, where Mooncake would retry for ever.
     with socket.create_connection((host, port), timeout=_CONNECT_S) as connection:
         return str(connection.getsockname()[0])

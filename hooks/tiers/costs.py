@@ -70,7 +70,7 @@ class TransferCosts:
         return False
 
     def worth_splicing(self, tokens: int, record_bytes: int, loads: bool) -> bool:
-        """Tell whether splicing ``tokens`` tokens, out of records of so many bytes, takes no longer
+        """Tell whether splicing ``tokens`` tokens from records of ``record_bytes`` takes no longer
         than computing them.
         """
         if self.splices_always or not self.prefill_tokens_per_s:

@@ -19,7 +19,7 @@ from ..keys import key_of, keys_in_pool, keys_of
 
 
 class VoidedCopies(NamedTuple):
-    """What workers must give up or may write, as in ``TierWork``."""
+    """Records that workers release, and those that they may write; see ``TierWork``."""
 
     release: tuple[int, ...]
     erase: tuple[bytes, ...]
@@ -159,7 +159,7 @@ class Copies:
         self._order.all_leave(hashes)
 
     def all_leave_pool(self, full_hashes: Sequence[bytes]) -> None:
-        """The same of blocks by their hashes with the prefix cache's group id."""
+        """``all_leave`` for hashes that carry the prefix cache's group id."""
         if self._order.holds_twice():
             self.all_leave(filter(None, self.hashes_of(keys_in_pool(full_hashes))))
 
@@ -235,8 +235,8 @@ class Copies:
         return list(chosen.values())
 
     def drop(self, copies: Sequence[Copy]) -> tuple[list[bytes], list[int]]:
-        """Have copies found no more, all of which are; returns their hashes, and the numbers of
-        those that no job uses.
+        """Remove copies, all of which can be found, from lookup; returns their hashes, and the
+        numbers of those that no job uses.
         """
         hashes = [copy.block_hash for copy in copies]
         deque(map(self._found.pop, hashes), maxlen=0)

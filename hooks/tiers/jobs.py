@@ -74,7 +74,7 @@ class Share(msgspec.Struct, frozen=True):
 
 Job = Spill | Load | Demote | Share
 
-_NOBODY_WAITS: Final = (Demote, Share)  # for the end of one of these
+_NOBODY_WAITS: Final = (Demote, Share)  # jobs whose end no request waits for
 
 
 def positions(job: Job) -> int:

@@ -100,8 +100,8 @@ class DiskWrites:
 
 _ANNOUNCED_AT_ONCE = 65_536  # keys per event; chosen
 _PATIENCE_S = 1.0  # seconds that others wait for a load at least; chosen
-_USUAL_TIMES = 2.0  # … and so many times as long as such a load usually takes; chosen
-_LOW_WATER = 16  # with a disk, one record in so many is kept free; chosen
+_USUAL_TIMES = 2.0  # … plus this many times as long as such a load usually takes; chosen
+_LOW_WATER = 16  # with a disk, one record in this many is kept free; chosen
 
 
 @dataclass(slots=True)
@@ -162,7 +162,7 @@ class TierLedger:
         self.kept_off_disk: set[int] = set()
         # How many tokens of each approximate request that runs are exact, by its id.
         self.exact: dict[str, int] = {}
-        # Keys of blocks that are worth a copy whatever the sidecar considers, oldest first.
+        # Keys of blocks that get a copy even if the sidecar does not ask for one, oldest first.
         self.wanted: dict[int, None] = {}
         self.clock = clock
         self._emit = emit
@@ -170,7 +170,7 @@ class TierLedger:
         self._was_cleared = False
 
     def expect(self, hashes: Sequence[bytes], *sizes: int) -> None:
-        """Note that a load of so many bytes begins: others wait for it while it is not too slow."""
+        """Note that a load of these ``sizes`` begins: others wait for it unless it is too slow."""
         usual_s = self.costs.load_s(*sizes)
         until = self.clock() + _PATIENCE_S + _USUAL_TIMES * usual_s
         self.coming.update(dict.fromkeys(hashes, until))

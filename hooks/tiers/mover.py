@@ -309,5 +309,5 @@ def _start(arena: Arena, disk: DiskTier | None, hash_bytes: int, store: str) -> 
 
 
 def _can_wait(job: Job) -> bool:
-    """Tell whether nobody waits for a job, and no other of its step needs what it does."""
+    """Tell whether no request, and no other job of its step, waits for this job."""
     return isinstance(job, Spill) and not job.overwritten

@@ -30,7 +30,7 @@ class Calls:
     # each is given what those before it found, and returns what is found by now
     get_num_new_matched_tokens: Sequence[Callable[[Request, int, Found], Found]] = ()
     update_state_after_alloc: Sequence[Callable[[Request, KVCacheBlocks, int], object]] = ()
-    # told that nobody could order the load which a request was promised
+    # told that the load which a request was promised could not be ordered
     load_failed: Sequence[Callable[[Request, KVCacheBlocks], object]] = ()
     build_connector_meta: Sequence[Callable[[int, Iterable[str]], TierWork | None]] = ()
     step_ended: Sequence[Callable[[], object]] = ()  # called when a step's output arrived

@@ -129,7 +129,7 @@ class KvGraphConnector(WorkerCalls, SupportsHMA):  # type: ignore[misc]
     Attributes:
         side: Our part of the scheduler's process; None before a pool is bound, and after an error
             of ours.
-        calls: Whom vLLM's calls go to; after an error, only what completes what was promised.
+        calls: The parts that get vLLM's calls; after an error, those that complete promises.
     """
 
     def __init__(

@@ -52,7 +52,7 @@ def new_tap(pool: BlockPool, group: ObservedGroup, index: BlockIndex) -> PoolTap
 
 
 def reason_against() -> str | None:
-    """Why no engine of this environment has a compiled core; None: whoever fits has one."""
+    """Why no engine in this environment uses the compiled core; None: those that fit use it."""
     wanted = os.environ.get(CORE_VARIABLE, "").strip().lower()
     if wanted == PYTHON:
         return f"{CORE_VARIABLE}={PYTHON} asks for it"
@@ -93,7 +93,7 @@ _BLOCK_SIZE: Final = 16
 
 
 def prove(rounds: int = _ROUNDS, seed: int = _SEED) -> str | None:
-    """Run both over the same random traffic of so many ``rounds``, or steps; returns where they
+    """Run both over the same random traffic of ``rounds`` steps; returns where they
     differ, None if nowhere.
     """
     scratch = _Scratch(random.Random(seed))

@@ -98,7 +98,7 @@ class CoreIndex(BlockIndex):
         return found
 
     def forget(self, hashes: Sequence[bytes], keys: Sequence[int]) -> Sequence[int]:
-        """Take note that a block of each hash was evicted, of which the core did not hear; see
+        """Note that a block of each hash was evicted, which the core did not see; see
         ``BlockIndex``.
         """
         self.catch_up()
@@ -134,7 +134,7 @@ class CoreTap(PoolTap):
     """Follows a pool as ``PoolTap`` does; ``next`` takes what changed.
 
     Attributes:
-        whole: Whether somebody in the step itself must see all that was cached.
+        whole: Whether a part must see, within the step, all that was cached.
         sessions: Names of running requests' sessions, by which is told who cached a block.
     """
 
@@ -156,7 +156,7 @@ class CoreTap(PoolTap):
         return batch
 
     def take(self) -> Sequence[Changes]:
-        """Take what changed since the last call, in order; nobody is told of it then."""
+        """Take what changed since the last call, in order; it is then not reported."""
         changes: list[Changes] = []
         while (batch := self.next(whole=True)) is not None:
             changes.append(changes_of(batch))

@@ -1,7 +1,7 @@
-"""``CoreSteps``: an engine's step, of which the compiled core does all that is the same in each.
+"""``CoreSteps``: does in the compiled core what is the same in every step of an engine.
 
-Python decides as before, and the core knows by what nothing is to be decided: what nobody disturbed
-since the last step stands. Then a step is one call.
+Decisions stay in Python. The core recognises a step in which there is nothing to decide, because
+nothing has changed since the last one. Such a step is one call.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ DECIDES: Final = _TAKE | ARRANGE
 
 
 class CoreDemand(PromptDemand):
-    """The same, counted by the compiled core, which hears itself what is computed."""
+    """A ``PromptDemand`` counted by the compiled core, which sees itself what is computed."""
 
     def __init__(self, core: Core, block_size: int, groups_take: int) -> None:
         self._core, self._block_size, self._groups_take = core, block_size, groups_take
@@ -55,7 +55,7 @@ class CoreDemand(PromptDemand):
         self._core.looked_up(request.request_id, needs, has, to_load // size)
 
     def cached(self, cached: Any) -> None:
-        """Nobody tells: the core hears itself what is computed."""
+        """Does nothing: the core itself sees what is computed."""
 
     def finished(self, request_id: str) -> None:
         self._core.finished(request_id)
@@ -73,7 +73,7 @@ class CoreMeter(PrefillMeter):
         return self._core.tokens_per_s
 
     def stepped(self, tokens: int, running: dict[str, Any], now: float) -> None:
-        """Nobody tells: it is part of the core's step."""
+        """Does nothing: this is part of the core's step."""
 
 
 def new_demand(index: BlockIndex, group: ObservedGroup) -> PromptDemand:

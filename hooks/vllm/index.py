@@ -249,7 +249,7 @@ class BlockIndex:
         return list(map(self._pool.blocks.__getitem__, ids.tolist()))
 
     def freed_without_a_word(self, hashes: Sequence[bytes]) -> None:
-        """Note that a chain was freed, of which nobody told which blocks hold it."""
+        """Note that a chain was freed, without a report of which blocks hold it."""
         held = map(self._pool.cached_block_hash_to_block.get_one_block, hashes)
         self.freed([block.block_id for block in held if block is not None])
 

@@ -24,8 +24,8 @@ class UrgentFlush:
 
     That is after a step once ``PRESSING_SHARE`` of the pool was stored since the last time: the
     next victims should be chosen with these blocks known. It is also when the last running request
-    ends after as much: the next request may come at once, and should find advice that knows how
-    this one ended.
+    ends and as much was stored since: the next request may come at once, and should find advice
+    that knows how this one ended.
     """
 
     def __init__(self, pool_blocks: int, tell: Callable[[], None]) -> None:
@@ -61,8 +61,8 @@ LONGEST_S: Final = 10.0  # what lies longer apart is no step but a pause; chosen
 class PrefillMeter:
     """Running mean of the tokens per second of steps that do not only decode.
 
-    Nobody tells a connector without workers when a step is over. But while a request goes on, the
-    next step is scheduled as soon as a step is over: what lies between two is what one took.
+    vLLM does not tell a connector without workers when a step is over. But while a request goes on,
+    the next step is scheduled as soon as one is over: the time between two is what one took.
 
     Args:
         behind: Steps that are under way while another is scheduled: 1 with asynchronous

@@ -85,8 +85,8 @@ class LateChanges:
         self._events = events
 
     def events(self) -> list[AnyEvent]:
-        """Take what is told of the changes; they are in the index from then on.
-        Raises what stopped them.
+        """Turn the noted changes into events; from then on the index has them.
+        Raises the error that stopped an earlier change.
         """
         self._reporter.catch_up()  # in their order, also where older ones are never told
         events, self._events = self._events or [], []
@@ -230,11 +230,11 @@ class EngineObserver:
         ended: Callable[[RequestFinished, Request], AnyEvent | Later],
         # is told which keys the engine evicted, when that is worked through
         gone: Callable[[Sequence[int]], None],
-        # what a request says, where that is to be told apart from its salt
+        # keyed digests of a request's text, where it must be told apart from its salt
         contents: Callable[[Request], PromptDigests | None],
         # what to emit at its start, likewise
         began: Callable[[RequestStarted, Request], AnyEvent | Later],
-        # which other group ended a lookup after so many tokens
+        # which other group ended a lookup after a number of tokens
         lacking: Callable[[Request, int], int | None],
         clock: Callable[[], float] = time.monotonic,  # monotonic seconds
     ) -> None:

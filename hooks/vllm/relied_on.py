@@ -462,7 +462,7 @@ or said in docs/engines.md."""
 
 
 def unknown_places(package: Path) -> list[str]:
-    """Places of a vLLM's sources that read ``SET`` and were not looked at, sorted. Whoever reads
+    """Places in vLLM's sources that read ``SET`` and were not reviewed, sorted. Code that reads
     the value may ask about it under any name, so a function counts that mentions it.
     """
     return sorted(set(_places(package)) - KNOWN)

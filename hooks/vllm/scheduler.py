@@ -136,7 +136,7 @@ class SchedulerSide:
         self.tap.attach()  # last: until here a failure leaves the pool as it was
 
     def calls(self) -> Calls:
-        """Whom vLLM's calls go to, in order, as long as all is well."""
+        """The parts that get vLLM's calls, in order, until one of them fails."""
         bridge, store, recall, holding = self.bridge, self.store, self.recall, self.holding
         observer, loader = self.observer, getattr(bridge, "loader", None)
         queued = calls_of("on_new_request", holding) or calls_of("on_new_request", recall, bridge)
@@ -172,7 +172,7 @@ class SchedulerSide:
         )
 
     def promised_calls(self) -> Calls:
-        """Whom they go to when all else of ours has left."""
+        """The parts that get them after an error of ours."""
         return Calls() if self.bridge is None else self.bridge.promised_calls()
 
     def hold_at(

@@ -275,7 +275,7 @@ def _nothing_of(blocks: Sequence[KVCacheBlock]) -> None:
 
 
 def _does_nothing(pool: BlockPool, emit: Callable[..., Any]) -> bool:
-    """Whether ``emit`` only tells of evictions, to nobody, so that a method of Python's own can
+    """Whether ``emit`` only reports evictions, and to no listener, so that a built-in method can
     take its place.
 
     It is called for every evicted block: a call of Python's for each costs a step of 16k tokens

@@ -21,7 +21,7 @@ def live_misfits(part: Part = Part.ALL) -> list[str]:
 
 
 def live_unknown_places() -> list[str]:
-    """Where the installed vLLM asks for what we set, and nobody looked; see
+    """Places in the installed vLLM that read what we set, and were not reviewed; see
     ``relied_on.KNOWN``.
     """
     return unknown_places(Path(str(importlib.import_module("vllm").__file__)).parent)

@@ -152,8 +152,8 @@ def test_two_tenants_with_one_prompt_and_two_salts_share_nothing() -> None:
     assert set(order[:5]) == set(range(101, 106)), "what ended goes first, all of it and only it"
     assert not any(block["shared"] for block in map(graph.explain, range(1, 6)))
     graph.apply("e", [BlocksSpilled(theirs, 2, 1000), BlocksSpilled(ours, 2, 1000)])
-    graph.apply("e", [BlocksRemoved(ours), BlocksRemoved(theirs)])
-    wanted = set(graph.suggest_prefetch([1], 10))
+    graph.apply("e", [BlocksRemoved(pack(*range(2, 6))), BlocksRemoved(theirs)])
+    wanted = set(graph.prefetch_order("e", 10).tolist())
     assert not wanted & set(range(101, 106)), "nothing of the other is brought back for us"
 
 

@@ -119,14 +119,11 @@ def graph(as_json: Json = False) -> None:
 
 
 @app.command()
-def sidecar(
-    as_json: Json = False,
-    seconds: Annotated[float, typer.Option(min=1, help="Measured per load, once it is full.")] = 20,
-) -> None:
+def sidecar(as_json: Json = False) -> None:
     """What a sidecar uses of a core and of memory, and how old its advice is: one engine, and 64.
     Two minutes on idle cores.
     """
-    _measure(".sidecars.sidecar_bench", as_json, seconds=seconds)
+    _measure(".sidecars.sidecar_bench", as_json)
 
 
 @app.command()
@@ -279,13 +276,12 @@ def teach(
         Path | None, typer.Option(help="Folder of *.rst.txt; recall needs none.")
     ] = None,
     out: Annotated[Path, typer.Option(help="Where the model goes.")] = Path(".taught"),
-    steps: Annotated[int | None, typer.Option(min=1, help="Batches; else the model's own.")] = None,
 ) -> None:
     """Make a small model that ships with the bench again, on one thread."""
     with _explained():
         from .teaching.teach import teach as make
 
-        folder = make(name, out, text, steps, typer.echo)
+        folder = make(name, out, text, typer.echo)
     typer.echo(folder)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from kvgraph.hooks.confkv.layer import AttentionAndRecency, TokenTable, survivors
-from kvgraph.hooks.confkv.settings import ConfKVSettings, Replayed, SettingsError, layer_shares
+from kvgraph.hooks.confkv.settings import ConfKVSettings, SettingsError, layer_shares
 from kvgraph.kernels.backends import mixed
 from kvgraph.kernels.backends.attention import (
     confidence,
@@ -21,7 +21,7 @@ from kvgraph.kernels.backends.attention import (
 from kvgraph.kernels.backends.mixed import KvPart, mixed_attention, observed_mass
 from kvgraph.kernels.quant import channel_scale, from_cells, rescaled, to_cells
 from kvgraph_bench.confkv.confkv import ablate
-from kvgraph_bench.confkv.confkv_arms import STATIC, follow, victims
+from kvgraph_bench.confkv.confkv_arms import STATIC, Replayed, follow, victims
 from kvgraph_bench.confkv.perplexity import Perplexity
 from kvgraph_bench.confkv.resampled import apart
 from kvgraph_bench.confkv.small_models import load, random_model, shipped

@@ -169,34 +169,21 @@ def test_a_block_is_found_by_its_key_which_javascript_can_hold(
     assert set(answer["terms"]) >= {"age", "degree", "importance"}
 
 
-def test_a_subgraph_is_node_link_data(client: TestClient) -> None:
-    networkx = pytest.importorskip("networkx")
-    data = client.get(f"/blocks/{BIG}/subgraph?hops=2").json()
-    graph = networkx.node_link_graph(data, edges="edges")
-    assert set(graph.nodes) == {f"{key:#018x}" for key in (1, 2, BIG)}
-
-
 @pytest.mark.parametrize(
     "key", ["-1", "1.5", "0x", "0xg", "1_0", "abc", "%20", "nan", str(1 << 64), "٣", "0" * 23]
 )
 def test_what_is_no_key_is_refused(client: TestClient, key: str) -> None:
-    for question in ("explain", "subgraph"):
-        answer = client.get(f"/blocks/{key}/{question}")
-        if key == "0" * 23:
-            assert answer.status_code == 404  # a long way to write 0, which nobody stored
-        else:
-            assert answer.status_code == 400
-            assert "a block key is" in answer.json()["detail"]
+    answer = client.get(f"/blocks/{key}/explain")
+    if key == "0" * 23:
+        assert answer.status_code == 404  # a long way to write 0, which nobody stored
+    else:
+        assert answer.status_code == 400
+        assert "a block key is" in answer.json()["detail"]
 
 
 @pytest.mark.parametrize(
     "path",
     [
-        f"/blocks/{BIG}/subgraph?hops=0",
-        f"/blocks/{BIG}/subgraph?hops=5",
-        f"/blocks/{BIG}/subgraph?hops=many",
-        f"/blocks/{BIG}/subgraph?limit=0",
-        f"/blocks/{BIG}/subgraph?limit=2001",
         f"/blocks/{'1' * 100}/explain",
         f"/sessions/{'x' * 300}/explain",
         f"/sessions/chat/explain?tenant={'x' * 300}",
@@ -218,7 +205,7 @@ def test_the_root_says_what_there_is(client: TestClient) -> None:
 
 
 def test_the_unknown_is_404(client: TestClient) -> None:
-    for path in ("/blocks/77/explain", "/blocks/77/subgraph", "/sessions/nobody/explain", "/nope"):
+    for path in ("/blocks/77/explain", "/sessions/nobody/explain", "/nope"):
         answer = client.get(path)
         assert answer.status_code == 404
         assert answer.json()["detail"]
@@ -350,7 +337,6 @@ def test_a_server_that_is_stopped_at_once_ends(source: Source) -> None:
     "path",
     [
         "/blocks/1/explain",
-        "/blocks/1/subgraph",
         "/sessions/chat/explain",
         "/memories/m-17/explain",
         "/waiting",
@@ -444,10 +430,8 @@ def test_a_client_that_does_not_finish_its_request_is_cut(
 def test_a_client_that_does_not_read_is_cut(
     impatient: HttpServer, source: Source, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(source.graph, "subgraph", lambda *_: {"nodes": ["x" * 1000] * 20_000})
-    question = (
-        f"GET /blocks/1/subgraph HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {TOKEN}"
-    )
+    monkeypatch.setattr(source.graph, "explain", lambda *_: {"nodes": ["x" * 1000] * 20_000})
+    question = f"GET /blocks/1/explain HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {TOKEN}"
     with connection(impatient) as slow:
         slow.sendall(f"{question}\r\n\r\n".encode())
         deadline = time.monotonic() + 10
@@ -466,10 +450,8 @@ def test_a_client_is_cut_though_the_kernel_took_its_whole_answer_in(
     impatient: HttpServer, source: Source, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(TimeoutProtocol, "deadline_s", 6.0)  # longer than an idle connection lasts
-    monkeypatch.setattr(source.graph, "subgraph", lambda *_: {"nodes": ["x" * 1000] * 1_000})
-    question = (
-        f"GET /blocks/1/subgraph HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {TOKEN}"
-    )
+    monkeypatch.setattr(source.graph, "explain", lambda *_: {"nodes": ["x" * 1000] * 1_000})
+    question = f"GET /blocks/1/explain HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {TOKEN}"
     with socket.socket() as slow:
         slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         host, port = impatient.url.removeprefix("http://").split(":")

@@ -87,7 +87,6 @@ def test_rankings_name_blocks_as_their_engine_does(world: World) -> None:
         assert set(ranking.order.tolist()) == keys
         assert set(ranking.spill_first.tolist()) <= keys
         assert set(world.graph.suggest_eviction(100, engine)) == keys
-        assert set(world.graph.select_spill_candidates(100, engine)) <= keys
     assert world.graph.rank("a", 100).order.tolist() == [14, 13, 12, 11]  # a chain, its tail first
 
 
@@ -110,7 +109,7 @@ def test_copies_are_ordered_back_by_the_engines_own_keys(world: World) -> None:
     assert len(world.graph.tables.blocks) == 7
 
 
-def test_active_keys_are_those_of_the_engine_that_asks(world: World) -> None:
+def test_what_follows_blocks_in_use_comes_back_by_its_engines_keys(world: World) -> None:
     blocks = world.graph.tables.blocks
     world.graph.tables.sessions.end(world.graph.tables.sessions.rows_named("a")[0])
     for n in range(3):  # others walk the same chain, so that what follows 11 is what comes next
@@ -118,7 +117,9 @@ def test_active_keys_are_those_of_the_engine_that_asks(world: World) -> None:
     world.tell("a", BlocksSpilled(pack(14), int(Tier.WARM), 1), BlocksRemoved(pack(14)))
     world.now += 10_000
     blocks.hit_count[:] = 1  # worth a copy, though nobody is expected back
-    assert world.graph.suggest_prefetch([13], 5) == [14]
+    assert world.graph.prefetch_order("a", 5).tolist() == []
+    world.tell("a", started("now", *KEYS, session="new"))
+    assert world.graph.prefetch_order("a", 5).tolist() == [14]
 
 
 def test_signals_of_attention_confidence_and_embeddings_reach_the_right_model(world: World) -> None:
@@ -144,8 +145,6 @@ def test_a_key_is_asked_for_as_engines_say_it(world: World) -> None:
     assert world.graph.explain(11)["model"] == "model-a"  # one that is held before one that is not
     assert world.graph.explain(14)["parent"] == f"{13:#018x}"
     assert {each["node"] for each in world.graph.neighbors(14)} == {f"{13:#018x}"}
-    nodes = world.graph.subgraph(14, hops=5)["nodes"]
-    assert [node["id"] for node in nodes] == [f"{key:#018x}" for key in (14, 13, 12, 11)]
 
 
 def test_an_engine_that_comes_back_with_another_model_holds_nothing_of_before(world: World) -> None:

@@ -376,9 +376,6 @@ def test_the_first_block_of_a_chain_is_linked_to_the_root_once_two_walked_it() -
     first = Selection(graph.tables.blocks, graph.tables.blocks.find(as_keys([1])))
     assert graph.tables.all_edges.degree(EdgeType.PREFIX_SHARE, first).tolist() == [1]
     assert graph.tables.all_edges.weight(EdgeType.PREFIX_SHARE, first).tolist() == [2]
-    part = graph.subgraph(1)
-    assert [(edge["source"], edge["target"]) for edge in part["edges"]] == [("root", f"{1:#018x}")]
-    assert {"id": "root", "kind": "root"} in part["nodes"]
     graph.check_integrity()
 
 

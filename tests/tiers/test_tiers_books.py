@@ -15,8 +15,6 @@ from kvgraph.hooks.keys import key_of
 from kvgraph.hooks.settings import (
     COLD_VARIABLE,
     DIRECTORY_VARIABLE,
-    PREFETCH_VARIABLE,
-    SPILL_VARIABLE,
     WARM_VARIABLE,
     EngineSettings,
     TierSettings,
@@ -220,19 +218,19 @@ def asked(environment: dict[str, str]) -> TierSettings | None:
 
 def test_no_variable_no_tiers() -> None:
     assert asked({}) is None
-    assert asked({WARM_VARIABLE: "0", PREFETCH_VARIABLE: "nonsense"}) is None
+    assert asked({WARM_VARIABLE: "0", "AITHER_KVCACHE_PREFETCH": "nonsense"}) is None
 
 
 def test_all_variables_reach_the_engine_and_back(tmp_path: Path) -> None:
     settings = asked({
         WARM_VARIABLE: " 1.5 ", COLD_VARIABLE: "20", DIRECTORY_VARIABLE: str(tmp_path),
-        PREFETCH_VARIABLE: "0", SPILL_VARIABLE: "ALL",
+        "AITHER_KVCACHE_PREFETCH": "0", "AITHER_KVCACHE_SPILL": "ALL",
     })  # fmt: skip
     assert settings == TierSettings(3 << 29, 20 << 30, tmp_path, prefetch=False, spill_all=True)
     assert TierSettings.from_plain(settings.plain()) == settings
     alone = asked({WARM_VARIABLE: "2"})
     assert alone == TierSettings(2 << 30)
-    queued = asked({WARM_VARIABLE: "2", PREFETCH_VARIABLE: "queued"})
+    queued = asked({WARM_VARIABLE: "2", "AITHER_KVCACHE_PREFETCH": "queued"})
     assert queued == TierSettings(2 << 30, ahead=True)
     assert TierSettings.from_plain(alone.plain()) == alone
 
@@ -248,8 +246,8 @@ def test_all_variables_reach_the_engine_and_back(tmp_path: Path) -> None:
         (COLD_VARIABLE, "20 GB", "GiB from 0 to"),
         (COLD_VARIABLE, "20", "go together"),
         (DIRECTORY_VARIABLE, "/somewhere", "go together"),
-        (PREFETCH_VARIABLE, "yes", "1, 0, queued"),
-        (SPILL_VARIABLE, "some", "worth, all"),
+        ("AITHER_KVCACHE_PREFETCH", "yes", "1, 0, queued"),
+        ("AITHER_KVCACHE_SPILL", "some", "worth, all"),
     ],
 )
 def test_a_bad_value_is_named_with_what_is_allowed(variable: str, value: str, allowed: str) -> None:

@@ -275,7 +275,7 @@ class FreeQueueArranger:
             self._core.disturb()
 
     def _watch(self) -> None:
-        """Let a compiled core see by itself that nothing is to be arranged; as ``rests``."""
+        """Let the compiled core see by itself that there is nothing to arrange; as ``rests``."""
         if self._core is None:
             return
         if self._protection or self._is_disturbed:

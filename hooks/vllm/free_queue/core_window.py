@@ -50,7 +50,7 @@ class CoreVictims(Victims):
         return self._core.last
 
     def add(self, found: FoundBlocks) -> None:
-        """Follow blocks that somebody else than the core laid behind the last one."""
+        """Follow blocks that code outside the core put behind the last one."""
         self._core.add(found.ids.tolist(), found.hashes)
 
     def drop_taken(self) -> None:
@@ -138,7 +138,7 @@ class CoreWindow(Window):
         return self._due
 
     def find_anchor(self, known_of: float) -> KVCacheBlock | None:
-        """The last victim that stands where such a ranking left it."""
+        """As ``Window.find_anchor``."""
         return self._core.anchor(known_of)
 
     def lay(self, place: KVCacheBlock, known_of: float, least: int) -> None:

@@ -52,7 +52,7 @@ class ProtectedKeys:
         self._clock = clock
         self._most_stated = int(MOST_SHARE * blocks)  # until a sidecar knows them, and their price
         self._stated: dict[int, _Said] = {}  # by key, the latest last
-        self._over: set[int] = set()  # the part of these whose last word was that it is over
+        self._over: set[int] = set()  # of these, keys whose last request is over
         self._looked_through = 0.0  # ts of the ranking by which these were looked through
         self._linked_since = -math.inf  # when the last ranking was made
         self._keys = _NO_KEYS
@@ -66,8 +66,8 @@ class ProtectedKeys:
 
     def adopt(self, ranking: EvictionRanking | None, linked_since: float) -> bool:
         """Protect what ``ranking`` protects from now on, nothing if it is None; returns whether
-        that changes. What the last ranking protected and the first one after ``linked_since`` does
-        not stays protected for as long as what no sidecar knows.
+        that changes. After a new link, what the last ranking protected and the first new one does
+        not stays protected for a while, like statements that no sidecar knows.
         """
         keys = _NO_KEYS if ranking is None else ranking.protected
         if keys is self._keys:
@@ -118,11 +118,11 @@ class ProtectedKeys:
         return np.fromiter(self._stated, np.uint64, len(self._stated))
 
     def look_through(self, ranking: EvictionRanking | None, linked_since: float) -> bool:
-        """Leave to ``ranking`` the statements that it knows, and forget those of long ago; returns
-        whether there were any.
+        """Forget statements that ``ranking`` takes into account, and very old ones; returns whether
+        any was forgotten.
 
-        Their age alone tells nothing: on busy cores a sidecar may be as far behind. Keys that were
-        last stated, and not said to be over, count and are not looked at: those may be many.
+        Age alone is no reason: on busy cores a sidecar may be late. Only keys whose request ended
+        are looked at: the others may be many, and still count.
 
         Args:
             linked_since: The sidecar may have missed what was stated before this time.

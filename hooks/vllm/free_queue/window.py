@@ -25,7 +25,7 @@ class Victims:
     """Follows blocks that stand one behind the other, while a step takes them from the front.
 
     A block that is free, with the hash that it was laid with, stands where it was laid, unless
-    somebody moved it: whoever does that says so (``forget``). All work is done on many at once: a
+    it was moved, and code that moves it says so (``forget``). All work is done on many at once: a
     step of 16k tokens takes a thousand.
     """
 
@@ -139,7 +139,7 @@ def move_behind(place: KVCacheBlock, blocks: Sequence[KVCacheBlock]) -> int:
 MAX_WINDOW: Final = 4096  # blocks; chosen
 LEAST_AHEAD: Final = 512  # victims where copies are made ahead, however few a step takes; chosen
 _SPARE: Final = 64  # victims beyond what the next step can take: one pass looks at as many; chosen
-_STEPS_SPARE: Final = 4  # as large as those of late, which such victims last for; chosen
+_STEPS_SPARE: Final = 4  # recent steps that these victims suffice for; chosen
 AT_ONCE: Final = 256  # victims that a step lays at least, if more are due; chosen
 REACH_STEP: Final = 16  # blocks: one request more is no reason to look again; chosen
 FADE: Final = 0.98  # what the largest step of late counts, one step later; chosen
@@ -175,7 +175,7 @@ class Window:
         self._pool = pool
         self._index = index
         self._stated = stated
-        self._followed = self._order = _NO_KEYS  # of its keys, those that are left to look for
+        self._followed = self._order = _NO_KEYS  # the ranking's keys that are still to be looked up
         self._holders: BlockIds | None = None  # numbers of the blocks that held these keys
         self._next = 0  # place in the order of the next victim
         self._victims = Victims(len(pool.blocks))
@@ -247,8 +247,8 @@ class Window:
 
     @property
     def holds_enough(self) -> bool:
-        """Whether no more victims are due, and no step takes more than there are; forgets those
-        that are gone.
+        """Whether the victims laid so far suffice for the next step, and no more are due; forgets
+        those that are gone.
         """
         return not self._due and self.still_suffices() and not self._is_low(len(self._victims))
 
@@ -275,8 +275,8 @@ class Window:
         return not self._due
 
     def find_anchor(self, known_of: float) -> KVCacheBlock | None:
-        """The last victim, if it stands at the head still, where a ranking that knows the events
-        before ``known_of`` left it.
+        """The last victim that was not used since ``known_of``, the time up to which the ranking
+        knows events; forgets those behind it.
         """
         victims, freed_at = self._victims, self._index.freed_at
         while len(victims):

@@ -101,7 +101,7 @@ class HoldingLog:
 
     @property
     def speaks(self) -> bool:
-        """Whether requests were held lately, so that the end of that is to be noted."""
+        """Whether requests were held lately, so that their end must still be logged."""
         return self._holding or self._oldest_since is not None
 
     def none_held(self, now: float) -> None:
@@ -155,7 +155,7 @@ class Holding:
     Attributes:
         saturation: Share of the latest requests that met others in vLLM's queue.
         rests: Whether steps have nothing to do here, until a request arrives or other advice comes.
-        rested_at: When the last step was taken that this was not told of therefore; -inf: none was.
+        rested_at: When a step was last taken without a call here, by ``rests``; -inf: never.
     """
 
     def __init__(

@@ -94,7 +94,7 @@ def new_recall(
         calibration = calibration_for(config)
     except (ConfigError, RopeError, StorageError) as error:
         level = logging.WARNING if everybody else logging.INFO
-        logger.log(level, _REFUSED, str(error))  # with it, whoever keeps records kept the engine
+        logger.log(level, _REFUSED, str(error))  # as text: a kept exception would keep the engine
         return RefusedRecall(str(error), opt_in)
     most = MOST_TOKENS // group.block_size
     shortest = calibration.limits.least_tokens

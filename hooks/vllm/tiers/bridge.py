@@ -36,7 +36,7 @@ _LOOKUPS_IN_VAIN: Final = 64  # before the workers have reported what their disk
 
 
 class WorkerStarts:
-    """Collects what each of so many workers reports at its start, until all have; ``with_disk``:
+    """Collects what each worker reports at its start, until all have; ``with_disk``:
     they may have found records on their disks.
     """
 
@@ -148,7 +148,7 @@ class PromisedLoads:
 
 
 class NoPromisedLoads:
-    """What is known of loads under way where vLLM's book of requests is not to be had."""
+    """Stands for the promised loads where vLLM's table of requests cannot be read."""
 
     def __init__(self, loader: Loader, prefetcher: Prefetcher) -> None:
         self._loader = loader
@@ -199,7 +199,7 @@ class TierCacheBridge:
         line: Who waits in vLLM's queue, and for how many blocks.
         idle: Wakes the engine for an order that comes while it has nothing to do.
         rest: Whether steps leave nothing to decide; every other call ends it.
-        may_rest: Whether nobody else has to do anything in each step.
+        may_rest: Whether no other part has work in each step.
         step_ended: Told that a step's output arrived.
         adapted: Told which keys, that the engine cached, a LoRA adapter computed.
     """

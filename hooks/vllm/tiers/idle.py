@@ -66,15 +66,15 @@ class IdleEngine:
         self._loop, self._wake = loop, lambda: queue.put_nowait(nothing)
 
     def unbind(self) -> None:
-        """Note that nobody takes orders any more: no step is due from now on."""
+        """Stop waking the engine: orders are not taken any more."""
         self._loop = self._wake = None
         self._refusal = ""
 
     def ordered(self, order: Keys) -> None:
         """Note that the sidecar sent an order; for the thread that received it.
 
-        The same order wakes an engine once, unless a step did something since: what there was no
-        room for finds none while nothing happens.
+        The same order wakes an engine once, unless a step did something since: without one, copies
+        that found no room would find none again.
         """
         if not len(order) or (self._asked is not None and np.array_equal(order, self._asked)):
             return

@@ -49,7 +49,7 @@ class _Place:
     request: Request
     key: _Key
     blocks: int
-    joined: int  # steps that there were before
+    joined: int  # number of the step in which it came
     open: bool  # neither looked up by vLLM, nor served here
 
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 _STEPS_AHEAD: Final = 3  # a block begun this early is usually copied in time; chosen
 _LEAST_AHEAD: Final = 8  # blocks that are looked at ahead of need at least; chosen
 _MOST_AHEAD: Final = 0.375  # of the memory, for copies of what the next step cannot take; chosen
-_AHEAD_PER_POOL: Final = 0.25  # … at most so much of it for each pool that it has room for; chosen
+_AHEAD_PER_POOL: Final = 0.25  # … and this share for each pool that the memory could hold; chosen
 _NEWEST: Final = 0.2  # weight of the newest sample in a mean; chosen
 _WORK_S: Final = 0.25  # a step takes no longer: what is more was a rest; chosen
 _MEMORY_S: Final = 5.0  # seconds of work in which the largest step seen fades to 1/e; chosen
@@ -51,7 +51,7 @@ class CopyLead:
     def __init__(self, now: float) -> None:
         self.step = self.load = 0.0
         self.steps = 0
-        self._seen_at, self._late = now, 0.0  # late: steps from a spill's to its end's, a mean
+        self._seen_at, self._late = now, 0.0  # late: steps that a spill takes, mean
 
     def stepped(self, taken: int, loads: int, now: float) -> None:
         """Note that a step took ``taken`` blocks to compute, and ``loads`` for loads."""
@@ -99,8 +99,8 @@ PassedStep = tuple[int, int, float]
 
 
 class Rest:
-    """Knows how long nothing is to be decided: until steps took some of the blocks that were looked
-    at, or somebody calls.
+    """Knows how long there is nothing to decide: until steps have taken some of the blocks that
+    were looked at, or another call comes.
 
     Attributes:
         left: Cached blocks that steps may take until then; below 0: the next step decides.
@@ -116,13 +116,13 @@ class Rest:
         self._most = 0.0
 
     def begin(self, left: int, most: float) -> None:
-        """Begin to rest: until steps took ``left`` cached blocks, or one takes more than ``most``
-        of any kind.
+        """Begin to rest until steps have taken ``left`` cached blocks, or one step takes more than
+        ``most`` of any kind.
         """
         self.left, self._most = left, most
 
     def passes(self, tokens: int, evicted: int) -> bool:
-        """Note a step that computes so many tokens and evicted so many blocks, if it leaves nothing
+        """Note a step that computes ``tokens`` and evicted ``evicted`` blocks, if it leaves nothing
         to decide; returns whether it does. Written in one piece: most steps are this call.
         """
         taken = max(1 + tokens // self._block_size, evicted)
@@ -138,7 +138,7 @@ class Rest:
 # ``QueueScan``: looks through the head of the free queue, a bounded stretch per step.
 
 _LEAST: Final = 64  # blocks looked at per step at least, and; chosen
-_TIMES_TAKEN: Final = 3  # so many per block that the step took: faster than the queue moves
+_TIMES_TAKEN: Final = 3  # blocks looked at per block taken: faster than the queue moves
 _MOST_BLANKS: Final = 1024  # empty blocks passed over in one step; chosen
 _NOTHING: Final = FoundBlocks.told([])
 _id_of: Final = attrgetter("block_id")
@@ -149,7 +149,7 @@ class QueueScan:
 
     A block that was looked at stays as it is until the engine takes it or a hit removes it, and
     what is freed stands behind all others. Only advice inserts blocks before the last one that was
-    looked at: whoever lays them calls ``start_again``, and ``Victims.look`` looks at them.
+    looked at: the code that inserts them calls ``start_again``, and ``Victims.look`` looks at them.
 
     Attributes:
         reached: Cached blocks that stand before the next one.
@@ -180,7 +180,7 @@ class QueueScan:
             self._is_lost |= self._last.block_id in hit
 
     def evicted(self, count: int) -> bool:
-        """Note that so many cached blocks left at the head; returns whether to begin there again,
+        """Note that ``count`` cached blocks left at the head; returns whether to begin there again,
         because the last one that was looked at is gone from its place.
         """
         self.reached = max(0, self.reached - count)
@@ -432,8 +432,8 @@ class Spiller:
     the same hash object when every worker is done: the scheduler knows of an eviction before any
     worker can overwrite the block, so a copy that could be torn is never found.
         freed: Told when blocks were given back.
-        may_pass: Cached blocks that steps may take before anything is to be done, while nothing
-            else happens; below 0: something is to be done in any case.
+        may_pass: Cached blocks that steps may take before there is work to do, while nothing
+            else happens; below 0: there is work in any case.
     """
 
     def __init__(self, pool: BlockPool, ledger: TierLedger, finds: Finds, spill_all: bool) -> None:
@@ -481,7 +481,7 @@ class Spiller:
         if len(self._victims) and self._scan.reached:
             left //= 2  # each that goes counts in both
         if self._scan.at_end:
-            left = max(0, left)  # what comes behind, somebody frees
+            left = max(0, left)  # all blocks behind were freed later
         return min(left, _AGAIN_AFTER - (self._gone - self._gone_then))
 
     @property

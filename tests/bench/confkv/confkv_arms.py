@@ -13,7 +13,7 @@ import torch
 from kvgraph.hooks.confkv import stores
 from kvgraph.hooks.confkv.cache import ConfKVCache
 from kvgraph.hooks.confkv.layer import AttentionAndRecency, Ranker, mean_of_queries
-from kvgraph.hooks.confkv.settings import ConfKVSettings, Replayed
+from kvgraph.hooks.confkv.settings import ConfKVSettings
 from kvgraph.kernels.quant import STEPS, channel_scale
 from numpy.typing import NDArray
 from torch import Tensor
@@ -23,6 +23,18 @@ _HISTORY: Final = 400  # steps that Scissorhands remembers, as in its paper
 _OBSERVED: Final = 32  # queries that SnapKV looks at, as in its paper
 POOLED: Final = 7  # neighbours that SnapKV takes the mean of, likewise
 _SINKS: Final = 4  # first tokens that StreamingLLM keeps
+
+
+class Replayed:
+    """Repeats the budgets of an earlier run, step by step; then its last ones."""
+
+    def __init__(self, schedule: Sequence[Sequence[int]]) -> None:
+        self._steps: Iterator[list[int]] = iter([list(step) for step in schedule])
+        self._last = list(schedule[0])
+
+    def choose(self, confidence: Sequence[float]) -> list[int]:
+        self._last = next(self._steps, self._last)
+        return self._last
 
 
 class _Blind:

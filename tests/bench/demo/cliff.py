@@ -63,10 +63,10 @@ class CliffResult:
 
 
 @only_errors()
-def run_cliff(out: Path, shown: DemoProgress, sessions: Path = SESSIONS) -> CliffResult:
+def run_cliff(out: Path, shown: DemoProgress) -> CliffResult:
     """Play the same recorded agents on both; no engine and no GPU."""
     base = base_config(ensure_model(TINY))
-    found = read_sessions(sessions)
+    found = read_sessions(SESSIONS)
     users = scripts(found, AGENTS, SEED, CLOCK.end_s, ModelShape().vocab)
     done = []
     for arm, name in ((PAPER_STOCK, "stock"), (PAPER_HOLD, "kvgraph with admission")):
@@ -113,8 +113,8 @@ def cliff_details(result: CliffResult) -> dict[str, Any]:
     }
 
 
-def print_cliff(result: CliffResult, console: Console | None = None) -> None:
-    console = console or Console()
+def print_cliff(result: CliffResult) -> None:
+    console = Console()
     table = Table(title=f"{AGENTS} agents come within {CLOCK.warm_up_s / 60:.0f} minutes")
     for column in (
         "",

@@ -68,24 +68,19 @@ class EngineCliff:
 
 
 def run_engine_cliff(
-    model: str | None,
-    out: Path,
-    shown: DemoProgress,
-    page: LivePage | None,
-    clock: Clock = CLOCK,
-    agents: int = AGENTS,
+    model: str | None, out: Path, shown: DemoProgress, page: LivePage | None
 ) -> EngineCliff:
     name = model or str(ensure_model())
-    recorded_s = clock.end_s / clock.pace
+    recorded_s = CLOCK.end_s / CLOCK.pace
     sessions = read_sessions(SESSIONS)
-    users = scripts(sessions, agents, SEED, recorded_s, vocabulary_size(name))
+    users = scripts(sessions, AGENTS, SEED, recorded_s, vocabulary_size(name))
     longest = max(len(t.request.prompt) + len(t.request.answer) for own in users for t in own)
     room = Room(name, out, POOL, -(-longest // BLOCK) * BLOCK)
-    return EngineCliff(*(_run(arm, room, users, clock, shown, page) for arm in (STOCK, _SWITCH)))
+    return EngineCliff(*(_run(arm, room, users, CLOCK, shown, page) for arm in (STOCK, _SWITCH)))
 
 
-def print_engine_cliff(result: EngineCliff, console: Console | None = None) -> None:
-    console = console or Console()
+def print_engine_cliff(result: EngineCliff) -> None:
+    console = Console()
     title = f"{result.stock.agents} agents on a real engine whose pool fits about twenty"
     table = Table(title=title, title_justify="left")
     columns = ("and what it had", "turns a minute", "TTFT p50", "p95", "of first turns, p50")

@@ -60,7 +60,7 @@ class Crowd:
         while not self.stopping.is_set():
             key = rng.choice(self.keys)
             path = rng.choice(("/status", "/metrics", f"/blocks/{key}/explain",
-                               f"/blocks/{key}/subgraph?hops=2"))  # fmt: skip
+                               f"/v1/blocks/{key}"))  # fmt: skip
             self.ask_once(path)
             time.sleep(ASK_EVERY_S)
 
@@ -79,7 +79,7 @@ class Crowd:
     def be_deaf(self) -> None:
         """Ask for more than fits a socket's buffers, do not read, and see how long it lasts."""
         host, port = self._address
-        question = f"GET /blocks/{self.keys[0]}/subgraph?hops=4&limit=2000 HTTP/1.1\r\n"
+        question = f"GET /v1/blocks/{self.keys[0]} HTTP/1.1\r\n"
         question += f"Host: 127.0.0.1\r\nAuthorization: Bearer {self.token}\r\n\r\n"
         while not self.stopping.is_set():
             with contextlib.suppress(OSError), socket.socket() as line:

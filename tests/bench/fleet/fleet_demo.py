@@ -209,8 +209,8 @@ def _store_settings(path: Path) -> tuple[tuple[str, str], ...]:
 FLEET_FILE: Final = "fleet.json"
 
 
-def print_fleet(result: FleetDemo, console: Console | None = None) -> None:
-    console = console or Console()
+def print_fleet(result: FleetDemo) -> None:
+    console = Console()
     console.print(_table(result))
     for line in _lines(result):
         console.print(line, soft_wrap=True, highlight=False)

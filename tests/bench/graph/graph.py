@@ -373,7 +373,7 @@ def run(progress: bool) -> Figures:
 def _small(figures: Figures) -> None:
     graph = build_graph(20_000, 60_000)
     stats = graph.stats()
-    figures.add("bytes_per_block", stats.bytes_per_block, "B", "≤ 130")
+    figures.add("bytes_per_block", stats.bytes_per_block, "B", "≤ 110")
     figures.add("bytes_per_edge", stats.bytes_per_edge, "B", "≤ 64")
 
     add_sessions(graph, 100_000)

@@ -51,17 +51,16 @@ class MadeChat(NamedTuple):
 
 
 class ChatMaker:
-    def __init__(self, seed: str, system: bool = True) -> None:
+    def __init__(self, seed: str) -> None:
         self._rng = random.Random(seed)
         self._texts = [" ".join(text.split()) for text in corpus()]
         self._words = 0
         self._told: list[Told] = []
-        self._has_system = system
 
     def chats(self, count: int) -> Iterator[MadeChat]:
         for number in range(count):
             self._told = []
-            messages = self._system(number) if self._has_system and number % 4 else []
+            messages = self._system(number) if number % 4 else []
             has_tools = number % 2 == 1
             tools = self._schemas() if has_tools else None
             for _ in range(self._rng.choice(_TURNS)):

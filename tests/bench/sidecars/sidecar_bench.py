@@ -230,19 +230,22 @@ class Heard:
         return float(np.percentile(self.ages_s, 99))
 
 
-def run(progress: bool, seconds: float = 20.0) -> Figures:
+_SECONDS: Final = 20.0  # measured per load, once the graph is full
+
+
+def run(progress: bool) -> Figures:
     figures, console = Figures("sidecar"), Console(stderr=True, quiet=not progress)
     one, ages = Load(), list[float]()
     with console.status("") as status:
         for blocks, target in ((250, "≤ 5"), (2_000, "≤ 10")):
             status.update(f"one engine, {one.requests_per_s:g} requests/s of {blocks:,} blocks")
-            heard = listened(1, blocks, one, seconds)
+            heard = listened(1, blocks, one, _SECONDS)
             figures.add(f"sidecar_cpu_{blocks}", heard.cpu_percent, "%", target)
             figures.add(f"sidecar_cpu_{blocks}_starting", heard.starting_percent, "%")
             ages += heard.ages_s
         figures.add("advice_age_p99_s", float(np.percentile(ages, 99)), "s", "≤ 0.8")
         status.update("64 engines of 20,000 blocks, 640 requests/s")
-        heard = listened(64, 250, Load(requests_per_s=10, sessions=64), seconds)
+        heard = listened(64, 250, Load(requests_per_s=10, sessions=64), _SECONDS)
         figures.add("fleet64_cpu_percent", heard.cpu_percent, "%", "≤ 50")
         figures.add("fleet64_rss_gb", heard.rss_gb, "GB", "≤ 1.5")
         figures.add("fleet64_advice_age_p99_s", heard.age_p99_s, "s", "≤ 1")

@@ -35,8 +35,8 @@ class Teacher:
         self.optimizers = _optimizers(self.model, self.pupil)
         self.step = 0
 
-    def teach(self, say: Say, steps: int | None = None) -> Any:
-        while self.step < (steps or self.pupil.steps):
+    def teach(self, say: Say) -> Any:
+        while self.step < self.pupil.steps:
             loss, right, batch = self._one()
             self.step += 1
             if self.step % 50 == 0:
@@ -196,9 +196,9 @@ def read_documents(folder: Path, pattern: str = "*.rst.txt") -> list[str]:
     return long
 
 
-def read_corpus(folder: Path, pattern: str = "*.rst.txt") -> Corpus:
+def read_corpus(folder: Path) -> Corpus:
     """Learn a tokenizer from what may be learned from, and number everything."""
-    texts = read_documents(folder, pattern)
+    texts = read_documents(folder, "*.rst.txt")
     taught = [text for n, text in enumerate(texts) if n % _HELD_OUT]
     tokenizer = learn_tokenizer(taught)
     end = [0]
@@ -226,7 +226,7 @@ _EXAMINED: Final = 96  # texts
 Say = Callable[[str], None]
 
 
-def teach(name: str, out: Path, text: Path | None, steps: int | None, say: Say) -> Path:
+def teach(name: str, out: Path, text: Path | None, say: Say) -> Path:
     if name not in PUPILS:
         raise InputError(f"no model is called {name!r}; there are: {', '.join(PUPILS)}")
     pupil = PUPILS[name]
@@ -236,7 +236,7 @@ def teach(name: str, out: Path, text: Path | None, steps: int | None, say: Say) 
     corpus = None if pupil.course == "recall" or text is None else read_corpus(text)
     teacher = Teacher(pupil, _lessons(pupil, corpus))
     began = time.monotonic()
-    model = teacher.teach(say, steps)
+    model = teacher.teach(say)
     say(f"{name}: {time.monotonic() - began:.0f} s")
     write_model(model, corpus.tokenizer if corpus else recall_tokenizer(), folder)
     if pupil.course == "recall":

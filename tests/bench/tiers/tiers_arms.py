@@ -50,11 +50,9 @@ class TierScale:
     silent: float = 0.15  # of the pauses: nothing at all; the rest say only that there is one
 
 
-def build_tier_workload(
-    vocabulary: int, seed: int = 11, scale: TierScale | None = None
-) -> Workload:
-    scale = scale or TierScale()
-    writer = Writer(np.random.default_rng(seed), vocabulary)
+def build_tier_workload(vocabulary: int) -> Workload:
+    scale = TierScale()
+    writer = Writer(np.random.default_rng(11), vocabulary)
     heads = system_prompts(writer, _KINDS)
     agents = [_agent(writer, scale, heads[i % _KINDS], i) for i in range(scale.agents)]
     span_s = max(session.starts_s + _nominal_s(session) for session in agents)

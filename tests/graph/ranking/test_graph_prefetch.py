@@ -209,12 +209,3 @@ def test_what_is_attended_with_the_blocks_in_use_comes_back_too(cache: Cache) ->
     assert cache.order() == []
     cache.start("now", 1)
     assert cache.order() == [30], "20 is awaited later: its session said so"
-
-
-def test_callers_may_say_what_is_in_use(cache: Cache) -> None:
-    for session in ("a", "b"):
-        cache.turn(session, 1, 2)
-    cache.lose(2)
-    cache.now += 60
-    assert cache.graph.suggest_prefetch([], 5) == []
-    assert cache.graph.suggest_prefetch([1], 5) == [2]
