@@ -230,6 +230,7 @@ MENDS: Final = (
     Mend("a snapshot is never larger than its file", "graph/snapshot.py", "if any(part.compress_type != zipfile.ZIP_STORED for part in parts):", "if False:", f"{_SNAPSHOT} -k larger"),
     Mend("one sidecar at a time looks who is there", "advisor/sockets/front.py", "        fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)\n", "", "tests/advisor/sockets/test_advisor_keys.py -k one_moment"),
     Mend("methods of APIs alone are passed on", "advisor/process/process.py", "if scope[\"method\"] not in METHODS:", "if False:", f"{_ROUTE}/test_route_service.py -k other_methods"),
+    Mend("an engine that was shut down leaves no pool", "hooks/vllm/index.py", "        self._freed_at = np.full(len(pool.blocks), -math.inf)  # seconds, by block id\n", "        self._freed_at = np.full(len(pool.blocks), -math.inf)\n        self._blocks = np.array(pool.blocks, dtype=object)\n", "tests/hooks/vllm/test_hooks_connector.py -k no_pool_behind"),
     Mend("one event costs no batch", "graph/wire/kv_events.py", "            if reason.startswith(\"Invalid value\"):", "            if not reason.startswith(\"Invalid value\"):\n                raise WireError(reason) from None\n            if reason:", _WIRE),
     Mend("a copy is of what is known", "graph/wire/kv_events.py", "        if tier is not Tier.HOT:  # a copy is", "        if False:  # a copy is", f"{_WIRE} -k copy"),
     Mend("residency is one group's", "graph/wire/kv_events.py", "return group is None or self._group is None or group == self._group[1]", "return True", f"{_WIRE} -k group"),
