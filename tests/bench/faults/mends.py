@@ -115,6 +115,8 @@ MENDS: Final = (
     Mend("a store that all may write to", "hooks/store/stores.py", "if mode & stat.S_IWOTH:", "if False:", _STORE),
     Mend("a link in a store", "hooks/store/stores.py", "os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW", "os.O_RDONLY | os.O_CLOEXEC", _STORE),
     Mend("a record's checksum", "hooks/store/sealed.py", "checksum = zlib.crc32(record, zlib.crc32(key, self._seed))", "checksum = zlib.crc32(key, self._seed)", _STORE),
+    Mend("an engine with next to no memory shares", "hooks/vllm/tiers/sharing.py", "-(-self._ledger.directory.warm_capacity // _SHARE_OF_MEMORY)", "self._ledger.directory.warm_capacity // _SHARE_OF_MEMORY", "tests/store/test_store_sharing.py -k next_to_no"),
+    Mend("an engine without memory has nothing to share", "hooks/vllm/tiers/sharing.py", "return self._room > 0 and bool(self._due or self._ready)", "return bool(self._due or self._ready)", "tests/store/test_store_sharing.py -k next_to_no"),
     # Who may say and see what
     Mend("one tenant's share of a pool", "graph/ranking/rules.py", "granted = (tenants == NO_ROW) | (_sums_of_its_kind(tenants, costs) <= each)", "granted = np.ones(len(places), dtype=np.bool_)", "tests/graph/ranking/test_graph_protection.py"),
     Mend("intents reach their tenant's blocks", "graph/intents.py", "rows = rows[blocks.tenant[rows] == tenant]", "pass", "tests/graph/intents tests/advisor/intents"),
