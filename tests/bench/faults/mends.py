@@ -105,6 +105,8 @@ MENDS: Final = (
     Mend("workers hear of a reset first", "hooks/vllm/tiers/bridge.py", "return TierWork(self.ledger.book.take() + broken, *voided)", "return TierWork(self.ledger.book.take() + broken)", "tests/tiers/test_tiers_spilling.py -k told_of_a_reset"),
     Mend("an adapter's blocks stay off the disk", "hooks/vllm/observer.py", "            self._adapted(unpack(pack_run(request.block_hashes, first, end, self._group.scale)))", "            pass", "tests/tiers/test_tiers_spilling.py -k adapter"),
     Mend("what a load reads makes room last", "hooks/vllm/tiers/loader.py", "    directory.reads(hashes)\n", "", "tests/tiers/test_tiers_loading.py -k full_disk"),
+    Mend("what a disk does not bring costs it alone", "hooks/tiers/lanes.py", "            reads.keys(),\n", "            all_of(job),\n", "tests/tiers/test_tiers_mover.py -k costs_nothing"),
+    Mend("a disk that breaks costs it alone", "hooks/tiers/lanes.py", "                self._fail(job, part, rest, seconds, error)\n", "                self._refuse(job, seconds, error)\n", "tests/tiers/test_tiers_mover.py -k costs_nothing"),
     Mend("a load that nobody ordered fails", "hooks/vllm/tiers/bridge.py", "self._broken.append(_broken_load(request, blocks))", "pass", _FAULTS),
     Mend("promises are kept whatever fails", "hooks/vllm/tiers/bridge.py", "            finally:\n                self.promises.received(received)", "            except ZeroDivisionError:\n                self.promises.received(received)", "tests/engine/test_engine_resets.py -k void_load"),
     # Recall
