@@ -253,6 +253,8 @@ MENDS: Final = (
     Mend("probes hear first that it ends", "advisor/process/process.py", "if is_probe and self.leaving:", "if False:", f"{_ROUTE}/test_route_service.py -k probes"),
     Mend("what the Rust frontend takes away is said", "hooks/settings.py", "return os.environ.get(RUST_FRONTEND_VARIABLE, \"\").strip().lower() in (\"\", *OFF)", "return True", "tests/hooks/test_hooks_doctor.py -k rust"),
     Mend("a cache that finds nothing is a notice", "advisor/page/attention.py", "    if told.reason is None or told.requests < _LEAST_REQUESTS:", "    if True:", "tests/dashboards/test_page_attention.py"),
+    Mend("true is no number", "advisor/config/sections.py", "    return annotation in (int, float) or any(map(_is_number, get_args(annotation)))", "    return False", "tests/advisor/test_config.py"),
+    Mend("no path has a NUL", "advisor/config/sections.py", "        if isinstance(value, str) and \"\\0\" in value:\n", "        if False:\n", "tests/advisor/test_config.py"),
     # Disk and store
     Mend("an age that cannot grow is damage", "kernels/disk.py", "        entries[entries[\"age\"] > _MOST_AGE] = _NO_ENTRY\n", "", f"{_ARENA} -k reaches"),
     Mend("a key that stands twice takes one place", "kernels/disk.py", "        taken[list(self._slots.values())] = True\n", "        taken[live] = True\n", f"{_ARENA} -k twice"),
