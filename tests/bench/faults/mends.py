@@ -255,6 +255,9 @@ MENDS: Final = (
     Mend("a cache that finds nothing is a notice", "advisor/page/attention.py", "    if told.reason is None or told.requests < _LEAST_REQUESTS:", "    if True:", "tests/dashboards/test_page_attention.py"),
     Mend("true is no number", "advisor/config/sections.py", "    return annotation in (int, float) or any(map(_is_number, get_args(annotation)))", "    return False", "tests/advisor/test_config.py"),
     Mend("no path has a NUL", "advisor/config/sections.py", "        if isinstance(value, str) and \"\\0\" in value:\n", "        if False:\n", "tests/advisor/test_config.py"),
+    Mend("what is no HTTP fills no log", "dashboards/server.py", "        logging.getLogger(\"uvicorn.error\").addFilter(ODD_REQUESTS)\n", "", f"{_PAGE} -k no_http"),
+    Mend("odd requests are a line in ten seconds", "dashboards/server.py", "        if now - self._last.get(kind, float(\"-inf\")) < _LOG_EVERY_S:\n", "        if False:\n", f"{_PAGE} -k odd_requests"),
+    Mend("odd requests fill no proxy's log", "advisor/process/process.py", "    uvicorns.addFilter(ODD_REQUESTS)\n", "", f"{_ROUTE}/test_route_service.py -k odd_requests"),
     # Disk and store
     Mend("an age that cannot grow is damage", "kernels/disk.py", "        entries[entries[\"age\"] > _MOST_AGE] = _NO_ENTRY\n", "", f"{_ARENA} -k reaches"),
     Mend("a key that stands twice takes one place", "kernels/disk.py", "        taken[list(self._slots.values())] = True\n", "        taken[live] = True\n", f"{_ARENA} -k twice"),
