@@ -258,6 +258,7 @@ MENDS: Final = (
     Mend("what is no HTTP fills no log", "dashboards/server.py", "        logging.getLogger(\"uvicorn.error\").addFilter(ODD_REQUESTS)\n", "", f"{_PAGE} -k no_http"),
     Mend("odd requests are a line in ten seconds", "dashboards/server.py", "        if now - self._last.get(kind, float(\"-inf\")) < _LOG_EVERY_S:\n", "        if False:\n", f"{_PAGE} -k odd_requests"),
     Mend("odd requests fill no proxy's log", "advisor/process/process.py", "    uvicorns.addFilter(ODD_REQUESTS)\n", "", f"{_ROUTE}/test_route_service.py -k odd_requests"),
+    Mend("the page's schema is made once", "dashboards/app.py", "describe = cache(lambda: get_openapi(title=\"kvgraph\", version=\"1\", routes=page.routes))", "describe = lambda: get_openapi(title=\"kvgraph\", version=\"1\", routes=page.routes)", "tests/dashboards/test_dashboards_api.py -k made_once"),
     # Disk and store
     Mend("an age that cannot grow is damage", "kernels/disk.py", "        entries[entries[\"age\"] > _MOST_AGE] = _NO_ENTRY\n", "", f"{_ARENA} -k reaches"),
     Mend("a key that stands twice takes one place", "kernels/disk.py", "        taken[list(self._slots.values())] = True\n", "        taken[live] = True\n", f"{_ARENA} -k twice"),
