@@ -9,9 +9,11 @@ import socket
 import struct
 import termios
 import threading
-from collections.abc import Collection
+import time
+from collections.abc import Callable, Collection
 from typing import Any, Final
 
+import h11
 import uvicorn
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, PlainTextResponse
@@ -131,6 +133,44 @@ def held_by_kernel(connection: socket.socket | None, queue: int = termios.TIOCOU
     return int.from_bytes(fcntl.ioctl(connection.fileno(), queue, bytes(4)), "little")
 
 
+# What any client can have uvicorn log by requests that are no HTTP, as often as it likes.
+_ODD: Final = (
+    "Invalid HTTP request received", "Unsupported upgrade request",
+    "No supported WebSocket library detected", "Exception in ASGI application",
+)  # fmt: skip
+_LOG_EVERY_S: Final = 10.0  # of each of them; chosen
+
+
+class OddRequestFilter(logging.Filter):
+    """Leaves one line in ten seconds of each kind that requests which are no HTTP cause, and none
+    of an answer that came after the connection had ended by one.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__()
+        self._clock = clock
+        self._last: dict[str, float] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        said = record.getMessage()
+        kind = next((each for each in _ODD if said.startswith(each)), None)
+        if kind is None:
+            return True
+        error = record.exc_info[1] if record.exc_info else None
+        if error is not None:  # of ours, unless h11 was done with this client: it had its 400
+            return not (isinstance(error, h11.LocalProtocolError) and _OVER in str(error))
+        now = self._clock()
+        if now - self._last.get(kind, float("-inf")) < _LOG_EVERY_S:
+            return False
+        self._last[kind] = now
+        return True
+
+
+_OVER: Final = "state=MUST_CLOSE"  # in what h11 says of an answer after an error of the client's
+ODD_REQUESTS: Final = OddRequestFilter()
+"""Of this process: a filter that is added twice is there once."""
+
+
 class HttpServer:
     """Listens at once, serves after ``start``; see ``TimeoutProtocol`` for its deadlines.
     Raises OSError.
@@ -138,6 +178,7 @@ class HttpServer:
 
     def __init__(self, app: ASGIApp, host: str, port: int) -> None:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        logging.getLogger("uvicorn.error").addFilter(ODD_REQUESTS)
         self._socket = socket.create_server((host, port), family=family, backlog=128)
         named = f"[{host}]" if ":" in host else host
         self.url = f"http://{named}:{self._socket.getsockname()[1]}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import fields
 from pathlib import Path
-from typing import Annotated, Final, Self
+from typing import Annotated, Final, Self, get_args
 
 from pydantic import (
     AfterValidator,
@@ -78,6 +78,22 @@ class Section(BaseModel):
     """Base of every section: frozen, and without unknown keys."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _is_meant(cls, value: object, info: ValidationInfo) -> object:
+        """Refuse what would be taken for a number, and what no file or socket can be called."""
+        if isinstance(value, bool) and _is_number(
+            cls.model_fields[info.field_name or ""].annotation
+        ):
+            raise ValueError("is no number; allowed: a number")
+        if isinstance(value, str) and "\0" in value:
+            raise ValueError("has a NUL character; allowed: text without one")
+        return value
+
+
+def _is_number(annotation: object) -> bool:
+    return annotation in (int, float) or any(map(_is_number, get_args(annotation)))
 
 
 class ObserveConfig(Section):

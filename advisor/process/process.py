@@ -21,7 +21,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from ...dashboards.server import TrustedHosts, held_by_kernel, reset
+from ...dashboards.server import ODD_REQUESTS, TrustedHosts, held_by_kernel, reset
 from ...graph.errors import ConfigError, InUseError
 from ...graph.wire.endpoints import LOOPBACK_HOSTS, is_alive, is_loopback
 
@@ -112,7 +112,9 @@ def refuse_remote(host: str, allow_remote: bool) -> None:
 def log_for_people() -> None:
     """Log to standard error, without lines for our own requests and truncated answers."""
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s")
-    logging.getLogger("uvicorn.error").addFilter(lambda line: _TRUNCATED not in line.getMessage())
+    uvicorns = logging.getLogger("uvicorn.error")
+    uvicorns.addFilter(lambda line: _TRUNCATED not in line.getMessage())
+    uvicorns.addFilter(ODD_REQUESTS)
 
 
 # HTTP serving in front of engines.

@@ -5,6 +5,7 @@ device.
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import threading
 import time
@@ -115,10 +116,14 @@ class RecordLane:
         release: Callable[[Sequence[int]], None],
         # called there with a job that failed, the seconds that it took, and why
         refuse: Callable[[Job, float, Exception], None],
+        # called on any thread with a job, and why the lane did its part not
+        say: Callable[[Job, BaseException], None],
     ) -> None:
         self.copies: set[int] = set()  # copies that the lane's thread uses
         self.records, self._arena, self._memory, self._watch = records, arena, memory, watch
-        self._name, self._release, self._refuse = name, release, refuse
+        self._name, self._release, self._refuse, self._say = name, release, refuse, say
+        # By job: the positions that are the lane's part of it, and how it goes on.
+        self._parts: dict[int, tuple[Set[int], Rest]] = {}
         self._thread = TaskThread(f"kvgraph-{name}") if records is not None else memory
         self._freed_late: set[int] = set()  # copies that were released meanwhile
 
@@ -138,23 +143,24 @@ class RecordLane:
         self._freed_late |= self.copies.intersection(copies)
         return [copy for copy in copies if copy not in self.copies]
 
-    def use(self, job: Job, operation: Outcome, rest: Rest) -> None:
+    def use(self, job: Job, part: Set[int], operation: Outcome, rest: Rest) -> None:
         """Run ``operation`` on the lane's thread, and then ``rest`` on the memory's.
 
-        A job that was given up, or comes while the lane hangs, is refused; nothing is written to
-        the engine's memory then.
+        Of a job that was given up, or comes while the lane hangs, the positions ``part`` have
+        failed, and nothing is done for them; what others hold of it is not lost.
         """
         if self._watch.stuck:
-            self._refuse(job, 0.0, self._silence())
+            self._fail(job, part, rest, 0.0, self._silence())
             return
+        self._parts[job.id] = part, rest
         self._watch.add(job)
         self.copies.update(job.copies)
-        self._thread.put(lambda: self._work(job, operation, rest))
+        self._thread.put(lambda: self._work(job, operation))
 
     def give_up_on_overdue(self) -> None:
-        """Refuse jobs that were not answered for too long; on the engine's thread."""
+        """Go on without what was not answered for too long; on the engine's thread."""
         for job in self._watch.overdue():
-            self._refuse(job, 0.0, self._silence())
+            self._memory.put(functools.partial(self._give_up, job))
 
     def read_all(
         self, hashes: Mapping[int, bytes], records: Sequence[int], within_s: float
@@ -191,28 +197,44 @@ class RecordLane:
 
     # On the lane's thread -----------------------------------------------------------------------
 
-    def _work(self, job: Job, operation: Outcome, rest: Rest) -> None:
+    def _work(self, job: Job, operation: Outcome) -> None:
         """Run on the lane's thread; a job that was given up meanwhile is not begun."""
         began, outcome = time.perf_counter(), Future[Set[int]]()
         try:
             outcome.set_result(operation() if self._watch.waits_for(job) else all_of(job))
         except Exception as error:
             outcome.set_exception(error)
-        self._memory.put(lambda: self._back(job, outcome, rest, began))
+        self._memory.put(lambda: self._back(job, outcome, began))
 
-    def _back(self, job: Job, outcome: Future[Set[int]], rest: Rest, began: float) -> None:
+    def _back(self, job: Job, outcome: Future[Set[int]], began: float) -> None:
         """Continue on the memory's thread."""
         self._watch.moved()
         self.copies.difference_update(job.copies)
         late = self._freed_late.intersection(job.copies)
         self._freed_late -= late
         if self._watch.claim(job):
+            part, rest = self._parts.pop(job.id)
             seconds = time.perf_counter() - began
-            try:
-                rest(outcome.result(), seconds)
-            except Exception as error:
-                self._refuse(job, seconds, error)
+            if (error := outcome.exception()) is None:
+                self._go_on(job, outcome.result(), rest, seconds)
+            else:
+                self._fail(job, part, rest, seconds, error)
         self._release(sorted(late))
+
+    def _give_up(self, job: Job) -> None:
+        self._fail(job, *self._parts.pop(job.id), 0.0, self._silence())
+
+    def _fail(
+        self, job: Job, part: Set[int], rest: Rest, seconds: float, error: BaseException
+    ) -> None:
+        self._say(job, error)
+        self._go_on(job, part, rest, seconds)
+
+    def _go_on(self, job: Job, failed: Set[int], rest: Rest, seconds: float) -> None:
+        try:
+            rest(failed, seconds)
+        except Exception as error:
+            self._refuse(job, seconds, error)
 
     def _write_last(self, copies: Sequence[tuple[bytes, int]], until: float) -> None:
         for block_hash, record in copies:
@@ -267,9 +289,10 @@ class RecordLanes:
         watch: AnswerWatch | None,
         release: Callable[[Sequence[int]], None],
         refuse: Callable[[Job, float, Exception], None],
+        say: Callable[[Job, BaseException], None],
     ) -> None:
         def lane(name: str, records: Records | None, watch: AnswerWatch) -> RecordLane:
-            return RecordLane(name, records, arena, memory, watch, release, refuse)
+            return RecordLane(name, records, arena, memory, watch, release, refuse, say)
 
         clock = time.monotonic
         self.disk = lane("disk", disk, watch or AnswerWatch(clock))
@@ -301,14 +324,16 @@ class RecordLanes:
         self.store_out.disown()
 
     def give_up_on_overdue(self) -> None:
-        """Refuse jobs that disk or store has not answered for too long; on the engine's thread."""
+        """Go on without what disk or store has not answered for too long; on the engine's
+        thread.
+        """
         for lane in self:
             lane.give_up_on_overdue()
 
     def write(self, job: Demote | Share, records: Sequence[int], rest: Rest) -> None:
         """Write a job's copies to its tier; ``rest`` gets the positions that failed."""
         lane = self.disk if isinstance(job, Demote) else self.store_out
-        lane.use(job, lambda: lane.write_all(job, records), rest)
+        lane.use(job, all_of(job), lambda: lane.write_all(job, records), rest)
 
     def read(self, job: Load, records: Sequence[int], rest: Rest) -> None:
         """Read a load's copies that are not in memory; ``rest`` gets the positions that failed."""
@@ -334,6 +359,7 @@ class RecordLanes:
         reads = {at: hashes[at] for at in sorted(hashes)}
         lane.use(
             job,
+            reads.keys(),
             lambda: lane.read_all(reads, records, within_s),
             lambda more, seconds: self._read(
                 job, records, rest, others, failed | more, before + seconds

@@ -146,7 +146,7 @@ class TierMover:
         self._memory = TaskThread("kvgraph-memory")
         records, name = store or (None, "")
         self.lanes = RecordLanes(
-            disk, records, arena, self._memory, watch, self._release, self._refuse
+            disk, records, arena, self._memory, watch, self._release, self._refuse, self._say
         )
         self.answers = Answers(_start(arena, disk, hash_bytes, name))  # outcomes of the jobs
         self._once = Once(logger)
@@ -164,7 +164,9 @@ class TierMover:
             self._memory.put(lambda: self._order(work, fence))
 
     def give_up_on_overdue(self) -> None:
-        """Answer jobs that disk or store has not answered for too long; on the engine's thread."""
+        """Go on without what disk or store has not answered for too long; on the engine's
+        thread.
+        """
         self.lanes.give_up_on_overdue()
 
     def close(self) -> None:
@@ -285,14 +287,17 @@ class TierMover:
         self, job: Job, failed: frozenset[int], seconds: float, error: Exception | None
     ) -> None:
         if error is not None:
-            self._say_once(type(job).__name__.lower(), error)
+            self._say(job, error)
         moved = positions(job) - len(failed)
         self.answers.report(job, failed, seconds, moved * self._arena.record_bytes)
 
     def _refuse(self, job: Job, seconds: float, error: Exception) -> None:
         self._report(job, all_of(job), seconds, error)
 
-    def _say_once(self, what: str, error: Exception) -> None:
+    def _say(self, job: Job, error: BaseException) -> None:
+        self._say_once(type(job).__name__.lower(), error)
+
+    def _say_once(self, what: str, error: BaseException) -> None:
         detail = str(error) if isinstance(error, KernelError) else type(error).__name__
         kind = f"{what} {type(error).__name__}"
         if what == _SHARING:  # nothing that this engine has is lost

@@ -23,6 +23,7 @@ from kvgraph.advisor.page.sampled import Sampled
 from kvgraph.advisor.page.sessions import Sessions
 from kvgraph.advisor.page.shadows import Shadows
 from kvgraph.advisor.page.what_if import Weights
+from kvgraph.dashboards import app
 from kvgraph.dashboards.access import PAGE, POLICY, Access, edit_token, page_address, page_token
 from kvgraph.dashboards.source import StatusSource
 from kvgraph.graph.kvcache_graph import KVCacheGraph
@@ -94,6 +95,18 @@ def test_the_schema_names_every_path() -> None:
     schema = visitor().get("/v1/openapi.json").json()
     assert {f"/v1/{path}" for path in PATHS} < set(schema["paths"])
     assert "Miss" in schema["components"]["schemas"]
+
+
+def test_the_schema_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever reaches the port may ask for it, and making it keeps the sidecar busy."""
+    made: list[str] = []
+    real = app.get_openapi
+    monkeypatch.setattr(app, "get_openapi", lambda **of: (made.append("once"), real(**of))[1])
+    client = visitor()
+    first, again = (client.get("/v1/openapi.json") for _ in range(2))
+    assert first.headers["content-type"] == "application/json"
+    assert first.content == again.content
+    assert made == ["once"]
 
 
 def test_what_is_unknown_or_wrong_is_told(client: TestClient) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import socket
 import time
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 from urllib.parse import quote
@@ -14,10 +16,11 @@ import numpy as np
 import psutil
 import pytest
 from fastapi.testclient import TestClient
+from hand_clock import Clock
 from kvgraph.advisor.page.status import log_totals
 from kvgraph.advisor.shadows.runner import ShadowRunner
 from kvgraph.dashboards.metrics import cut
-from kvgraph.dashboards.server import HttpServer, TimeoutProtocol
+from kvgraph.dashboards.server import HttpServer, OddRequestFilter, TimeoutProtocol
 from kvgraph.dashboards.source import BusyError, LogTotals, SidecarStatus
 from kvgraph.graph.kvcache_graph import KVCacheGraph
 from kvgraph.graph.wire.events import (
@@ -425,6 +428,41 @@ def test_a_client_that_does_not_finish_its_request_is_cut(
         with contextlib.suppress(ConnectionResetError):
             while silent.recv(65536):
                 pass
+
+
+@pytest.mark.parametrize("end", [b"-5\r\nabcde\r\n", b"f" * 30 + b"\r\n", b"0\r\n\x00: 1\r\n\r\n"])
+def test_what_is_no_http_fills_no_log(
+    impatient: HttpServer, end: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    for path in (b"healthz", b"nowhere"):
+        head = (
+            b"POST /" + path + b" HTTP/1.1\r\nHost: 127.0.0.1\r\nTransfer-Encoding: chunked\r\n\r\n"
+        )
+        with contextlib.suppress(ConnectionResetError):
+            raw(impatient.url, head + end)
+    assert raw(impatient.url, HEALTH).startswith(b"HTTP/1.1 200")
+    assert not caplog.records
+
+
+def test_a_kind_of_odd_requests_is_a_line_in_ten_seconds(caplog: pytest.LogCaptureFixture) -> None:
+    clock = Clock()
+    odd, log = OddRequestFilter(clock), logging.getLogger("tests.uvicorn")
+    log.addFilter(odd)
+    for _ in range(3):
+        for _ in range(50):
+            log.warning("Invalid HTTP request received.")
+            log.warning("Unsupported upgrade request.")
+        clock.now += 11.0
+    try:
+        raise RuntimeError("ours")
+    except RuntimeError:
+        log.exception("Exception in ASGI application")
+        log.exception("Exception in ASGI application")
+    assert Counter(each.getMessage() for each in caplog.records) == {
+        "Invalid HTTP request received.": 3,
+        "Unsupported upgrade request.": 3,
+        "Exception in ASGI application": 2,
+    }
 
 
 def test_a_client_that_does_not_read_is_cut(

@@ -32,10 +32,10 @@ class Fleet:
         self._files = DirectoryStore(self._settings.place, ROOM)
         self._contents: dict[bytes, Any] = {}
 
-    def engine(self, **options: Any) -> Engine:
+    def engine(self, warm: int = 32, **options: Any) -> Engine:
         engine = Engine(started=False, store=self._settings, **options)
         engine.worker.store = self._contents
-        engine.hear(TierAnswer(starts=(WorkerStart(32, store_name=NAME),)))
+        engine.hear(TierAnswer(starts=(WorkerStart(warm, store_name=NAME),)))
         return engine
 
     def settle(self, engine: Engine) -> None:
@@ -93,6 +93,22 @@ def test_a_shared_prefix_goes_there_once(tmp_path: Path) -> None:
     fleet.serve(one, prompt(4, 1))
     fleet.serve(one, [*prompt(4, 1, extra=0), *prompt(2, 2)])
     assert one.counts.shared == 6
+
+
+@pytest.mark.parametrize("warm", [0, 1, 3])
+@pytest.mark.parametrize("at_turn_end", [True, False])
+def test_an_engine_that_was_given_next_to_no_memory_falls_idle(
+    tmp_path: Path, warm: int, at_turn_end: bool
+) -> None:
+    """What a process may lock can be less than what was asked for."""
+    fleet = Fleet(tmp_path, at_turn_end=at_turn_end)
+    engine = fleet.engine(warm=warm)
+    fleet.serve(engine, prompt(4, 1))  # raises if the engine never falls idle
+    engine.push_out()
+    assert not engine.busy
+    if at_turn_end:
+        assert bool(engine.counts.shared) == bool(warm)
+    engine.check_whole()
 
 
 def test_at_eviction_what_is_copied_ahead_is_given(tmp_path: Path) -> None:

@@ -573,6 +573,41 @@ def test_a_read_that_hangs_is_answered_as_failed_and_touches_nothing_later(
     bench.arena.check_integrity()
 
 
+def test_what_a_hanging_disk_does_not_bring_costs_nothing_that_memory_holds(
+    new_bench: NewBench, tmp_path: Path
+) -> None:
+    bench, disk = hanging(new_bench, tmp_path)
+    DiskTier.write(disk, key(33), bytes(SIZE))
+    before = bench.bytes_of(3)
+    bench.do(Spill(1, (3,), (1,)))
+    bench.give(load(2, (1, 2), (8, 9), from_disk={1: key(33)}, request="both"))
+    (late,) = wait_for_the_watch(bench, 1)
+    assert late.failed == {1}
+    assert bench.bytes_of(8) == before
+    assert bench.mover.answers.take_loaded() == ({"both"}, {9})
+    bench.overwrite(8)
+    (at_once,) = bench.do(load(3, (3, 1), (9, 8), from_disk={0: key(33)}))
+    assert at_once.failed == {0}, "while it hangs nothing else is asked of it"
+    assert bench.bytes_of(8) == before
+    disk.leave.set()
+
+
+def test_a_disk_that_breaks_costs_nothing_that_memory_holds(
+    new_bench: NewBench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> bool:
+        raise RuntimeError("injected")
+
+    disk = DiskTier(tmp_path / "tier", SIZE, 8, "breaks")
+    bench = new_bench(disk=disk)
+    before = bench.bytes_of(3)
+    bench.do(Spill(1, (3,), (1,)))
+    monkeypatch.setattr(disk, "read", fail)
+    (done,) = bench.do(load(2, (1, 2), (8, 9), from_disk={1: key(33)}))
+    assert done.failed == {1}
+    assert bench.bytes_of(8) == before
+
+
 def test_a_write_that_hangs_is_answered_and_its_copy_stays_whole_until_it_is_over(
     new_bench: NewBench, tmp_path: Path
 ) -> None:

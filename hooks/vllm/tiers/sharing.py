@@ -58,7 +58,12 @@ class Sharer:
 
     @property
     def busy(self) -> bool:
-        return bool(self._due or self._ready)
+        return self._room > 0 and bool(self._due or self._ready)
+
+    @property
+    def _room(self) -> int:
+        """How many blocks may be copied, or shared, at once: any, wherever there is memory."""
+        return min(_AT_ONCE, -(-self._ledger.directory.warm_capacity // _SHARE_OF_MEMORY))
 
     def request_scheduled(self, request: Request) -> None:
         if self._permits(request):
@@ -90,7 +95,7 @@ class Sharer:
         self._ledger.announce([each for each in hashes if each not in self._there], Tier.POOL)
 
     def step(self) -> None:
-        room = min(_AT_ONCE, self._ledger.directory.warm_capacity // _SHARE_OF_MEMORY)
+        room = self._room
         if not self._ready and self._due and not self._ledger.book.pressing:
             self._copy([self._due.popleft() for _ in range(min(room, len(self._due)))])
         if self._ready and not self._under_way:

@@ -109,6 +109,8 @@ MENDS: Final = (
     Mend("what is on the wire is a sign of life", "advisor/sockets/subscriber.py", "if gone and self._socket.poll(_LAST_LOOK_MS):", "if False:", f"{_SUBSCRIBER} -k on_the_wire"),
     Mend("nothing makes way for who waits", "hooks/vllm/tiers/loader.py", " and self.load_victims.fit(count):  # else", ":  # else", "tests/tiers/test_tiers_loading.py -k has_to_wait"),
     Mend("what the disk has too makes way first", "hooks/tiers/ledger.py", "            oldest.sort(key=lambda copy: not directory.is_cold(copy.block_hash))\n", "", "tests/tiers/test_tiers_loading.py -k makes_way"),
+    Mend("what a disk does not bring costs it alone", "hooks/tiers/lanes.py", "            reads.keys(),\n", "            all_of(job),\n", "tests/tiers/test_tiers_mover.py -k costs_nothing"),
+    Mend("a disk that breaks costs it alone", "hooks/tiers/lanes.py", "                self._fail(job, part, rest, seconds, error)\n", "                self._refuse(job, seconds, error)\n", "tests/tiers/test_tiers_mover.py -k costs_nothing"),
     Mend("a load that nobody ordered fails", "hooks/vllm/tiers/bridge.py", "self._broken.append(_broken_load(request, blocks))", "pass", _FAULTS),
     Mend("promises are kept whatever fails", "hooks/vllm/tiers/bridge.py", "            finally:\n                self.promises.received(received)", "            except ZeroDivisionError:\n                self.promises.received(received)", "tests/engine/test_engine_resets.py -k void_load"),
     # Recall
@@ -119,6 +121,8 @@ MENDS: Final = (
     Mend("a store that all may write to", "hooks/store/stores.py", "if mode & stat.S_IWOTH:", "if False:", _STORE),
     Mend("a link in a store", "hooks/store/stores.py", "os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW", "os.O_RDONLY | os.O_CLOEXEC", _STORE),
     Mend("a record's checksum", "hooks/store/sealed.py", "checksum = zlib.crc32(record, zlib.crc32(key, self._seed))", "checksum = zlib.crc32(key, self._seed)", _STORE),
+    Mend("an engine with next to no memory shares", "hooks/vllm/tiers/sharing.py", "-(-self._ledger.directory.warm_capacity // _SHARE_OF_MEMORY)", "self._ledger.directory.warm_capacity // _SHARE_OF_MEMORY", "tests/store/test_store_sharing.py -k next_to_no"),
+    Mend("an engine without memory has nothing to share", "hooks/vllm/tiers/sharing.py", "return self._room > 0 and bool(self._due or self._ready)", "return bool(self._due or self._ready)", "tests/store/test_store_sharing.py -k next_to_no"),
     # Who may say and see what
     Mend("one tenant's share of a pool", "graph/ranking/rules.py", "granted = (tenants == NO_ROW) | (_sums_of_its_kind(tenants, costs) <= each)", "granted = np.ones(len(places), dtype=np.bool_)", "tests/graph/ranking/test_graph_protection.py"),
     Mend("intents reach their tenant's blocks", "graph/intents.py", "rows = rows[blocks.tenant[rows] == tenant]", "pass", "tests/graph/intents tests/advisor/intents"),
@@ -234,6 +238,7 @@ MENDS: Final = (
     Mend("a snapshot is never larger than its file", "graph/snapshot.py", "if any(part.compress_type != zipfile.ZIP_STORED for part in parts):", "if False:", f"{_SNAPSHOT} -k larger"),
     Mend("one sidecar at a time looks who is there", "advisor/sockets/front.py", "        fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)\n", "", "tests/advisor/sockets/test_advisor_keys.py -k one_moment"),
     Mend("methods of APIs alone are passed on", "advisor/process/process.py", "if scope[\"method\"] not in METHODS:", "if False:", f"{_ROUTE}/test_route_service.py -k other_methods"),
+    Mend("an engine that was shut down leaves no pool", "hooks/vllm/index.py", "        self._freed_at = np.full(len(pool.blocks), -math.inf)  # seconds, by block id\n", "        self._freed_at = np.full(len(pool.blocks), -math.inf)\n        self._blocks = np.array(pool.blocks, dtype=object)\n", "tests/hooks/vllm/test_hooks_connector.py -k no_pool_behind"),
     Mend("one event costs no batch", "graph/wire/kv_events.py", "            if reason.startswith(\"Invalid value\"):", "            if not reason.startswith(\"Invalid value\"):\n                raise WireError(reason) from None\n            if reason:", _WIRE),
     Mend("a copy is of what is known", "graph/wire/kv_events.py", "        if tier is not Tier.HOT:  # a copy is", "        if False:  # a copy is", f"{_WIRE} -k copy"),
     Mend("residency is one group's", "graph/wire/kv_events.py", "return group is None or self._group is None or group == self._group[1]", "return True", f"{_WIRE} -k group"),
@@ -252,6 +257,12 @@ MENDS: Final = (
     Mend("probes hear first that it ends", "advisor/process/process.py", "if is_probe and self.leaving:", "if False:", f"{_ROUTE}/test_route_service.py -k probes"),
     Mend("what the Rust frontend takes away is said", "hooks/settings.py", "return os.environ.get(RUST_FRONTEND_VARIABLE, \"\").strip().lower() in (\"\", *OFF)", "return True", "tests/hooks/test_hooks_doctor.py -k rust"),
     Mend("a cache that finds nothing is a notice", "advisor/page/attention.py", "    if told.reason is None or told.requests < _LEAST_REQUESTS:", "    if True:", "tests/dashboards/test_page_attention.py"),
+    Mend("true is no number", "advisor/config/sections.py", "    return annotation in (int, float) or any(map(_is_number, get_args(annotation)))", "    return False", "tests/advisor/test_config.py"),
+    Mend("no path has a NUL", "advisor/config/sections.py", "        if isinstance(value, str) and \"\\0\" in value:\n", "        if False:\n", "tests/advisor/test_config.py"),
+    Mend("what is no HTTP fills no log", "dashboards/server.py", "        logging.getLogger(\"uvicorn.error\").addFilter(ODD_REQUESTS)\n", "", f"{_PAGE} -k no_http"),
+    Mend("odd requests are a line in ten seconds", "dashboards/server.py", "        if now - self._last.get(kind, float(\"-inf\")) < _LOG_EVERY_S:\n", "        if False:\n", f"{_PAGE} -k odd_requests"),
+    Mend("odd requests fill no proxy's log", "advisor/process/process.py", "    uvicorns.addFilter(ODD_REQUESTS)\n", "", f"{_ROUTE}/test_route_service.py -k odd_requests"),
+    Mend("the page's schema is made once", "dashboards/app.py", "describe = cache(lambda: get_openapi(title=\"kvgraph\", version=\"1\", routes=page.routes))", "describe = lambda: get_openapi(title=\"kvgraph\", version=\"1\", routes=page.routes)", "tests/dashboards/test_dashboards_api.py -k made_once"),
     # Disk and store
     Mend("an age that cannot grow is damage", "kernels/disk.py", "        entries[entries[\"age\"] > _MOST_AGE] = _NO_ENTRY\n", "", f"{_ARENA} -k reaches"),
     Mend("a key that stands twice takes one place", "kernels/disk.py", "        taken[list(self._slots.values())] = True\n", "        taken[live] = True\n", f"{_ARENA} -k twice"),

@@ -87,13 +87,13 @@ class PaperWorker:
 
     As a real worker's, they are apart: loads, what the disk does, and spills, of which those of
     blocks that a load overwrites are on the loads' lane. A load of what is on disk is read there
-    first, and may be given up there, as where a disk hangs: what it overwrites is copied later.
+    first, and may be given up there, as where a disk hangs: it goes on without what is on disk.
 
     Attributes:
         memory: Notes by block and position, shape (blocks, block size).
         forwards: Batches that were computed so far.
         failing: Positions of a job that are to fail, torn.
-        gives_up: Whether a load that is read from disk is refused at once, as one that is overdue.
+        gives_up: Whether what a load reads from disk is given up at once, as where that is overdue.
         disowned: Whether a later process may not find what the disk holds.
         answers: What the scheduler has not heard yet.
     """
@@ -167,19 +167,19 @@ class PaperWorker:
 
     def _advance_disk(self, queue: deque[_Move | bytes], head: _Move) -> None:
         """Read or write the next half; what was read goes on by the loads' lane."""
-        job, reads = head.job, isinstance(head.job, Load)
-        given_up = reads and not head.halves and self.gives_up(job)
-        if given_up:
-            head.failed.update(range(positions(job)))
+        job, over = head.job, False
+        if isinstance(job, Load) and not head.halves and self.gives_up(job):
+            head.failed.update(job.from_disk)
+            over = True
         else:
-            self._do_half(head, self._read if reads else self._write)
-        if given_up or head.halves == 2:
+            self._do_half(head, self._read if isinstance(job, Load) else self._write)
+        if over or head.halves == 2:
             queue.popleft()
-            if given_up or not reads:
-                self._finish(head)
-            else:
+            if isinstance(job, Load):
                 unread = frozenset(head.failed)
                 self._lanes[LOADS].append(_Move(job, head.forwards, unread=unread))
+            else:
+                self._finish(head)
 
     def _do_half(self, move: _Move, do: Callable[[_Move, int, slice], bool]) -> None:
         if not move.halves:

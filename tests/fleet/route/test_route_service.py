@@ -24,7 +24,7 @@ from kvgraph.advisor.fleet.engines import EngineRoster
 from kvgraph.advisor.fleet.proxy import FleetProxy
 from kvgraph.advisor.fleet.relay import BodyRoom, BodyShare, FullError
 from kvgraph.advisor.fleet.upstream import EngineAddress
-from kvgraph.advisor.process.process import ApiGate, HeadDeadline
+from kvgraph.advisor.process.process import ApiGate, HeadDeadline, log_for_people
 from kvgraph_bench.fleet.stand_in_engine import Routed, StandInEngine, routed
 from kvgraph_bench.serving.listening import free_port, listening
 from waiting import soon
@@ -246,3 +246,17 @@ async def test_a_client_that_stops_reading_is_cut_and_its_request_runs_no_more(
         assert fleet.proxy.counts.left == 1
         assert fleet.proxy.counts.answered == 0
         writer.close()
+
+
+def test_odd_requests_are_a_line_of_each_kind_in_a_proxys_log(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    uvicorns = logging.getLogger("uvicorn.error")
+    monkeypatch.setattr(uvicorns, "filters", [])
+    log_for_people()
+    for _ in range(5):
+        uvicorns.warning("Invalid HTTP request received.")
+    uvicorns.warning("Something else.")
+    said = [each.getMessage() for each in caplog.records]
+    assert said.count("Invalid HTTP request received.") <= 1
+    assert said[-1] == "Something else."
