@@ -28,9 +28,10 @@ def claim(
     column: _Keys,
     alive: _Marks,
     keys: _Keys,
-    out: _Rows,
+    rows: _Rows,
     first: _Places,
     taken: _Places,
+    looked_for: bool,
     /,
 ) -> int: ...
 def settle(
@@ -161,7 +162,12 @@ def depart(
     places: npt.NDArray[np.uint16],
     rules: _Marks,
     used: _Doubles,
-    numbers: _Places,
+    by_rule: _Places,
+    first: int,
+    most: int,
+    ticks: int,
+    gone: int,
+    unowned: int,
     now: float,
     /,
 ) -> None: ...

@@ -118,31 +118,19 @@ inline PyObject* find_chains(Arguments with, Py_ssize_t count) {
         }
         for (size_t from = start; from < end; from += index_::AHEAD) {
             size_t to = std::min(end, from + index_::AHEAD);
+            bool looked = false;
+            for (size_t at = from; at < to; at++) rows[at] = at < known ? (*guessed)[at - start] : NO_ROW;
             for (size_t at = from; at < to; at++) {
-                int32_t row = at < known ? (*guessed)[at - start] : NO_ROW;
-                rows[at] = stands(row, keys[at]) ? row : index_::TOMBSTONE;
-                if (rows[at] < 0) table.fetch(keys[at]);
-            }
-            for (size_t at = from; at < to; at++) {
-                if (rows[at] >= 0) continue;
-                int32_t row = table.slots[(keys[at] * index_::MULTIPLIER) >> table.shift];
-                if (row >= 0) __builtin_prefetch(&column[(size_t)row]);
-            }
-            for (size_t at = from; at < to; at++) {
-                if (rows[at] < 0) {
-                    int32_t next = at > start && rows[at - 1] >= 0 ? rows[at - 1] + 1 : 0;
+                if (!looked && !stands(rows[at], keys[at])) {
+                    int32_t next = at > start && rows[at - 1] >= 0 ? rows[at - 1] + 1 : NO_ROW;
                     if (stands(next, keys[at])) {
                         rows[at] = next;
                     } else {
-                        index_::Probe probe(keys[at], table.mask, table.shift);
-                        int32_t row;
-                        while ((row = table.slots[probe.position]) != index_::EMPTY &&
-                               !(row >= 0 && column[(size_t)row] == keys[at]))
-                            probe.onward();
-                        rows[at] = row;
-                        unknown += row < 0;
+                        index_::find_few(table, column.data(), &keys[at], to - at, &rows[at]);
+                        looked = true;
                     }
                 }
+                unknown += rows[at] < 0;
                 doubtful += rows[at] < 0 || depth[(size_t)rows[at]] != (int32_t)(at - start);
             }
         }
@@ -1085,9 +1073,10 @@ inline uint8_t as_byte(double seconds) {
 }
 
 // depart(ring, slot of each row, marks, key column, blocks, engine, sessions, rows, places, rules, last
-// uses, [id of the first, most records, ticks, mark of who left, state of no session], now)
+// uses, how many left by each rule, in and out, id of the first, most records, ticks, mark of who left, state of
+// no session, now)
 inline PyObject* depart(Arguments with, Py_ssize_t count) {
-    expect(count, 13);
+    expect(count, 18);
     Array<uint8_t> ring(with[0]);
     Array<uint16_t> slots(with[1]);
     Array<uint8_t> marks(with[2]);
@@ -1104,13 +1093,18 @@ inline PyObject* depart(Arguments with, Py_ssize_t count) {
     Array<const uint16_t> places(with[8]);
     Array<const uint8_t> rules(with[9]);
     Array<const double> used(with[10]);
-    Array<const int64_t> numbers(with[11]);
-    double now = as_double(with[12]);
+    Array<int64_t> by_rule(with[11]);
+    size_t first = (size_t)as_integer(with[12]), most = (size_t)as_integer(with[13]);
+    uint32_t ticks = (uint32_t)as_integer(with[14]);
+    uint8_t gone = (uint8_t)as_integer(with[15]), unowned = (uint8_t)as_integer(with[16]);
+    double now = as_double(with[17]);
     size_t n = rows.size();
     check_rows(rows, std::min({slots.size(), marks.size(), keys.size(), least(sessions, flags, layers, importance, hits, tiers)}));
-    if (places.size() != n || rules.size() != n || used.size() != n || numbers.size() != 5)
+    if (places.size() != n || rules.size() != n || used.size() != n)
         raise_type_error("a place, a rule and a time are needed for each row");
-    size_t first = (size_t)numbers[0], most = (size_t)numbers[1], room = ring.size() / sizeof(Departure);
+    for (uint8_t rule : rules)
+        if (rule >= by_rule.size()) raise_type_error("a rule is none of those that are counted");
+    size_t room = ring.size() / sizeof(Departure);
     auto* records = (Departure*)ring.data();
     size_t skipped = n > most ? n - most : 0;
     double last = NAN;  // blocks of a chain were used together
@@ -1118,15 +1112,16 @@ inline PyObject* depart(Arguments with, Py_ssize_t count) {
     if (!most || (room < most && room < first + n)) raise_type_error("the ring has no room");
     for (size_t at = 0; at < n; at++) {
         size_t row = (size_t)rows[at], slot = (first + at) % most;
-        marks[row] = (uint8_t)numbers[3];
+        marks[row] = gone;
+        by_rule[rules[at]]++;
         if (at < skipped) continue;
         if (used[at] != last) idle = as_byte(now - (last = used[at]));
         int32_t owner = sessions[row];
         bool owned = owner >= 0 && (size_t)owner < states.size;
-        uint8_t state = owned ? states[(size_t)owner] : (uint8_t)numbers[4];
+        uint8_t state = owned ? states[(size_t)owner] : unowned;
         uint8_t shared = (flags[row] & SHARED) != 0, copies = (tiers[row] & (WARM | COLD)) >> 1;
         records[slot] = {
-            keys[row], (uint32_t)numbers[2], places[at], (uint8_t)(rules[at] << 4 | layers[row]),
+            keys[row], ticks, places[at], (uint8_t)(rules[at] << 4 | layers[row]),
             (uint8_t)std::nearbyint(importance[row] * 255.0f), (uint8_t)std::min<uint32_t>(hits[row], 255),
             (uint8_t)(copies | state << 2 | shared << 5), idle, 0};
         slots[row] = (uint16_t)slot;
