@@ -504,15 +504,10 @@ inline PyObject* walk(Arguments with, Py_ssize_t count) {
     return nothing();
 }
 
-// own(blocks, rows, session): the session walked these rows; those that another did before are shared
-// from now on.
-inline PyObject* own(Arguments with, Py_ssize_t count) {
-    expect(count, 3);
-    Blocks blocks(with[0]);
+// A session walked these rows; those that another did before are shared from now on.
+inline void own_rows(const Blocks& blocks, const Array<const int32_t>& rows, int32_t session) {
     auto sessions = blocks(&BlockColumns::session);
     auto flags = blocks(&BlockColumns::flags);
-    Array<const int32_t> rows(with[1]);
-    int32_t session = (int32_t)as_integer(with[2]);
     check_rows(rows, least(sessions, flags));
     for (int32_t row : rows) {
         int32_t before = sessions[(size_t)row];
@@ -520,28 +515,22 @@ inline PyObject* own(Arguments with, Py_ssize_t count) {
         if (before != NO_ROW) flags[(size_t)row] |= SHARED;
         sessions[(size_t)row] = session;
     }
-    return nothing();
 }
 
-// supersede(blocks, sessions, rows, session) -> how many blocks of its last turn the session abandoned
-// with this one, whose chain `rows` is: none while another request of it runs, which is a sibling then
-inline PyObject* supersede(Arguments with, Py_ssize_t count) {
-    expect(count, 4);
-    Blocks blocks(with[0]);
-    Sessions table(with[1]);
+// How many blocks of its last turn a session abandoned with this one, whose chain `rows` is: none while another
+// request of it runs, which is a sibling then.
+inline size_t supersede_rows(const Blocks& blocks, const Sessions& table, const Array<const int32_t>& rows, size_t own) {
     auto parent = blocks(&BlockColumns::parent), depth = blocks(&BlockColumns::depth);
     auto sessions = blocks(&BlockColumns::session);
     auto flags = blocks(&BlockColumns::flags);
     auto salt = blocks(&BlockColumns::salt);
-    Array<const int32_t> rows(with[2]);
     auto running = table(&SessionColumns::running), tips = table(&SessionColumns::tip);
-    size_t own = row_of(with[3], least(running, tips));
     int32_t session = (int32_t)own, tip = running[own] > 0 ? NO_ROW : tips[own];
     size_t size = least(parent, depth, sessions, flags, salt), n = rows.size();
     check_rows(rows, size);
     for (int32_t row : rows) flags[(size_t)row] &= (uint8_t)~SUPERSEDED;
     if (tip >= 0 && (size_t)tip < size && n && salt[(size_t)tip] != salt[(size_t)rows[0]])
-        return PyLong_FromLong(0);  // a session's turns with another model are a chain of their own
+        return 0;  // a session's turns with another model are a chain of their own
     size_t left = 0;
     for (int32_t row = tip; row >= 0 && (size_t)row < size; row = parent[(size_t)row]) {
         size_t at = (size_t)depth[(size_t)row];
@@ -550,22 +539,50 @@ inline PyObject* supersede(Arguments with, Py_ssize_t count) {
         flags[(size_t)row] |= SUPERSEDED;
         left++;
     }
-    return PyLong_FromSize_t(left);
+    return left;
 }
 
-// marked(marks, rows, found, first, reach, of a block that was prefetched, of how one left, of one that is
-// computed) -> (how many of those that were found were prefetched, which are no longer, the rows that are
-// computed again, the marks of the first of those that are computed before they said so)
+// In which tiers an engine has a block, in which of theirs any other has, how many walked it, when it was created.
+struct Facts {
+    int own, others;
+    unsigned walkers;
+    double created;
+    Facts(const Blocks& blocks, int64_t engine, size_t row)
+        : own(blocks.tiers(engine)[row]), others(0), walkers(blocks(&BlockColumns::walkers)[row]),
+          created(blocks(&BlockColumns::created)[row]) {
+        for (size_t each = 0; each < blocks.engines(); each++)
+            if ((int64_t)each != engine) others |= blocks.tiers((int64_t)each)[row];
+    }
+    static size_t rows(const Blocks& blocks, int64_t engine) {
+        return least(blocks(&BlockColumns::walkers), blocks(&BlockColumns::created), blocks.tiers(engine));
+    }
+    PyObject* told() const { return Py_BuildValue("(iiId)", own, others, walkers, created); }
+};
+
+// block(blocks, engine, row) -> its facts
+inline PyObject* block(Arguments with, Py_ssize_t count) {
+    expect(count, 3);
+    Blocks blocks(with[0]);
+    int64_t engine = as_integer(with[1]);
+    return Facts(blocks, engine, row_of(with[2], Facts::rows(blocks, engine))).told();
+}
+
+// marked(marks, blocks, engine, rows, found, first, reach, of a block that was prefetched, of how one left, of
+// one that is computed) -> (how many of those that were found were prefetched, which are no longer, the rows that
+// are computed again, the marks of the first of those that are computed before they said so, its facts). If none
+// is computed: no marks, and None.
 inline PyObject* marked(Arguments with, Py_ssize_t count) {
-    expect(count, 8);
+    expect(count, 10);
     Array<uint8_t> marks(with[0]);
-    Array<const int32_t> rows(with[1]);
+    Blocks blocks(with[1]);
+    int64_t engine = as_integer(with[2]);
+    Array<const int32_t> rows(with[3]);
     size_t n = rows.size();
     auto place = [&](PyObject* number) { return std::min((size_t)std::max<int64_t>(0, as_integer(number)), n); };
-    size_t found = place(with[2]), first = place(with[3]), reach = place(with[4]);
-    uint8_t prefetched = (uint8_t)as_integer(with[5]), left = (uint8_t)as_integer(with[6]),
-            computing = (uint8_t)as_integer(with[7]);
-    check_rows(rows, marks.size());
+    size_t found = place(with[4]), first = place(with[5]), reach = place(with[6]);
+    uint8_t prefetched = (uint8_t)as_integer(with[7]), left = (uint8_t)as_integer(with[8]),
+            computing = (uint8_t)as_integer(with[9]);
+    check_rows(rows, std::min(marks.size(), Facts::rows(blocks, engine)));
     size_t brought = 0;
     for (size_t at = 0; at < found; at++) {
         uint8_t& mark = marks[(size_t)rows[at]];
@@ -577,7 +594,8 @@ inline PyObject* marked(Arguments with, Py_ssize_t count) {
         if (marks[(size_t)rows[at]] & left) again.push_back(rows[at]);
     int before = first < n ? marks[(size_t)rows[first]] : 0;
     for (size_t at = first; at < n; at++) marks[(size_t)rows[at]] |= computing;
-    return Py_BuildValue("(nNi)", (Py_ssize_t)brought, packed(again), before);
+    PyObject* facts = first < n ? Facts(blocks, engine, (size_t)rows[first]).told() : nothing();
+    return Py_BuildValue("(nNiN)", (Py_ssize_t)brought, packed(again), before, facts);
 }
 
 // unmark(marks, blocks, engine, rows, bit) -> those that had the bit, and are not in the engine's pool
@@ -624,22 +642,6 @@ inline PyObject* written(Arguments with, Py_ssize_t count) {
         else if (!stated[at]) layers[at] = layer, importance[at] = worth;
     }
     return packed(doubtful);
-}
-
-// block(blocks, engine, row) -> (in which tiers the engine has it, in which of theirs any other has, how
-// many walked it, when it was created)
-inline PyObject* block(Arguments with, Py_ssize_t count) {
-    expect(count, 3);
-    Blocks blocks(with[0]);
-    int64_t engine = as_integer(with[1]);
-    auto walkers = blocks(&BlockColumns::walkers);
-    auto created = blocks(&BlockColumns::created);
-    auto own = blocks.tiers(engine);
-    size_t row = row_of(with[2], least(walkers, created, own));
-    uint8_t others = 0;
-    for (size_t each = 0; each < blocks.engines(); each++)
-        if ((int64_t)each != engine) others |= blocks.tiers((int64_t)each)[row];
-    return Py_BuildValue("(iiId)", (int)own[row], (int)others, (unsigned)walkers[row], created[row]);
 }
 
 // The rows that follow a parent, ascending. Where not all of them were noted when they were linked, all rows

@@ -157,20 +157,15 @@ class TurnRecorder:
             self._tables.history.started(engine, event, session, rows, keys, now, hold)
         if event.segments:
             self._segments.tag(engine, event, rows, session, now)
-        reach = -1 if _is_tip(event, rows) else len(rows)
-        if reach >= 0:
-            self._sessions.supersede(session, rows)
-        self._sessions.own(session, rows, event.tenant)
-        self._tables.sessions.begin_turn(
-            session, engine, now, event.prompt_tokens, reach, _last(rows)
-        )
+        self._sessions.began(engine, session, event, rows, not _is_tip(event, rows), now)
         self._sessions.forks.works(session, now)
 
     def _finished(
         self, engine: int, event: RequestFinished, rows: Rows, keys: Keys, now: float
     ) -> None:
         """Apply a request's end: tag its new blocks as generated, and update its session."""
-        self._tables.walks.add(engine, Walk(rows, 0, -1))
+        if self._tables.walks.watches(engine):
+            self._tables.walks.add(engine, Walk(rows, 0, -1))
         self._tables.history.finished(engine, event, rows, keys, now)
         self._tables.changed[engine] += len(rows)
         inferred = self._sessions.finished(engine, event.request_id)
@@ -185,10 +180,7 @@ class TurnRecorder:
             session = self._tables.sessions.ensure(event.session, tenant, now)
         if session == NO_ROW:
             return
-        self._sessions.own(session, rows, event.tenant)
-        self._tables.sessions.end_turn(
-            session, _last(rows), now, event.prompt_tokens, event.total_tokens
-        )
+        self._sessions.ended(session, event, rows, now)
         if event.reason == CUT_AT_A_LENGTH:
             self._tables.sessions.cut_short(session)
         self._signal(session, event.session_ended, event, now)
@@ -243,6 +235,8 @@ class TurnRecorder:
 
     def _walked(self, engine: int, event: RequestStarted, rows: Rows) -> None:
         """Record the walk; a match can never cover a prompt's last token."""
+        if not self._tables.walks.watches(engine):
+            return
         reach = min(len(rows), max(0, event.prompt_tokens - 1) // event.block_size)
         found = event.cached_tokens // event.block_size
         self._tables.walks.add(engine, Walk(rows, max(reach, found), found))
@@ -277,10 +271,6 @@ class TurnRecorder:
             sessions.wait(session, NEVER if pause_s is None else now + pause_s, tool)
         elif signal.waiting_for_tool is not None:
             sessions.rest(session)
-
-
-def _last(rows: Rows) -> int:
-    return rows.item(-1) if len(rows) else NO_ROW
 
 
 def _is_tip(event: RequestStarted, rows: Rows) -> bool:

@@ -336,14 +336,15 @@ class History(Departures):
         """Record that a request was scheduled, and how long it was held; ``keys`` are the graph's
         of its ``rows``. Call it before its session and its blocks are updated.
         """
-        self._drop(engine, event.request_id)
+        if self.running.knows(engine, event.request_id):
+            self._drop(engine, event.request_id)
         log, size = self._log(engine), event.block_size
         reach = min(len(rows), max(0, event.prompt_tokens - 1) // size)
         found = min(event.cached_tokens // size, len(rows))
         loaded = min(event.loading_tokens // size, len(rows) - found)
-        prefetched, known, mark = core.marked(
-            log.marks, rows, found, found + loaded, reach, RowMark.PREFETCHED, RowMark.MASK,
-            RowMark.COMPUTING,
+        prefetched, known, mark, facts = core.marked(
+            log.marks, self._tables.blocks, engine, rows, found, found + loaded, reach,
+            RowMark.PREFETCHED, RowMark.MASK, RowMark.COMPUTING,
         )  # fmt: skip
         again, short = 0, 0
         if known:
@@ -352,8 +353,9 @@ class History(Departures):
         counts = len(rows), found - prefetched, loaded - spliced, prefetched, spliced, again
         asked = PromptBlocks(event.prompt_tokens, size, *counts, event.waited_s, hold)
         miss = missed(
-            self._tables, self.evictions, engine, event, session, rows, found + loaded, mark, now
-        )
+            self._tables, self.evictions, engine, event, session, rows, found + loaded, mark, facts,
+            now,
+        )  # fmt: skip
         if event.contents:
             miss = self._by_content(engine, event, rows, miss)
         if short:
@@ -382,30 +384,35 @@ class History(Departures):
     def finished(
         self, engine: int, event: RequestFinished, rows: Rows, keys: Keys, now: float
     ) -> None:
-        if (running := self._drop(engine, event.request_id)) is None:
+        if (running := self.running.pop(engine, event.request_id)) is None:
             return
+        if self.open_cases.awaits(engine):
+            self.open_cases.drop(engine, running.number)
+        self._comes_no_more(engine, running)
         self._record_walk(
             engine, running.session, rows, keys, len(running.rows), -1, event.total_tokens, now
         )
         self.requests.finish(running.number, event, now)
 
-    def _drop(self, engine: int, name: str) -> Running | None:
-        """Stop awaiting a request's end; returns the request if it was awaited."""
+    def _drop(self, engine: int, name: str) -> None:
+        """Stop awaiting a request's end, if it was awaited."""
         running = self._await_no_more(engine, name)
         if running is not None:
-            computed = running.rows[running.first :]
-            self.stop_computing(engine, computed, self.running.computed(engine))
-        return running
+            self._comes_no_more(engine, running)
 
     def _await_no_more(self, engine: int, name: str) -> Running | None:
-        """``_drop`` for a request whose blocks are known not to come."""
+        """``_drop`` for a request whose blocks are known not to come; returns it."""
         running = self.running.pop(engine, name)
-        if running is None:
-            return None
-        self.requests.lose(running.number)  # until its end is recorded, if it was reported
-        if self.open_cases.awaits(engine):
-            self.open_cases.drop(engine, running.number)
+        if running is not None:
+            self.requests.lose(running.number)
+            if self.open_cases.awaits(engine):
+                self.open_cases.drop(engine, running.number)
         return running
+
+    def _comes_no_more(self, engine: int, running: Running) -> None:
+        """Note that a request computes no block any longer."""
+        computed = running.rows[running.first :]
+        self.stop_computing(engine, computed, self.running.computed(engine))
 
     def listen(self) -> list[ReplayedWalk]:
         """Return the starts and ends of requests since the last call, the oldest first. The first

@@ -500,9 +500,9 @@ def test_compiled_loops_follow_columns_that_are_replaced() -> None:
 def test_compiled_loops_refuse_what_is_no_table_of_theirs() -> None:
     blocks, sessions, rows = BlockTable(), SessionTable(10), np.zeros(1, dtype=np.int32)
     with pytest.raises(TypeError, match="bound"):
-        core.own(sessions, rows, 0)
+        core.begin_walk(sessions, sessions, 0, rows, 0, 0.0, 0, True)
     with pytest.raises(AttributeError):
-        core.own(None, rows, 0)
+        core.begin_walk(None, sessions, 0, rows, 0, 0.0, 0, True)
     with pytest.raises(TypeError, match="row"):
         core.begin_turn(sessions, len(sessions.state), 0, 0.0, 0, NO_ROW, NO_ROW)
     with pytest.raises(TypeError, match="engine"):
