@@ -323,7 +323,7 @@ PyMethodDef functions[] = {
     FUNCTION("claim", index_::claim),
     FUNCTION("settle", index_::settle),
     FUNCTION("place", index_::place),
-    FUNCTION("replace", index_::replace),
+    FUNCTION("place_all", index_::place_all),
     FUNCTION("remove", index_::remove),
     FUNCTION("find_chains", ingest::find_chains),
     FUNCTION("lay", ingest::lay),

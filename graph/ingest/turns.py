@@ -132,6 +132,8 @@ class TurnRecorder:
                 self._started(engine, turn, chain, keys, now)
             else:
                 self._finished(engine, turn, chain, keys, now)
+        self._tables.history.all_told(engine, now)
+        self._count([each for each in chains if isinstance(each, RequestStarted)])
 
     def answered(self, engine: int, event: ConfidenceSampled) -> int:
         return self._sessions.answered(engine, event)
@@ -139,16 +141,9 @@ class TurnRecorder:
     def _started(
         self, engine: int, event: RequestStarted, rows: Rows, keys: Keys, now: float
     ) -> None:
-        """Apply a request's start: count its hits, tag its blocks, begin its session's turn."""
+        """Apply a request's start: count its blocks' hits, tag them, begin its session's turn."""
         hits = 0 if event.warms else event.cached_tokens // event.block_size
         self._tables.links.walk(rows, hits, event.block_size, now)
-        if event.spliced_tokens:
-            self._counters["requests_spliced"] += 1
-            self._counters["tokens_spliced"] += event.spliced_tokens
-        if not event.warms:
-            self._counters["requests"] += 1
-            self._counters["prompt_tokens"] += event.prompt_tokens
-            self._counters["cached_tokens"] += event.cached_tokens
         self._walked(engine, event, rows)
         session = self._sessions.of_request(engine, event, rows, now)
         hold = self._held.begun(engine, event.request_id)
@@ -159,6 +154,15 @@ class TurnRecorder:
             self._segments.tag(engine, event, rows, session, now)
         self._sessions.began(engine, session, event, rows, not _is_tip(event, rows), now)
         self._sessions.forks.works(session, now)
+
+    def _count(self, started: Sequence[RequestStarted]) -> None:
+        if spliced := [each.spliced_tokens for each in started if each.spliced_tokens]:
+            self._counters["requests_spliced"] += len(spliced)
+            self._counters["tokens_spliced"] += sum(spliced)
+        if asking := [each for each in started if not each.warms]:
+            self._counters["requests"] += len(asking)
+            self._counters["prompt_tokens"] += sum([each.prompt_tokens for each in asking])
+            self._counters["cached_tokens"] += sum([each.cached_tokens for each in asking])
 
     def _finished(
         self, engine: int, event: RequestFinished, rows: Rows, keys: Keys, now: float

@@ -240,7 +240,7 @@ class BlockTable(BlockColumns):
 
     def tidying(self) -> Iterator[None]:
         """Make more room in a large table ahead of need; no block may come or go meanwhile."""
-        yield from self._index.tidying()
+        yield from self._index.tidying(self.alive, self.size)
         yield from self.growing_ahead(self.size)
 
     def forget_sessions(self, rows: Rows) -> None:

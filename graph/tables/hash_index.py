@@ -55,7 +55,7 @@ class Slots:
 _MIN_SLOTS: Final = 1024  # slots; chosen
 _FULL: Final = 0.625  # share of used slots beyond which the map is rebuilt; chosen
 # A map of so many slots takes long to rebuild, and is rebuilt ahead of need, part by part, from
-# this share on; so many slots are a part. All chosen.
+# this share on; so many rows are a part. All chosen.
 _MANY_SLOTS: Final = 1 << 17
 _NEARLY_FULL: Final = 0.59375
 _PART: Final = 1 << 16
@@ -188,9 +188,9 @@ class HashIndex:
         """int32 ``[len(self)]``: the rows in the map, in no order."""
         return self._slots.taken()
 
-    def tidying(self) -> Iterator[None]:
+    def tidying(self, alive: Mask, rows: int) -> Iterator[None]:
         """Rebuild a large map, part by part, before it is so crowded that ``ensure`` must rebuild
-        it at once.
+        it at once. ``alive``, bool ``[capacity]``, marks what is in the map, of the first ``rows``.
 
         Until the last part the old map serves; no key may be added or removed meanwhile.
         """
@@ -198,8 +198,8 @@ class HashIndex:
         if len(self._slots) < _MANY_SLOTS or used <= _NEARLY_FULL * len(self._slots):
             return
         slots = yield from Slots.making(_slots_for(self._size + len(self._slots) // 8))
-        for start in range(0, len(self._slots), _PART):
-            core.replace(self._slots.rows[start : start + _PART], self.keys, slots.rows)
+        for start in range(0, rows, _PART):
+            core.place_all(self.keys, alive, start, min(start + _PART, rows), slots.rows)
             yield
         self._slots, self._tombstones = slots, 0
 
