@@ -165,9 +165,9 @@ class RequestSessions:
     def began(
         self, engine: int, session: int, event: RequestStarted, rows: Rows, whole: bool, now: float
     ) -> None:
-        """Note that a request of the session walks the blocks of its prompt: all of them, if they are
-        ``whole``. Those of the session's last turn that it abandoned are superseded. Not while another
-        request of the session runs: then the two are siblings.
+        """Note that a request of the session walks the blocks of its prompt: all of them, if they
+        are ``whole``. Those of the session's last turn that it abandoned are superseded. Not while
+        another request of the session runs: then the two are siblings.
         """
         left = self._tables.sessions.begin_walk(
             self._tables.blocks, session, rows, engine, now, event.prompt_tokens, whole

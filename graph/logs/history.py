@@ -336,8 +336,8 @@ class History(Departures):
         hold: Hold | None = None,
     ) -> None:  # fmt: skip
         """Record that a request was scheduled, and how long it was held; ``keys`` are the graph's
-        of its ``rows``. Call it before its session and its blocks are updated, and ``all_told`` before
-        anybody reads what is recorded.
+        of its ``rows``. Call it before its session and its blocks are updated, and ``all_told``
+        before anybody reads what is recorded.
         """
         if self.running.knows(engine, event.request_id):
             self._drop(engine, event.request_id)

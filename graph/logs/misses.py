@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from ..wire.events import RequestStarted
 
 Facts = tuple[int, int, int, float]
-"""In which tiers an engine has a block, in which of theirs any other has, how many walked it, and when
-it was created."""
+"""In which tiers an engine has a block, in which of theirs any other has, how many walked it, and
+when it was created."""
 _COPIES: Final = int(Tier.WARM | Tier.COLD)
 _HOT: Final = int(Tier.HOT)
 _POOL: Final = int(Tier.POOL)

@@ -167,9 +167,10 @@ class SessionTable(SessionOutlook):
         self, blocks: BlockTable, row: int, rows: Rows, engine: int, now: float, prompt_tokens: int,
         whole: bool,
     ) -> int:  # fmt: skip
-        """``begin_turn`` of a request that walks these block rows, ``whole``: all full blocks of its
-        prompt. The session owns them, and shares those that others walked. Returns how many blocks of
-        its last turn it abandoned, which are superseded: none while another request of it runs.
+        """``begin_turn`` of a request that walks these block rows, ``whole``: all full blocks of
+        its prompt. The session owns them, and shares those that others walked. Returns how many
+        blocks of its last turn it abandoned, which are superseded: none while another request of
+        it runs.
         """
         self.changes += 1
         left, was = core.begin_walk(blocks, self, row, rows, engine, now, prompt_tokens, whole)
