@@ -123,17 +123,19 @@ class TurnRecorder:
             return
         rows, new = self._tables.blocks.completed(known, now, self._tables.salt(engine))
         self._chains.lay(rows, new, counts, now)
-        for turn, name, end, count in zip(
-            chains, names, np.cumsum(counts).tolist(), counts.tolist(), strict=True
-        ):
-            chain, keys = rows[end - count : end], known.keys[end - count : end]
-            self._known.note(name, chain)
-            if isinstance(turn, RequestStarted):
-                self._started(engine, turn, chain, keys, now)
-            else:
-                self._finished(engine, turn, chain, keys, now)
-        self._tables.history.all_told(engine, now)
         self._count([each for each in chains if isinstance(each, RequestStarted)])
+        try:
+            for turn, name, end, count in zip(
+                chains, names, np.cumsum(counts).tolist(), counts.tolist(), strict=True
+            ):
+                chain, keys = rows[end - count : end], known.keys[end - count : end]
+                self._known.note(name, chain)
+                if isinstance(turn, RequestStarted):
+                    self._started(engine, turn, chain, keys, now)
+                else:
+                    self._finished(engine, turn, chain, keys, now)
+        finally:  # what was told of this engine is not added to another's
+            self._tables.history.all_told(engine, now)
 
     def answered(self, engine: int, event: ConfidenceSampled) -> int:
         return self._sessions.answered(engine, event)
