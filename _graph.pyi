@@ -21,6 +21,7 @@ _Counts = npt.NDArray[np.uint32]
 _Singles = npt.NDArray[np.float32]
 
 _Unlinked = tuple[int, bytes, bytes]
+_Facts = tuple[int, int, int, float]
 
 def find(slots: _Rows, column: _Keys, keys: _Keys, out: _Rows, /) -> None: ...
 def claim(
@@ -28,9 +29,10 @@ def claim(
     column: _Keys,
     alive: _Marks,
     keys: _Keys,
-    out: _Rows,
+    rows: _Rows,
     first: _Places,
     taken: _Places,
+    looked_for: bool,
     /,
 ) -> int: ...
 def settle(
@@ -45,7 +47,7 @@ def settle(
     /,
 ) -> None: ...
 def place(slots: _Rows, rows: _Rows, keys: _Keys, /) -> None: ...
-def replace(slots: _Rows, column: _Keys, taking: _Rows, /) -> None: ...
+def place_all(column: _Keys, alive: _Marks, first: int, end: int, slots: _Rows, /) -> None: ...
 def remove(slots: _Rows, column: _Keys, rows: _Rows, /) -> None: ...
 def find_chains(
     slots: _Rows,
@@ -79,10 +81,31 @@ def to_raise(
 def unlink(blocks: BlockTable, gone: _Marks, first: int, end: int, /) -> None: ...
 def unheld(blocks: BlockTable, first: int, end: int, tiers: int, /) -> tuple[bytes, bytes]: ...
 def walk(blocks: BlockTable, rows: _Rows, hits: int, size: int, now: float, /) -> None: ...
-def own(blocks: BlockTable, rows: _Rows, session: int, /) -> None: ...
-def supersede(blocks: BlockTable, sessions: SessionTable, rows: _Rows, session: int, /) -> int: ...
+def begin_walk(
+    blocks: BlockTable,
+    sessions: SessionTable,
+    session: int,
+    rows: _Rows,
+    engine: int,
+    now: float,
+    prompt_tokens: int,
+    whole: bool,
+    /,
+) -> tuple[int, tuple[int, int, float, int] | None]: ...
+def end_walk(
+    blocks: BlockTable,
+    sessions: SessionTable,
+    session: int,
+    rows: _Rows,
+    now: float,
+    prompt_tokens: int,
+    tokens: int,
+    /,
+) -> bool: ...
 def marked(
     marks: _Marks,
+    blocks: BlockTable,
+    engine: int,
     rows: _Rows,
     found: int,
     first: int,
@@ -91,12 +114,12 @@ def marked(
     left: int,
     computing: int,
     /,
-) -> tuple[int, bytes, int]: ...
+) -> tuple[int, bytes, int, _Facts | None]: ...
 def unmark(marks: _Marks, blocks: BlockTable, engine: int, rows: _Rows, bit: int, /) -> bytes: ...
 def written(
     blocks: BlockTable, rows: _Rows, prompt_tokens: int, layer: int, worth: float, /
 ) -> bytes: ...
-def block(blocks: BlockTable, engine: int, row: int, /) -> tuple[int, int, int, float]: ...
+def block(blocks: BlockTable, engine: int, row: int, /) -> _Facts: ...
 def sibling(
     blocks: BlockTable, size: int, row: int, parent: int, session: int, now: float, /
 ) -> int | None: ...
@@ -161,7 +184,12 @@ def depart(
     places: npt.NDArray[np.uint16],
     rules: _Marks,
     used: _Doubles,
-    numbers: _Places,
+    by_rule: _Places,
+    first: int,
+    most: int,
+    ticks: int,
+    gone: int,
+    unowned: int,
     now: float,
     /,
 ) -> None: ...

@@ -3,6 +3,8 @@
 #pragma once
 #include "arrays.hpp"
 
+#include <algorithm>
+
 namespace index_ {
 
 constexpr int32_t EMPTY = -1, TOMBSTONE = -2, CLAIM = -3;
@@ -30,23 +32,41 @@ struct Table {
     void fetch(uint64_t key) const { __builtin_prefetch(&slots[(key * MULTIPLIER) >> shift], 1); }
 };
 
-// The row of each key; EMPTY where there is none.
-inline void find_all(const Table& table, const uint64_t* column, const uint64_t* keys, size_t n, int32_t* rows) {
-    for (size_t start = 0; start < n; start += AHEAD) {
-        size_t end = start + AHEAD < n ? start + AHEAD : n;
-        for (size_t at = start; at < end; at++) table.fetch(keys[at]);
-        for (size_t at = start; at < end; at++) {
-            int32_t row = table.slots[(keys[at] * MULTIPLIER) >> table.shift];
-            if (row >= 0) __builtin_prefetch(&column[(size_t)row]);
-        }
-        for (size_t at = start; at < end; at++) {
-            Probe probe(keys[at], table.mask, table.shift);
-            int32_t row;
-            while ((row = table.slots[probe.position]) != EMPTY && !(row >= 0 && column[(size_t)row] == keys[at]))
-                probe.onward();
-            rows[at] = row;
-        }
+// The row of each of `n` keys, AHEAD at most; EMPTY where there is none. All of them are looked at in turns, a
+// slot each: the memory that the next ones stand in comes meanwhile.
+inline void find_few(const Table& table, const uint64_t* column, const uint64_t* keys, size_t n, int32_t* rows) {
+    uint64_t positions[AHEAD], steps[AHEAD];
+    uint8_t left[AHEAD];
+    size_t count = n;
+    for (size_t at = 0; at < n; at++) {
+        Probe probe(keys[at], table.mask, table.shift);
+        positions[at] = probe.position;
+        steps[at] = probe.step;
+        left[at] = (uint8_t)at;
+        __builtin_prefetch(&table.slots[probe.position], 1);
     }
+    while (count) {
+        for (size_t each = 0; each < count; each++) {
+            size_t at = left[each];
+            rows[at] = table.slots[positions[at]];
+            if (rows[at] >= 0) __builtin_prefetch(&column[(size_t)rows[at]]);
+        }
+        size_t kept = 0;
+        for (size_t each = 0; each < count; each++) {
+            size_t at = left[each];
+            if (rows[at] == EMPTY || (rows[at] >= 0 && column[(size_t)rows[at]] == keys[at])) continue;
+            positions[at] = (positions[at] + steps[at]) & table.mask;
+            __builtin_prefetch(&table.slots[positions[at]], 1);
+            left[kept++] = (uint8_t)at;
+        }
+        count = kept;
+    }
+}
+
+// The same of any number.
+inline void find_all(const Table& table, const uint64_t* column, const uint64_t* keys, size_t n, int32_t* rows) {
+    for (size_t start = 0; start < n; start += AHEAD)
+        find_few(table, column, keys + start, n - start < AHEAD ? n - start : AHEAD, rows + start);
 }
 
 // find(slots, key column, keys, rows out)
@@ -60,35 +80,38 @@ inline PyObject* find(Arguments with, Py_ssize_t count) {
     return nothing();
 }
 
-// claim(slots, key column, rows in use, keys, rows out, first places out, their slots out) -> how many are
-// new. A new key's row is CLAIM less the place where it first appears, in its slot and in `rows`. A key is
-// looked for behind the row of the one before it first: what was stored together stands together.
+// claim(slots, key column, rows in use, keys, rows in and out, first places out, their slots out, whether those
+// without a row were looked for) -> how many are new. A row that is given is known; where none is, a new key's row
+// is CLAIM less the place where it first appears, in its slot and in `rows`. A key is looked for behind the row of
+// the one before it first: what was stored together stands together.
 inline PyObject* claim(Arguments with, Py_ssize_t count) {
-    expect(count, 7);
+    expect(count, 8);
     Array<int32_t> slots(with[0]);
     Array<const uint64_t> column(with[1]);
     Array<const uint8_t> alive(with[2]);
     Array<const uint64_t> keys(with[3]);
     Array<int32_t> rows(with[4]);
     Array<int64_t> first(with[5]), taken(with[6]);
+    bool looked_for = PyObject_IsTrue(with[7]) == 1;
     Table table(slots);
-    size_t n = keys.size(), fresh = 0, size = column.size() < alive.size() ? column.size() : alive.size();
+    size_t n = keys.size(), fresh = 0, most = 0, size = column.size() < alive.size() ? column.size() : alive.size();
+    if (rows.size() != n) raise_type_error("expected room for a row of each key");
+    for (int32_t row : rows) most += row < 0;
+    if (most > first.size() || most > taken.size()) raise_type_error("there is no room for claims");
     for (size_t start = 0; start < n; start += AHEAD) {
         size_t end = start + AHEAD < n ? start + AHEAD : n;
-        bool fetched = false;
+        bool looked = looked_for;
         for (size_t at = start; at < end; at++) {
+            if (rows[at] >= 0) continue;
             size_t next = at && rows[at - 1] >= 0 ? (size_t)rows[at - 1] + 1 : size;
             if (next < size && column[next] == keys[at] && alive[next]) {
                 rows[at] = (int32_t)next;
                 continue;
             }
-            if (!fetched) {
-                for (size_t each = at; each < end; each++) table.fetch(keys[each]);
-                for (size_t each = at; each < end; each++) {
-                    int32_t row = table.slots[(keys[each] * MULTIPLIER) >> table.shift];
-                    if (row >= 0) __builtin_prefetch(&column[(size_t)row]);
-                }
-                fetched = true;
+            if (!looked) {
+                find_few(table, column.data(), &keys[at], end - at, &rows[at]);
+                looked = true;
+                if (rows[at] >= 0) continue;
             }
             Probe probe(keys[at], table.mask, table.shift);
             for (;; probe.onward()) {
@@ -151,31 +174,23 @@ inline PyObject* place(Arguments with, Py_ssize_t count) {
     return nothing();
 }
 
-// replace(slots, key column, slots that take what stands in them)
-inline PyObject* replace(Arguments with, Py_ssize_t count) {
-    expect(count, 3);
-    Array<const int32_t> before(with[0]);
-    Array<const uint64_t> column(with[1]);
-    Array<int32_t> slots(with[2]);
+// place_all(key column, rows in use, first row, behind the last one, slots): those of these rows that are in use,
+// and not there yet. They are read in order, which is what makes this fast.
+inline PyObject* place_all(Arguments with, Py_ssize_t count) {
+    expect(count, 5);
+    Array<const uint64_t> column(with[0]);
+    Array<const uint8_t> alive(with[1]);
+    Array<int32_t> slots(with[4]);
+    size_t first = (size_t)std::max<int64_t>(0, as_integer(with[2]));
+    size_t end = std::min({(size_t)std::max<int64_t>(0, as_integer(with[3])), column.size(), alive.size()});
     Table table(slots);
-    int32_t rows[AHEAD];  // those that are fetched
-    size_t size = 0;
-    auto put = [&] {
-        for (size_t each = 0; each < size; each++) {
-            Probe probe(column[(size_t)rows[each]], table.mask, table.shift);
-            while (table.slots[probe.position] >= 0) probe.onward();
-            table.slots[probe.position] = rows[each];
-        }
-        size = 0;
-    };
-    for (int32_t row : before) {
-        if (row < 0) continue;
-        if ((size_t)row >= column.size()) raise_type_error("a row is none of the table's");
-        table.fetch(column[(size_t)row]);
-        rows[size++] = row;
-        if (size == AHEAD) put();
+    for (size_t row = first; row < end; row++) {
+        if (row + AHEAD < end) table.fetch(column[row + AHEAD]);
+        if (!alive[row]) continue;
+        Probe probe(column[row], table.mask, table.shift);
+        while (table.slots[probe.position] >= 0) probe.onward();
+        table.slots[probe.position] = (int32_t)row;
     }
-    put();
     return nothing();
 }
 

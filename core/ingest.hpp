@@ -118,31 +118,19 @@ inline PyObject* find_chains(Arguments with, Py_ssize_t count) {
         }
         for (size_t from = start; from < end; from += index_::AHEAD) {
             size_t to = std::min(end, from + index_::AHEAD);
+            bool looked = false;
+            for (size_t at = from; at < to; at++) rows[at] = at < known ? (*guessed)[at - start] : NO_ROW;
             for (size_t at = from; at < to; at++) {
-                int32_t row = at < known ? (*guessed)[at - start] : NO_ROW;
-                rows[at] = stands(row, keys[at]) ? row : index_::TOMBSTONE;
-                if (rows[at] < 0) table.fetch(keys[at]);
-            }
-            for (size_t at = from; at < to; at++) {
-                if (rows[at] >= 0) continue;
-                int32_t row = table.slots[(keys[at] * index_::MULTIPLIER) >> table.shift];
-                if (row >= 0) __builtin_prefetch(&column[(size_t)row]);
-            }
-            for (size_t at = from; at < to; at++) {
-                if (rows[at] < 0) {
-                    int32_t next = at > start && rows[at - 1] >= 0 ? rows[at - 1] + 1 : 0;
+                if (!looked && !stands(rows[at], keys[at])) {
+                    int32_t next = at > start && rows[at - 1] >= 0 ? rows[at - 1] + 1 : NO_ROW;
                     if (stands(next, keys[at])) {
                         rows[at] = next;
                     } else {
-                        index_::Probe probe(keys[at], table.mask, table.shift);
-                        int32_t row;
-                        while ((row = table.slots[probe.position]) != index_::EMPTY &&
-                               !(row >= 0 && column[(size_t)row] == keys[at]))
-                            probe.onward();
-                        rows[at] = row;
-                        unknown += row < 0;
+                        index_::find_few(table, column.data(), &keys[at], to - at, &rows[at]);
+                        looked = true;
                     }
                 }
+                unknown += rows[at] < 0;
                 doubtful += rows[at] < 0 || depth[(size_t)rows[at]] != (int32_t)(at - start);
             }
         }
@@ -516,15 +504,10 @@ inline PyObject* walk(Arguments with, Py_ssize_t count) {
     return nothing();
 }
 
-// own(blocks, rows, session): the session walked these rows; those that another did before are shared
-// from now on.
-inline PyObject* own(Arguments with, Py_ssize_t count) {
-    expect(count, 3);
-    Blocks blocks(with[0]);
+// A session walked these rows; those that another did before are shared from now on.
+inline void own_rows(const Blocks& blocks, const Array<const int32_t>& rows, int32_t session) {
     auto sessions = blocks(&BlockColumns::session);
     auto flags = blocks(&BlockColumns::flags);
-    Array<const int32_t> rows(with[1]);
-    int32_t session = (int32_t)as_integer(with[2]);
     check_rows(rows, least(sessions, flags));
     for (int32_t row : rows) {
         int32_t before = sessions[(size_t)row];
@@ -532,28 +515,22 @@ inline PyObject* own(Arguments with, Py_ssize_t count) {
         if (before != NO_ROW) flags[(size_t)row] |= SHARED;
         sessions[(size_t)row] = session;
     }
-    return nothing();
 }
 
-// supersede(blocks, sessions, rows, session) -> how many blocks of its last turn the session abandoned
-// with this one, whose chain `rows` is: none while another request of it runs, which is a sibling then
-inline PyObject* supersede(Arguments with, Py_ssize_t count) {
-    expect(count, 4);
-    Blocks blocks(with[0]);
-    Sessions table(with[1]);
+// How many blocks of its last turn a session abandoned with this one, whose chain `rows` is: none while another
+// request of it runs, which is a sibling then.
+inline size_t supersede_rows(const Blocks& blocks, const Sessions& table, const Array<const int32_t>& rows, size_t own) {
     auto parent = blocks(&BlockColumns::parent), depth = blocks(&BlockColumns::depth);
     auto sessions = blocks(&BlockColumns::session);
     auto flags = blocks(&BlockColumns::flags);
     auto salt = blocks(&BlockColumns::salt);
-    Array<const int32_t> rows(with[2]);
     auto running = table(&SessionColumns::running), tips = table(&SessionColumns::tip);
-    size_t own = row_of(with[3], least(running, tips));
     int32_t session = (int32_t)own, tip = running[own] > 0 ? NO_ROW : tips[own];
     size_t size = least(parent, depth, sessions, flags, salt), n = rows.size();
     check_rows(rows, size);
     for (int32_t row : rows) flags[(size_t)row] &= (uint8_t)~SUPERSEDED;
     if (tip >= 0 && (size_t)tip < size && n && salt[(size_t)tip] != salt[(size_t)rows[0]])
-        return PyLong_FromLong(0);  // a session's turns with another model are a chain of their own
+        return 0;  // a session's turns with another model are a chain of their own
     size_t left = 0;
     for (int32_t row = tip; row >= 0 && (size_t)row < size; row = parent[(size_t)row]) {
         size_t at = (size_t)depth[(size_t)row];
@@ -562,22 +539,50 @@ inline PyObject* supersede(Arguments with, Py_ssize_t count) {
         flags[(size_t)row] |= SUPERSEDED;
         left++;
     }
-    return PyLong_FromSize_t(left);
+    return left;
 }
 
-// marked(marks, rows, found, first, reach, of a block that was prefetched, of how one left, of one that is
-// computed) -> (how many of those that were found were prefetched, which are no longer, the rows that are
-// computed again, the marks of the first of those that are computed before they said so)
+// In which tiers an engine has a block, in which of theirs any other has, how many walked it, when it was created.
+struct Facts {
+    int own, others;
+    unsigned walkers;
+    double created;
+    Facts(const Blocks& blocks, int64_t engine, size_t row)
+        : own(blocks.tiers(engine)[row]), others(0), walkers(blocks(&BlockColumns::walkers)[row]),
+          created(blocks(&BlockColumns::created)[row]) {
+        for (size_t each = 0; each < blocks.engines(); each++)
+            if ((int64_t)each != engine) others |= blocks.tiers((int64_t)each)[row];
+    }
+    static size_t rows(const Blocks& blocks, int64_t engine) {
+        return least(blocks(&BlockColumns::walkers), blocks(&BlockColumns::created), blocks.tiers(engine));
+    }
+    PyObject* told() const { return Py_BuildValue("(iiId)", own, others, walkers, created); }
+};
+
+// block(blocks, engine, row) -> its facts
+inline PyObject* block(Arguments with, Py_ssize_t count) {
+    expect(count, 3);
+    Blocks blocks(with[0]);
+    int64_t engine = as_integer(with[1]);
+    return Facts(blocks, engine, row_of(with[2], Facts::rows(blocks, engine))).told();
+}
+
+// marked(marks, blocks, engine, rows, found, first, reach, of a block that was prefetched, of how one left, of
+// one that is computed) -> (how many of those that were found were prefetched, which are no longer, the rows that
+// are computed again, the marks of the first of those that are computed before they said so, its facts). If none
+// is computed: no marks, and None.
 inline PyObject* marked(Arguments with, Py_ssize_t count) {
-    expect(count, 8);
+    expect(count, 10);
     Array<uint8_t> marks(with[0]);
-    Array<const int32_t> rows(with[1]);
+    Blocks blocks(with[1]);
+    int64_t engine = as_integer(with[2]);
+    Array<const int32_t> rows(with[3]);
     size_t n = rows.size();
     auto place = [&](PyObject* number) { return std::min((size_t)std::max<int64_t>(0, as_integer(number)), n); };
-    size_t found = place(with[2]), first = place(with[3]), reach = place(with[4]);
-    uint8_t prefetched = (uint8_t)as_integer(with[5]), left = (uint8_t)as_integer(with[6]),
-            computing = (uint8_t)as_integer(with[7]);
-    check_rows(rows, marks.size());
+    size_t found = place(with[4]), first = place(with[5]), reach = place(with[6]);
+    uint8_t prefetched = (uint8_t)as_integer(with[7]), left = (uint8_t)as_integer(with[8]),
+            computing = (uint8_t)as_integer(with[9]);
+    check_rows(rows, std::min(marks.size(), Facts::rows(blocks, engine)));
     size_t brought = 0;
     for (size_t at = 0; at < found; at++) {
         uint8_t& mark = marks[(size_t)rows[at]];
@@ -589,7 +594,8 @@ inline PyObject* marked(Arguments with, Py_ssize_t count) {
         if (marks[(size_t)rows[at]] & left) again.push_back(rows[at]);
     int before = first < n ? marks[(size_t)rows[first]] : 0;
     for (size_t at = first; at < n; at++) marks[(size_t)rows[at]] |= computing;
-    return Py_BuildValue("(nNi)", (Py_ssize_t)brought, packed(again), before);
+    PyObject* facts = first < n ? Facts(blocks, engine, (size_t)rows[first]).told() : nothing();
+    return Py_BuildValue("(nNiN)", (Py_ssize_t)brought, packed(again), before, facts);
 }
 
 // unmark(marks, blocks, engine, rows, bit) -> those that had the bit, and are not in the engine's pool
@@ -636,22 +642,6 @@ inline PyObject* written(Arguments with, Py_ssize_t count) {
         else if (!stated[at]) layers[at] = layer, importance[at] = worth;
     }
     return packed(doubtful);
-}
-
-// block(blocks, engine, row) -> (in which tiers the engine has it, in which of theirs any other has, how
-// many walked it, when it was created)
-inline PyObject* block(Arguments with, Py_ssize_t count) {
-    expect(count, 3);
-    Blocks blocks(with[0]);
-    int64_t engine = as_integer(with[1]);
-    auto walkers = blocks(&BlockColumns::walkers);
-    auto created = blocks(&BlockColumns::created);
-    auto own = blocks.tiers(engine);
-    size_t row = row_of(with[2], least(walkers, created, own));
-    uint8_t others = 0;
-    for (size_t each = 0; each < blocks.engines(); each++)
-        if ((int64_t)each != engine) others |= blocks.tiers((int64_t)each)[row];
-    return Py_BuildValue("(iiId)", (int)own[row], (int)others, (unsigned)walkers[row], created[row]);
 }
 
 // The rows that follow a parent, ascending. Where not all of them were noted when they were linked, all rows
@@ -1085,9 +1075,10 @@ inline uint8_t as_byte(double seconds) {
 }
 
 // depart(ring, slot of each row, marks, key column, blocks, engine, sessions, rows, places, rules, last
-// uses, [id of the first, most records, ticks, mark of who left, state of no session], now)
+// uses, how many left by each rule, in and out, id of the first, most records, ticks, mark of who left, state of
+// no session, now)
 inline PyObject* depart(Arguments with, Py_ssize_t count) {
-    expect(count, 13);
+    expect(count, 18);
     Array<uint8_t> ring(with[0]);
     Array<uint16_t> slots(with[1]);
     Array<uint8_t> marks(with[2]);
@@ -1104,13 +1095,18 @@ inline PyObject* depart(Arguments with, Py_ssize_t count) {
     Array<const uint16_t> places(with[8]);
     Array<const uint8_t> rules(with[9]);
     Array<const double> used(with[10]);
-    Array<const int64_t> numbers(with[11]);
-    double now = as_double(with[12]);
+    Array<int64_t> by_rule(with[11]);
+    size_t first = (size_t)as_integer(with[12]), most = (size_t)as_integer(with[13]);
+    uint32_t ticks = (uint32_t)as_integer(with[14]);
+    uint8_t gone = (uint8_t)as_integer(with[15]), unowned = (uint8_t)as_integer(with[16]);
+    double now = as_double(with[17]);
     size_t n = rows.size();
     check_rows(rows, std::min({slots.size(), marks.size(), keys.size(), least(sessions, flags, layers, importance, hits, tiers)}));
-    if (places.size() != n || rules.size() != n || used.size() != n || numbers.size() != 5)
+    if (places.size() != n || rules.size() != n || used.size() != n)
         raise_type_error("a place, a rule and a time are needed for each row");
-    size_t first = (size_t)numbers[0], most = (size_t)numbers[1], room = ring.size() / sizeof(Departure);
+    for (uint8_t rule : rules)
+        if (rule >= by_rule.size()) raise_type_error("a rule is none of those that are counted");
+    size_t room = ring.size() / sizeof(Departure);
     auto* records = (Departure*)ring.data();
     size_t skipped = n > most ? n - most : 0;
     double last = NAN;  // blocks of a chain were used together
@@ -1118,15 +1114,16 @@ inline PyObject* depart(Arguments with, Py_ssize_t count) {
     if (!most || (room < most && room < first + n)) raise_type_error("the ring has no room");
     for (size_t at = 0; at < n; at++) {
         size_t row = (size_t)rows[at], slot = (first + at) % most;
-        marks[row] = (uint8_t)numbers[3];
+        marks[row] = gone;
+        by_rule[rules[at]]++;
         if (at < skipped) continue;
         if (used[at] != last) idle = as_byte(now - (last = used[at]));
         int32_t owner = sessions[row];
         bool owned = owner >= 0 && (size_t)owner < states.size;
-        uint8_t state = owned ? states[(size_t)owner] : (uint8_t)numbers[4];
+        uint8_t state = owned ? states[(size_t)owner] : unowned;
         uint8_t shared = (flags[row] & SHARED) != 0, copies = (tiers[row] & (WARM | COLD)) >> 1;
         records[slot] = {
-            keys[row], (uint32_t)numbers[2], places[at], (uint8_t)(rules[at] << 4 | layers[row]),
+            keys[row], ticks, places[at], (uint8_t)(rules[at] << 4 | layers[row]),
             (uint8_t)std::nearbyint(importance[row] * 255.0f), (uint8_t)std::min<uint32_t>(hits[row], 255),
             (uint8_t)(copies | state << 2 | shared << 5), idle, 0};
         slots[row] = (uint16_t)slot;

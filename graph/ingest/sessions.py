@@ -7,12 +7,11 @@ from typing import Final
 
 import numpy as np
 
-from ..compiled import core
 from ..tables.blocks import BlockTable
 from ..tables.sessions import INFERRED
 from ..tables.tables import Tables
 from ..types import NO_ROW, BlockFlag, Rows, SessionState
-from ..wire.events import ConfidenceSampled, RequestStarted
+from ..wire.events import ConfidenceSampled, RequestFinished, RequestStarted
 
 # If no caller names a request's session, it is inferred from the request's blocks.
 
@@ -163,16 +162,28 @@ class RequestSessions:
         superseded: Rows = rows[blocks.flagged(rows, BlockFlag.SUPERSEDED)]
         return superseded
 
-    def supersede(self, session: int, rows: Rows) -> None:
-        """Mark blocks of the session's last turn that this turn abandoned as superseded. Not while
+    def began(
+        self, engine: int, session: int, event: RequestStarted, rows: Rows, whole: bool, now: float
+    ) -> None:
+        """Note that a request of the session walks the blocks of its prompt: all of them, if they
+        are ``whole``. Those of the session's last turn that it abandoned are superseded. Not while
         another request of the session runs: then the two are siblings.
         """
-        left = core.supersede(self._tables.blocks, self._tables.sessions, rows, session)
+        left = self._tables.sessions.begin_walk(
+            self._tables.blocks, session, rows, engine, now, event.prompt_tokens, whole
+        )
         if left:
             self._counters["blocks_superseded"] += left
+        if event.tenant:
+            self._belong(rows, event.tenant)
 
-    def own(self, session: int, rows: Rows, tenant: str | None) -> None:
-        blocks = self._tables.blocks
-        core.own(blocks, rows, session)
-        if tenant:
-            blocks.for_writing("tenant")[rows] = self.tenant(tenant)
+    def ended(self, session: int, event: RequestFinished, rows: Rows, now: float) -> None:
+        """Note that a request of the session ended, after these blocks."""
+        self._tables.sessions.end_walk(
+            self._tables.blocks, session, rows, now, event.prompt_tokens, event.total_tokens
+        )
+        if event.tenant:
+            self._belong(rows, event.tenant)
+
+    def _belong(self, rows: Rows, tenant: str) -> None:
+        self._tables.blocks.for_writing("tenant")[rows] = self.tenant(tenant)

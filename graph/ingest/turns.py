@@ -123,15 +123,19 @@ class TurnRecorder:
             return
         rows, new = self._tables.blocks.completed(known, now, self._tables.salt(engine))
         self._chains.lay(rows, new, counts, now)
-        for turn, name, end, count in zip(
-            chains, names, np.cumsum(counts).tolist(), counts.tolist(), strict=True
-        ):
-            chain, keys = rows[end - count : end], known.keys[end - count : end]
-            self._known.note(name, chain)
-            if isinstance(turn, RequestStarted):
-                self._started(engine, turn, chain, keys, now)
-            else:
-                self._finished(engine, turn, chain, keys, now)
+        self._count([each for each in chains if isinstance(each, RequestStarted)])
+        try:
+            for turn, name, end, count in zip(
+                chains, names, np.cumsum(counts).tolist(), counts.tolist(), strict=True
+            ):
+                chain, keys = rows[end - count : end], known.keys[end - count : end]
+                self._known.note(name, chain)
+                if isinstance(turn, RequestStarted):
+                    self._started(engine, turn, chain, keys, now)
+                else:
+                    self._finished(engine, turn, chain, keys, now)
+        finally:  # what was told of this engine is not added to another's
+            self._tables.history.all_told(engine, now)
 
     def answered(self, engine: int, event: ConfidenceSampled) -> int:
         return self._sessions.answered(engine, event)
@@ -139,16 +143,9 @@ class TurnRecorder:
     def _started(
         self, engine: int, event: RequestStarted, rows: Rows, keys: Keys, now: float
     ) -> None:
-        """Apply a request's start: count its hits, tag its blocks, begin its session's turn."""
+        """Apply a request's start: count its blocks' hits, tag them, begin its session's turn."""
         hits = 0 if event.warms else event.cached_tokens // event.block_size
         self._tables.links.walk(rows, hits, event.block_size, now)
-        if event.spliced_tokens:
-            self._counters["requests_spliced"] += 1
-            self._counters["tokens_spliced"] += event.spliced_tokens
-        if not event.warms:
-            self._counters["requests"] += 1
-            self._counters["prompt_tokens"] += event.prompt_tokens
-            self._counters["cached_tokens"] += event.cached_tokens
         self._walked(engine, event, rows)
         session = self._sessions.of_request(engine, event, rows, now)
         hold = self._held.begun(engine, event.request_id)
@@ -157,20 +154,24 @@ class TurnRecorder:
             self._tables.history.started(engine, event, session, rows, keys, now, hold)
         if event.segments:
             self._segments.tag(engine, event, rows, session, now)
-        reach = -1 if _is_tip(event, rows) else len(rows)
-        if reach >= 0:
-            self._sessions.supersede(session, rows)
-        self._sessions.own(session, rows, event.tenant)
-        self._tables.sessions.begin_turn(
-            session, engine, now, event.prompt_tokens, reach, _last(rows)
-        )
+        self._sessions.began(engine, session, event, rows, not _is_tip(event, rows), now)
         self._sessions.forks.works(session, now)
+
+    def _count(self, started: Sequence[RequestStarted]) -> None:
+        if spliced := [each.spliced_tokens for each in started if each.spliced_tokens]:
+            self._counters["requests_spliced"] += len(spliced)
+            self._counters["tokens_spliced"] += sum(spliced)
+        if asking := [each for each in started if not each.warms]:
+            self._counters["requests"] += len(asking)
+            self._counters["prompt_tokens"] += sum([each.prompt_tokens for each in asking])
+            self._counters["cached_tokens"] += sum([each.cached_tokens for each in asking])
 
     def _finished(
         self, engine: int, event: RequestFinished, rows: Rows, keys: Keys, now: float
     ) -> None:
         """Apply a request's end: tag its new blocks as generated, and update its session."""
-        self._tables.walks.add(engine, Walk(rows, 0, -1))
+        if self._tables.walks.watches(engine):
+            self._tables.walks.add(engine, Walk(rows, 0, -1))
         self._tables.history.finished(engine, event, rows, keys, now)
         self._tables.changed[engine] += len(rows)
         inferred = self._sessions.finished(engine, event.request_id)
@@ -185,10 +186,7 @@ class TurnRecorder:
             session = self._tables.sessions.ensure(event.session, tenant, now)
         if session == NO_ROW:
             return
-        self._sessions.own(session, rows, event.tenant)
-        self._tables.sessions.end_turn(
-            session, _last(rows), now, event.prompt_tokens, event.total_tokens
-        )
+        self._sessions.ended(session, event, rows, now)
         if event.reason == CUT_AT_A_LENGTH:
             self._tables.sessions.cut_short(session)
         self._signal(session, event.session_ended, event, now)
@@ -243,6 +241,8 @@ class TurnRecorder:
 
     def _walked(self, engine: int, event: RequestStarted, rows: Rows) -> None:
         """Record the walk; a match can never cover a prompt's last token."""
+        if not self._tables.walks.watches(engine):
+            return
         reach = min(len(rows), max(0, event.prompt_tokens - 1) // event.block_size)
         found = event.cached_tokens // event.block_size
         self._tables.walks.add(engine, Walk(rows, max(reach, found), found))
@@ -277,10 +277,6 @@ class TurnRecorder:
             sessions.wait(session, NEVER if pause_s is None else now + pause_s, tool)
         elif signal.waiting_for_tool is not None:
             sessions.rest(session)
-
-
-def _last(rows: Rows) -> int:
-    return rows.item(-1) if len(rows) else NO_ROW
 
 
 def _is_tip(event: RequestStarted, rows: Rows) -> bool:

@@ -36,6 +36,7 @@ from .reasons import Cause, DepartureRule
 from .requests import Bytes, Origin
 
 if TYPE_CHECKING:
+    from ..tables.blocks import BlockTable
     from ..tables.tables import Tables
     from ..tables.walks import EngineReports
     from ..wire.advice import EvictionRanking
@@ -107,16 +108,19 @@ class CurrentRanking:
         known: Mask = (place != UNPLACED) | (used <= made)
         return known & ~np.isin(keys, self._kept)
 
-    def places(self, keys: Keys) -> Places:
-        """uint16: each block's place in the ranking; ``UNPLACED`` if it is not named."""
-        return self._order.places(keys)
-
-    def terms(self, keys: Keys, place: Places) -> TermsAtRanking:
-        """The latest score terms of these blocks; NaN for blocks the ranking does not name.
-        ``place`` is the result of ``places``.
+    def places_and_terms(self, blocks: BlockTable, rows: Rows) -> tuple[Places, TermsAtRanking]:
+        """uint16: each block's place in the ranking, ``UNPLACED`` if it is not named; and their
+        latest score terms, NaN for blocks the ranking does not name.
         """
+        if self.is_lru and not self._terms.names:  # nobody asks for their keys
+            return np.full(len(rows), UNPLACED, dtype=np.uint16), _no_terms(len(rows))
+        keys = blocks.wire_keys(rows)
+        place = self._order.places(keys)
+        return place, self._terms_of(keys, place)
+
+    def _terms_of(self, keys: Keys, place: Places) -> TermsAtRanking:
         if not self._terms.names:
-            return TermsAtRanking((), np.empty((len(place), 0), dtype=np.float16))
+            return _no_terms(len(place))
         if self._termed is not self._order:
             earlier = self._termed.places(keys)
             place = np.where(place == UNPLACED, place, earlier)
@@ -126,6 +130,10 @@ class CurrentRanking:
         """The epoch of the ranking in force at time ``then``; None without one."""
         place = bisect_right(self._made, then, key=lambda each: each[0])
         return self._made[place - 1][1] if place else None
+
+
+def _no_terms(count: int) -> TermsAtRanking:
+    return TermsAtRanking((), np.empty((count, 0), dtype=np.float16))
 
 
 _RULES: Final = bytes(  # those by which most blocks leave, in the order of ``core.departed``
@@ -200,26 +208,25 @@ class Departures:
         current = self._current.get(engine)
         if current is None:
             current = self._current[engine] = CurrentRanking()
-        keys: Keys = np.take(blocks.keys, rows) ^ np.take(blocks.salt, rows)
-        place = current.places(keys)
+        place, terms = current.places_and_terms(blocks, rows)
         rule, used = np.empty(len(rows), dtype=np.uint8), np.empty(len(rows))
         if core.departed(
             blocks, sessions, SessionState.ENDED, current.layers, rows, place, _RULES,
             current.is_lru, rule, used,
         ):  # fmt: skip
-            self._say_protected(rows, keys, place, current, rule, used)
+            self._say_protected(rows, place, current, rule, used)
         left = EvictedBlocks(engine, rows, place, rule, used)
-        self._log(engine).add(self._tables, left, current.terms(keys, place), now)
+        self._log(engine).add(self._tables, left, terms, now)
 
     def _say_protected(
-        self, rows: Rows, keys: Keys, place: Places, current: CurrentRanking, rule: Bytes,
+        self, rows: Rows, place: Places, current: CurrentRanking, rule: Bytes,
         used: npt.NDArray[np.float64],
     ) -> None:  # fmt: skip
         blocks, sessions = self._tables.blocks, self._tables.sessions
         owner, shared = blocks.session[rows], blocks.flagged(rows, BlockFlag.SHARED)
         is_over = (owner != NO_ROW) & (sessions.state[owner] == SessionState.ENDED) & ~shared
         protected = current.layers[blocks.layer[rows]] & (blocks.stated[rows] != 0) & ~is_over
-        unprotected = current.unprotected(keys, place, used)
+        unprotected = current.unprotected(blocks.wire_keys(rows), place, used)
         rule[protected] = DepartureRule.PROTECTED_LAYER
         rule[protected & unprotected] = DepartureRule.PROTECTED_SHARE
 

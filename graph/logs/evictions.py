@@ -179,13 +179,12 @@ class EvictionLog:
     def add(self, tables: Tables, left: EvictedBlocks, terms: TermsAtRanking, now: float) -> None:
         """Record that these blocks leave now; beyond ``LIMIT``, only the last ones get records."""
         self.terms.add(self.next, terms)
-        self.evicted += np.bincount(left.rule, minlength=len(DepartureRule))
         self._grow(len(left.rows))
-        numbers = (self.next, LIMIT, self._origin.ticks(now), RowMark.EVICTED, len(STATE_NAMES))
         core.depart(
             self._ring.view(np.uint8), self._slot, self.marks, tables.blocks.keys, tables.blocks,
             left.engine, tables.sessions, left.rows, left.place, left.rule, left.used,
-            np.array(numbers), now,
+            self.evicted, self.next, LIMIT, self._origin.ticks(now), RowMark.EVICTED,
+            len(STATE_NAMES), now,
         )  # fmt: skip
         self.next += len(left.rows)
 

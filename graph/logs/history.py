@@ -242,6 +242,7 @@ TOKEN_COLUMNS: Final = ("requests", "asked", "pool", "loaded", "prefetched")
 REASON_COLUMNS: Final = tuple(
     f"{what}_{name}" for what in ("requests", "blocks") for name in REASON_NAMES
 )
+_REASONS: Final = len(REASON_NAMES)
 MINUTE_COLUMNS: Final = ("asked", "asked_blocks", "found", "evicted", "wanted")
 LOST_WAYS: Final = ("multi_turn", "cross_session")
 _REQUESTS: Final = 64  # an engine's running requests, in one slice; chosen
@@ -254,6 +255,7 @@ class History(Departures):
     def __init__(self, tables: Tables) -> None:
         super().__init__(tables)
         self.given = [0] * len(TOKEN_COLUMNS)  # sums of ``tokens`` since the start
+        self._told: list[tuple[int, ...]] = []  # of requests that started, until ``all_told``
         self._asked: Counter[int] = Counter()  # tokens, by engine
         self._found: Counter[int] = Counter()
         self.running = RunningRequests()  # requests whose end is awaited
@@ -334,16 +336,18 @@ class History(Departures):
         hold: Hold | None = None,
     ) -> None:  # fmt: skip
         """Record that a request was scheduled, and how long it was held; ``keys`` are the graph's
-        of its ``rows``. Call it before its session and its blocks are updated.
+        of its ``rows``. Call it before its session and its blocks are updated, and ``all_told``
+        before anybody reads what is recorded.
         """
-        self._drop(engine, event.request_id)
+        if self.running.knows(engine, event.request_id):
+            self._drop(engine, event.request_id)
         log, size = self._log(engine), event.block_size
         reach = min(len(rows), max(0, event.prompt_tokens - 1) // size)
         found = min(event.cached_tokens // size, len(rows))
         loaded = min(event.loading_tokens // size, len(rows) - found)
-        prefetched, known, mark = core.marked(
-            log.marks, rows, found, found + loaded, reach, RowMark.PREFETCHED, RowMark.MASK,
-            RowMark.COMPUTING,
+        prefetched, known, mark, facts = core.marked(
+            log.marks, self._tables.blocks, engine, rows, found, found + loaded, reach,
+            RowMark.PREFETCHED, RowMark.MASK, RowMark.COMPUTING,
         )  # fmt: skip
         again, short = 0, 0
         if known:
@@ -352,8 +356,9 @@ class History(Departures):
         counts = len(rows), found - prefetched, loaded - spliced, prefetched, spliced, again
         asked = PromptBlocks(event.prompt_tokens, size, *counts, event.waited_s, hold)
         miss = missed(
-            self._tables, self.evictions, engine, event, session, rows, found + loaded, mark, now
-        )
+            self._tables, self.evictions, engine, event, session, rows, found + loaded, mark, facts,
+            now,
+        )  # fmt: skip
         if event.contents:
             miss = self._by_content(engine, event, rows, miss)
         if short:
@@ -367,45 +372,60 @@ class History(Departures):
         )
         while (surplus := self.running.surplus()) is not None:  # their ends were never reported
             self._drop(*surplus)
-        self._found[engine] += (found + loaded) * size
-        self._asked[engine] += asked.tokens
         given = (1, asked.tokens, asked.pool * size, loaded * size, prefetched * size)
-        self.tokens.add(given, now)
-        self.minutes.add((asked.tokens, len(rows), (found + loaded) * size, 0, 0), now)
-        self.given = list(map(add, self.given, given))
+        self._told.append((*given, len(rows), (found + loaded) * size))
         computed = max(0, reach - found - loaded)
         if self.open_cases.is_open(engine, miss, rows):
             self.open_cases.add(number, engine, miss, int(rows[miss.index]), computed, short, now)
         else:
             self._count(miss, computed, now)
 
+    def all_told(self, engine: int, now: float) -> None:
+        """Add up what the requests asked for and found that ``started`` was told of since the last
+        call, all of them of one engine and moment.
+        """
+        if not self._told:
+            return
+        *given, blocks, found = map(sum, zip(*self._told, strict=True))
+        self._told.clear()
+        self._found[engine] += found
+        self._asked[engine] += given[1]
+        self.tokens.add(given, now)
+        self.minutes.add((given[1], blocks, found, 0, 0), now)
+        self.given = list(map(add, self.given, given))
+
     def finished(
         self, engine: int, event: RequestFinished, rows: Rows, keys: Keys, now: float
     ) -> None:
-        if (running := self._drop(engine, event.request_id)) is None:
+        if (running := self.running.pop(engine, event.request_id)) is None:
             return
+        if self.open_cases.awaits(engine):
+            self.open_cases.drop(engine, running.number)
+        self._comes_no_more(engine, running)
         self._record_walk(
             engine, running.session, rows, keys, len(running.rows), -1, event.total_tokens, now
         )
         self.requests.finish(running.number, event, now)
 
-    def _drop(self, engine: int, name: str) -> Running | None:
-        """Stop awaiting a request's end; returns the request if it was awaited."""
+    def _drop(self, engine: int, name: str) -> None:
+        """Stop awaiting a request's end, if it was awaited."""
         running = self._await_no_more(engine, name)
         if running is not None:
-            computed = running.rows[running.first :]
-            self.stop_computing(engine, computed, self.running.computed(engine))
-        return running
+            self._comes_no_more(engine, running)
 
     def _await_no_more(self, engine: int, name: str) -> Running | None:
-        """``_drop`` for a request whose blocks are known not to come."""
+        """``_drop`` for a request whose blocks are known not to come; returns it."""
         running = self.running.pop(engine, name)
-        if running is None:
-            return None
-        self.requests.lose(running.number)  # until its end is recorded, if it was reported
-        if self.open_cases.awaits(engine):
-            self.open_cases.drop(engine, running.number)
+        if running is not None:
+            self.requests.lose(running.number)
+            if self.open_cases.awaits(engine):
+                self.open_cases.drop(engine, running.number)
         return running
+
+    def _comes_no_more(self, engine: int, running: Running) -> None:
+        """Note that a request computes no block any longer."""
+        computed = running.rows[running.first :]
+        self.stop_computing(engine, computed, self.running.computed(engine))
 
     def listen(self) -> list[ReplayedWalk]:
         """Return the starts and ends of requests since the last call, the oldest first. The first
@@ -449,9 +469,11 @@ class History(Departures):
 
     def _count(self, miss: Miss, computed: int, now: float) -> None:
         """Count one request by its reason, and the blocks that it computes."""
-        for place, count in ((int(miss.reason), 1), (len(REASON_NAMES) + miss.reason, computed)):
-            self.reasons.add_to(place, count, now)
-            self.totals[place] += count
+        requests, blocks = int(miss.reason), _REASONS + int(miss.reason)
+        self.reasons.add_to(requests, 1, now)
+        self.reasons.add_to(blocks, computed, now)
+        self.totals[requests] += 1
+        self.totals[blocks] += computed
 
     def _by_content(self, engine: int, event: RequestStarted, rows: Rows, miss: Miss) -> Miss:
         """The same miss, or one by the salt if another salt's block has the content."""

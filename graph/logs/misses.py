@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from ..tables.tables import Tables
     from ..wire.events import RequestStarted
 
+Facts = tuple[int, int, int, float]
+"""In which tiers an engine has a block, in which of theirs any other has, how many walked it, and
+when it was created."""
 _COPIES: Final = int(Tier.WARM | Tier.COLD)
 _HOT: Final = int(Tier.HOT)
 _POOL: Final = int(Tier.POOL)
@@ -33,7 +36,7 @@ _POOL: Final = int(Tier.POOL)
 
 def missed(
     tables: Tables, evictions: Mapping[int, EvictionLog], engine: int, event: RequestStarted,
-    session: int, rows: Rows, index: int, mark: int, now: float,
+    session: int, rows: Rows, index: int, mark: int, facts: Facts | None, now: float,
 ) -> Miss:  # fmt: skip
     """Why a request's block ``index`` was not found, if it could have been; see ``judge``."""
     is_last = index >= min(len(rows), max(0, event.prompt_tokens - 1) // event.block_size)
@@ -44,14 +47,15 @@ def missed(
     if event.lacking is not None:  # the engine itself found the block
         key = _wire_key(tables, rows.item(index))
         return Miss(index, key, Reason.OTHER_GROUP, event.lacking)
-    miss = judge(tables, evictions, engine, session, rows, index, mark, now)
+    assert facts is not None  # of a block that there is
+    miss = judge(tables, evictions, engine, session, rows, index, mark, facts, now)
     parts = miss.reason is Reason.DIVERGED and event.same_tokens < event.block_size
     return replace(miss, same=event.same_tokens) if parts and event.same_tokens else miss
 
 
 def judge(
     tables: Tables, evictions: Mapping[int, EvictionLog], engine: int, session: int, rows: Rows,
-    index: int, mark: int, now: float,
+    index: int, mark: int, facts: Facts, now: float,
 ) -> Miss:  # fmt: skip
     """Why block ``index`` of a chain was not found.
 
@@ -60,11 +64,12 @@ def judge(
         session: Row of the request's session, in its state before the request.
         rows: int32, the whole prompt's block rows.
         mark: The block's marks, before this request marked it as computed.
+        facts: The block's, see ``Facts``.
         now: When the request was scheduled; rows created at this time are new.
     """
     row, log = rows.item(index), evictions[engine]
     key = _wire_key(tables, row)
-    tiers, theirs, walkers, created = core.block(tables.blocks, engine, row)
+    tiers, theirs, walkers, created = facts
     held = tiers & HELD
     if held & _COPIES:
         return Miss(index, key, Reason.LOAD_SLOWER)
@@ -283,7 +288,7 @@ class OpenCases:
             return case
         index = case.miss.index
         rows = np.full(index + 1, case.row, dtype=np.int32)
-        mark = log.marks.item(case.row)
-        miss = judge(self._tables, self._evictions, engine, NO_ROW, rows, index, mark, now)
+        mark, facts = log.marks.item(case.row), core.block(self._tables.blocks, engine, case.row)
+        miss = judge(self._tables, self._evictions, engine, NO_ROW, rows, index, mark, facts, now)
         left = miss.left if isnan(miss.left) else case.at  # in its step, though reported later
         return case._replace(miss=replace(miss, left=left).keeping_all(case.short))

@@ -415,6 +415,10 @@ class RunningRequests:
         self._running.setdefault(running.engine, {})[name] = running
         self._count(running, 1)
 
+    def knows(self, engine: int, name: str) -> bool:
+        """Whether a request of this id is awaited."""
+        return name in self._running.get(engine, ()) or name in self._doubted.get(engine, ())
+
     def pop(self, engine: int, name: str) -> Running | None:
         those = self._running.get(engine)
         running = those.pop(name, None) if those else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -222,19 +222,12 @@ class BlockTable(BlockColumns):
         the order of ``keys``, and a bool ``[n]`` that is true where the row is new. ``now``:
         monotonic seconds.
         """
-        rows, new = self._index.ensure(_salted(keys, salt), self._take, self.alive)
-        if new.any():
-            self._begin(rows[new], salt, now)
-        return rows, new
+        return self._index.ensure(_salted(keys, salt), self._begins(salt, now), self.alive)
 
     def completed(self, known: KnownBlocks, now: float, salt: np.uint64) -> tuple[Rows, Mask]:
         """As ``ensure``, of keys that were looked for."""
-        rows, new = known.rows, np.zeros(len(known.rows), dtype=np.bool_)
-        if known.unknown:
-            left = slice(None) if known.unknown == len(rows) else (rows < 0).nonzero()[0]
-            rows[left], new[left] = self._index.ensure(known.keys[left], self._take, self.alive)
-            self._begin(rows[new], salt, now)
-        return rows, new
+        keys, rows, unknown, _ = known
+        return rows, self._index.complete(keys, rows, unknown, self._begins(salt, now), self.alive)
 
     def release(self, rows: Rows) -> None:
         """Take rows out of use; the caller has removed their edges."""
@@ -245,7 +238,7 @@ class BlockTable(BlockColumns):
 
     def tidying(self) -> Iterator[None]:
         """Make more room in a large table ahead of need; no block may come or go meanwhile."""
-        yield from self._index.tidying()
+        yield from self._index.tidying(self.alive, self.size)
         yield from self.growing_ahead(self.size)
 
     def forget_sessions(self, rows: Rows) -> None:
@@ -355,21 +348,22 @@ class BlockTable(BlockColumns):
         """The rows where ``mask``, bool ``[size]``, is true."""
         return Selection(self, np.flatnonzero(mask).astype(np.int32))
 
-    def _take(self, count: int) -> Rows:
-        """Take rows for so many new blocks, in order; there is room for them."""
-        rows = self._rows.take(count)
-        self._reserve(self.size)
-        return rows
-
-    def _begin(self, rows: Rows, salt: np.uint64, now: float) -> None:
-        """Reset rows (repeats allowed), and take them into use."""
+    def _begins(self, salt: np.uint64, now: float) -> Callable[[int], Rows]:
+        """Takes rows for so many new blocks, in order, and makes them fresh."""
         begun = np.float64(now).tobytes()
         own = {"created": begun, "last_attended": begun, "salt": salt.tobytes()}
-        columns, values = self.fresh(own)
-        for each in self.sums.values():
-            more, theirs = each.fresh()
-            columns, values = columns + more, values + theirs
-        core.refresh(columns, values, rows, self.tiers)
+
+        def begin(count: int) -> Rows:
+            rows = self._rows.take(count)
+            self._reserve(self.size)
+            columns, values = self.fresh(own)
+            for each in self.sums.values():
+                more, theirs = each.fresh()
+                columns, values = columns + more, values + theirs
+            core.refresh(columns, values, rows, self.tiers)
+            return rows
+
+        return begin
 
     def _reserve(self, rows: int) -> None:
         if rows > len(self.alive):

@@ -161,7 +161,7 @@ class EdgeStore(Columns):
 
     def tidying(self) -> Iterator[None]:
         """As that of ``BlockTable``."""
-        yield from self._index.tidying()
+        yield from self._index.tidying(self.alive, self.size)
         yield from self.growing_ahead(self.size)
 
     def touching(self, among: Mask) -> EdgeList:

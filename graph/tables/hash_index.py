@@ -5,6 +5,7 @@ owner's key column, which the index grows.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Final
 
@@ -54,7 +55,7 @@ class Slots:
 _MIN_SLOTS: Final = 1024  # slots; chosen
 _FULL: Final = 0.625  # share of used slots beyond which the map is rebuilt; chosen
 # A map of this many slots takes long to rebuild, so it is rebuilt ahead of need, part by part, from
-# this share on, in parts of this many slots. All chosen.
+# this share on, in parts of this many rows. All chosen.
 _MANY_SLOTS: Final = 1 << 17
 _NEARLY_FULL: Final = 0.59375
 _PART: Final = 1 << 16
@@ -144,11 +145,30 @@ class HashIndex:
         """
         keys = np.ascontiguousarray(keys)
         self._make_room(keys)
-        slots, found = self._slots.rows, np.empty(len(keys), dtype=np.int32)
-        first, taken = np.empty((2, len(keys)), dtype=np.int64)
-        count = core.claim(slots, self.keys, alive, keys, found, first, taken)
+        found = np.full(len(keys), EMPTY, dtype=np.int32)
+        return found, self._add(keys, found, len(keys), False, take, alive)
+
+    def complete(
+        self, keys: Keys, found: Rows, unknown: int, take: Callable[[int], Rows], alive: Mask
+    ) -> Mask:
+        """As ``ensure``, of keys that were looked for: ``found``, int32 ``[n]``, has their rows,
+        none for so many that are ``unknown``, and takes those.
+        """
+        if not unknown:
+            return np.zeros(len(keys), dtype=np.bool_)
+        if self._is_crowded(unknown):
+            self.rebuild(unknown)
+        return self._add(keys, found, unknown, True, take, alive)
+
+    def _add(
+        self, keys: Keys, found: Rows, most: int, looked_for: bool, take: Callable[[int], Rows],
+        alive: Mask,
+    ) -> Mask:  # fmt: skip
+        """Add those keys, ``most`` at most, that have no row in ``found``, which takes it."""
+        slots, (first, taken) = self._slots.rows, np.empty((2, most), dtype=np.int64)
+        count = core.claim(slots, self.keys, alive, keys, found, first, taken, looked_for)
         if not count:
-            return found, np.zeros(len(keys), dtype=np.bool_)
+            return np.zeros(len(keys), dtype=np.bool_)
         try:
             rows = take(count)
         except BaseException:
@@ -157,7 +177,7 @@ class HashIndex:
         new = np.empty(len(keys), dtype=np.bool_)
         core.settle(slots, self.keys, keys, rows, first, taken, found, new)
         self._size += count
-        return found, new
+        return new
 
     def remove(self, rows: Rows) -> None:
         core.remove(self._slots.rows, self.keys, np.ascontiguousarray(rows))
@@ -168,9 +188,9 @@ class HashIndex:
         """int32 ``[len(self)]``: the rows in the map, in no order."""
         return self._slots.taken()
 
-    def tidying(self) -> Iterator[None]:
+    def tidying(self, alive: Mask, rows: int) -> Iterator[None]:
         """Rebuild a large map, part by part, before it is so crowded that ``ensure`` must rebuild
-        it at once.
+        it at once. ``alive``, bool ``[capacity]``, marks what is in the map, of the first ``rows``.
 
         Until the last part the old map serves; no key may be added or removed meanwhile.
         """
@@ -178,8 +198,8 @@ class HashIndex:
         if len(self._slots) < _MANY_SLOTS or used <= _NEARLY_FULL * len(self._slots):
             return
         slots = yield from Slots.making(_slots_for(self._size + len(self._slots) // 8))
-        for start in range(0, len(self._slots), _PART):
-            core.replace(self._slots.rows[start : start + _PART], self.keys, slots.rows)
+        for start in range(0, rows, _PART):
+            core.place_all(self.keys, alive, start, min(start + _PART, rows), slots.rows)
             yield
         self._slots, self._tombstones = slots, 0
 
@@ -217,7 +237,7 @@ class KnownChains:
     """
 
     def __init__(self) -> None:
-        self._rows: dict[str, Rows] = {}  # the longest ago noted first
+        self._rows: OrderedDict[str, Rows] = OrderedDict()  # the longest ago noted first
         self._count = 0
 
     @property
@@ -226,10 +246,13 @@ class KnownChains:
 
     def note(self, name: str, rows: Rows) -> None:
         """Note where a chain is; the longest ago noted are forgotten beyond some bounds."""
-        self._count += len(rows) - len(self._rows.pop(name, ()))
-        self._rows[name] = rows.copy()  # it may be a part of many others'
-        while self._count > _MOST_KNOWN or len(self._rows) > _MOST_NAMES:
-            self._count -= len(self._rows.pop(next(iter(self._rows))))
+        known, count = self._rows, self._count + len(rows)
+        if (before := known.pop(name, None)) is not None:
+            count -= len(before)
+        known[name] = rows.copy()  # it may be a part of many others'
+        while count > _MOST_KNOWN or len(known) > _MOST_NAMES:
+            count -= len(known.popitem(last=False)[1])
+        self._count = count
 
     def guess(self, names: Sequence[str]) -> Guesses:
         return [self._rows.get(name) for name in names]

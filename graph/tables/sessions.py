@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from ..compiled import core
 from ..types import NEVER, NO_ROW, Keys, Rows, SessionState, StopReason, Tier
+from .blocks import BlockTable
 from .columns import grown
 from .returns import SessionOutlook
 
@@ -160,6 +161,29 @@ class SessionTable(SessionOutlook):
         """
         self.changes += 1
         if core.end_turn(self, row, tip, now, prompt, total):
+            self.take_back_end(row)
+
+    def begin_walk(
+        self, blocks: BlockTable, row: int, rows: Rows, engine: int, now: float, prompt_tokens: int,
+        whole: bool,
+    ) -> int:  # fmt: skip
+        """``begin_turn`` of a request that walks these block rows, ``whole``: all full blocks of
+        its prompt. The session owns them, and shares those that others walked. Returns how many
+        blocks of its last turn it abandoned, which are superseded: none while another request of
+        it runs.
+        """
+        self.changes += 1
+        left, was = core.begin_walk(blocks, self, row, rows, engine, now, prompt_tokens, whole)
+        if was is not None:
+            self.note_turn(*was)
+        return left
+
+    def end_walk(
+        self, blocks: BlockTable, row: int, rows: Rows, now: float, prompt: int, total: int
+    ) -> None:
+        """``end_turn`` of a request that walked these block rows."""
+        self.changes += 1
+        if core.end_walk(blocks, self, row, rows, now, prompt, total):
             self.take_back_end(row)
 
     def wait(self, row: int, expected_return: float, tool: int = NO_ROW) -> None:

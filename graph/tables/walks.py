@@ -42,6 +42,10 @@ class WalkLog:
             self._walks[engine] = deque(maxlen=MAX_WALKS)
         return new
 
+    def watches(self, engine: int) -> bool:
+        """Whether this engine's walks are kept."""
+        return engine in self._walks
+
     def add(self, engine: int, walk: Walk) -> None:
         """Note a walk; beyond ``MAX_WALKS`` the oldest is dropped."""
         walks = self._walks.get(engine)

@@ -75,6 +75,24 @@ def test_the_index_adds_what_it_lacks_in_the_order_of_its_first_appearance(
     assert found == [NO_ROW if key in gone else row for key, row in model.items()]
 
 
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.lists(st.integers(0, 80), max_size=40), max_size=8))
+def test_an_index_takes_what_was_looked_for_as_what_was_not(batches: list[list[int]]) -> None:
+    one, other, ones, others = HashIndex(1024), HashIndex(1024), RowPool(), RowPool()
+    for batch in batches:
+        keys = np.array([number * 2**55 + number for number in batch], np.uint64)
+        expected, fresh = one.ensure(keys, ones.take)
+        rows = other.find(keys)
+        unknown = int(np.count_nonzero(rows == NO_ROW))
+        new = other.complete(keys, rows, unknown, others.take, np.zeros(1024, dtype=np.bool_))
+        assert rows.tolist() == expected.tolist()
+        assert new.tolist() == fresh.tolist()
+        assert len(one) == len(other)
+        gone = rows[: len(rows) // 2]
+        one.remove(np.unique(gone))
+        other.remove(np.unique(gone))
+
+
 def test_an_index_without_room_for_new_rows_is_as_it_was() -> None:
     index, keys = HashIndex(1024), np.arange(10, dtype=np.uint64)
     index.ensure(keys[:3], lambda count: np.arange(count, dtype=np.int32))
@@ -490,9 +508,9 @@ def test_compiled_loops_follow_columns_that_are_replaced() -> None:
 def test_compiled_loops_refuse_what_is_no_table_of_theirs() -> None:
     blocks, sessions, rows = BlockTable(), SessionTable(10), np.zeros(1, dtype=np.int32)
     with pytest.raises(TypeError, match="bound"):
-        core.own(sessions, rows, 0)
+        core.begin_walk(sessions, sessions, 0, rows, 0, 0.0, 0, True)
     with pytest.raises(AttributeError):
-        core.own(None, rows, 0)
+        core.begin_walk(None, sessions, 0, rows, 0, 0.0, 0, True)
     with pytest.raises(TypeError, match="row"):
         core.begin_turn(sessions, len(sessions.state), 0, 0.0, 0, NO_ROW, NO_ROW)
     with pytest.raises(TypeError, match="engine"):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from kvgraph.graph.ingest.sessions import RequestSessions
+from kvgraph.graph.kvcache_graph import KVCacheGraph
 from kvgraph.graph.logs import history as queues
 from kvgraph.graph.logs import requests
 from kvgraph.graph.logs.evictions import EvictionLog, RowMark
@@ -246,3 +248,20 @@ def test_the_next_engine_in_a_column_has_none_of_the_last_ones_evictions(world: 
     world.tell(hello("c"), engine="c")
     assert world.graph.tables.engines["c"] == 0
     assert 0 not in world.history.evictions
+
+
+def test_what_was_told_before_a_failure_is_not_counted_as_anothers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    graph = KVCacheGraph(clock=lambda: 1.0)
+    for engine in ("broken", "whole"):
+        graph.apply(engine, [EngineHello(engine, "m", 16, 100, "v")])
+    start = RequestStarted("r", pack(1, 2), 40, 0, 16, "s")
+    with monkeypatch.context() as patched:
+        patched.setattr(RequestSessions, "began", None)
+        with pytest.raises(TypeError):
+            graph.apply("broken", [start])
+    graph.apply("whole", [RequestStarted("q", pack(3, 4), 40, 32, 16, "t")])
+    history = graph.tables.history
+    assert history.hit_share("broken") == 0.0
+    assert history.hit_share("whole") == 32 / 40
