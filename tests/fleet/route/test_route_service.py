@@ -252,7 +252,10 @@ def test_odd_requests_are_a_line_of_each_kind_in_a_proxys_log(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     uvicorns = logging.getLogger("uvicorn.error")
-    monkeypatch.setattr(uvicorns, "filters", [])
+    # Whatever servers of other tests made of it.
+    as_new = {"filters": [], "handlers": [caplog.handler], "propagate": False, "disabled": False}
+    for name, value in as_new.items():
+        monkeypatch.setattr(uvicorns, name, value)
     log_for_people()
     for _ in range(5):
         uvicorns.warning("Invalid HTTP request received.")
