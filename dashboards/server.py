@@ -142,8 +142,8 @@ _LOG_EVERY_S: Final = 10.0  # of each of them; chosen
 
 
 class OddRequestFilter(logging.Filter):
-    """Leaves one line in ten seconds of each kind that requests which are no HTTP cause, and none
-    of an answer that came after the connection had ended by one.
+    """Lets through one line in ten seconds for each kind of malformed request, and no line about
+    an answer that was too late because such a request had ended its connection.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:

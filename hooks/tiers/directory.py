@@ -360,8 +360,8 @@ class CopyDirectory:
         return list(self._cold)
 
     def run(self, hashes: Sequence[bytes], most_reads: int | None = None) -> int:
-        """Return how many of ``hashes``, from the first on without a gap, can be loaded now, with
-        at most so many that have to be read into memory first; None: as many as there is room for.
+        """Return how many of ``hashes``, from the first on without a gap, can be loaded now, if at
+        most ``most_reads`` of them are read into memory first; None: as many as there is room for.
         """
         count = self._warm.run(hashes)
         if count == len(hashes) or not (self._cold or self.in_store):

@@ -116,7 +116,7 @@ class RecordLane:
         release: Callable[[Sequence[int]], None],
         # called there with a job that failed, the seconds that it took, and why
         refuse: Callable[[Job, float, Exception], None],
-        # called on any thread with a job, and why the lane did its part not
+        # called on any thread with a job, and why the lane did not do its part of it
         say: Callable[[Job, BaseException], None],
     ) -> None:
         self.copies: set[int] = set()  # copies that the lane's thread uses
@@ -146,8 +146,8 @@ class RecordLane:
     def use(self, job: Job, part: Set[int], operation: Outcome, rest: Rest) -> None:
         """Run ``operation`` on the lane's thread, and then ``rest`` on the memory's.
 
-        Of a job that was given up, or comes while the lane hangs, the positions ``part`` have
-        failed, and nothing is done for them; what others hold of it is not lost.
+        If the lane hangs, or the job was given up, ``operation`` is not begun and the positions
+        ``part`` count as failed; the job's other positions go on.
         """
         if self._watch.stuck:
             self._fail(job, part, rest, 0.0, self._silence())
@@ -158,7 +158,7 @@ class RecordLane:
         self._thread.put(lambda: self._work(job, operation))
 
     def give_up_on_overdue(self) -> None:
-        """Go on without what was not answered for too long; on the engine's thread."""
+        """Let jobs go on without the parts that are overdue here; on the engine's thread."""
         for job in self._watch.overdue():
             self._memory.put(functools.partial(self._give_up, job))
 
@@ -324,9 +324,7 @@ class RecordLanes:
         self.store_out.disown()
 
     def give_up_on_overdue(self) -> None:
-        """Go on without what disk or store has not answered for too long; on the engine's
-        thread.
-        """
+        """Let jobs go on without what disk or store is late with; on the engine's thread."""
         for lane in self:
             lane.give_up_on_overdue()
 

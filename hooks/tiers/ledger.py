@@ -191,10 +191,11 @@ class TierLedger:
         return min(count, directory.room)
 
     def make_way(self, chain: Sequence[bytes]) -> None:
-        """Give up copies for what has to be read of ``chain``, those first that the disk has too.
+        """Give up the least recently used copies, so that what has to be read of ``chain`` fits
+        into memory; those first that the disk has too.
 
-        A load is answered at once, and a write to the disk takes steps: of others, whose turn to
-        leave the memory it would be, the disk gets none. They may be asked for again; these are.
+        The others are lost, and not written to the disk: that takes steps, and the load has to be
+        answered now. They may be asked for again; ``chain`` is being asked for.
         """
         directory = self.directory
         found = directory.pinned(chain)

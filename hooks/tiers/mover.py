@@ -164,9 +164,7 @@ class TierMover:
             self._memory.put(lambda: self._order(work, fence))
 
     def give_up_on_overdue(self) -> None:
-        """Go on without what disk or store has not answered for too long; on the engine's
-        thread.
-        """
+        """Let jobs go on without what disk or store is late with; on the engine's thread."""
         self.lanes.give_up_on_overdue()
 
     def close(self) -> None:

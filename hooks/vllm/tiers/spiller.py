@@ -319,7 +319,7 @@ class LoadVictims:
             self.prepare(count)
 
     def fit(self, count: int) -> bool:
-        """Whether the pool has so many blocks for a load."""
+        """Whether the pool has ``count`` free blocks for a load."""
         free: int = self._pool.get_num_free_blocks()
         return count <= free
 
