@@ -252,7 +252,8 @@ def test_odd_requests_are_a_line_of_each_kind_in_a_proxys_log(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     uvicorns = logging.getLogger("uvicorn.error")
-    # Whatever servers of other tests made of it.
+    # Whatever servers of other tests made of it, whose log level stays behind.
+    caplog.set_level(logging.INFO, uvicorns.name)
     as_new = {"filters": [], "handlers": [caplog.handler], "propagate": False, "disabled": False}
     for name, value in as_new.items():
         monkeypatch.setattr(uvicorns, name, value)
