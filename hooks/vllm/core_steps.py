@@ -124,8 +124,8 @@ class CoreSteps:
         holding.rested_at = lambda: core.rested_at
         core.watch_holding(holding)
 
-    def finish(self, due: int, fetched: int = 0) -> None:
-        """Do what is due in a step beyond what the core did."""
+    def finish(self, due: int, tokens: int, fetched: int = 0) -> None:
+        """Do what is due in a step of ``tokens`` tokens beyond what the core did."""
         arranger, client = self._arranger, self._client
         if due & _TAKE:
             arranger.step_ended(self._feed.take())
@@ -139,4 +139,4 @@ class CoreSteps:
         if due & ARRANGE and not arranger.rests(ranking := client.ranking()):
             self._arrange(ranking)
         if due & _HOLD and self._holding is not None:
-            self._holding.step()
+            self._holding.step(tokens)

@@ -28,6 +28,7 @@ from .core_steps import ARRANGE, DECIDES, CoreDemand, CoreMeter, CoreSteps, new_
 from .free_queue.arranger import FreeQueueArranger
 from .groups import OtherGroups, block_hashing, most_blocks_per_step, observed_group
 from .holding.arrivals import LiveSessions
+from .holding.chunks import PromptChunks
 from .holding.holding import Holding
 from .holding.queue import HoldingQueue
 from .meters import UrgentFlush
@@ -194,7 +195,8 @@ class SchedulerSide:
         pool, step = self._pool.num_gpu_blocks - 1, queue.step_tokens // self.group.block_size or 1
         bounds = HoldingBounds(pool, engine_settings("hold_max_s").hold_max_s, step)
         advice, clock = self.client.admission, self._clock
-        self.holding = Holding(queue, sessions, advice, self._emit, bounds, clock)
+        chunks = PromptChunks(scheduler, self._prefill.behind)
+        self.holding = Holding(queue, chunks, sessions, advice, self._emit, bounds, clock)
         self._reports.append(self.holding.report)
         if self._steps is not None:
             self._steps.watch(self.holding)
@@ -273,7 +275,7 @@ class SchedulerSide:
         if bridge is not None:
             return self._tiers_step(steps, bridge, tokens, bool(preempted))
         if due := steps.step(tokens, 0, 0):
-            steps.finish(due)
+            steps.finish(due, tokens)
         return None
 
     def _python_step(self, tokens: int, preempted: Iterable[str]) -> TierWork | None:
@@ -289,7 +291,7 @@ class SchedulerSide:
         if preempted or not arranger.rests(ranking):
             self._arrange(ranking)
         if self.holding is not None:
-            self.holding.step()
+            self.holding.step(tokens)
         if bridge is None:
             return None
         return self._moves(bridge, ranking, fetched, StepTaken(tokens, taken, arranger.held_back))
@@ -303,7 +305,7 @@ class SchedulerSide:
             due = steps.step(tokens, 0, 0)
             if not due & DECIDES and rest.passes(tokens, steps.core.taken):
                 if due:
-                    steps.finish(due)
+                    steps.finish(due, tokens)
                 return None
             if fetched := bridge.offered(self.client.wanted):
                 self.arranger.expect(*self._demand.most(len(self.observer.running), fetched))
@@ -314,7 +316,7 @@ class SchedulerSide:
             fetched = bridge.offered(self.client.wanted)
             due = steps.step(tokens, fetched, taken)
         if due:
-            steps.finish(due, fetched)
+            steps.finish(due, tokens, fetched)
         step = StepTaken(tokens, steps.core.taken, self.arranger.held_back)
         return self._moves(bridge, self.client.ranking(), fetched, step)
 

@@ -21,6 +21,7 @@ from ....graph.wire.events import (
     RequestReleased,
 )
 from .arrivals import LiveSessions, RequestArrival
+from .chunks import PromptChunks
 from .queue import HoldingQueue
 
 if TYPE_CHECKING:
@@ -161,6 +162,7 @@ class Holding:
     def __init__(
         self,
         queue: HoldingQueue,
+        chunks: PromptChunks,
         sessions: LiveSessions,
         advice: Callable[[], AdmissionAdvice | None],
         emit: Callable[[AnyEvent], None],
@@ -168,6 +170,7 @@ class Holding:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.queue = queue
+        self._chunks = chunks
         self._sessions = sessions
         self._advice = advice
         self._clock = clock
@@ -214,15 +217,20 @@ class Holding:
 
     # Steps --------------------------------------------------------------------------------------
 
-    def step(self) -> None:
-        """Release what may start in the next step; called once a step, after its allocations."""
+    def step(self, tokens: int) -> None:
+        """Release what may start in the next step; called once a step of ``tokens`` tokens, after
+        its allocations.
+        """
         now, advice = self._clock(), self._advice()
         if self._rule.passes(advice, now):
+            self._chunks.rest()
             self.rests = not (self._look_at_queue(now) or self._log.speaks)
             if not self.rests:
                 self._log.none_held(now)
             return
         self.rests, self._queued = False, (0, 0)
+        has_room = advice is None or advice.room_blocks is None
+        self._chunks.step(tokens, now, crowded=self.saturation.is_reached and not has_room)
         self._release(advice, now)
         if advice is not None:
             self._recheck_queue(advice, now)
@@ -234,6 +242,7 @@ class Holding:
 
     def end(self) -> None:
         """Release all requests, and hold none from now on."""
+        self._chunks.rest()
         self.queue.detach()
 
     def report(self) -> AdmissionReport:

@@ -25,6 +25,7 @@ from kvgraph.hooks.vllm.holding.queue import HoldingQueue
 from kvgraph.hooks.vllm.patches import bind_scheduler, follow_schedulers
 from kvgraph_bench.closed.closed_paper import waits
 from kvgraph_bench.paper.paper_engine import PaperEngine
+from kvgraph_bench.paper.paper_model import Batch
 from paper import fail, park, text
 
 pytestmark = pytest.mark.usefixtures("vllm_loaded")
@@ -140,7 +141,7 @@ def test_those_that_wait_stand_in_the_order_of_their_arrival_again(hall: Hall) -
     held = [hall.ask(2, seed) for seed in range(10, 13)]
     hall.side.client.hold_admission(None)
     late = hall.ask(2, 20)
-    hall.holding.step()
+    hall.holding.step(0)
     assert [each.request_id for each in hall.engine.scheduler.waiting] == [*held, late]
 
 
@@ -723,6 +724,133 @@ def test_schedulers_that_are_made_hold_where_it_is_switched_on(
     engine = paper(shape(asynchronous=asynchronous))
     assert engine.side.holding is not None
     assert len(engine.serve([1, 2, 3], 4)) == 4
+
+
+def slowed(hall: Hall, step_s: float = 0.02, token_s: float = 1 / 128) -> Callable[..., None]:
+    """Has each step take so long, and so long for each of its tokens; returns how to take some."""
+    ended = hall.engine.end
+
+    def end(batch: Batch) -> None:
+        hall.clock.now += step_s + token_s * batch.order.total_num_scheduled_tokens
+        ended(batch)
+
+    def steps(count: int, room: int | None = 0) -> None:
+        for _ in range(count):
+            hall.say(room)
+            hall.engine.step()
+
+    hall.engine.end = end
+    return steps
+
+
+def prompts_limit(hall: Hall) -> int:
+    """Tokens of a step that vLLM gives to one prompt at most; 0: any number."""
+    return int(hall.engine.scheduler.scheduler_config.long_prefill_token_threshold)
+
+
+def measured(hall: Hall, steps: Callable[..., None]) -> None:
+    """Sessions crowd, and the engine has computed a long prompt meanwhile."""
+    hall.busy()
+    steps(10)
+    assert prompts_limit(hall) == 0, "nothing is known of prompts"
+    name = hall.ask(28, 7000)
+    steps(1, 28)
+    steps(20)
+    assert len(hall.engine.outputs[name]) == 1
+
+
+def test_a_long_prompt_leaves_a_slow_step_to_others_while_sessions_crowd(hall: Hall) -> None:
+    hall.serve(4, 1, session_id="live")
+    steps = slowed(hall)
+    measured(hall, steps)
+    limit = prompts_limit(hall)
+    assert 20 <= limit <= 40, "a quarter of a second is 32 tokens"
+    long = hall.ask(28, 2)
+    steps(1, 28)
+    steps(2)
+    turn, asked = hall.ask(4, 1, session_id="live"), hall.clock.now
+    while not hall.engine.outputs[turn]:
+        steps(1)
+    assert hall.clock.now - asked < 1.2, "three steps; one of vLLM's own takes a second"
+    assert not hall.engine.outputs[long]
+    steps(448 // limit + 2)
+    assert len(hall.engine.outputs[long]) == 1
+    steps(2, None)
+    assert prompts_limit(hall) == 0
+
+
+@pytest.mark.parametrize(
+    ("step_s", "token_s"), [(0.02, 1 / 1280), (1.0, 1 / 128)], ids=["fast", "fast beside a step"]
+)
+def test_no_prompt_is_limited_where_that_would_not_pay(
+    hall: Hall, step_s: float, token_s: float
+) -> None:
+    measured(hall, slowed(hall, step_s, token_s))
+    assert prompts_limit(hall) == 0
+
+
+def test_no_prompt_is_limited_while_few_requests_queue(paper: Callable[..., Any]) -> None:
+    hall = Hall(paper(shape(), clock=Clock()))
+    steps = slowed(hall)
+    measured(hall, steps)
+    assert prompts_limit(hall)
+    for _ in range(200):
+        hall.holding.saturation.note_arrival(queued=False)
+    steps(1)
+    assert prompts_limit(hall) == 0
+
+
+def test_no_prompt_is_limited_once_holding_has_ended(hall: Hall) -> None:
+    measured(hall, slowed(hall))
+    assert prompts_limit(hall)
+    hall.holding.end()
+    assert prompts_limit(hall) == 0
+
+
+def test_what_an_engine_took_until_more_was_asked_is_no_step(hall: Hall) -> None:
+    steps = slowed(hall)
+    measured(hall, steps)
+    limit = prompts_limit(hall)
+    for number in range(20):
+        hall.serve(4, 100 + number)
+        hall.clock.now += 5.0
+    hall.busy(9100)
+    steps(20)
+    assert prompts_limit(hall) >= 0.8 * limit
+
+
+def test_a_limit_that_an_operator_set_stays(paper: Callable[..., Any]) -> None:
+    engine = paper(shape(), clock=Clock())
+    engine.scheduler.scheduler_config.long_prefill_token_threshold = 100
+    hall = Hall(engine)
+    hall.busy()
+    hall.ask(28, 7000)
+    steps = slowed(hall)
+    steps(1, 28)
+    steps(20)
+    assert prompts_limit(hall) == 100
+
+
+@pytest.mark.parametrize(
+    ("part", "value"),
+    [
+        ("enable_chunked_prefill", False),
+        ("max_num_encoder_input_tokens", 2048),
+        ("need_mamba_block_aligned_split", True),
+    ],
+)
+def test_a_prompt_that_vllm_may_not_split_anywhere_is_not_limited(
+    paper: Callable[..., Any], part: str, value: int
+) -> None:
+    engine = paper(shape(), clock=Clock())
+    owners = engine.scheduler, engine.scheduler.scheduler_config
+    owner = next(each for each in owners if hasattr(each, part))
+    before = getattr(owner, part)
+    setattr(owner, part, value)
+    hall = Hall(engine)
+    setattr(owner, part, before)  # the engine on paper serves no such model
+    measured(hall, slowed(hall))
+    assert prompts_limit(hall) == 0
 
 
 def test_vllm_asks_its_own_queue_while_nobody_is_held(failing_hall: Hall) -> None:
