@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _LATEST: Final = 1 / 32  # weight of the newest step; chosen
-_LEAST_STEPS: Final = 8  # that are measured before anything is limited; chosen
+_LEAST_STEPS: Final = 2  # that are measured before anything is limited; chosen
 _ALIKE: Final = 0.1  # steps that vary less in length than this share say nothing of its price
 
 
@@ -66,11 +66,12 @@ class StepTimes:
         return max(0.0, self._s - token_s * self._n), token_s
 
 
-_CHUNK_S: Final = 0.25
-"""The part of a step that one prompt may take. Chosen: GPUs compute whole steps in about that."""
-_AT_LEAST: Final = 4.0
-"""Or so many times what any step takes, if that is more: a prompt's tokens must not cost much more
-for being computed in more steps. Chosen."""
+_CHUNK_S: Final = 0.125
+"""Seconds of a step that one prompt may take. Chosen on a CPU engine; GPUs compute most whole steps
+in less, and longer ones in parts that are still large."""
+_AT_LEAST: Final = 1.0
+"""Or so many times what any step takes, if that is more: then a prompt's tokens cost twice what
+they would in one step, at most. Chosen."""
 _LEAST_CHUNK: Final = 16  # part of a step's tokens that a prompt may take on any engine; chosen
 
 

@@ -764,14 +764,14 @@ def test_a_long_prompt_leaves_a_slow_step_to_others_while_sessions_crowd(hall: H
     steps = slowed(hall)
     measured(hall, steps)
     limit = prompts_limit(hall)
-    assert 20 <= limit <= 40, "a quarter of a second is 32 tokens"
+    assert 12 <= limit <= 20, "an eighth of a second is 16 tokens"
     long = hall.ask(28, 2)
     steps(1, 28)
     steps(2)
     turn, asked = hall.ask(4, 1, session_id="live"), hall.clock.now
     while not hall.engine.outputs[turn]:
         steps(1)
-    assert hall.clock.now - asked < 1.2, "three steps; one of vLLM's own takes a second"
+    assert hall.clock.now - asked < 0.9, "one of vLLM's own steps takes a second"
     assert not hall.engine.outputs[long]
     steps(448 // limit + 2)
     assert len(hall.engine.outputs[long]) == 1
@@ -780,7 +780,7 @@ def test_a_long_prompt_leaves_a_slow_step_to_others_while_sessions_crowd(hall: H
 
 
 @pytest.mark.parametrize(
-    ("step_s", "token_s"), [(0.02, 1 / 1280), (1.0, 1 / 128)], ids=["fast", "fast beside a step"]
+    ("step_s", "token_s"), [(0.02, 1 / 1280), (1.2, 1 / 128)], ids=["fast", "fast beside a step"]
 )
 def test_no_prompt_is_limited_where_that_would_not_pay(
     hall: Hall, step_s: float, token_s: float
