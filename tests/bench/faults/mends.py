@@ -290,6 +290,10 @@ MENDS: Final = (
     Mend("vectors come from an address", "advisor/memory/command.py", "    if embeddings and not embeddings.startswith", "    if False and not embeddings.startswith", f"{_CLI} -k wrong_input"),
     Mend("a rest that nobody uses is over", "graph/admission.py", "now >= self._from or now - self._worked_at >= self._enough", "now >= self._from", "tests/graph/test_graph_holding.py -k nobody_uses"),
     Mend("an engine without work rests for nobody", "graph/admission.py", "hurries=idle or oldest", "hurries=oldest", "tests/graph/test_graph_holding.py -k nobody_uses"),
+    Mend("a long prompt leaves a step to others", "hooks/vllm/holding/chunks.py", "self._limit(self._fitting() if crowded else 0)", "self._limit(0)", "tests/hooks/vllm/holding/test_hooks_holding.py -k leaves_a_slow_step"),
+    Mend("steps that are long anyway limit no prompt", "hooks/vllm/holding/chunks.py", "seconds = max(_CHUNK_S, _AT_LEAST * step_s)", "seconds = _CHUNK_S", "tests/hooks/vllm/holding/test_hooks_holding.py -k would_not_pay"),
+    Mend("an operator's limit of prompts stays", "hooks/vllm/holding/chunks.py", "and not getattr(config, \"long_prefill_token_threshold\", True)", "and True", "tests/hooks/vllm/holding/test_hooks_holding.py -k operator_set"),
+    Mend("prompts are limited until the crowd ends", "hooks/vllm/holding/holding.py", "            self._chunks.rest()\n            self.rests", "            self.rests", "tests/hooks/vllm/holding/test_hooks_holding.py -k leaves_a_slow_step"),
     Mend("prompts of others keep a rest up", "hooks/vllm/holding/queue.py", "any(not each.num_output_tokens for", "any(False for", "tests/hooks/vllm/holding/test_hooks_holding.py -k prompt_of_anybody"),
     Mend("a sidecar's note lasts as long as it runs", "graph/wire/endpoints.py", "            fcntl.flock(number, fcntl.LOCK_EX)\n", "", "tests/advisor/sockets/test_advisor_keys.py -k 'dead_sidecar or containers'"),
     # Engines that are told apart
