@@ -75,6 +75,7 @@ INTERVAL_S: Final = 0.5
 """Seconds between two health checks; chosen: a death that no request notices is known within a
 second."""
 TIMEOUT_S: Final = 2.0  # seconds for an answer; chosen
+_LATE_S: Final = 0.25  # by which the end of that time comes late where this process hangs; chosen
 SLOW: Final = 3
 """Health checks in a row that may time out before an engine is down: a busy one is slow. Chosen."""
 _LONGEST_DOUBT_S: Final = 30.0  # chosen: about as long as an engine takes to start anew
@@ -179,17 +180,19 @@ class HealthWatch:
 
     async def _what_is_wrong(self, upstream: Upstream) -> str | None:
         """Ask an engine how it is; "": it is well; None: it did not say, as a busy one may."""
-        number = upstream.number
+        number, until = upstream.number, self._clock() + TIMEOUT_S
         try:
             status = (await upstream.ask("/health", TIMEOUT_S)).status
         except SilentError:
+            if self._clock() - until > _LATE_S:
+                return None  # this process was busy, and did not hear what was said
             self._unanswered[number] = self._unanswered.get(number, 0) + 1
             upstream.is_silent = self._unanswered[number] >= SLOW
             return f"no answer to {SLOW} questions after its health" if upstream.is_silent else None
         except NothingAnsweredError as error:
             if error.refused:
                 upstream.drop_unanswered()
-            return str(error)
+            return None if error.ours else str(error)
         self._unanswered[number], upstream.is_silent = 0, False
         return "" if status == _OK else "it says that it is not well"
 

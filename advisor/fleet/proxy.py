@@ -172,7 +172,7 @@ class FleetProxy:
                 if error.sent:
                     look = self.health.look_at(upstream, str(error))
                     drops.append(_Drop(upstream, time.monotonic(), look))
-                else:  # no request was there that could be at fault
+                elif not error.ours:  # no request was there that could be at fault
                     self.health.dropped(upstream, str(error))
                 if tries == MOST_TRIES or (error.sent and not _may_go_on(asked.call, drops)):
                     raise

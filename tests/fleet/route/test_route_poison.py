@@ -225,9 +225,13 @@ async def test_one_engine_alone_is_looked_at_first_and_waited_for_if_it_is_not_w
     async with routed([StandInEngine()]) as fleet:
         await fleet.until(True)
         engine = fleet.engines[0]
-        engine.drops, engine.healthy = True, False
+        engine.hangs = asyncio.Event()
         asked = asyncio.create_task(fleet.complete())
+        await soon(lambda: engine.got)
+        engine.drops, engine.healthy = True, False
+        engine.hang_up()
         await fleet.until(False)
+        engine.hangs = None
         engine.drops, engine.healthy = False, True
         assert (await asked).status_code == 200
         assert len(engine.got) == 2
