@@ -132,6 +132,9 @@ MENDS: Final = (
     # What callers say costs others little, and nobody goes before others by a word
     Mend("what is too dear is kept no longer", "advisor/policies/protection_price.py", "if self._now.share and self._now.is_dear(allowed):", "if False:", "tests/policies/test_policies_lifecycle.py"),
     Mend("holding does not end itself", "graph/admission.py", "self._met = queued or len(self._order) > 0", "self._met = queued", "tests/graph/test_graph_holding.py"),
+    Mend("no prompt is measured for ever", "graph/admission.py", "return self._began is not None and now - self._began < self._most_s", "return self._began is not None", "tests/graph/test_graph_holding.py -k for_ever"),
+    Mend("a limit that helped is trusted again", "advisor/admission.py", "self.limit, self._failed = None, 0  # it was of use", "self.limit = None", "tests/advisor/test_admission.py -k forgotten"),
+    Mend("failures of other traffic are forgotten", "advisor/admission.py", "                    self._failed = 0  # nothing was lost", "                    pass  # nothing was lost", "tests/advisor/test_admission.py -k forgotten"),
     Mend("an idle engine computes no prompt", "graph/admission.py", "            self._pacing.give_up()\n", "", "tests/graph/test_graph_holding.py -k without_work"),
     Mend("little starts at once without room", "graph/admission.py", "left = min(bounds.step_blocks, max(1, bounds.pool_blocks // _TOGETHER))", "left = bounds.step_blocks", "tests/graph/test_graph_holding.py -k 64th"),
     Mend("each arrival counts", "graph/admission.py", "        self.saturation.note_arrival(queued=self._met)\n", "            self.saturation.note_arrival(queued=self._met)\n", "tests/graph/test_graph_holding.py -k long_step"),
