@@ -109,7 +109,7 @@ class Valve:
     _roomy: float = 0.0  # blocks asked since room was last short
     _closed: float = 0.0  # blocks asked while it was closed and requests were held
     _barred: float = 0.0  # blocks that must be asked before it may close again
-    _failed: int = 0  # times that it opened since it saved nothing
+    _failed: int = 0  # times in a row that it opened since it saved nothing
     _seen: tuple[int, int, int] = (0, 0, 0)
 
     @property
@@ -147,20 +147,26 @@ class Valve:
         if self.limit is None:
             self._barred -= new
             if self._closes(queued, again) and self._barred <= 0:
+                if self._failed and -self._barred > self._bar(self._failed - 1):
+                    self._failed = 0  # nothing was lost for as long as it was barred
                 self.limit, self._roomy = float(min(demand.blocks, self.pool)), 0.0
                 self._closed = 0.0
             return
         self._closed += new if waits is not False else 0
         if self._closed > _TRIAL_POOLS * self.pool and self.regret > _USELESS:
             # Holding requests saves nothing: pauses are too long, or sessions too many.
-            self.limit, self._barred = None, _BARRED_POOLS * self.pool * 2.0**self._failed
+            self.limit, self._barred = None, self._bar(self._failed)
             self._failed = min(self._failed + 1, _MOST_FAILED)
             return
         self.limit = self._moved(self.limit, new / self.pool)
         roomy = self.limit - demand.blocks > demand.usual and self.regret < _CALM
         self._roomy = self._roomy + new if roomy and not waits else 0.0
         if self._roomy > _CALM_POOLS * self.pool:
-            self.limit = None
+            self.limit, self._failed = None, 0  # it was of use
+
+    def _bar(self, failed: int) -> float:
+        """Blocks to be asked before it may close again after failing so often before."""
+        return _BARRED_POOLS * self.pool * 2.0**failed
 
     def _closes(self, queued: int, again: int) -> bool:
         """Whether regret is high, or will be when what is queued now has been computed."""

@@ -33,7 +33,9 @@ class Pacing:
     starts twice as many.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, most_s: float) -> None:
+        # Whoever computes longer is measured no further: it left, say, or waits for its user.
+        self._most_s = most_s  # seconds
         self._began: float | None = None  # when the last one started; None: its prompt is computed
         self._from = -math.inf
         self._enough = 0.0  # seconds without any prompt to compute that end any rest
@@ -42,10 +44,9 @@ class Pacing:
         self._blocks = 0  # of new context, that began then
         self._block_s: float | None = None
 
-    @property
-    def measures(self) -> bool:
-        """Whether the prompts that started last are still being computed."""
-        return self._began is not None
+    def measures(self, now: float) -> bool:
+        """Whether the prompts that started last are still being computed, for all that is known."""
+        return self._began is not None and now - self._began < self._most_s
 
     def begin(self, now: float, blocks: int) -> None:
         """Note that requests with ``blocks`` of new context start."""
@@ -70,6 +71,8 @@ class Pacing:
         self._free = free
         if prefills or not free:
             self._worked_at = now
+        if self._began is not None and not self.measures(now):
+            self.give_up()
         if free and self._began is not None:
             took = now - self._began
             rest = _REST + _WASTE * max(0.0, wasted - _CALM)
@@ -231,7 +234,7 @@ class HoldingRule:
         self._bounds = bounds
         self._order = HoldingOrder()
         self._room = RoomLedger()
-        self._pacing = Pacing()
+        self._pacing = Pacing(bounds.most_s)
         # Whether requests queue so often that holding some is worthwhile.
         self.saturation = Saturation()
         self._met: bool | None = None  # whether who arrives since the last step meets others
@@ -301,7 +304,7 @@ class HoldingRule:
         """Note a step in which no request is held and there is room for all. False: nothing was
         noted, and ``released`` must be called.
         """
-        if len(self._order) or self._pacing.measures:
+        if len(self._order) or self._pacing.measures(now):
             return False
         if advice is not None and advice.room_blocks is not None:
             return False

@@ -23,6 +23,10 @@ Headers = list[tuple[bytes, bytes]]
 
 MOST_BODY: Final = 64 << 20
 """Bytes of a request's body; chosen: several times the longest context in JSON."""
+MOST_VALUES: Final = 2 << 20
+"""Values that a body may have to be read here, counted by its commas; chosen: twice the longest
+context in token ids. While JSON is parsed all other requests wait, a second for 64 MiB of numbers.
+"""
 MOST_NAME: Final = 128  # characters of a session's name: vLLM's own bound
 _LONGEST_KEPT: Final = (
     512  # characters of a harness' name; of a longer one the digest counts. Chosen
@@ -336,6 +340,8 @@ def _accepted(name: str) -> str:
 
 def _fields(body: bytes) -> dict[str, Any] | None:
     """Return a JSON object's fields; None for anything else, which the engine will judge."""
+    if body.count(b",") > MOST_VALUES:
+        return None
     try:
         fields = orjson.loads(body)
     except orjson.JSONDecodeError:

@@ -14,6 +14,7 @@ from typing import Any, Final, NamedTuple
 import orjson
 from prometheus_client.parser import text_string_to_metric_families
 
+from ..process.process import RateLimitedLog
 from .board import EngineBoard
 from .upstream import (
     FIRST_BYTE_S,
@@ -74,12 +75,16 @@ INTERVAL_S: Final = 0.5
 """Seconds between two health checks; chosen: a death that no request notices is known within a
 second."""
 TIMEOUT_S: Final = 2.0  # seconds for an answer; chosen
+_LATE_S: Final = 0.25  # by which the end of that time comes late where this process hangs; chosen
 SLOW: Final = 3
 """Health checks in a row that may time out before an engine is down: a busy one is slow. Chosen."""
 _LONGEST_DOUBT_S: Final = 30.0  # chosen: about as long as an engine takes to start anew
 REPLACED_S: Final = 60.0
 """Seconds without any engine of the known models, after which other models may take their place;
 chosen: longer than any doubt."""
+AT_FAULT: Final = 2
+"""Requests in a row that an engine dropped and another one answered, from which it is the engine's
+fault, whatever its health says. Chosen, as for errors."""
 _OK: Final = 200
 NEEDS_KEY: Final = frozenset({401, 403})
 
@@ -112,12 +117,16 @@ class HashingWatch:
 class HealthWatch:
     """Checks engines and marks them up or down on the board.
 
-    An engine goes down when it refuses a connection, drops a request, or leaves ``SLOW`` health
-    checks unanswered. It then gets no new requests. Those it has are given up at once where its
-    port refuses connections, and otherwise only when it hangs (see ``Upstream``): an engine that is
+    An engine goes down when it refuses a connection, leaves ``SLOW`` health checks unanswered, or
+    drops a request and is not well when it is asked at once. If it is well, the request may be what
+    makes engines drop it, and must not take them from everybody else: then it goes down only if
+    another engine answered that request, ``AT_FAULT`` times in a row.
+
+    An engine that is down gets no new requests. Those it has are given up at once where its port
+    refuses connections, and otherwise only when it hangs (see ``Upstream``): an engine that is
     slow, or broke one answer, may still answer them. It comes up again when its health is good, it
     serves the same models as the others, and a time of doubt has passed, which doubles each time
-    that it was up and dropped requests.
+    that it was up and went down for requests that it dropped.
 
     The fleet's models are those of the first engine that answered. Other models take their place
     where no engine is up, and all that answered last serve others or ``REPLACED_S`` have passed.
@@ -143,6 +152,9 @@ class HealthWatch:
         self._unanswered: dict[int, int] = {}
         self._doubt_s: dict[int, float] = {}
         self._not_before: dict[int, float] = {}
+        self._up_since: dict[int, float] = {}
+        self._looks: dict[int, asyncio.Task[None]] = {}  # at engines that dropped a request
+        self._said = RateLimitedLog(_log, clock)  # what callers can bring about at will
         self._models: list[str] | None = None
         self._serves: dict[int, list[str]] = {}  # by an engine's number: what it said last
         self._last_up = clock()
@@ -154,31 +166,69 @@ class HealthWatch:
         self.by_metrics, self.by_sidecars = HashingWatch(board), HashingWatch(board)
 
     async def check(self, upstream: Upstream) -> None:
-        number = upstream.number
-        try:
-            well = (await upstream.ask("/health", TIMEOUT_S)).status == _OK
-        except SilentError:
-            self._unanswered[number] = self._unanswered.get(number, 0) + 1
-            if self._unanswered[number] >= SLOW:
-                upstream.is_silent = True
-                self._down(upstream, f"no answer to {SLOW} questions after its health")
+        number, wrong = upstream.number, await self._what_is_wrong(upstream)
+        if wrong is None:
             return
-        except NothingAnsweredError as error:
-            self._down(upstream, str(error))
-            if error.refused:
-                upstream.drop_unanswered()
+        if wrong:
+            self._down(upstream, wrong)
             return
-        self._unanswered[number], upstream.is_silent = 0, False
         self.by_sidecars.compare(upstream, self._hashing(number))
         if self._board.up.any():
             self._last_up = self._clock()
-        if not well:
-            self._down(upstream, "it says that it is not well")
-        elif not self._board.up[number] and self._clock() >= self._not_before.get(number, 0.0):
+        if not self._board.up[number] and self._clock() >= self._not_before.get(number, 0.0):
             await self._admit(upstream)
 
+    async def _what_is_wrong(self, upstream: Upstream) -> str | None:
+        """Ask an engine how it is; "": it is well; None: it did not say, as a busy one may."""
+        number, until = upstream.number, self._clock() + TIMEOUT_S
+        try:
+            status = (await upstream.ask("/health", TIMEOUT_S)).status
+        except SilentError:
+            if self._clock() - until > _LATE_S:
+                return None  # this process was busy, and did not hear what was said
+            self._unanswered[number] = self._unanswered.get(number, 0) + 1
+            upstream.is_silent = self._unanswered[number] >= SLOW
+            return f"no answer to {SLOW} questions after its health" if upstream.is_silent else None
+        except NothingAnsweredError as error:
+            if error.refused:
+                upstream.drop_unanswered()
+            return None if error.ours else str(error)
+        self._unanswered[number], upstream.is_silent = 0, False
+        return "" if status == _OK else "it says that it is not well"
+
+    def look_at(self, upstream: Upstream, why: str) -> asyncio.Task[None]:
+        """Ask an engine at once how it is, since it dropped a request; ends when it is known."""
+        number = upstream.number
+        if (look := self._looks.get(number)) is None:  # one for all that are dropped meanwhile
+            look = self._looks[number] = asyncio.create_task(self._look(upstream, why))
+            look.add_done_callback(lambda _: self._looks.pop(number, None))
+        return look
+
+    async def _look(self, upstream: Upstream, why: str) -> None:
+        try:
+            wrong = await self._what_is_wrong(upstream)
+        except Exception:  # ours: the engine stays as it is, and is looked at again
+            _log.exception("kvgraph cannot tell how engine %s is", upstream.url)
+            return
+        if wrong:
+            self.dropped(upstream, f"{why}; {wrong}")
+            return
+        seems = "is well" if wrong == "" else "is slow to say how it is"
+        self._said.warn(
+            "drops", "engine %s dropped a request, and %s: %s", upstream.url, seems, why
+        )
+
+    def outdone(self, upstream: Upstream, dropped_at: float) -> None:
+        """Note that another engine answered a request that this one dropped then."""
+        number, board = upstream.number, self._board
+        if not board.up[number] or dropped_at < self._up_since.get(number, dropped_at):
+            return  # it has paid for that
+        board.note_answer(number, refused=True)
+        if board.refusing[number] >= AT_FAULT:
+            self.dropped(upstream, "it drops requests that others answer")
+
     def dropped(self, upstream: Upstream, why: str) -> None:
-        """Note that an engine dropped a request: it is down for a while, whatever its health
+        """Note that an engine is not to be trusted: it is down for a while, whatever its health
         says.
         """
         number = upstream.number
@@ -218,7 +268,7 @@ class HealthWatch:
             return  # it dropped a request meanwhile
         self._board.pool[number] = facts.tokens
         self.by_metrics.compare(upstream, facts.hashing)
-        self._board.up[number] = True
+        self._board.up[number], self._up_since[number] = True, self._clock()
         self.why.pop(number, None)
         self._came_back(upstream)
         key = ", and wants an API key" if number in self.keyed else ""

@@ -32,9 +32,10 @@ from .upstream import (
 
 DECISIONS: Final = 10_000
 """Decisions whose times are kept, for percentiles; chosen: a hundred beyond the p99."""
-MOST_TRIES: Final = 3
-"""Engines that one request may see fail; chosen: a request that kills engines must not get them
-all."""
+MOST_TRIES: Final = 3  # engines that one request may see fail; chosen
+MOST_DROPS: Final = 2
+"""Of these, engines that may drop a request that they were sent; chosen: it may be what kills them,
+and must not get them all."""
 PAUSE_S: Final = 5.0
 """Seconds for which a request waits while no engine takes any; chosen: an engine that was slow, or
 dropped a request, is trusted again by then."""
@@ -69,6 +70,19 @@ class Placed(NamedTuple):
     before: Home | None = None
     made: Home | None = None
     new: Sequence[Hashable] = ()  # links of its prompt that the engine did not hold
+
+
+class _Drop(NamedTuple):
+    """A request that an engine was sent and did not answer."""
+
+    upstream: Upstream
+    at: float
+    look: asyncio.Task[None]  # ends once it is known how the engine is
+
+
+def _may_go_on(call: Call, drops: Sequence[_Drop]) -> bool:
+    """Tell whether a request may be sent once more after engines dropped it."""
+    return call.repeatable and len(drops) < MOST_DROPS
 
 
 class FleetProxy:
@@ -144,8 +158,9 @@ class FleetProxy:
         self, asked: ParsedRequest, refused_by: frozenset[int]
     ) -> tuple[Reply, Upstream, Placed]:
         """Get the first bytes of an answer or refusal from any engine; raises as ``begin`` does."""
+        drops: list[_Drop] = []
         for tries in count(1):
-            placed = await self._place_soon(asked, refused_by)
+            placed = await self._place_soon(asked, refused_by, drops)
             engine, start = placed.choice.engine, time.monotonic()
             upstream, queued = self.engines.upstreams[engine], int(self.board.waiting[engine])
             upstream.asked += 1
@@ -153,9 +168,13 @@ class FleetProxy:
                 reply = await upstream.begin(asked.call)
             except NothingAnsweredError as error:
                 self._take_back(placed)
-                self.health.dropped(upstream, str(error))
                 self.counts.hung += isinstance(error, SilentError)
-                if tries == MOST_TRIES or (error.sent and not asked.call.repeatable):
+                if error.sent:
+                    look = self.health.look_at(upstream, str(error))
+                    drops.append(_Drop(upstream, time.monotonic(), look))
+                elif not error.ours:  # no request was there that could be at fault
+                    self.health.dropped(upstream, str(error))
+                if tries == MOST_TRIES or (error.sent and not _may_go_on(asked.call, drops)):
                     raise
                 self.counts.retried += 1
                 continue
@@ -164,6 +183,9 @@ class FleetProxy:
                 self.router.computed(placed.choice)
             if not reply.failed:
                 self._taken(asked, placed, queued, time.monotonic() - start)
+                for drop in drops:
+                    if drop.upstream is not upstream:
+                        self.health.outdone(drop.upstream, drop.at)
                 if asked.turn is not None and asked.call.effect is not SideEffect.NONE:
                     self.callers.answered(asked.turn, reply.first)
             return reply, upstream, placed
@@ -178,7 +200,7 @@ class FleetProxy:
                     yield chunk
         except BrokenAnswerError as error:
             self.counts.broken += 1
-            self.health.dropped(upstream, f"in the middle of an answer: {error}")
+            self.health.look_at(upstream, f"in the middle of an answer: {error}")
             raise
         finally:
             upstream.running -= 1
@@ -188,20 +210,37 @@ class FleetProxy:
     def why(self, call: Call, error: NothingAnsweredError) -> str:
         if error.sent and not call.repeatable:
             return f"the engine dropped this request, and may have done what it asks: {error}"
-        return f"engines dropped this request one after the other: {error}"
+        if error.sent:
+            return f"engines dropped this request, so it is sent to no further one: {error}"
+        return f"engines cannot be reached: {error}"
 
     def finished(self, asked: ParsedRequest) -> None:
         if asked.turn is not None and asked.turn.ends:
             self.router.homes.forget(asked.turn.session)
 
-    async def _place_soon(self, asked: ParsedRequest, refused_by: frozenset[int]) -> Placed:
-        """Choose an engine; wait up to ``PAUSE_S`` for one that may take requests again."""
+    async def _place_soon(
+        self, asked: ParsedRequest, refused_by: frozenset[int], drops: Sequence[_Drop]
+    ) -> Placed:
+        """Choose an engine, one that dropped this request only if there is no other; wait up to
+        ``PAUSE_S`` for one that may take requests again.
+        """
+        avoided = refused_by.union(drop.upstream.number for drop in drops)
+        if self._takes_beside(avoided):
+            return self._place(asked, avoided)
+        if drops:  # who is still well?
+            await asyncio.wait({drop.look for drop in drops})
         until = time.monotonic() + PAUSE_S
         while not self.board.takes.any():
             if time.monotonic() >= until or not self.engines.may_come_back:
                 raise NoEngineError(self.engines.why_none())
             await asyncio.sleep(_LOOK_S)
-        return self._place(asked, refused_by)
+        return self._place(asked, avoided if self._takes_beside(avoided) else refused_by)
+
+    def _takes_beside(self, avoided: frozenset[int]) -> bool:
+        """Tell whether any other engine than these takes requests."""
+        takes = self.board.takes
+        takes[list(avoided)] = False
+        return bool(takes.any())
 
     def _place(self, asked: ParsedRequest, refused_by: frozenset[int]) -> Placed:
         start = time.perf_counter()

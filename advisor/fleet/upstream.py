@@ -5,6 +5,7 @@ engines.
 from __future__ import annotations
 
 import asyncio
+import errno
 import socket
 from collections.abc import AsyncGenerator, Iterable
 from pathlib import Path
@@ -100,6 +101,10 @@ MOST_ANSWER: Final = 16 << 20
 ``/metrics``."""
 AS_IT_IS: Final = {"Accept-Encoding": "identity"}  # headers of such a question
 _OF_JSON: Final = {"Content-Type": "application/json"}
+_OURS: Final = frozenset(
+    {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL}
+)
+"""Errors of a machine without descriptors, memory or ports for a connection more."""
 _DROPPED: Final = frozenset(
     b"connection keep-alive transfer-encoding te trailer upgrade date server".split()
 ) | {ENGINE_HEADER}
@@ -111,11 +116,14 @@ class NothingAnsweredError(Exception):
     Attributes:
         sent: It may have received the request.
         refused: Nothing listens at any address of its host.
+        ours: This process could open no connection, which says nothing of the engine.
     """
 
-    def __init__(self, why: str, sent: bool = True, refused: bool = False) -> None:
+    def __init__(
+        self, why: str, sent: bool = True, refused: bool = False, ours: bool = False
+    ) -> None:
         super().__init__(why)
-        self.sent, self.refused = sent, refused
+        self.sent, self.refused, self.ours = sent, refused, ours
 
 
 class SilentError(NothingAnsweredError):
@@ -300,8 +308,10 @@ async def _once(
     try:
         return await send(request)
     except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
-        refused = isinstance(getattr(error, "os_error", None), ConnectionRefusedError)
-        raise NothingAnsweredError(_why(error), False, refused) from None
+        cause = getattr(error, "os_error", None)
+        refused = isinstance(cause, ConnectionRefusedError)
+        ours = isinstance(cause, OSError) and cause.errno in _OURS
+        raise NothingAnsweredError(_why(error), False, refused, ours) from None
     except (aiohttp.ClientError, OSError) as error:
         raise NothingAnsweredError(_why(error)) from None
 

@@ -293,6 +293,42 @@ def test_a_limit_that_saves_nothing_is_lifted_for_long() -> None:
     assert sum(closed[100:]) < 0.15 * len(closed[100:])
 
 
+def fail(valve: Valve, prompts: Prompts, times: int) -> list[int]:
+    """Traffic of which a limit saves nothing; returns for how long each failure bars it."""
+    barred: list[int] = []
+    while len(barred) < times:
+        was_closed = valve.limit is not None
+        prompts.asked += POOL // 4
+        prompts.computed += POOL // 4
+        prompts.again += POOL // 4
+        valve.update(prompts, Demand(100, 10, POOL, POOL // 10), waits=True)
+        if was_closed and valve.limit is None:
+            barred.append(valve.barred_pools)
+    return barred
+
+
+@pytest.mark.parametrize("meanwhile", ["it helps", "nothing is lost for long", "little changes"])
+def test_failures_are_forgotten_once_the_traffic_is_another(meanwhile: str) -> None:
+    valve, prompts = Valve(POOL), Prompts(POOL, POOL, POOL // 2)
+    assert fail(valve, prompts, 3) == [32, 64, 128]
+    pools = {"it helps": 129, "nothing is lost for long": 270, "little changes": 140}[meanwhile]
+    for _ in range(4 * pools):
+        prompts.asked += POOL // 4
+        valve.update(prompts, Demand(10, 10, POOL // 2, POOL // 10), waits=False)
+    if meanwhile == "it helps":
+        for _ in range(8):  # it closes …
+            prompts.asked += POOL // 4
+            prompts.computed += POOL // 4
+            prompts.again += POOL // 4
+            valve.update(prompts, Demand(14, 10, POOL, POOL // 10), waits=True)
+        assert valve.limit is not None
+        for _ in range(60):  # … and then there is room
+            prompts.asked += POOL // 4
+            valve.update(prompts, Demand(14, 5, POOL // 3, POOL // 10), waits=False)
+        assert valve.limit is None
+    assert fail(valve, prompts, 1) == [256 if meanwhile == "little changes" else 32]
+
+
 def test_the_log_says_that_waiting_saves_nothing(caplog: pytest.LogCaptureFixture) -> None:
     """It is lifted, but not because sessions have room."""
     engine = Engine()

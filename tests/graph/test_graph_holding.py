@@ -308,6 +308,14 @@ def test_a_step_passes_where_nobody_waits_and_there_is_room_for_all(rule: Holdin
     assert rule.passes(None, 93.0)
 
 
+def test_a_prompt_of_which_nothing_is_heard_is_not_measured_for_ever(rule: HoldingRule) -> None:
+    """Its request may wait for its user, or be gone without a word."""
+    assert rule.arrives(asks("a", 1.0), word(0), idle=False, queued=True)
+    assert step(rule, 90.0, 0, free=True) == ["a patience"]
+    assert not rule.passes(None, 90.0 + MOST_S - 1.0)
+    assert rule.passes(None, 90.0 + MOST_S)
+
+
 def test_whatever_comes_nobody_waits_beyond_the_bound_or_in_an_engine_at_rest(
     rule: HoldingRule,
 ) -> None:

@@ -64,6 +64,10 @@ class StandInEngine:
         """As ``kill -9``: nothing listens, and all connections are reset."""
         assert self._server is not None
         self._server.close()
+        self.hang_up()
+
+    def hang_up(self) -> None:
+        """Reset all connections."""
         for writer in self._writers:
             writer.transport.abort()
 

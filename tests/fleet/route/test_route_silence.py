@@ -74,7 +74,7 @@ async def test_a_request_that_hangs_everywhere_is_refused_and_says_why() -> None
         _, asked = await hang_where_it_goes(fleet, stream=True)
         answer: httpx.Response = await asked
         assert answer.status_code == 502
-        assert fleet.proxy.counts.hung == 3
+        assert fleet.proxy.counts.hung == 2
 
 
 async def test_a_client_whose_request_never_begins_is_cut_and_one_that_waits_is_not(

@@ -1,0 +1,237 @@
+"""Requests that engines drop, whichever gets them: what that costs the requests of others."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import pytest
+from kvgraph.advisor.fleet import engines as health
+from kvgraph.advisor.fleet.app import route_app
+from kvgraph.advisor.fleet.proxy import FleetProxy
+from kvgraph.advisor.fleet.upstream import EngineAddress
+from kvgraph_bench.fleet.stand_in_engine import StandInEngine, routed
+from kvgraph_bench.serving.listening import listening
+from uvicorn_engine import DIES, HALF, HANGS_UP, UvicornEngine, engine_processes, listening_engines
+from waiting import soon
+
+
+@contextlib.asynccontextmanager
+async def before(urls: list[str]) -> AsyncIterator[tuple[FleetProxy, httpx.AsyncClient]]:
+    """A proxy that listens before engines which are all up, and a client of it."""
+    proxy = FleetProxy([EngineAddress(url) for url in urls])
+    async with (
+        listening(route_app(proxy), "on") as url,
+        httpx.AsyncClient(base_url=url, timeout=60, trust_env=False) as client,
+    ):
+        await soon(lambda: bool(proxy.board.up.all()))
+        yield proxy, client
+
+
+async def complete(client: httpx.AsyncClient, prompt: str, **more: Any) -> httpx.Response:
+    return await client.post("/v1/completions", json={"model": "m", "prompt": prompt, **more})
+
+
+@pytest.fixture
+def no_watch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let nobody look at engines by the clock, so that what a test sees came of requests."""
+    monkeypatch.setattr(health, "INTERVAL_S", 60.0)
+
+
+async def others_are_answered(client: httpx.AsyncClient, until: asyncio.Task[Any]) -> int:
+    """Send requests of other callers, one after the other, until a task is done."""
+    answered = 0
+    while not until.done():
+        answer = await complete(client, f"other {answered}", session_id=f"s{answered}")
+        assert answer.status_code == 200, answer.text
+        answered += 1
+    return answered
+
+
+async def test_a_request_that_every_engine_drops_takes_none_from_others() -> None:
+    engines = [UvicornEngine() for _ in range(3)]
+    async with (
+        listening_engines(*engines),
+        before([each.url for each in engines]) as (proxy, client),
+    ):
+
+        async def poison() -> list[httpx.Response]:
+            return [await complete(client, HANGS_UP) for _ in range(10)]
+
+        poisoned = asyncio.create_task(poison())
+        seen_up = list[bool]()
+        while not poisoned.done():
+            answer = await complete(client, "other", session_id=f"s{len(seen_up)}")
+            assert answer.status_code == 200, answer.text
+            seen_up.append(bool(proxy.board.up.all()))
+        for answer in await poisoned:
+            assert answer.status_code == 502
+            assert "dropped this request, so it is sent to no further" in answer.text
+        assert all(seen_up)
+        assert sum(each.asked[HANGS_UP] for each in engines) == 20, "two engines for each"
+        assert proxy.counts.unserved == 10
+
+
+async def test_it_is_sent_to_no_engine_twice_while_there_is_another() -> None:
+    engines = [UvicornEngine() for _ in range(2)]
+    async with (
+        listening_engines(*engines),
+        before([each.url for each in engines]) as (proxy, client),
+    ):
+        proxy.board.waiting[1] = 10_000_000  # anything else would go to the other one
+        for _ in range(3):
+            assert (await complete(client, HANGS_UP)).status_code == 502
+        assert [each.asked[HANGS_UP] for each in engines] == [3, 3]
+
+
+async def test_one_engine_alone_is_asked_once_more_and_goes_on() -> None:
+    engine = UvicornEngine()
+    async with listening_engines(engine), before([engine.url]) as (proxy, client):
+        began = time.monotonic()
+        assert (await complete(client, HANGS_UP)).status_code == 502
+        assert engine.asked[HANGS_UP] == 2
+        assert proxy.board.up.all()
+        assert (await complete(client, "other")).status_code == 200
+        assert time.monotonic() - began < 5, "nobody waited for an engine"
+
+
+async def test_an_answer_that_breaks_takes_no_engine_from_others() -> None:
+    engines = [UvicornEngine() for _ in range(2)]
+    async with (
+        listening_engines(*engines),
+        before([each.url for each in engines]) as (proxy, client),
+    ):
+        for number in range(6):
+            with pytest.raises(httpx.RemoteProtocolError):
+                await complete(client, HALF, session_id=f"s{number}")
+            assert proxy.board.up.all()
+        assert proxy.counts.broken == 6
+        assert min(each.asked[HALF] for each in engines) == 3
+        await asyncio.sleep(0.1)  # they were looked at
+        assert proxy.board.up.all()
+
+
+@pytest.mark.usefixtures("no_watch")
+async def test_a_request_that_kills_engines_kills_two_and_others_are_served_by_the_rest() -> None:
+    async with engine_processes(3) as urls, before(urls) as (proxy, client):
+        await soon(lambda: bool(proxy.board.up.all()))
+        poisoned = asyncio.create_task(complete(client, DIES))
+        await others_are_answered(client, poisoned)
+        assert (await poisoned).status_code == 502
+        await soon(lambda: int(proxy.board.up.sum()) == 1)  # by what requests met alone
+        for number in range(6):
+            assert (await complete(client, f"later {number}")).status_code == 200
+
+
+@pytest.mark.usefixtures("no_watch")
+async def test_an_engine_that_drops_a_request_and_is_not_well_is_down_at_once() -> None:
+    async with routed([StandInEngine(), StandInEngine()]) as fleet:
+        await fleet.until(True, True)
+        for engine in fleet.engines:
+            engine.drops = True
+        fleet.engines[1].healthy = False
+        assert (await fleet.complete()).status_code == 502
+        await fleet.until(True, False)
+        assert "not well" in fleet.proxy.health.why[1]
+
+
+async def test_an_engine_that_drops_a_request_and_is_slow_is_not_down_for_that(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with routed([StandInEngine()]) as fleet:
+        await fleet.until(True)
+        watch, upstream, engine = (
+            fleet.proxy.health,
+            fleet.proxy.engines.upstreams[0],
+            fleet.engines[0],
+        )
+        monkeypatch.setattr(health, "TIMEOUT_S", 0.1)
+        monkeypatch.setattr(health, "SLOW", 1000)
+        engine.silent = True
+        await watch.look_at(upstream, "dropped")
+        assert fleet.proxy.board.up.all()
+        monkeypatch.setattr(health, "SLOW", 1)
+        await watch.look_at(upstream, "dropped")
+        assert not fleet.proxy.board.up.any()
+
+
+@pytest.mark.usefixtures("no_watch")
+async def test_many_requests_that_are_dropped_at_once_are_one_question() -> None:
+    async with routed([StandInEngine(), StandInEngine()]) as fleet:
+        await fleet.until(True, True)
+        engine = fleet.engines[0]
+        for each in fleet.engines:
+            each.hangs = asyncio.Event()
+        asked = [asyncio.create_task(fleet.complete(f"{n}")) for n in range(20)]
+        await soon(lambda: sum(len(each.got) for each in fleet.engines) == 20)
+        assert len(engine.got) > 4
+        before_it = engine.looks
+        engine.hang_up()
+        await soon(lambda: fleet.proxy.counts.retried == len(engine.got))
+        assert engine.looks <= before_it + 2
+        for each in fleet.engines:
+            assert each.hangs is not None
+            each.hangs.set()
+        assert {(await each).text for each in asked} == {"one two three"}
+
+
+async def sessions_at(client: httpx.AsyncClient, engine: int, number: int) -> list[str]:
+    """Names of so many sessions that are at home there."""
+    found = list[str]()
+    for name in (f"s{n}" for n in range(20)):
+        answer = await complete(client, "fine", session_id=name)
+        if answer.headers["x-kvgraph-engine"] == str(engine):
+            found.append(name)
+    return found[:number]
+
+
+async def test_what_others_answer_is_the_engines_fault_from_the_second_time_in_a_row() -> None:
+    """Whatever it says of itself; a single connection may always break."""
+    bad, good = UvicornEngine("odd"), UvicornEngine()
+    async with listening_engines(bad, good), before([bad.url, good.url]) as (proxy, client):
+        first, second, third, fourth = await sessions_at(client, 0, 4)
+        for session in (first, second):  # it answers in between
+            assert (await complete(client, "odd", session_id=session)).status_code == 200
+            assert proxy.board.up.all()
+            assert (await complete(client, "fine", session_id=fourth)).status_code == 200
+        assert (await complete(client, "odd", session_id=third)).status_code == 200
+        assert proxy.board.up.all()
+        assert (await complete(client, "odd", session_id=fourth)).status_code == 200
+        assert proxy.board.up.tolist() == [False, True]
+        assert bad.asked["odd"] == 4
+        await soon(lambda: bool(proxy.board.up.all()))
+
+
+async def test_an_engine_that_is_back_does_not_pay_for_what_it_dropped_before() -> None:
+    async with routed([StandInEngine(), StandInEngine()]) as fleet:
+        await fleet.until(True, True)
+        watch, upstream = fleet.proxy.health, fleet.proxy.engines.upstreams[0]
+        dropped_at = time.monotonic()
+        watch.dropped(upstream, "it died")
+        await fleet.until(True, True)
+        for _ in range(3):
+            watch.outdone(upstream, dropped_at)
+        assert fleet.proxy.board.up.all()
+        for _ in range(2):
+            watch.outdone(upstream, time.monotonic())
+        assert fleet.proxy.board.up.tolist() == [False, True]
+
+
+async def test_one_engine_alone_is_looked_at_first_and_waited_for_if_it_is_not_well() -> None:
+    async with routed([StandInEngine()]) as fleet:
+        await fleet.until(True)
+        engine = fleet.engines[0]
+        engine.hangs = asyncio.Event()
+        asked = asyncio.create_task(fleet.complete())
+        await soon(lambda: engine.got)
+        engine.drops, engine.healthy = True, False
+        engine.hang_up()
+        await fleet.until(False)
+        engine.hangs = None
+        engine.drops, engine.healthy = False, True
+        assert (await asked).status_code == 200
+        assert len(engine.got) == 2
