@@ -101,6 +101,14 @@ def test_the_wheel_has_what_no_python_file_is(built: Mapping[str, Path], name: s
     assert PurePosixPath("kvgraph", name) in files_of(built["release"])
 
 
+def test_the_wheel_has_what_is_compiled_from_the_sdist(built: Mapping[str, Path]) -> None:
+    """A part that does not compile is left out without an error, for machines that cannot."""
+    packed = {path.name for path in files_of(built["sdist"]) if path.parts[0] == "core"}
+    assert packed == {path.name for path in (ROOT / "core").iterdir()}
+    names = [path.name for path in files_of(built["release"]) if path.suffix == ".so"]
+    assert sorted(name.partition(".")[0] for name in names) == ["_engine", "_graph"]
+
+
 def test_the_sdist_has_neither_tests_nor_their_data(built: Mapping[str, Path]) -> None:
     files = files_of(built["sdist"])
     assert not [path for path in files if path.parts[0] in {"tests", "docs", "examples"}]
