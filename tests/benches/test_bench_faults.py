@@ -235,8 +235,12 @@ def quiet(_: str) -> None:
     """What a bench says while it goes on."""
 
 
-def test_a_writer_that_is_killed_leaves_a_whole_snapshot(tmp_path: Path) -> None:
+def test_a_writer_that_is_killed_leaves_a_whole_snapshot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     seed = random.randrange(1 << 30)
+    if not FULL:
+        monkeypatch.setattr(faults_graph, "_CUT_EVERY", 1 << 14)
     bad, longest = bad_loads_of_kills(tmp_path, 200 if FULL else 8, seed, quiet)
     assert bad == 0, f"seed {seed}"
     assert longest < 5
@@ -294,7 +298,10 @@ def test_a_mend_that_can_be_taken_out_stands_in_the_tree_once(mend: mends.Mend) 
     assert all((mends.ROOT / place).exists() for place in places)
 
 
-def test_a_mend_is_taken_out_of_a_copy_and_put_back(tmp_path: Path) -> None:
+def test_a_mend_is_taken_out_of_a_copy_and_put_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # which take seconds to import
     mend = mends.Mend("a sum", "sums.py", "a + b", "a - b", "test_sums.py")
     (tmp_path / "sums.py").write_text("def add(a, b):\n    return a + b\n")
     (tmp_path / "test_sums.py").write_text(

@@ -13,9 +13,9 @@ from kvgraph.hooks.vllm.tiers import prefetcher, spiller
 from kvgraph.hooks.vllm.tiers.bridge import PromisedLoads, TierCacheBridge
 from kvgraph_bench.paper import paper_traffic
 from kvgraph_bench.paper.paper_model import WrongReadError
-from kvgraph_bench.paper.paper_traffic import episode, play
+from kvgraph_bench.paper.paper_traffic import Story, episode, play
 
-SECONDS = 30.0
+EPISODES = 60  # mistakes of ours are met within ten or twenty, but for one about adapters
 SEED = "KVGRAPH_SEED"  # plays that traffic again
 
 
@@ -24,7 +24,9 @@ def test_nothing_wrong_is_read_whatever_happens(
 ) -> None:
     seed = int(os.environ.get(SEED, random.randrange(1 << 30)))
     print(f"{SEED}={seed}")  # noqa: T201 - shown when the test fails
-    story = play(paper_config, seed, SECONDS)
+    story = Story()
+    for number in range(EPISODES):
+        story += episode(paper_config, seed, number)
     assert story.positions_read > 100_000
     assert story.counts["answers"]
     assert story.counts["records found"], "engines find what others left on disk"
@@ -79,7 +81,7 @@ def what_an_adapter_computed_reaches_the_disk(monkeypatch: pytest.MonkeyPatch) -
 
 
 MISTAKES = (
-    (old_copies_stay, 1), (loads_count_after_a_reset, 1), (a_torn_copy_counts, 1),
+    (old_copies_stay, 1), (loads_count_after_a_reset, 3), (a_torn_copy_counts, 1),
     (blocks_of_a_prefetch_are_lost, 1),
     (what_an_adapter_computed_reaches_the_disk, 12),  # most seeds meet it after a hundred episodes
 )  # fmt: skip

@@ -51,7 +51,7 @@ class Route:
         return found
 
     def stop(self) -> int:
-        self._process.send_signal(signal.SIGTERM)
+        self._process.send_signal(signal.SIGINT)  # SIGTERM would let probes hear of it first
         return self._process.wait(40)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import json
 import threading
@@ -28,6 +29,13 @@ from kvgraph.hooks.settings import engine_settings
 from typer.testing import CliRunner
 
 pytestmark = pytest.mark.usefixtures("vllm_loaded")
+unknown_places = functools.cache(doctor.live_unknown_places)
+
+
+@pytest.fixture(autouse=True)
+def _vllms_sources_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of them are searched, which takes a second, and no test here changes them."""
+    monkeypatch.setattr(doctor, "live_unknown_places", unknown_places)
 
 
 def test_vllm_hooks_and_sockets_fit_here() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import signal
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -42,7 +43,7 @@ async def command(engine: str, log: Path) -> AsyncIterator[httpx.AsyncClient]:
             yield client
     finally:
         if process.returncode is None:
-            process.terminate()
+            process.send_signal(signal.SIGINT)  # SIGTERM would let probes hear of it first
         await process.wait()
 
 

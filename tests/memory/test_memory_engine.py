@@ -64,7 +64,7 @@ class Memory:
         return found | {"memory": json.loads(answer.headers["x-kvgraph-memory"])}
 
     def stop(self) -> None:
-        self._process.send_signal(signal.SIGTERM)
+        self._process.send_signal(signal.SIGINT)  # SIGTERM would let probes hear of it first
         self._process.wait(40)
 
 

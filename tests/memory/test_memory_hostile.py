@@ -35,7 +35,7 @@ async def begun(
 
 async def test_bodies_that_never_end_are_bounded_and_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(relay, "MOST_BODIES", 4 << 20)
-    monkeypatch.setattr(relay, "BODY_S", 8.0)
+    monkeypatch.setattr(relay, "BODY_S", 4.0)
     async with remembering(SETTINGS) as memory:
         asked = [await begun(memory, 60 << 20, b"[" * (5 << 18)) for _ in range(6)]
         heads = [asyncio.create_task(reader.readuntil(b"\r\n\r\n")) for reader, _ in asked]

@@ -332,6 +332,7 @@ def bad_loads_of_kills(directory: Path, kills: int, seed: int, say: Say) -> tupl
     """How often a load after SIGKILL of the writer was not whole; the longest load in seconds."""
     rng, bad, longest = random.Random(seed), 0, 0.0
     path, context = directory / "graph.snap", multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__])  # imported once, not by each writer
     for number in range(kills):
         say(f"kill {number + 1} of {kills}")
         begun = context.Event()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import pydoc_data.topics
 import re
@@ -13,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 if TYPE_CHECKING:
-    from tokenizers import Tokenizer
     from vllm.config import VllmConfig
 
 
@@ -317,7 +317,9 @@ def write_tokenizer(family: Family, directory: Path) -> int:
     """Write a tokenizer made for the family, and its template; returns the token that ends its
     texts.
     """
-    tokenizer = _trained(family.spaces, corpus())
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_str(_trained(family.spaces))
     tokenizer.add_special_tokens(list(family.special))
     tokenizer.save(str(directory / "tokenizer.json"))
     settings: dict[str, Any] = {
@@ -334,7 +336,8 @@ def write_tokenizer(family: Family, directory: Path) -> int:
     return int(end)
 
 
-def _trained(spaces: bool, texts: Sequence[str]) -> Tokenizer:
+@functools.cache  # many families have the same
+def _trained(spaces: bool) -> str:
     """Byte pairs over bytes, or over letters with the space before them as SentencePiece has it."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -353,5 +356,5 @@ def _trained(spaces: bool, texts: Sequence[str]) -> Tokenizer:
         vocab_size=_VOCABULARY, special_tokens=alphabet, show_progress=False,
         initial_alphabet=[] if spaces else pre_tokenizers.ByteLevel.alphabet(),
     )  # fmt: skip
-    tokenizer.train_from_iterator(texts, trainer)
-    return tokenizer
+    tokenizer.train_from_iterator(corpus(), trainer)
+    return str(tokenizer.to_str())

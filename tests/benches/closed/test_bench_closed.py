@@ -9,6 +9,7 @@ from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
+from budgets import small_or_large
 from kvgraph.advisor.replay.recorded_sessions import read_sessions
 from kvgraph.dashboards.metrics import engine_metrics
 from kvgraph.dashboards.source import EngineStatus
@@ -166,7 +167,7 @@ def test_callers_on_paper_are_believed_who_say_where_rules_stand(
     assert HINTS not in os.environ
 
 
-@pytest.mark.parametrize("answer", [4, 30])
+@pytest.mark.parametrize("answer", small_or_large(4, 30))
 def test_texts_that_grow_and_never_fit_are_answered_as_fast_as_by_stock(
     paper_config: Any, answer: int
 ) -> None:

@@ -128,8 +128,9 @@ async def test_a_pipe_in_the_place_of_the_list_of_engines_is_not_waited_for(
     assert listed == [[address], [EngineAddress("http://b:1")]]
 
 
-@pytest.mark.parametrize("command", ["route", "memory"])
-async def test_a_service_that_is_told_to_stop_finishes_what_runs(command: str) -> None:
+@pytest.mark.parametrize(("command", "twice"), [("route", False), ("memory", True)])
+async def test_a_service_that_is_told_to_stop_finishes_what_runs(command: str, twice: bool) -> None:
+    """Told once, it ends when probes will have heard of it, seconds later; told twice, at once."""
     if command == "memory":
         pytest.importorskip("bm25s")
     engine = StandInEngine()
@@ -153,6 +154,8 @@ async def test_a_service_that_is_told_to_stop_finishes_what_runs(command: str) -
             await asyncio.sleep(0.02)
         async with httpx.AsyncClient(base_url=url, trust_env=False) as late:
             assert (await late.get("/v1/models")).status_code == 200
+        if twice:
+            process.send_signal(signal.SIGTERM)
         engine.hold.set()
         assert (await running).text == "one two three"
     async with asyncio.timeout(60):
