@@ -111,7 +111,7 @@ async def test_an_answer_that_breaks_takes_no_engine_from_others() -> None:
             assert proxy.board.up.all()
         assert proxy.counts.broken == 6
         assert min(each.asked[HALF] for each in engines) == 3
-        await asyncio.sleep(0.1)  # they were looked at
+        await asyncio.gather(*proxy.health._looks.values())
         assert proxy.board.up.all()
 
 
