@@ -73,7 +73,7 @@ in less, and longer ones in parts that are still large."""
 _AT_LEAST: Final = 1.0
 """Or so many times what any step takes, if that is longer: then splitting a prompt at most doubles
 the time that its tokens take. Chosen."""
-_LEAST_CHUNK: Final = 16  # part of a step's tokens that a prompt may take on any engine; chosen
+_LEAST_CHUNK: Final = 16  # the limit is at least this part of a step's tokens, a 16th; chosen
 
 
 class PromptChunks:
