@@ -109,7 +109,7 @@ class Valve:
     _roomy: float = 0.0  # blocks asked since room was last short
     _closed: float = 0.0  # blocks asked while it was closed and requests were held
     _barred: float = 0.0  # blocks that must be asked before it may close again
-    _failed: int = 0  # times in a row that it opened since it saved nothing
+    _failed: int = 0  # times in a row that it opened because it saved nothing
     _seen: tuple[int, int, int] = (0, 0, 0)
 
     @property

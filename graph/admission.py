@@ -34,7 +34,7 @@ class Pacing:
     """
 
     def __init__(self, most_s: float) -> None:
-        # Whoever computes longer is measured no further: it left, say, or waits for its user.
+        # A prompt is measured no longer: its request may be gone, or wait for its user.
         self._most_s = most_s  # seconds
         self._began: float | None = None  # when the last one started; None: its prompt is computed
         self._from = -math.inf

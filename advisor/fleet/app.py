@@ -109,7 +109,7 @@ class _ProxyCollector(Collector):
         columns: dict[str, tuple[str, Sequence[float] | npt.NDArray[Any]]] = {
             "up": ("Whether the engine answers.", board.up),
             "draining": ("Whether it gets no further requests.", board.draining),
-            "refusing": ("Requests that it refused, one after the other.", board.refusing),
+            "refusing": ("Requests in a row that it refused or dropped.", board.refusing),
             "waiting_tokens": ("Prompt tokens that wait there.", board.waiting),
             "live_tokens": ("Tokens of live sessions at home there.", board.live),
             "in_flight": ("Requests that it has not answered to the end.", in_flight),

@@ -127,7 +127,8 @@ class EngineBoard:
         live: int64 ``[engines]``: tokens of the live sessions whose home it is.
         pool: int64 ``[engines]``: tokens that its pool holds; 0: unknown.
         fresh: int64 ``[engines]``: of ``live``, tokens of sessions that have had one turn so far.
-        refusing: int64 ``[engines]``: refused requests in a row, at most ``MOST_REFUSING``.
+        refusing: int64 ``[engines]``: requests in a row that it refused, or dropped while another
+            engine answered them; at most ``MOST_REFUSING``.
         up: bool ``[engines]``: whether the engine answers health checks.
         draining: bool ``[engines]``: whether it finishes what it has and gets no new requests.
     """

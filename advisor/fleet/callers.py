@@ -24,8 +24,8 @@ Headers = list[tuple[bytes, bytes]]
 MOST_BODY: Final = 64 << 20
 """Bytes of a request's body; chosen: several times the longest context in JSON."""
 MOST_VALUES: Final = 2 << 20
-"""Values that a body may have to be read here, counted by its commas; chosen: twice the longest
-context in token ids. While JSON is parsed all other requests wait, a second for 64 MiB of numbers.
+"""Commas, and so about values, of the longest body that is read here; chosen: twice the longest
+context in token ids. All other requests wait while JSON is parsed: a second for 64 MiB of numbers.
 """
 MOST_NAME: Final = 128  # characters of a session's name: vLLM's own bound
 _LONGEST_KEPT: Final = (

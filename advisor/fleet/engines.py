@@ -75,7 +75,7 @@ INTERVAL_S: Final = 0.5
 """Seconds between two health checks; chosen: a death that no request notices is known within a
 second."""
 TIMEOUT_S: Final = 2.0  # seconds for an answer; chosen
-_LATE_S: Final = 0.25  # by which the end of that time comes late where this process hangs; chosen
+_LATE_S: Final = 0.25  # if that time ends later than by this, this process was busy; chosen
 SLOW: Final = 3
 """Health checks in a row that may time out before an engine is down: a busy one is slow. Chosen."""
 _LONGEST_DOUBT_S: Final = 30.0  # chosen: about as long as an engine takes to start anew
@@ -83,8 +83,8 @@ REPLACED_S: Final = 60.0
 """Seconds without any engine of the known models, after which other models may take their place;
 chosen: longer than any doubt."""
 AT_FAULT: Final = 2
-"""Requests in a row that an engine dropped and another one answered, from which it is the engine's
-fault, whatever its health says. Chosen, as for errors."""
+"""After so many requests in a row that it dropped and another engine answered, an engine is at
+fault, whatever its health says; one that it refused counts, too. Chosen, as for errors."""
 _OK: Final = 200
 NEEDS_KEY: Final = frozenset({401, 403})
 
@@ -179,7 +179,9 @@ class HealthWatch:
             await self._admit(upstream)
 
     async def _what_is_wrong(self, upstream: Upstream) -> str | None:
-        """Ask an engine how it is; "": it is well; None: it did not say, as a busy one may."""
+        """Ask an engine what is wrong with it; "": nothing; None: not known, as it or this process
+        is busy.
+        """
         number, until = upstream.number, self._clock() + TIMEOUT_S
         try:
             status = (await upstream.ask("/health", TIMEOUT_S)).status
@@ -222,7 +224,7 @@ class HealthWatch:
         """Note that another engine answered a request that this one dropped then."""
         number, board = upstream.number, self._board
         if not board.up[number] or dropped_at < self._up_since.get(number, dropped_at):
-            return  # it has paid for that
+            return  # it was down for that already
         board.note_answer(number, refused=True)
         if board.refusing[number] >= AT_FAULT:
             self.dropped(upstream, "it drops requests that others answer")

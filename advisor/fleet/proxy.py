@@ -73,7 +73,7 @@ class Placed(NamedTuple):
 
 
 class _Drop(NamedTuple):
-    """A request that an engine was sent and did not answer."""
+    """One time that a request was sent to an engine and not answered."""
 
     upstream: Upstream
     at: float
@@ -172,7 +172,7 @@ class FleetProxy:
                 if error.sent:
                     look = self.health.look_at(upstream, str(error))
                     drops.append(_Drop(upstream, time.monotonic(), look))
-                elif not error.ours:  # no request was there that could be at fault
+                elif not error.ours:  # nothing was sent: no request can be at fault
                     self.health.dropped(upstream, str(error))
                 if tries == MOST_TRIES or (error.sent and not _may_go_on(asked.call, drops)):
                     raise
@@ -227,7 +227,7 @@ class FleetProxy:
         avoided = refused_by.union(drop.upstream.number for drop in drops)
         if self._takes_beside(avoided):
             return self._place(asked, avoided)
-        if drops:  # who is still well?
+        if drops:  # whether those that dropped it are well decides who takes it
             await asyncio.wait({drop.look for drop in drops})
         until = time.monotonic() + PAUSE_S
         while not self.board.takes.any():

@@ -104,7 +104,7 @@ _OF_JSON: Final = {"Content-Type": "application/json"}
 _OURS: Final = frozenset(
     {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL}
 )
-"""Errors of a machine without descriptors, memory or ports for a connection more."""
+"""Errors of a machine that lacks descriptors, memory or ports for one more connection."""
 _DROPPED: Final = frozenset(
     b"connection keep-alive transfer-encoding te trailer upgrade date server".split()
 ) | {ENGINE_HEADER}

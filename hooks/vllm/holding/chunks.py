@@ -16,11 +16,11 @@ logger = logging.getLogger(__name__)
 
 _LATEST: Final = 1 / 32  # weight of the newest step; chosen
 _LEAST_STEPS: Final = 2  # that are measured before anything is limited; chosen
-_ALIKE: Final = 0.1  # steps that vary less in length than this share say nothing of its price
+_ALIKE: Final = 0.1  # if tokens deviate by less than this share of their mean, no line fits; chosen
 
 
 class StepTimes:
-    """The straight line through what recent steps took by their tokens.
+    """Fits a straight line to the seconds that recent steps took, by their tokens.
 
     Args:
         behind: Steps that are under way while another is scheduled: 1 with asynchronous
@@ -29,9 +29,10 @@ class StepTimes:
 
     def __init__(self, behind: int) -> None:
         self._tokens = deque([0] * (behind + 1), maxlen=behind + 1)
-        self._at: float | None = None  # of the step before; None: the engine paused since
+        self._at: float | None = None  # of the step before; None: it may have been idle since
         self._steps = 0
-        self._n = self._nn = self._s = self._ns = 0.0  # means of tokens, of seconds, of products
+        # Weighted means of tokens, of their squares, of seconds, and of tokens times seconds.
+        self._n = self._nn = self._s = self._ns = 0.0
 
     def pause(self) -> None:
         """Note that the time until the next step is not what a step took."""
@@ -56,11 +57,11 @@ class StepTimes:
         self._at = now
 
     def line(self) -> tuple[float, float]:
-        """Seconds of any step, and of each token; both 0 until enough is known."""
+        """Seconds that any step takes, and seconds per token; both 0 until enough is known."""
         if self._steps < _LEAST_STEPS:
             return 0.0, 0.0
         variance = self._nn - self._n * self._n
-        if variance < (_ALIKE * self._n) ** 2:
+        if variance < (_ALIKE * self._n) ** 2:  # then all the time counts as the tokens'
             return 0.0, self._s / self._n if self._n >= LEAST_TOKENS else 0.0
         token_s = max(0.0, (self._ns - self._n * self._s) / variance)
         return max(0.0, self._s - token_s * self._n), token_s
@@ -70,16 +71,16 @@ _CHUNK_S: Final = 0.125
 """Seconds of a step that one prompt may take. Chosen on a CPU engine; GPUs compute most whole steps
 in less, and longer ones in parts that are still large."""
 _AT_LEAST: Final = 1.0
-"""Or so many times what any step takes, if that is more: then a prompt's tokens cost twice what
-they would in one step, at most. Chosen."""
-_LEAST_CHUNK: Final = 16  # part of a step's tokens that a prompt may take on any engine; chosen
+"""Or so many times what any step takes, if that is longer: then splitting a prompt at most doubles
+the time that its tokens take. Chosen."""
+_LEAST_CHUNK: Final = 16  # the limit is at least this part of a step's tokens, a 16th; chosen
 
 
 class PromptChunks:
     """Limits what each prompt takes of a step, by vLLM's own ``long_prefill_token_threshold``.
 
     A turn of a resident session computes a few tokens, but waits for the step under way, and for
-    each step of its answer. Where a step of a long prompt takes seconds, that is all its time.
+    each step of its answer. Where a long prompt makes steps of seconds, it waits for little else.
     vLLM limits no prompt that is alone. A limit that an operator has set is left alone.
 
     Attributes:
@@ -89,12 +90,12 @@ class PromptChunks:
     def __init__(self, scheduler: Scheduler, behind: int) -> None:
         self._config = config = scheduler.scheduler_config
         self._scheduler = scheduler
-        self._witness: Request | None = None  # ran at the last step
+        self._witness: Request | None = None  # ran when the last step was scheduled
         self._most = int(scheduler.max_num_scheduled_tokens)
         self._times = StepTimes(behind)
         self._said = False
-        # An item of a medium, or a state of Mamba, may need more of a step than is left to it. Of
-        # a scheduler that lacks one of these names, too little is known.
+        # An image or a Mamba state may need more of a step than the limit leaves to it. A scheduler
+        # without one of these attributes is of a vLLM that we do not know.
         self.are_limited = bool(
             getattr(config, "enable_chunked_prefill", False)
             and not getattr(config, "long_prefill_token_threshold", True)
@@ -107,7 +108,7 @@ class PromptChunks:
         if self.are_limited:
             witness, running = self._witness, self._scheduler.running
             if witness is None or witness.is_finished():
-                self._times.pause()  # perhaps: all may have ended since
+                self._times.pause()  # all may have ended since: it may have been idle
             self._times.stepped(tokens, now)
             self._witness = running[-1] if running else None
             self._limit(self._fitting() if crowded else 0)

@@ -229,8 +229,8 @@ class Holding:
                 self._log.none_held(now)
             return
         self.rests, self._queued = False, (0, 0)
-        has_room = advice is None or advice.room_blocks is None
-        self._chunks.step(tokens, now, crowded=self.saturation.is_reached and not has_room)
+        is_limited = advice is not None and advice.room_blocks is not None
+        self._chunks.step(tokens, now, crowded=is_limited and self.saturation.is_reached)
         self._release(advice, now)
         if advice is not None:
             self._recheck_queue(advice, now)
