@@ -134,6 +134,8 @@ class Relay(Generic[Known]):
         except NothingAnsweredError as error:
             counts.unserved += 1
             response = refusal(502, self._proxy.why(asked.call, error))
+            if error.sent:  # the clients of OpenAI and Anthropic would send it to two engines more
+                response.headers["x-should-retry"] = "false"
         finally:
             share.release()
         await response(scope, receive, send)

@@ -71,6 +71,7 @@ async def test_a_request_that_every_engine_drops_takes_none_from_others() -> Non
         for answer in await poisoned:
             assert answer.status_code == 502
             assert "dropped this request, so it is sent to no further" in answer.text
+            assert answer.headers["x-should-retry"] == "false"
         assert all(seen_up)
         assert sum(each.asked[HANGS_UP] for each in engines) == 20, "two engines for each"
         assert proxy.counts.unserved == 10
