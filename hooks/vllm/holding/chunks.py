@@ -128,7 +128,7 @@ class PromptChunks:
         # a scheduler that lacks one of these names, too little is known.
         self.are_limited = bool(
             getattr(config, "enable_chunked_prefill", False)
-            and not getattr(config, "long_prefill_token_threshold", True)
+            and hasattr(config, "long_prefill_token_threshold")
             and not getattr(scheduler, "max_num_encoder_input_tokens", True)
             and not getattr(scheduler, "need_mamba_block_aligned_split", True)
         )
@@ -161,7 +161,7 @@ class PromptChunks:
     def _limit(self, tokens: int) -> None:
         config = self._config
         if config.long_prefill_token_threshold != self._set:
-            self.are_limited = False  # somebody else has set it since: it is theirs
+            self.are_limited = False  # an operator or somebody else has set it: it is theirs
             return
         config.long_prefill_token_threshold = self._set = tokens
         if tokens and not self._said:

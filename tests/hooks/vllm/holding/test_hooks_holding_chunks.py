@@ -85,6 +85,16 @@ def test_steps_that_only_decode_say_nothing_of_prompts() -> None:
     assert not any(found)
 
 
+def test_where_every_fourth_step_hangs_prompts_cost_what_the_others_take() -> None:
+    steps = iter(range(1000))
+
+    def took(tokens: int, _: bool) -> float:
+        return 2.0 if next(steps) % 4 == 3 else 0.015 + 20e-6 * tokens
+
+    found = limits(8192, took, lambda: [8000], 64, steps=400)
+    assert not any(found)
+
+
 @pytest.mark.parametrize("waiting", [1, 3])
 @pytest.mark.parametrize("pauses", [0.0, 0.5], ids=["all long", "some only decode"])
 def test_a_slow_engine_stays_limited_while_prompts_follow_one_another(
