@@ -150,12 +150,12 @@ class PromptChunks:
             self._limit(0)
 
     def _fitting(self) -> int:
+        if not (self._set or self._times.lasted(_WORTH * _CHUNK_S)):
+            return 0  # a line may be wrong far from what it was drawn through, and costs more
         step_s, token_s = self._times.line()
         seconds = max(_CHUNK_S, _AT_LEAST * step_s)
         if _WORTH * seconds >= token_s * self._most:
             return 0
-        if not (self._set or self._times.lasted(_WORTH * seconds)):
-            return 0  # a line may be wrong far from what it was drawn through
         return max(int(seconds / token_s), self._least)
 
     def _limit(self, tokens: int) -> None:
