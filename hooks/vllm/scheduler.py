@@ -195,7 +195,8 @@ class SchedulerSide:
         pool, step = self._pool.num_gpu_blocks - 1, queue.step_tokens // self.group.block_size or 1
         bounds = HoldingBounds(pool, engine_settings("hold_max_s").hold_max_s, step)
         advice, clock = self.client.admission, self._clock
-        chunks = PromptChunks(scheduler, self._prefill.behind)
+        behind = int(getattr(self._config, "max_concurrent_batches", 1 + self._prefill.behind)) - 1
+        chunks = PromptChunks(scheduler, behind)
         self.holding = Holding(queue, chunks, sessions, advice, self._emit, bounds, clock)
         self._reports.append(self.holding.report)
         if self._steps is not None:

@@ -6,7 +6,7 @@ import logging
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
-from ..meters import LEAST_TOKENS, LONGEST_S
+from ..meters import LONGEST_S
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.scheduler import Scheduler
@@ -14,25 +14,33 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_LATEST: Final = 1 / 32  # weight of the newest step; chosen
-_LEAST_STEPS: Final = 2  # that are measured before anything is limited; chosen
-_ALIKE: Final = 0.1  # if tokens deviate by less than this share of their mean, no line fits; chosen
+_KEPT: Final = 9  # steps of each kind; chosen
+_LEAST_STEPS: Final = 2  # with prompts, before anything is limited; chosen
+_LEAST_CHUNK: Final = 16  # part of a step's tokens that a prompt may take on any engine; chosen
+_NEARLY_WHOLE: Final = 2  # part of a step's tokens, of a step whose time is nearly all for them
 
 
 class StepTimes:
     """Fits a straight line to the seconds that recent steps took, by their tokens.
 
+    Steps that compute much of a prompt are kept apart from the others, since steps that only decode
+    are alike: a line through these is a line through noise. Of each kind, what is slow is taken
+    for an outlier, as a step that compiles is: at most a few samples say that a step is slow.
+
     Args:
         behind: Steps that are under way while another is scheduled: 1 with asynchronous
             scheduling, else 0.
+        most: The most tokens of a step.
     """
 
-    def __init__(self, behind: int) -> None:
+    def __init__(self, behind: int, most: int) -> None:
         self._tokens = deque([0] * (behind + 1), maxlen=behind + 1)
+        self._most = most
         self._at: float | None = None  # of the step before; None: it may have been idle since
-        self._steps = 0
-        # Weighted means of tokens, of their squares, of seconds, and of tokens times seconds.
-        self._n = self._nn = self._s = self._ns = 0.0
+        self._token_s = 0.0  # what is known of a token's price
+        # tokens and seconds of the latest steps with few tokens, and of those with many
+        self._few = deque[tuple[int, float]](maxlen=_KEPT)
+        self._many = deque[tuple[int, float]](maxlen=_KEPT)
 
     def pause(self) -> None:
         """Note that the time until the next step is not what a step took."""
@@ -46,34 +54,48 @@ class StepTimes:
             self._at = now
         took = now - self._at
         if known[0] and 0.0 < took < LONGEST_S:
-            self._steps += 1
-            weight = max(_LATEST, 1 / self._steps)
-            n = known[0]
-            self._n += weight * (n - self._n)
-            self._nn += weight * (n * n - self._nn)
-            self._s += weight * (took - self._s)
-            self._ns += weight * (n * took - self._ns)
+            is_long = known[0] * _LEAST_CHUNK >= self._most
+            (self._many if is_long else self._few).append((known[0], took))
         known.append(tokens)
         self._at = now
 
+    def lasted(self, seconds: float) -> bool:
+        """Whether any but an outlier took so long lately, of the steps with many tokens."""
+        return sum(took >= seconds for _, took in self._many) >= _LEAST_STEPS
+
     def line(self) -> tuple[float, float]:
-        """Seconds that any step takes, and seconds per token; both 0 until enough is known."""
-        if self._steps < _LEAST_STEPS:
-            return 0.0, 0.0
-        variance = self._nn - self._n * self._n
-        if variance < (_ALIKE * self._n) ** 2:  # then all the time counts as the tokens'
-            return 0.0, self._s / self._n if self._n >= LEAST_TOKENS else 0.0
-        token_s = max(0.0, (self._ns - self._n * self._s) / variance)
-        return max(0.0, self._s - token_s * self._n), token_s
+        """Seconds of any step, and of each token; both 0 until enough is known."""
+        n, s = _middle(self._few)
+        many = [each for each in self._many if each[0] > n]
+        # Unless it is known what a step takes in any case, only one that is nearly whole tells a
+        # token's price. Any other says what it is at most.
+        exact = many if n else [each for each in many if each[0] * _NEARLY_WHOLE >= self._most]
+        if len(exact) >= _LEAST_STEPS:
+            self._token_s = _price(exact, n, s)
+        elif many:
+            self._token_s = min(self._token_s, _price(many, n, s))
+        return max(0.0, s - self._token_s * n), self._token_s
+
+
+def _price(steps: list[tuple[int, float]], n: int, s: float) -> float:
+    """Seconds of a token beyond ``n``, which take ``s``, by the cheaper half of these steps."""
+    steps.sort(key=lambda each: (each[1] - s) / (each[0] - n))
+    cheap = steps[: (len(steps) + 1) // 2]
+    return max(0.0, sum(each[1] - s for each in cheap) / sum(each[0] - n for each in cheap))
+
+
+def _middle(steps: deque[tuple[int, float]]) -> tuple[int, float]:
+    """Tokens and seconds of the one that took neither long nor short; both 0 if there is none."""
+    return sorted(steps, key=lambda each: each[1])[len(steps) // 2] if steps else (0, 0.0)
 
 
 _CHUNK_S: Final = 0.125
 """Seconds of a step that one prompt may take. Chosen on a CPU engine; GPUs compute most whole steps
-in less, and longer ones in parts that are still large."""
+in little more."""
 _AT_LEAST: Final = 1.0
 """Or so many times what any step takes, if that is longer: then splitting a prompt at most doubles
 the time that its tokens take. Chosen."""
-_LEAST_CHUNK: Final = 16  # the limit is at least this part of a step's tokens, a 16th; chosen
+_WORTH: Final = 2.0  # how much longer a whole step must be than that; chosen
 
 
 class PromptChunks:
@@ -92,13 +114,21 @@ class PromptChunks:
         self._scheduler = scheduler
         self._witness: Request | None = None  # ran when the last step was scheduled
         self._most = int(scheduler.max_num_scheduled_tokens)
-        self._times = StepTimes(behind)
+        self._times = StepTimes(behind, self._most)
+        # vLLM limits drafts by the same number, and fails where it cuts one that it filled up; a
+        # prompt whose part is no longer than what must be left for the last one gets none at all.
+        self._least = max(
+            self._most // _LEAST_CHUNK,
+            1 + int(getattr(scheduler, "num_spec_tokens", 0)),
+            int(getattr(scheduler, "num_prefill_lookahead", 0)),
+        )
+        self._set = 0  # what we have set
         self._said = False
         # An image or a Mamba state may need more of a step than the limit leaves to it. A scheduler
         # without one of these attributes is of a vLLM that we do not know.
         self.are_limited = bool(
             getattr(config, "enable_chunked_prefill", False)
-            and not getattr(config, "long_prefill_token_threshold", True)
+            and hasattr(config, "long_prefill_token_threshold")
             and not getattr(scheduler, "max_num_encoder_input_tokens", True)
             and not getattr(scheduler, "need_mamba_block_aligned_split", True)
         )
@@ -120,14 +150,20 @@ class PromptChunks:
             self._limit(0)
 
     def _fitting(self) -> int:
+        if not (self._set or self._times.lasted(_WORTH * _CHUNK_S)):
+            return 0  # a line may be wrong far from what it was drawn through, and costs more
         step_s, token_s = self._times.line()
         seconds = max(_CHUNK_S, _AT_LEAST * step_s)
-        if seconds >= token_s * self._most:
+        if _WORTH * seconds >= token_s * self._most:
             return 0
-        return max(int(seconds / token_s), self._most // _LEAST_CHUNK)
+        return max(int(seconds / token_s), self._least)
 
     def _limit(self, tokens: int) -> None:
-        self._config.long_prefill_token_threshold = tokens
+        config = self._config
+        if config.long_prefill_token_threshold != self._set:
+            self.are_limited = False  # an operator or somebody else has set it: it is theirs
+            return
+        config.long_prefill_token_threshold = self._set = tokens
         if tokens and not self._said:
             self._said = True
             logger.info(

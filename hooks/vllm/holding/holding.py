@@ -242,8 +242,8 @@ class Holding:
 
     def end(self) -> None:
         """Release all requests, and hold none from now on."""
+        self.queue.detach()  # first: an error in the other keeps nobody waiting
         self._chunks.rest()
-        self.queue.detach()
 
     def report(self) -> AdmissionReport:
         """Return counts for the sidecar; called on the client's thread."""
