@@ -23,9 +23,10 @@ _NEARLY_WHOLE: Final = 2  # part of a step's tokens, of a step whose time is nea
 class StepTimes:
     """Fits a straight line to the seconds that recent steps took, by their tokens.
 
-    Steps that compute much of a prompt are kept apart from the others, since steps that only decode
-    are alike: a line through these is a line through noise. Of each kind, what is slow is taken
-    for an outlier, as a step that compiles is: at most a few samples say that a step is slow.
+    Steps with few tokens, with more, and nearly whole ones are kept apart. Those that only decode
+    are alike, and a line through these is a line through noise; and while prompts are limited, no
+    step is whole. Of each kind, what is slow is taken for an outlier, as a step that compiles is:
+    at most a few samples say that a step is slow.
 
     Args:
         behind: Steps that are under way while another is scheduled: 1 with asynchronous
@@ -37,10 +38,10 @@ class StepTimes:
         self._tokens = deque([0] * (behind + 1), maxlen=behind + 1)
         self._most = most
         self._at: float | None = None  # of the step before; None: it may have been idle since
-        self._token_s = 0.0  # what is known of a token's price
-        # tokens and seconds of the latest steps with few tokens, and of those with many
+        # Tokens and seconds of the latest steps of each kind.
         self._few = deque[tuple[int, float]](maxlen=_KEPT)
-        self._many = deque[tuple[int, float]](maxlen=_KEPT)
+        self._some = deque[tuple[int, float]](maxlen=_KEPT)
+        self._whole = deque[tuple[int, float]](maxlen=_KEPT)
 
     def pause(self) -> None:
         """Note that the time until the next step is not what a step took."""
@@ -54,34 +55,37 @@ class StepTimes:
             self._at = now
         took = now - self._at
         if known[0] and 0.0 < took < LONGEST_S:
-            is_long = known[0] * _LEAST_CHUNK >= self._most
-            (self._many if is_long else self._few).append((known[0], took))
+            if known[0] * _NEARLY_WHOLE >= self._most:
+                kind = self._whole
+            else:
+                kind = self._some if known[0] * _LEAST_CHUNK >= self._most else self._few
+            kind.append((known[0], took))
         known.append(tokens)
         self._at = now
 
     def lasted(self, seconds: float) -> bool:
         """Whether any but an outlier took so long lately, of the steps with many tokens."""
-        return sum(took >= seconds for _, took in self._many) >= _LEAST_STEPS
+        return sum(took >= seconds for _, took in (*self._some, *self._whole)) >= _LEAST_STEPS
 
     def line(self) -> tuple[float, float]:
-        """Seconds of any step, and of each token; both 0 until enough is known."""
-        n, s = _middle(self._few)
-        many = [each for each in self._many if each[0] > n]
-        # Unless it is known what a step takes in any case, only one that is nearly whole tells a
-        # token's price. Any other says what it is at most.
-        exact = many if n else [each for each in many if each[0] * _NEARLY_WHOLE >= self._most]
-        if len(exact) >= _LEAST_STEPS:
-            self._token_s = _price(exact, n, s)
-        elif many:
-            self._token_s = min(self._token_s, _price(many, n, s))
-        return max(0.0, s - self._token_s * n), self._token_s
+        """Seconds of any step, and of each token, by the cheaper half; both 0 until enough is
+        known.
+        """
+        n, s = _middle(self._few or self._some)
+        # What a step takes in any case is told by the shortest kind, a token's price by the others.
+        others = (*self._some, *self._whole) if self._few else self._whole
+        longer = [each for each in others if each[0] > n]
+        if len(longer) < _LEAST_STEPS:
+            return 0.0, 0.0
+        more = sorted(((tokens - n, took - s) for tokens, took in longer), key=_price)
+        cheap = more[: (len(more) + 1) // 2]
+        token_s = sum(took for _, took in cheap) / sum(tokens for tokens, _ in cheap)
+        return max(0.0, s - n * _price(more[len(more) // 2])), max(0.0, token_s)
 
 
-def _price(steps: list[tuple[int, float]], n: int, s: float) -> float:
-    """Seconds of a token beyond ``n``, which take ``s``, by the cheaper half of these steps."""
-    steps.sort(key=lambda each: (each[1] - s) / (each[0] - n))
-    cheap = steps[: (len(steps) + 1) // 2]
-    return max(0.0, sum(each[1] - s for each in cheap) / sum(each[0] - n for each in cheap))
+def _price(step: tuple[int, float]) -> float:
+    tokens, took = step
+    return took / tokens
 
 
 def _middle(steps: deque[tuple[int, float]]) -> tuple[int, float]:

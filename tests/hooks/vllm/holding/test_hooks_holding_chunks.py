@@ -95,6 +95,12 @@ def test_where_every_fourth_step_hangs_prompts_cost_what_the_others_take() -> No
     assert not any(found)
 
 
+def test_where_steps_last_whatever_they_compute_no_prompt_stays_limited() -> None:
+    """A model whose decode steps take nearly as long as its whole ones, so that none is short."""
+    found = limits(192, lambda n, _: max(n / 140, 1.28), lambda: [400], 20, steps=200)
+    assert not any(found[8:])
+
+
 @pytest.mark.parametrize("waiting", [1, 3])
 @pytest.mark.parametrize("pauses", [0.0, 0.5], ids=["all long", "some only decode"])
 def test_a_slow_engine_stays_limited_while_prompts_follow_one_another(
@@ -109,7 +115,9 @@ def test_a_slow_engine_stays_limited_while_prompts_follow_one_another(
         return (0.05 + 0.001 * tokens) * rng.uniform(0.9, 1.1)
 
     found = limits(2048, took, asked, 16, steps=100)
-    assert all(128 <= each <= 160 for each in found[4:])
+    # Where several prompts fill each step, what a step takes in any case is told from afar.
+    most = 160 if waiting == 1 and pauses else 512
+    assert all(128 <= each <= most for each in found[4:])
 
 
 @pytest.mark.parametrize(
