@@ -16,8 +16,10 @@ logger = logging.getLogger(__name__)
 
 _KEPT: Final = 9  # steps of each kind; chosen
 _LEAST_STEPS: Final = 2  # with prompts, before anything is limited; chosen
-_LEAST_CHUNK: Final = 16  # part of a step's tokens that a prompt may take on any engine; chosen
-_NEARLY_WHOLE: Final = 2  # part of a step's tokens, of a step whose time is nearly all for them
+_LEAST_CHUNK: Final = 16  # a prompt may take a 16th of a step's tokens on any engine; chosen
+_NEARLY_WHOLE: Final = (
+    2  # a step of half the most tokens takes nearly all its time for them; chosen
+)
 
 
 class StepTimes:
@@ -96,10 +98,7 @@ def _middle(steps: deque[tuple[int, float]]) -> tuple[int, float]:
 _CHUNK_S: Final = 0.125
 """Seconds of a step that one prompt may take. Chosen on a CPU engine; GPUs compute most whole steps
 in little more."""
-_AT_LEAST: Final = 1.0
-"""Or so many times what any step takes, if that is longer: then splitting a prompt at most doubles
-the time that its tokens take. Chosen."""
-_WORTH: Final = 2.0  # how much longer a whole step must be than that; chosen
+_WORTH: Final = 2.0  # how much longer than its part for one prompt a whole step must be; chosen
 
 
 class PromptChunks:
@@ -157,7 +156,8 @@ class PromptChunks:
         if not (self._set or self._times.lasted(_WORTH * _CHUNK_S)):
             return 0  # a line may be wrong far from what it was drawn through, and costs more
         step_s, token_s = self._times.line()
-        seconds = max(_CHUNK_S, _AT_LEAST * step_s)
+        # Not less than any step takes: splitting at most doubles what a prompt's tokens cost.
+        seconds = max(_CHUNK_S, step_s)
         if _WORTH * seconds >= token_s * self._most:
             return 0
         return max(int(seconds / token_s), self._least)
