@@ -9,8 +9,10 @@ import ipaddress
 import logging
 import os
 import re
+import resource
 import signal
 import socket
+import termios
 import time
 from collections.abc import Callable, Sequence
 from types import FrameType
@@ -126,13 +128,25 @@ METHODS: Final = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 NOT_READY_S: Final = 5.0
 _MOST_HEADERS: Final = 64 << 10  # bytes of one request's headers; chosen
 _STOP_S: Final = 24  # for running requests to finish; chosen: Kubernetes gives a pod 30 s in all
+_OF_DESCRIPTORS: Final = 0.5  # that the process may have: for connections; chosen
+_MOST_CONNECTIONS: Final = 8192  # whatever it may have: each costs memory; chosen
 _CHECKS: Final = 5  # at a client that does not read, in ``read_s``; chosen
 _LEAST_READ: Final = 16 << 10  # bytes of an answer that one reads between two of them; chosen
 _NAME: Final = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_])?")
 
 
+def most_connections() -> int:
+    """How many connections of clients leave descriptors enough for those to engines."""
+    allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if allowed == resource.RLIM_INFINITY:
+        return _MOST_CONNECTIONS
+    return min(int(_OF_DESCRIPTORS * allowed), _MOST_CONNECTIONS)
+
+
 class HeadDeadline(H11Protocol):
-    """Closes connections that send no request in time, or do not read their answer."""
+    """Closes connections that send no request in time, or do not read their answer. With too many,
+    the one that has sent no request for longest is closed.
+    """
 
     # uvicorn's own HTTP/1.1 protocol waits for ever for both. Chosen: as long as for a whole body.
     head_s: float = 25.0  # for a request's whole head
@@ -142,10 +156,18 @@ class HeadDeadline(H11Protocol):
         super().__init__(*args, **kwargs)
         self._timer: asyncio.TimerHandle | None = None
         self._reading: asyncio.TimerHandle | None = None
+        self._since = 0.0  # when it began to wait for a request, by the loop's clock
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._wait_for_head()
+        if len(self.connections) > most_connections():
+            others = (each for each in self.connections if isinstance(each, HeadDeadline))
+            silent = [each for each in others if each._is_waiting and not each._unheard]
+            if silent:
+                longest = min(silent, key=lambda each: each._since)
+                self.connections.discard(longest)  # the loop calls connection_lost later only
+                reset(longest.transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._cancel_timer()
@@ -166,6 +188,7 @@ class HeadDeadline(H11Protocol):
 
     def _wait_for_head(self) -> None:
         self._cancel_timer()
+        self._since = self.loop.time()
         self._timer = self.loop.call_later(self.head_s, self._cut_if_waiting)
 
     def _cancel_timer(self) -> None:
@@ -173,8 +196,18 @@ class HeadDeadline(H11Protocol):
             self._timer.cancel()
 
     def _cut_if_waiting(self) -> None:
-        if self.cycle is None or self.cycle.response_complete:
+        if self._is_waiting:
             reset(self.transport)
+
+    @property
+    def _is_waiting(self) -> bool:
+        """Whether no request of the client's is being read or answered."""
+        return self.cycle is None or bool(self.cycle.response_complete)
+
+    @property
+    def _unheard(self) -> int:
+        """Bytes that the client sent, and that wait to be read."""
+        return held_by_kernel(self.transport.get_extra_info("socket"), termios.FIONREAD)
 
     def _watch_reader(self, checks: int = _CHECKS) -> None:
         self._cancel_watch()

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import resource
 from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
 import pytest
-from kvgraph.advisor.process.process import HeadDeadline
+from kvgraph.advisor.process.process import HeadDeadline, most_connections
 from kvgraph_bench.fleet.stand_in_engine import Routed, StandInEngine, routed
 from waiting import soon
 
@@ -98,3 +99,32 @@ async def test_a_client_whose_request_never_begins_is_cut_and_one_that_waits_is_
         engine.hold.set()
         assert (await waiting).text == "one two three"
         assert (await fleet.complete()).status_code == 200
+
+
+async def test_with_too_many_connections_those_that_were_silent_for_longest_are_cut(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("kvgraph.advisor.process.process.most_connections", lambda: 4)
+    engine = StandInEngine()
+    async with routed([engine]) as fleet:
+        await fleet.until(True)
+        at = urlsplit(fleet.url)
+        engine.hold = asyncio.Event()
+        waiting = asyncio.create_task(fleet.complete())
+        await soon(lambda: len(engine.got) == 1)
+        silent = [await asyncio.open_connection(at.hostname, at.port) for _ in range(6)]
+        async with asyncio.timeout(15):
+            for reader, _ in silent[:3]:  # the one that waits for its answer counts, and stays
+                with contextlib.suppress(ConnectionError):
+                    assert await reader.read() == b""
+        assert not any(reader.at_eof() for reader, _ in silent[3:])
+        engine.hold.set()
+        assert (await waiting).text == "one two three"
+        for _, writer in silent:
+            writer.close()
+
+
+def test_half_of_the_descriptors_are_for_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+    for allowed, most in ((1024, 512), (1 << 20, 8192), (resource.RLIM_INFINITY, 8192)):
+        monkeypatch.setattr(resource, "getrlimit", lambda which, n=allowed: (n, n))
+        assert most_connections() == most
