@@ -132,6 +132,7 @@ class PromptChunks:
         self.are_limited = bool(
             getattr(config, "enable_chunked_prefill", False)
             and hasattr(config, "long_prefill_token_threshold")
+            and hasattr(scheduler, "block_size")
             and not getattr(scheduler, "max_num_encoder_input_tokens", True)
             and not getattr(scheduler, "need_mamba_block_aligned_split", True)
         )
@@ -144,13 +145,22 @@ class PromptChunks:
                 self._times.pause()  # all may have ended since: it may have been idle
             self._times.stepped(tokens, now)
             self._witness = running[-1] if running else None
-            self._limit(self._fitting() if crowded else 0)
+            self._limit(self._fitting() if crowded and self._all_fit() else 0)
 
     def rest(self) -> None:
         """Limit nothing, until there are steps of a crowd again."""
         if self.are_limited:
             self._witness = None
             self._limit(0)
+
+    def _all_fit(self) -> bool:
+        """Whether what runs can be computed side by side. Where it cannot, each takes what another
+        lacks, and loses it again; whole steps compute one prompt before the next.
+        """
+        scheduler = self._scheduler
+        lacking = sum(each.num_tokens - each.num_computed_tokens for each in scheduler.running)
+        free: int = scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
+        return lacking <= free * scheduler.block_size
 
     def _fitting(self) -> int:
         if not (self._set or self._times.lasted(_WORTH * _CHUNK_S)):

@@ -276,6 +276,8 @@ MENDS: Final = (
     Mend("what is no HTTP fills no log", "dashboards/server.py", "        logging.getLogger(\"uvicorn.error\").addFilter(ODD_REQUESTS)\n", "", f"{_PAGE} -k no_http"),
     Mend("odd requests are a line in ten seconds", "dashboards/server.py", "        if now - self._last.get(kind, float(\"-inf\")) < _LOG_EVERY_S:\n", "        if False:\n", f"{_PAGE} -k odd_requests"),
     Mend("odd requests fill no proxy's log", "advisor/process/process.py", "    uvicorns.addFilter(ODD_REQUESTS)\n", "", f"{_ROUTE}/test_route_service.py -k odd_requests"),
+    Mend("silent connections leave room for others", "advisor/process/process.py", "        if len(self.connections) > most_connections():\n", "        if False:\n", f"{_ROUTE}/test_route_silence.py -k too_many"),
+    Mend("who waits for an answer is not silent", "advisor/process/process.py", "return self.cycle is None or bool(self.cycle.response_complete)", "return True", f"{_ROUTE}/test_route_silence.py -k too_many"),
     Mend("the page's schema is made once", "dashboards/app.py", "describe = cache(lambda: get_openapi(title=\"kvgraph\", version=\"1\", routes=page.routes))", "describe = lambda: get_openapi(title=\"kvgraph\", version=\"1\", routes=page.routes)", "tests/dashboards/test_dashboards_api.py -k made_once"),
     # Disk and store
     Mend("an age that cannot grow is damage", "kernels/disk.py", "        entries[entries[\"age\"] > _MOST_AGE] = _NO_ENTRY\n", "", f"{_ARENA} -k reaches"),
@@ -304,7 +306,8 @@ MENDS: Final = (
     Mend("vectors come from an address", "advisor/memory/command.py", "    if embeddings and not embeddings.startswith", "    if False and not embeddings.startswith", f"{_CLI} -k wrong_input"),
     Mend("a rest that nobody uses is over", "graph/admission.py", "now >= self._from or now - self._worked_at >= self._enough", "now >= self._from", "tests/graph/test_graph_holding.py -k nobody_uses"),
     Mend("an engine without work rests for nobody", "graph/admission.py", "hurries=idle or oldest", "hurries=oldest", "tests/graph/test_graph_holding.py -k nobody_uses"),
-    Mend("a long prompt leaves a step to others", "hooks/vllm/holding/chunks.py", "self._limit(self._fitting() if crowded else 0)", "self._limit(0)", "tests/hooks/vllm/holding/test_hooks_holding.py -k leaves_a_slow_step"),
+    Mend("a long prompt leaves a step to others", "hooks/vllm/holding/chunks.py", "self._limit(self._fitting() if crowded and self._all_fit() else 0)", "self._limit(0)", "tests/hooks/vllm/holding/test_hooks_holding.py -k leaves_a_slow_step"),
+    Mend("prompts side by side fit the pool", "hooks/vllm/holding/chunks.py", "return lacking <= free * scheduler.block_size", "return True", "tests/hooks/vllm/holding/test_hooks_holding_chunks.py -k side_by_side"),
     Mend("steps that are long anyway limit no prompt", "hooks/vllm/holding/chunks.py", "seconds = max(_CHUNK_S, step_s)", "seconds = _CHUNK_S", "tests/hooks/vllm/holding/test_hooks_holding.py -k would_not_pay"),
     Mend("an operator's limit of prompts stays", "hooks/vllm/holding/chunks.py", "if config.long_prefill_token_threshold != self._set:", "if False:", "tests/hooks/vllm/holding/test_hooks_holding.py -k operator_set"),
     Mend("a line needs steps of two lengths", "hooks/vllm/holding/chunks.py", "_middle(self._few or self._some)", "_middle(self._few)", "tests/hooks/vllm/holding/test_hooks_holding_chunks.py -k whatever_they"),

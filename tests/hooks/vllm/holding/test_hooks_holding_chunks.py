@@ -15,12 +15,14 @@ from paper import fail, text
 
 
 def scheduler_of(most: int, **fields: Any) -> Any:
-    """What ``PromptChunks`` reads of a scheduler; one request runs for ever."""
+    """What ``PromptChunks`` reads of a scheduler; one request runs for ever, and has its blocks."""
     config = SimpleNamespace(enable_chunked_prefill=True, long_prefill_token_threshold=0)
+    pool = SimpleNamespace(get_num_free_blocks=lambda: 0)
+    request = SimpleNamespace(is_finished=lambda: False, num_tokens=9, num_computed_tokens=9)
     return SimpleNamespace(
         scheduler_config=config, max_num_scheduled_tokens=most, max_num_encoder_input_tokens=0,
-        need_mamba_block_aligned_split=False, running=[SimpleNamespace(is_finished=lambda: False)],
-        **fields,
+        need_mamba_block_aligned_split=False, running=[request], block_size=16,
+        kv_cache_manager=SimpleNamespace(block_pool=pool), **fields,
     )  # fmt: skip
 
 
@@ -153,6 +155,22 @@ def test_drafts_are_not_cut(paper: Callable[..., Any]) -> None:
             engine.step()
     engine.settle()
     assert len(engine.outputs[again]) == 12
+
+
+@pytest.mark.usefixtures("vllm_loaded")
+def test_prompts_that_do_not_fit_side_by_side_follow_one_another(paper: Callable[..., Any]) -> None:
+    """Else each takes blocks that another needs, and is preempted."""
+    engine = paper(Shape(blocks=97, warm=None), clock=Clock())
+    chunks, now = PromptChunks(engine.scheduler, 0), 0.0
+    config = engine.scheduler.scheduler_config
+    asked = [engine.ask(text(20, seed), 8) for seed in range(12)]
+    limits = set()
+    while not all(each.is_finished() for each in asked):
+        engine.step()
+        chunks.step(128, now := now + 8.0, crowded=True)
+        limits.add(config.long_prefill_token_threshold)
+    assert sum(each.num_preemptions for each in asked) == 0
+    assert limits == {0, 8}
 
 
 def test_what_another_sets_meanwhile_is_neither_changed_nor_taken_back() -> None:
