@@ -765,11 +765,18 @@ inline PyObject* reached(Arguments with, Py_ssize_t count) {
 inline PyObject* overlap(Arguments with, Py_ssize_t count) {
     expect(count, 2);
     Array<const uint64_t> keys(with[0]), others(with[1]);
-    KeySet set(keys.size());
-    for (uint64_t key : keys) set.add(key);
-    bool found = false;
-    for (uint64_t key : others) found |= set.has(key);
-    return PyBool_FromLong(found);
+    uint64_t marks[1024] = {};  // most of the others meet none of these bits
+    auto bit = [](uint64_t key) { return (key * index_::MULTIPLIER) >> 48; };
+    for (uint64_t key : keys) marks[bit(key) / 64] |= 1ull << (bit(key) % 64);
+    std::vector<uint64_t> doubtful;
+    for (uint64_t key : others)
+        if (marks[bit(key) / 64] >> (bit(key) % 64) & 1) doubtful.push_back(key);
+    if (doubtful.empty()) Py_RETURN_FALSE;
+    KeySet set(doubtful.size());
+    for (uint64_t key : doubtful) set.add(key);
+    for (uint64_t key : keys)
+        if (set.has(key)) Py_RETURN_TRUE;
+    Py_RETURN_FALSE;
 }
 
 // unhold(slots, key column, tiers of an engine, keys) -> the rows, ascending, that were in its pool and
@@ -799,8 +806,7 @@ inline PyObject* unhold(Arguments with, Py_ssize_t count) {
                 } else {
                     for (size_t each = at; each < end && !fetched; each++) table.fetch(keys[each]);
                     fetched = true;
-                    int32_t found;
-                    index_::find_all(table, column.data(), &keys[at], 1, &found);
+                    int32_t found = table.row(column.data(), keys[at]);
                     if (!leaves(found, keys[at])) continue;
                     row = found;
                 }
