@@ -119,7 +119,7 @@ def _longest_slice(slices: Iterator[None]) -> float:
 _BLOCKS_AN_EVENT, _EVENTS_A_BATCH = 16, 64
 _PULSE_S = 0.4
 _HELLO = EngineHello("bench", "synthetic", BLOCK_SIZE, 1 << 22, "bench")
-_PULSE = Pressure(1 << 20, 1 << 19, 20_000, 0, 0)
+_PULSE = Pressure(1 << 22, 1 << 19, 20_000, 0, 0)  # it has no tiers
 
 
 @dataclass
@@ -171,7 +171,7 @@ def loaded_sidecar(cores: list[int] | None = None) -> Iterator[LoadedSidecar]:
         try:
             socket.connect(running.endpoint)
             sidecar = LoadedSidecar(running, socket)
-            sidecar.send([_HELLO, BlocksResident(b"")])
+            sidecar.send([_HELLO, BlocksResident(b""), _PULSE])
             yield sidecar
         finally:
             socket.close()
