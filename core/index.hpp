@@ -1,5 +1,6 @@
-// The hash map from keys to rows: slots hold rows only, keys stand in the owner's column.
-// Open addressing with double hashing; see graph/columns/slots.py, which lays the slots out.
+// The hash map from keys to rows: slots hold rows only, keys stand in the owner's column. Slots come in groups of
+// eight, and a byte of each one's hash stands behind all slots: what is not there is seen so without a look at
+// slots or keys. Open addressing, from group to group with double hashing.
 #pragma once
 #include "arrays.hpp"
 
@@ -9,58 +10,91 @@ namespace index_ {
 
 constexpr int32_t EMPTY = -1, TOMBSTONE = -2, CLAIM = -3;
 constexpr uint64_t MULTIPLIER = 0x9E3779B97F4A7C15ull;  // Fibonacci hashing
+constexpr size_t GROUP = 8;                             // slots; their bytes are looked at as one number
 constexpr size_t AHEAD = 16;  // keys whose slots are fetched before they are looked at
+constexpr uint64_t EACH = 0x0101010101010101ull;
 
-struct Probe {
-    uint64_t mask, position, step;
-    Probe(uint64_t key, uint64_t mask, int shift) : mask(mask) {
-        uint64_t mixed = key * MULTIPLIER;
-        position = mixed >> shift;
-        step = ((mixed ^ (mixed >> 29)) & mask) | 1;
-    }
-    void onward() { position = (position + step) & mask; }
-};
+// The highest bit of each byte that is zero; perhaps also of bytes above the first of them.
+inline uint64_t zeros(uint64_t bytes) { return (bytes - EACH) & ~bytes & (EACH << 7); }
+inline size_t first_of(uint64_t bits) { return (size_t)__builtin_ctzll(bits) / 8; }
 
+// Slots, and bytes behind them: 0 where nothing stands.
 struct Table {
     int32_t* slots;
+    uint8_t* bytes;
     uint64_t mask;
     int shift;
-    explicit Table(const Array<int32_t>& array)
-        : slots(array.data()), mask(array.size() - 1), shift(64 - __builtin_ctzll(array.size())) {
-        if (array.size() < 2 || (array.size() & mask)) raise_type_error("slots must be a power of two");
+    explicit Table(const Array<int32_t>& array) : slots(array.data()) {
+        size_t count = array.size() / 5 * 4;
+        if (count < 2 * GROUP || (count & (count - 1)) || count + count / 4 != array.size())
+            raise_type_error("slots must be a power of two, with a byte for each behind them");
+        bytes = (uint8_t*)(slots + count);
+        mask = count / GROUP - 1;
+        shift = 64 - __builtin_ctzll(count / GROUP);
     }
-    void fetch(uint64_t key) const { __builtin_prefetch(&slots[(key * MULTIPLIER) >> shift], 1); }
+
+    struct Probe {
+        uint64_t group, step, mask;
+        uint8_t byte;
+        void onward() { group = (group + step) & mask; }
+    };
+    Probe probe(uint64_t key) const {
+        uint64_t mixed = key * MULTIPLIER;
+        uint8_t byte = (uint8_t)(mixed >> 24);
+        return {mixed >> shift, ((mixed ^ (mixed >> 29)) & mask) | 1, mask, (uint8_t)(byte + !byte)};
+    }
+    uint64_t group(uint64_t number) const {
+        uint64_t eight;
+        std::memcpy(&eight, bytes + GROUP * number, GROUP);
+        return eight;
+    }
+    void fetch(uint64_t key) const { __builtin_prefetch(&bytes[GROUP * ((key * MULTIPLIER) >> shift)], 1); }
+    // Fetch the slot where a key is likely to stand, or to come.
+    void fetch_slot(uint64_t key) const {
+        Probe way = probe(key);
+        uint64_t eight = group(way.group), like = zeros(eight ^ (EACH * way.byte));
+        if (!like) like = zeros(eight);
+        if (like) __builtin_prefetch(&slots[GROUP * way.group + first_of(like)], 1);
+    }
+    void put(size_t slot, uint8_t byte, int32_t row) const {
+        bytes[slot] = byte;
+        slots[slot] = row;
+    }
+
+    // The first slot on a key's way that is empty, or one where a row stands that fits.
+    template <class Fits>
+    size_t slot(Probe probe, Fits fits) const {
+        for (;; probe.onward()) {
+            uint64_t eight = group(probe.group);
+            for (uint64_t like = zeros(eight ^ (EACH * probe.byte)); like; like &= like - 1) {
+                size_t at = GROUP * probe.group + first_of(like);
+                if (fits(slots[at])) return at;
+            }
+            if (uint64_t none = zeros(eight)) return GROUP * probe.group + first_of(none);
+        }
+    }
+    // The row of a key; EMPTY where there is none.
+    int32_t row(const uint64_t* column, uint64_t key) const {
+        size_t at = slot(probe(key), [&](int32_t row) { return row >= 0 && column[(size_t)row] == key; });
+        return bytes[at] ? slots[at] : EMPTY;
+    }
 };
 
-// The row of each of `n` keys, AHEAD at most; EMPTY where there is none. All of them are looked at in turns, a
-// slot each: the memory that the next ones stand in comes meanwhile.
+// The row of each of `n` keys, AHEAD at most; EMPTY where there is none. All of them are looked at in turns: the
+// memory that the next ones stand in comes meanwhile.
 inline void find_few(const Table& table, const uint64_t* column, const uint64_t* keys, size_t n, int32_t* rows) {
-    uint64_t positions[AHEAD], steps[AHEAD];
-    uint8_t left[AHEAD];
-    size_t count = n;
+    size_t likely[AHEAD], count = 0;
+    for (size_t at = 0; at < n; at++) table.fetch(keys[at]);
     for (size_t at = 0; at < n; at++) {
-        Probe probe(keys[at], table.mask, table.shift);
-        positions[at] = probe.position;
-        steps[at] = probe.step;
-        left[at] = (uint8_t)at;
-        __builtin_prefetch(&table.slots[probe.position], 1);
-    }
-    while (count) {
-        for (size_t each = 0; each < count; each++) {
-            size_t at = left[each];
-            rows[at] = table.slots[positions[at]];
-            if (rows[at] >= 0) __builtin_prefetch(&column[(size_t)rows[at]]);
+        auto probe = table.probe(keys[at]);
+        if (uint64_t like = zeros(table.group(probe.group) ^ (EACH * probe.byte))) {
+            likely[count] = GROUP * probe.group + first_of(like);
+            __builtin_prefetch(&table.slots[likely[count++]], 1);
         }
-        size_t kept = 0;
-        for (size_t each = 0; each < count; each++) {
-            size_t at = left[each];
-            if (rows[at] == EMPTY || (rows[at] >= 0 && column[(size_t)rows[at]] == keys[at])) continue;
-            positions[at] = (positions[at] + steps[at]) & table.mask;
-            __builtin_prefetch(&table.slots[positions[at]], 1);
-            left[kept++] = (uint8_t)at;
-        }
-        count = kept;
     }
+    for (size_t each = 0; each < count; each++)
+        if (int32_t row = table.slots[likely[each]]; row >= 0) __builtin_prefetch(&column[(size_t)row]);
+    for (size_t at = 0; at < n; at++) rows[at] = table.row(column, keys[at]);
 }
 
 // The same of any number.
@@ -101,6 +135,8 @@ inline PyObject* claim(Arguments with, Py_ssize_t count) {
     for (size_t start = 0; start < n; start += AHEAD) {
         size_t end = start + AHEAD < n ? start + AHEAD : n;
         bool looked = looked_for;
+        for (size_t at = start; at < end && looked; at++)
+            if (rows[at] < 0) table.fetch_slot(keys[at]);
         for (size_t at = start; at < end; at++) {
             if (rows[at] >= 0) continue;
             size_t next = at && rows[at - 1] >= 0 ? (size_t)rows[at - 1] + 1 : size;
@@ -113,19 +149,16 @@ inline PyObject* claim(Arguments with, Py_ssize_t count) {
                 looked = true;
                 if (rows[at] >= 0) continue;
             }
-            Probe probe(keys[at], table.mask, table.shift);
-            for (;; probe.onward()) {
-                int32_t row = table.slots[probe.position];
-                if (row == EMPTY) {
-                    row = table.slots[probe.position] = CLAIM - (int32_t)at;
-                    first[fresh] = (int64_t)at;
-                    taken[fresh++] = (int64_t)probe.position;
-                } else if (row == TOMBSTONE || (row >= 0 ? column[(size_t)row] : keys[(size_t)(CLAIM - row)]) != keys[at]) {
-                    continue;
-                }
-                rows[at] = row;
-                break;
+            auto probe = table.probe(keys[at]);
+            size_t slot = table.slot(probe, [&](int32_t row) {
+                return row >= 0 ? column[(size_t)row] == keys[at] : row <= CLAIM && keys[(size_t)(CLAIM - row)] == keys[at];
+            });
+            if (!table.bytes[slot]) {
+                table.put(slot, probe.byte, CLAIM - (int32_t)at);
+                first[fresh] = (int64_t)at;
+                taken[fresh++] = (int64_t)slot;
             }
+            rows[at] = table.slots[slot];
         }
     }
     return PyLong_FromSize_t(fresh);
@@ -166,10 +199,10 @@ inline PyObject* place(Arguments with, Py_ssize_t count) {
     Array<const uint64_t> keys(with[2]);
     Table table(slots);
     for (size_t at = 0; at < rows.size(); at++) {
-        if (at + AHEAD < rows.size()) table.fetch(keys[at + AHEAD]);
-        Probe probe(keys[at], table.mask, table.shift);
-        while (table.slots[probe.position] >= 0) probe.onward();
-        table.slots[probe.position] = rows[at];
+        if (at + 2 * AHEAD < rows.size()) table.fetch(keys[at + 2 * AHEAD]);
+        if (at + AHEAD < rows.size()) table.fetch_slot(keys[at + AHEAD]);
+        auto probe = table.probe(keys[at]);
+        table.put(table.slot(probe, [](int32_t) { return false; }), probe.byte, rows[at]);
     }
     return nothing();
 }
@@ -185,36 +218,37 @@ inline PyObject* place_all(Arguments with, Py_ssize_t count) {
     size_t end = std::min({(size_t)std::max<int64_t>(0, as_integer(with[3])), column.size(), alive.size()});
     Table table(slots);
     for (size_t row = first; row < end; row++) {
-        if (row + AHEAD < end) table.fetch(column[row + AHEAD]);
+        if (row + 2 * AHEAD < end) table.fetch(column[row + 2 * AHEAD]);
+        if (row + AHEAD < end) table.fetch_slot(column[row + AHEAD]);
         if (!alive[row]) continue;
-        Probe probe(column[row], table.mask, table.shift);
-        while (table.slots[probe.position] >= 0) probe.onward();
-        table.slots[probe.position] = (int32_t)row;
+        auto probe = table.probe(column[row]);
+        table.put(table.slot(probe, [](int32_t) { return false; }), probe.byte, (int32_t)row);
     }
     return nothing();
 }
 
-// remove(slots, key column, rows): rows that are there
+// remove(slots, key column, rows) -> how many slots stay taken: rows that are there. A key is looked for beyond a
+// group only where that is full, so a slot of any other is empty again.
 inline PyObject* remove(Arguments with, Py_ssize_t count) {
     expect(count, 3);
     Array<int32_t> slots(with[0]);
     Array<const uint64_t> column(with[1]);
     Array<const int32_t> rows(with[2]);
     Table table(slots);
+    size_t taken = 0;
     for (size_t at = 0; at < rows.size(); at++) {
-        if (at + AHEAD < rows.size()) table.fetch(column[(size_t)rows[at + AHEAD]]);
-        Probe probe(column[(size_t)rows[at]], table.mask, table.shift);
-        int32_t row;
-        while ((row = table.slots[probe.position]) != rows[at]) {
-            if (row == EMPTY) {
-                PyErr_Format(PyExc_KeyError, "row %d is not in the index", rows[at]);
-                throw Raised{};
-            }
-            probe.onward();
+        if (at + 2 * AHEAD < rows.size()) table.fetch(column[(size_t)rows[at + 2 * AHEAD]]);
+        if (at + AHEAD < rows.size()) table.fetch_slot(column[(size_t)rows[at + AHEAD]]);
+        size_t slot = table.slot(table.probe(column[(size_t)rows[at]]), [&](int32_t row) { return row == rows[at]; });
+        if (!table.bytes[slot]) {
+            PyErr_Format(PyExc_KeyError, "row %d is not in the index", rows[at]);
+            throw Raised{};
         }
-        table.slots[probe.position] = TOMBSTONE;
+        bool full = !zeros(table.group(slot / GROUP));
+        table.put(slot, full ? table.bytes[slot] : 0, TOMBSTONE);
+        taken += full;
     }
-    return nothing();
+    return PyLong_FromSize_t(taken);
 }
 
 }  // namespace index_

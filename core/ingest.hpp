@@ -262,24 +262,26 @@ inline PyObject* lay(Arguments with, Py_ssize_t count) {
     return joined(links, rows.data(), parents, moved);
 }
 
-// extend(blocks, rows, new, before, counts) -> as of lay. Runs of blocks, each behind its own
-// predecessor, or behind nobody.
+// extend(blocks, rows, new, which have a predecessor, counts) -> as of lay. Runs of blocks, each behind its own
+// predecessor, or behind nobody; the predecessors stand behind all runs.
 inline PyObject* extend(Arguments with, Py_ssize_t count) {
     expect(count, 5);
     Blocks blocks(with[0]);
     Links links(blocks);
     Array<const int32_t> rows(with[1]);
-    Array<const uint8_t> is_new(with[2]);
-    Array<const int32_t> before(with[3]);
+    Array<const uint8_t> is_new(with[2]), follows(with[3]);
     Array<const int64_t> counts(with[4]);
-    size_t n = rows.size(), sum = 0;
+    size_t n = 0, behind = 0;
     check_rows(rows, links.size);
     for (int64_t each : counts) {
         if (each < 1) raise_type_error("a run has no block");
-        sum += (size_t)each;
+        n += (size_t)each;
     }
-    if (sum != n || is_new.size() != n || before.size() != counts.size())
+    for (uint8_t each : follows) behind += each != 0;
+    if (n + behind != rows.size() || is_new.size() != rows.size() || follows.size() != counts.size())
         raise_type_error("rows, counts and predecessors differ in number");
+    std::vector<int32_t> before;
+    for (size_t run = 0, at = n; run < counts.size(); run++) before.push_back(follows[run] ? rows[at++] : NO_ROW);
     std::vector<int32_t> parents(n);
     struct Run {
         size_t start;
@@ -290,7 +292,6 @@ inline PyObject* extend(Arguments with, Py_ssize_t count) {
     auto mark = [&](int32_t row) { return std::pair{((uint32_t)row >> 6) & 63, 1ull << ((uint32_t)row & 63)}; };
     size_t start = 0;
     for (size_t run = 0; run < counts.size(); run++) {
-        if (before[run] != NO_ROW && (size_t)before[run] >= links.size) raise_type_error("a row is none of the table's");
         parents[start] = before[run];
         for (size_t at = start + 1; at < start + (size_t)counts[run]; at++) parents[at] = rows[at - 1];
         // What goes on where the run before it stopped is the same run.
@@ -406,6 +407,8 @@ inline PyObject* unheld(Arguments with, Py_ssize_t count) {
     }
     std::vector<int32_t> rows;
     std::vector<double> used;
+    rows.reserve(held.size());
+    used.reserve(held.size());
     for (size_t at = 0; at < held.size(); at++) {
         size_t row = first + at;
         if (!alive[row] || (held[at] & tiers)) continue;
@@ -765,11 +768,18 @@ inline PyObject* reached(Arguments with, Py_ssize_t count) {
 inline PyObject* overlap(Arguments with, Py_ssize_t count) {
     expect(count, 2);
     Array<const uint64_t> keys(with[0]), others(with[1]);
-    KeySet set(keys.size());
-    for (uint64_t key : keys) set.add(key);
-    bool found = false;
-    for (uint64_t key : others) found |= set.has(key);
-    return PyBool_FromLong(found);
+    uint64_t marks[1024] = {};  // most of the others meet none of these bits
+    auto bit = [](uint64_t key) { return (key * index_::MULTIPLIER) >> 48; };
+    for (uint64_t key : keys) marks[bit(key) / 64] |= 1ull << (bit(key) % 64);
+    std::vector<uint64_t> doubtful;
+    for (uint64_t key : others)
+        if (marks[bit(key) / 64] >> (bit(key) % 64) & 1) doubtful.push_back(key);
+    if (doubtful.empty()) Py_RETURN_FALSE;
+    KeySet set(doubtful.size());
+    for (uint64_t key : doubtful) set.add(key);
+    for (uint64_t key : keys)
+        if (set.has(key)) Py_RETURN_TRUE;
+    Py_RETURN_FALSE;
 }
 
 // unhold(slots, key column, tiers of an engine, keys) -> the rows, ascending, that were in its pool and
@@ -783,6 +793,7 @@ inline PyObject* unhold(Arguments with, Py_ssize_t count) {
     index_::Table table(slots);
     size_t n = keys.size(), size = std::min(column.size(), tiers.size());
     std::vector<int32_t> gone;
+    gone.reserve(n);
     int64_t last = -1, step = 1;  // blocks of a chain leave together, one way or the other
     auto leaves = [&](int64_t row, uint64_t key) {
         return row >= 0 && (size_t)row < size && column[(size_t)row] == key && (tiers[(size_t)row] & HOT);
@@ -799,8 +810,7 @@ inline PyObject* unhold(Arguments with, Py_ssize_t count) {
                 } else {
                     for (size_t each = at; each < end && !fetched; each++) table.fetch(keys[each]);
                     fetched = true;
-                    int32_t found;
-                    index_::find_all(table, column.data(), &keys[at], 1, &found);
+                    int32_t found = table.row(column.data(), keys[at]);
                     if (!leaves(found, keys[at])) continue;
                     row = found;
                 }
@@ -888,8 +898,8 @@ inline Field hashes_of(PyObject* event) {
     return hashes;
 }
 
-inline PyObject* bytes_of_all(const std::vector<Field>& parts) {
-    size_t size = 0;
+inline PyObject* bytes_of_all(const std::vector<Field>& parts, const std::vector<uint64_t>& behind = {}) {
+    size_t size = sizeof(uint64_t) * behind.size();
     for (const Field& part : parts) size += part.size();
     PyObject* all = PyBytes_FromStringAndSize(nullptr, (Py_ssize_t)size);
     if (!all) throw Raised{};
@@ -898,6 +908,7 @@ inline PyObject* bytes_of_all(const std::vector<Field>& parts) {
         std::memcpy(to, part.bytes(), part.size());
         to += part.size();
     }
+    if (!behind.empty()) std::memcpy(to, behind.data(), sizeof(uint64_t) * behind.size());
     return all;
 }
 
@@ -920,9 +931,9 @@ private:
     PyObject* object_;
 };
 
-// churn(events, type of stored blocks) -> (keys that were stored, of each event: how many, the key before
-// them, whether there is one, tokens of a block, its session; keys that were removed, how many events
-// are malformed). Without any session, None stands for all of them.
+// churn(events, type of stored blocks) -> (keys that were stored, and behind them those before the events that have
+// one; how many were stored; of each event: how many, whether there is a key before them, tokens of a block, its
+// session; keys that were removed, how many events are malformed). Without any session, None stands for all of them.
 inline PyObject* churn(Arguments with, Py_ssize_t count) {
     expect(count, 2);
     static PyObject *parent_name = interned("parent"), *size_name = interned("block_size"),
@@ -933,7 +944,7 @@ inline PyObject* churn(Arguments with, Py_ssize_t count) {
     std::vector<uint64_t> parents;
     std::vector<uint8_t> parented;
     std::vector<uint16_t> sizes;
-    size_t malformed = 0;
+    size_t malformed = 0, blocks = 0;
     bool named = false;
     for (Py_ssize_t at = 0; at < PySequence_Fast_GET_SIZE(*events); at++) {
         PyObject* event = PySequence_Fast_GET_ITEM(*events, at);
@@ -945,22 +956,25 @@ inline PyObject* churn(Arguments with, Py_ssize_t count) {
         } else if (hashes.size()) {
             Field parent(event, parent_name), size(event, size_name);
             counts.push_back((int64_t)hashes.size() / 8);
+            blocks += (size_t)counts.back();
             parented.push_back(*parent != Py_None);
-            parents.push_back(*parent == Py_None ? 0 : PyLong_AsUnsignedLongLong(*parent));
-            if (parents.back() == UINT64_MAX && PyErr_Occurred()) throw Raised{};
+            if (parented.back()) {
+                parents.push_back(PyLong_AsUnsignedLongLong(*parent));
+                if (parents.back() == UINT64_MAX && PyErr_Occurred()) throw Raised{};
+            }
             sizes.push_back((uint16_t)as_integer(*size));
             sessions.emplace_back(event, session_name);
             named |= *sessions.back() != Py_None;
             stored.push_back(std::move(hashes));
         }
     }
-    Owned keys(bytes_of_all(stored)), gone(bytes_of_all(removed)), each(bytes_of_values(counts)),
-        before(bytes_of_values(parents)), there(bytes_of_values(parented)), tokens(bytes_of_values(sizes)),
+    Owned keys(bytes_of_all(stored, parents)), gone(bytes_of_all(removed)), each(bytes_of_values(counts)),
+        there(bytes_of_values(parented)), tokens(bytes_of_values(sizes)),
         names(named ? PyList_New((Py_ssize_t)sessions.size()) : Py_NewRef(Py_None));
     if (named)
         for (size_t at = 0; at < sessions.size(); at++)
             PyList_SET_ITEM(*names, (Py_ssize_t)at, Py_NewRef(*sessions[at]));
-    return Py_BuildValue("(NNNNNNNn)", keys.taken(), each.taken(), before.taken(), there.taken(), tokens.taken(),
+    return Py_BuildValue("(NnNNNNNn)", keys.taken(), (Py_ssize_t)blocks, each.taken(), there.taken(), tokens.taken(),
                          names.taken(), gone.taken(), (Py_ssize_t)malformed);
 }
 

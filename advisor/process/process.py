@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import gc
 import ipaddress
 import logging
@@ -63,6 +64,19 @@ def collect_seldom() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(_OBJECTS, _YOUNG, _YOUNG)
+
+
+_THP_DISABLE: Final = 41  # ``PR_SET_THP_DISABLE`` of prctl(2)
+
+
+def take_small_pages() -> None:
+    """Let Linux give memory in small pages from now on.
+
+    numpy asks for pages of 2 MiB. For one of these the kernel may move others' memory first: up to
+    30 ms of a thread that holds the graph's lock.
+    """
+    with contextlib.suppress(OSError, AttributeError):  # it is no Linux
+        ctypes.CDLL(None).prctl(_THP_DISABLE, 1, 0, 0, 0)
 
 
 _LOG_EVERY_S: Final = 10.0  # of one kind; chosen

@@ -143,12 +143,17 @@ _EVICTED_NAMES: Final = [f"evicted_{name}" for name in LAYER_NAMES]
 
 
 class Stores(NamedTuple):
-    hashes: bytes  # uint64 ``[n]``, event after event
+    hashes: bytes  # uint64: ``blocks`` keys, event after event, and then those before the events
+    blocks: int
     counts: bytes  # int64 ``[events]``: how many each has
-    parents: bytes  # uint64 ``[events]``: the key before them, where bool ``has_parent`` says so
-    has_parent: bytes
+    has_parent: bytes  # bool ``[events]``: whether there is a key before them
     sizes: bytes  # uint16 ``[events]``: tokens of a block
     sessions: list[str | None] | None  # names of the sessions that stored them; None: none is named
+
+    @property
+    def keys(self) -> Keys:
+        """uint64 ``[blocks]``: those that were stored."""
+        return as_keys(self.hashes)[: self.blocks]
 
 
 class ChurnRecorder:
@@ -231,7 +236,7 @@ class ChurnRecorder:
     def _apply(self, engine: int, churn: Sequence[Churn], now: float) -> Iterator[None]:
         told = core.churn(churn, BlocksStored)
         stored, gone = Stores._make(told[:6]), as_keys(told[6])
-        if len(gone) and stored.hashes and core.overlap(gone, as_keys(stored.hashes)):
+        if len(gone) and stored.hashes and core.overlap(gone, stored.keys):
             ends = core.churn_parts(churn, BlocksStored)
             if len(ends) > 1:
                 yield from self._apply_parts(engine, churn, ends, now)
@@ -261,14 +266,11 @@ class ChurnRecorder:
             self._remove(engine, gone, now)
 
     def _store(self, engine: int, stored: Stores, now: float) -> None:
-        counts, keys = np.frombuffer(stored.counts, dtype=np.int64), as_keys(stored.hashes)
-        parented = np.frombuffer(stored.has_parent, dtype=np.bool_)
-        parents = np.frombuffer(stored.parents, dtype=np.uint64)[parented]
-        blocks, salt = self._tables.blocks, self._tables.salt(engine)
-        found, new = blocks.ensure(np.concatenate([keys, parents]), now, salt)
-        rows, before = found[: len(keys)], np.full(len(parented), NO_ROW, dtype=np.int32)
-        before[parented] = found[len(keys) :]  # an unknown one gets a row, too
-        self._chains.extend(rows, new[: len(keys)], before, counts)
+        counts, blocks = np.frombuffer(stored.counts, dtype=np.int64), self._tables.blocks
+        # A predecessor that is not known gets a row, too.
+        rows, new = blocks.ensure(as_keys(stored.hashes), now, self._tables.salt(engine))
+        self._chains.extend(rows, new, stored.has_parent, counts)
+        rows = rows[: stored.blocks]
         sizes, claims = np.frombuffer(stored.sizes, np.uint16), self._claims(stored, now)
         kept = blocks.hold(engine, rows, counts, sizes, claims)
         self._tables.changed[engine] += len(rows)

@@ -29,16 +29,16 @@ class ChainLinker:
         self._tables = tables
         self._counters = counters
 
-    def extend(self, rows: Rows, new: Flags, before: Rows, counts: npt.NDArray[np.int64]) -> None:
+    def extend(self, rows: Rows, new: Flags, follows: bytes, counts: npt.NDArray[np.int64]) -> None:
         """Link runs of consecutive stored blocks, each run behind its own predecessor.
 
         Args:
-            rows: int32 ``[n]``, run after run.
+            rows: int32 ``[n]``, run after run, and then the predecessors.
             new: bool ``[n]``: whether the row was just created.
-            before: int32 ``[runs]``: the row before each run, ``NO_ROW`` at the start of a chain.
+            follows: bool ``[runs]``: whether each has one, or is at the start of a chain.
             counts: int64 ``[runs]``: blocks in each run, at least one.
         """
-        self._told(core.extend(self._tables.blocks, rows, new, before, counts))
+        self._told(core.extend(self._tables.blocks, rows, new, follows, counts))
 
     def lay(self, rows: Rows, new: Flags, counts: npt.NDArray[np.int64], now: float) -> None:
         """Link whole chains from their start, read now: the ``i``-th row of each has depth ``i``.

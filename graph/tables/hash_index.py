@@ -18,38 +18,49 @@ from .columns import refilled, taken_in_parts
 
 # ``Slots``: an open-addressed array of row numbers, with double hashing (``core/index.hpp``).
 
-EMPTY: Final = -1
 _SLOTS_PART: Final = 1 << 18  # slots that are made or looked at in one slice; chosen
 
 
 class Slots:
-    """Slots of a hash map; how many is a power of two. ``rows``, int32, stand in them."""
+    """Slots of a hash map; how many is a power of two. ``rows``, int32, has them first, and then a
+    byte for each: 0 where nothing stands.
+    """
 
     def __init__(self, rows: Rows) -> None:
-        self.rows = rows  # int32 ``[n]``: a row number, or less than zero
+        self.rows = rows  # int32 ``[n + n / 4]``: a row number, or less than zero
+        self._count = len(rows) * 4 // 5
 
     @classmethod
     def empty(cls, count: int) -> Slots:
-        return cls(np.full(count, EMPTY, dtype=np.int32))
+        return cls(np.zeros(count + count // 4, dtype=np.int32))
 
     @classmethod
     def making(cls, count: int) -> Generator[None, None, Slots]:
-        rows = np.empty(count, dtype=np.int32)
-        for start in range(0, count, _SLOTS_PART):
-            rows[start : start + _SLOTS_PART] = EMPTY
+        rows = np.empty(count + count // 4, dtype=np.int32)
+        for start in range(0, len(rows), _SLOTS_PART):
+            rows[start : start + _SLOTS_PART] = 0
             yield
         return cls(rows)
 
     def __len__(self) -> int:
-        return len(self.rows)
+        return self._count
+
+    @property
+    def _bytes(self) -> npt.NDArray[np.uint8]:
+        return self.rows[self._count :].view(np.uint8)
 
     def taken(self) -> Rows:
         """int32: the rows that stand here, in no order."""
-        return self.rows[self.rows >= 0]
+        rows = self.rows[: self._count][self._bytes != 0]
+        return rows[rows >= 0]
 
     def place(self, rows: Rows, keys: Keys) -> None:
         """Find slots for rows that are not here yet; ``keys`` are theirs."""
         core.place(self.rows, np.ascontiguousarray(rows), np.ascontiguousarray(keys))
+
+    def give_up(self, places: npt.NDArray[np.int64]) -> None:
+        """Empty slots that were just claimed."""
+        self._bytes[places] = 0
 
 
 _MIN_SLOTS: Final = 1024  # slots; chosen
@@ -145,7 +156,7 @@ class HashIndex:
         """
         keys = np.ascontiguousarray(keys)
         self._make_room(keys)
-        found = np.full(len(keys), EMPTY, dtype=np.int32)
+        found = np.full(len(keys), NO_ROW, dtype=np.int32)
         return found, self._add(keys, found, len(keys), False, take, alive)
 
     def complete(
@@ -172,7 +183,7 @@ class HashIndex:
         try:
             rows = take(count)
         except BaseException:
-            slots[taken[:count]] = EMPTY
+            self._slots.give_up(taken[:count])
             raise
         new = np.empty(len(keys), dtype=np.bool_)
         core.settle(slots, self.keys, keys, rows, first, taken, found, new)
@@ -180,9 +191,8 @@ class HashIndex:
         return new
 
     def remove(self, rows: Rows) -> None:
-        core.remove(self._slots.rows, self.keys, np.ascontiguousarray(rows))
+        self._tombstones += core.remove(self._slots.rows, self.keys, np.ascontiguousarray(rows))
         self._size -= len(rows)
-        self._tombstones += len(rows)
 
     def rows(self) -> Rows:
         """int32 ``[len(self)]``: the rows in the map, in no order."""

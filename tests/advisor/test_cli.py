@@ -236,6 +236,13 @@ def test_a_child_says_one_json_line_and_goes_with_its_parent(
         parent.communicate()
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="others have no such pages")
+def test_a_sidecar_asks_for_no_huge_pages(serve: Callable[..., Sidecar]) -> None:
+    sidecar = serve()
+    assert sidecar.ready()
+    assert "THP_enabled:\t0" in Path(f"/proc/{sidecar.process.pid}/status").read_text()
+
+
 def test_a_child_of_a_dead_parent_ends_at_once(serve: Callable[..., Sidecar]) -> None:
     parent = subprocess.Popen([sys.executable, "-c", ""])
     parent.wait()

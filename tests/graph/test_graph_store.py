@@ -106,6 +106,32 @@ def test_an_index_without_room_for_new_rows_is_as_it_was() -> None:
     assert len(index) == 3
 
 
+def test_an_index_finds_what_stands_beyond_a_full_group_that_lost_a_key() -> None:
+    scrambled = np.arange(40, dtype=np.uint64) << np.uint64(24)  # of one group, and one way on
+    keys = scrambled * np.uint64(pow(0x9E3779B97F4A7C15, -1, 2**64))
+    index, rows = HashIndex(1024), np.arange(40, dtype=np.int32)
+    index.insert(keys, rows)
+    left = rows.copy()
+    for gone in np.random.default_rng(1).permutation(rows):
+        index.remove(np.array([gone], dtype=np.int32))
+        left[gone] = NO_ROW
+        assert index.find(keys).tolist() == left.tolist()
+
+
+def test_an_index_whose_keys_come_and_go_is_hardly_ever_rebuilt(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(HashIndex, "rebuild", None)
+    index, rows = HashIndex(1024), RowPool()
+    keys = np.random.default_rng(2).integers(1, 1 << 63, (400, 50), dtype=np.uint64)
+    held = [index.ensure(batch, rows.take)[0] for batch in keys[:4]]
+    for batch in keys[4:]:
+        index.remove(held[0])
+        rows.give_back(held.pop(0))
+        held.append(index.ensure(batch, rows.take)[0])
+    assert sorted(index.rows()) == sorted(np.concatenate(held))
+
+
 class Shelf(Columns):
     size: Rows = column(np.int32, 7)
     label: Rows = column(np.int32, NO_ROW, rare=True)

@@ -228,6 +228,7 @@ MENDS: Final = (
     Mend("what is watched has a time", "advisor/sockets/kv_events.py", "            yield from self._take_live(frames)\n            if self._clock() > until:\n", "            yield from self._take_live(frames)\n            if False:\n", f"{_KV_EVENTS} -k its_time"),
     Mend("watched engines share a turn", "advisor/intake.py", "            if self._clock() > until:\n                break\n", "", f"{_KV_EVENTS} -k takes_long"),
     Mend("who had no time is the next", "advisor/intake.py", "            self._sources.rotate(-1)  # who", "            # who", f"{_KV_EVENTS} -k takes_long"),
+    Mend("a sidecar asks for no huge pages", "advisor/service.py", "    take_small_pages()\n", "", "tests/advisor/test_cli.py -k huge_pages"),
     Mend("a commit is of the weights' place", "hooks/vllm/tiers/worker.py", "if getattr(model, \"hf_config_path\", None) in (None, path):", "if True:", "tests/tiers/test_tiers_worker.py -k configurations_place"),
     Mend("variables of libraries", "hooks/vllm/tiers/worker.py", "    names += _OF_LIBRARIES\n", "", "tests/tiers/test_tiers_worker.py -k choose"),
     Mend("a device's generation", "hooks/vllm/tiers/worker.py", "        _device(),\n", "", "tests/tiers/test_tiers_worker.py -k generation"),
