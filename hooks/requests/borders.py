@@ -10,7 +10,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from typing import Annotated, Any, Final, NamedTuple
 
 import msgspec
-import numpy as np
 
 from ...graph.types import LAYER_BY_NAME, LAYER_NAMES, SourceLayer
 from ..settings import LAYERS_KEY, LAYERS_VARIABLE, SECTIONS_VARIABLE
@@ -112,7 +111,8 @@ def _line(text: object) -> str:
     return text.strip()
 
 
-_SLICE: Final = 4096  # tokens searched before other threads may run; chosen
+_AT_ONCE: Final = 32  # tokens that are looked at together: the fastest, by measurement
+_SLICE: Final = 4096  # tokens searched back for the last border at a time; chosen
 USER: Final = int(SourceLayer.USER_TURN)
 
 
@@ -138,6 +138,7 @@ class LayerReader:
     def __init__(self, table: BorderTable) -> None:
         self._strong = _by_first_token(table.borders)
         self._inner = _by_first_token(table.inner)
+        self._ends_tools = any(each.layer != SourceLayer.CAPABILITIES for each in table.inner)
         self.first_tokens = frozenset(self._strong)
 
     def stream(self, tokens: Sequence[int], known: int = 0) -> list[Run]:
@@ -176,7 +177,7 @@ class LayerReader:
     def strong(self, tokens: Sequence[int], first: int = 0) -> Iterator[BorderMatch]:
         """Yield the borders with special tokens, from ``first`` on."""
         end = first
-        for place in _places(tokens, self._strong, first):
+        for place in _places(tokens, self._strong, first, len(tokens)):
             found = _longest(tokens, place, self._strong) if place >= end else None
             if found is not None:
                 end = found.end
@@ -201,20 +202,22 @@ class LayerReader:
         token begins it.
         """
         user = next((each.start for each in strong if each.layer == USER), len(tokens))
-        begun = next((each for each in strong if each.layer == SourceLayer.CAPABILITIES), None)
-        found: list[BorderMatch] = []
-        for each in self._text_borders(tokens, begun.end if begun else 0, len(tokens)):
-            if begun is None and each.layer == SourceLayer.CAPABILITIES:
-                begun = each
-                found.append(each)
-            elif begun is not None and each.layer == USER:
-                return [*found, each] if begun.start > user else found
-            elif begun is not None and each.layer != SourceLayer.CAPABILITIES:
-                return [*found, each] if each.start < user else found
+        begun, found = _first_of_tools(strong), list[BorderMatch]()
+        if begun is None:
+            begun = _first_of_tools(self._text_borders(tokens, 0, len(tokens)))
+            if begun is None:
+                return []
+            found.append(begun)
+        late = begun.start > user
+        behind = self._text_borders(tokens, begun.end, len(tokens) if late else user)
+        if self._ends_tools:
+            ended = next((each for each in behind if each.layer != SourceLayer.CAPABILITIES), None)
+            if ended is not None and late is (ended.layer == USER):
+                found.append(ended)
         return found
 
     def _text_borders(self, tokens: Sequence[int], first: int, end: int) -> Iterator[BorderMatch]:
-        for place in _places(tokens[:end], self._inner, first):
+        for place in _places(tokens, self._inner, first, end):
             found = _longest(tokens, place, self._inner)
             if found is not None:
                 yield found
@@ -260,12 +263,17 @@ def _by_first_token(borders: Sequence[Border]) -> _Borders:
     return found
 
 
-def _places(tokens: Sequence[int], borders: _Borders, first: int) -> Iterator[int]:
-    """Yield positions where a border may begin, letting other threads run in between."""
-    wanted = np.fromiter(borders, dtype=np.int64, count=len(borders))
-    for start in range(first, len(tokens) if len(wanted) else 0, _SLICE):
-        part = np.asarray(tokens[start : start + _SLICE], dtype=np.int64)
-        yield from (start + np.flatnonzero(np.isin(part, wanted))).tolist()
+def _first_of_tools(found: Iterable[BorderMatch]) -> BorderMatch | None:
+    return next((each for each in found if each.layer == SourceLayer.CAPABILITIES), None)
+
+
+def _places(tokens: Sequence[int], borders: _Borders, first: int, end: int) -> Iterator[int]:
+    """Yield positions in ``tokens[first:end]`` where a border may begin."""
+    wanted = frozenset(borders)
+    for start in range(first, end if wanted else first, _AT_ONCE):
+        part = tokens[start : min(start + _AT_ONCE, end)]
+        if not wanted.isdisjoint(part):
+            yield from (start + at for at, token in enumerate(part) if token in wanted)
 
 
 def _longest(tokens: Sequence[int], place: int, borders: _Borders) -> BorderMatch | None:

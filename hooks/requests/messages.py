@@ -21,6 +21,7 @@ from contextvars import ContextVar
 from functools import cached_property
 from typing import Any, Final, NamedTuple
 
+import msgspec
 from cachetools import LRUCache
 
 from ...graph.types import LAYER_BY_NAME, SourceLayer
@@ -206,6 +207,7 @@ class LayerMarker:
         names = {self._decode([token]): token for token in sorted(self._reader.first_tokens)}
         known = sorted(filter(None, names), key=len, reverse=True)
         self._special = re.compile("|".join(map(re.escape, known)) or r"(?!)")
+        self._encoded = [name.encode("utf-8", "surrogatepass") for name in known]
         self._systems: LRUCache[bytes, _Place] = LRUCache(_REMEMBERED)
 
     def runs(
@@ -232,8 +234,10 @@ class LayerMarker:
     ) -> frozenset[int] | None:
         if self._table.sealed:
             return frozenset()
-        if any(self._special.search(each) for each in strings_in(extras)):
+        if self._may_name(extras) and any(map(self._special.search, strings_in(extras))):
             return None
+        if not self._may_name(messages):
+            return frozenset()
         typed = [each for each in strings_in(list(messages)) if self._special.search(each)]
         if not typed:
             return frozenset()
@@ -246,6 +250,14 @@ class LayerMarker:
             return None
         inside = _inside(spans)
         return frozenset(place for name, place in zip(names, places, strict=True) if inside(name))
+
+    def _may_name(self, value: Any) -> bool:
+        """Whether a string in ``value`` may name a special token; far cheaper than a walk."""
+        try:
+            encoded = msgspec.msgpack.encode(value)
+        except Exception:  # other than plain data is walked
+            return True
+        return any(name in encoded for name in self._encoded)
 
     def _spans(self, text: str, messages: Messages) -> list[tuple[int, int]] | None:
         """Return where messages that name special tokens stand; None if one cannot be told."""
@@ -482,7 +494,7 @@ class RenderedChat(NamedTuple):
     """A rendered prompt beside the client's messages."""
 
     marks: dict[str, Any] | None  # the prompt's layers as marks; None if they were not read
-    messages: list[ClientMessage]  # the client's own messages
+    own: Callable[[], list[ClientMessage]]  # reads the client's own messages, for hints about them
     tokens: Sequence[int]
     text: str | None  # the text that was tokenized; None if only the tokens are known
     tokenizer: Any
@@ -503,14 +515,15 @@ def resolve_message_hints(
         )
         return stated
     segments = stated["segments"] if isinstance(stated.get("segments"), list) else []
-    about = hints_by_message(hints, chat.messages)
+    messages = chat.own()
+    about = hints_by_message(hints, messages)
     if not about:
         once.warn(
             "no such message",
             "kvgraph: a request's hints name messages that it has not; ignored (said once)",
         )
     places = MessagePlaces(chat.tokens, chat.text, chat.tokenizer)
-    for place, (at, of_message) in zip(places.of(chat.messages, about), about.items(), strict=True):
+    for place, (at, of_message) in zip(places.of(messages, about), about.items(), strict=True):
         if place is None:
             once.warn(
                 "not found",
@@ -518,7 +531,7 @@ def resolve_message_hints(
                 "its prompt; ignored (said once)",
             )
         else:
-            layer = {"layer": layer_of(chat.messages[at].role)}
+            layer = {"layer": layer_of(messages[at].role)}
             where = {"start": place[0], "end": place[1]}
             room = max(0, MAX_SEGMENTS - len(segments))
             segments += [{**layer, **hint.segment, **where} for hint in of_message[:room]]

@@ -326,6 +326,8 @@ MENDS: Final = (
     Mend("no engine is followed twice", "advisor/config/sections.py", "if known and (each.topic in known or \"\" in {each.topic, *known}):", "if False:", "tests/advisor/test_config.py -k names_key"),
     Mend("long ids are several series", "dashboards/metrics.py", "return f\"{text[: _LENGTH - 1 - len(digest)]}~{digest}\"", "return text[:_LENGTH]", f"{_PAGE} -k begin_alike"),
     Mend("a nested table of layers", "hooks/requests/borders.py", "        return read_table(text)\n    except (ValueError, RecursionError) as", "        return read_table(text)\n    except ValueError as", f"{_LAYERS} -k broken_table"),
+    Mend("a chat that names no border is not walked", "hooks/requests/messages.py", "        if not self._may_name(messages):\n            return frozenset()\n", "", f"{_LAYERS} -k names_no_border"),
+    Mend("what cannot be packed is walked", "hooks/requests/messages.py", "        except Exception:  # other than plain data is walked\n            return True", "        except Exception:\n            return False", f"{_LAYERS} -k wherever_it_is_typed"),
     Mend("nested sections", "hooks/requests/borders.py", "AttributeError, TypeError, RecursionError):", "AttributeError, TypeError):", f"{_LAYERS} -k own_sections"),
     Mend("a store's bit goes with its row", "graph/tables/blocks.py", "        self.tiers[:, rows] = 0  #", "        #", "tests/graph/test_graph_lineage.py -k only_a_store"),
 )

@@ -104,6 +104,34 @@ def test_of_a_marked_chat_only_real_borders_count() -> None:
     ]  # fmt: skip
 
 
+class Numbers:
+    """A tokenizer that writes each token as its number in brackets."""
+
+    def decode(self, tokens: list[int], skip_special_tokens: bool = False) -> str:
+        return "".join(f"<{token}>" for token in tokens)
+
+
+RULES_LATE = [START, SYS, 50, START, USR, 60, START, SYS, 61, 62, START, BOT]
+
+
+def test_a_chat_that_names_no_border_is_not_walked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The walk takes longer than all else that is done for a chat."""
+    marker = LayerMarker(TABLE, Numbers())
+    messages = [{"role": "user", "content": [{"type": "text", "text": "<99> and <10"}]}]
+    monkeypatch.setattr("kvgraph.hooks.requests.messages.strings_in", None)
+    runs = marker.runs(RULES_LATE, None, messages, {"tools": [{"function": {"name": "<1000>"}}]})
+    assert layers(runs)[2] == (Layer.RULES, 6, 10)
+
+
+@pytest.mark.parametrize("beside", ["", "\ud800", 1 << 80, object()])
+@pytest.mark.parametrize("typed", ["<100>", ["é", {"<100>": 1}], {"a": {"b": ("", "\n<100>")}}])
+def test_a_border_is_seen_wherever_it_is_typed(typed: Any, beside: Any) -> None:
+    marker = LayerMarker(TABLE, Numbers())
+    messages = [{"role": "user", "content": typed, "other": beside}]
+    assert marker.runs(RULES_LATE, None, messages) == READER.stream(RULES_LATE)
+    assert marker.runs(RULES_LATE, None, [], {"tools": messages}) == READER.stream(RULES_LATE)
+
+
 def test_a_block_of_two_layers_is_of_the_more_precious() -> None:
     runs = [Run(Layer.RULES, 0, 5), Run(Layer.USER_TURN, 5, 13), Run(Layer.TOOL_RESULT, 13, 20)]
     told = segments(runs, known=0, size=4, tokens=20)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -48,7 +49,7 @@ TOKENS = [*map(ord, TEXT)]
 
 
 def prompt(messages: list[Any] = MESSAGES, marks: dict[str, Any] | None = None) -> dict[str, Any]:
-    chat = RenderedChat(marks, client_messages(messages), TOKENS, TEXT, Letters())
+    chat = RenderedChat(marks, partial(client_messages, messages), TOKENS, TEXT, Letters())
     return {"prompt_token_ids": TOKENS, CHAT_KEY: chat}
 
 
@@ -97,13 +98,12 @@ def test_everything_that_is_said_of_a_message_arrives() -> None:
 
 def test_many_hints_about_many_messages_are_not_multiplied_out() -> None:
     messages = [{"role": "user", "content": "a"}] * 4000
-    chat = RenderedChat(None, client_messages(messages), [*map(ord, "a" * 4000)], None, Letters())
+    own = client_messages(messages)
+    chat = RenderedChat(None, lambda: own, [*map(ord, "a" * 4000)], None, Letters())
     hints = [{"role": "user", "priority": n % 100} for n in range(1024)]
     said = resolve_message_hints({"messages": hints}, chat, Once(logging.getLogger("kvgraph.test")))
     assert len(said["segments"]) == 1024
-    about = hints_by_message(
-        message_hints({"messages": hints}, Once(logging.getLogger("t"))), chat.messages
-    )
+    about = hints_by_message(message_hints({"messages": hints}, Once(logging.getLogger("t"))), own)
     assert sum(map(len, about.values())) == 1024, "of four million"
 
 
@@ -118,7 +118,8 @@ def test_one_hint_about_one_of_many_messages_does_not_place_the_others() -> None
 
     messages = [{"role": "user", "content": "a"}] * 2000
     text = "b" + "a" * 2000
-    chat = RenderedChat(None, client_messages(messages), [*map(ord, text[1:])], text, Counting())
+    own = partial(client_messages, messages)
+    chat = RenderedChat(None, own, [*map(ord, text[1:])], text, Counting())
     resolve_message_hints(
         {"messages": [{"index": 0}]}, chat, Once(logging.getLogger("kvgraph.test"))
     )
