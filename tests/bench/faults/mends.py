@@ -255,6 +255,8 @@ MENDS: Final = (
     Mend("prompts are looked up under a lock", "advisor/fleet/prompts.py", "        self._lock = threading.Lock()\n        self._sessions:", "        self._lock = __import__(\"contextlib\").nullcontext()\n        self._sessions:", f"{_NAMES} -k threads"),
     Mend("a store of another user", "hooks/store/stores.py", "if there.st_uid not in (0, os.geteuid()):", "if False:", f"{_STORE} -k another_user_is"),
     Mend("a start goes on whatever is in a snapshot", "graph/snapshot.py", "    except Exception as error:\n        why", "    except (ValueError, KeyError) as error:\n        why", f"{_SNAPSHOT} -k right_digest"),
+    Mend("a layer's session is one", "graph/tables/integrity.py", "    assert (blocks.raised_by[live] < sessions.size).all(), \"a layer's session is none\"\n", "", f"{_SNAPSHOT} -k right_digest"),
+    Mend("a session's tool is one", "graph/tables/integrity.py", "    assert (sessions.tool[: sessions.size] < len(sessions.tools)).all(), \"a session's tool is none\"\n", "", f"{_SNAPSHOT} -k right_digest"),
     Mend("a snapshot is never larger than its file", "graph/snapshot.py", "if any(part.compress_type != zipfile.ZIP_STORED for part in parts):", "if False:", f"{_SNAPSHOT} -k larger"),
     Mend("one sidecar at a time looks who is there", "advisor/sockets/front.py", "        fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)\n", "", "tests/advisor/sockets/test_advisor_keys.py -k one_moment"),
     Mend("methods of APIs alone are passed on", "advisor/process/process.py", "if scope[\"method\"] not in METHODS:", "if False:", f"{_ROUTE}/test_route_service.py -k other_methods"),
