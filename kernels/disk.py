@@ -15,6 +15,7 @@ import fcntl
 import functools
 import hashlib
 import os
+import stat
 import struct
 import zlib
 from collections import OrderedDict, deque
@@ -177,17 +178,24 @@ class DiskTier:
 
     def _open(self) -> int:
         self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._refuse(self.path.parent, self.path.parent.stat())
+        # A link would lead to a file that is none of ours, and would be emptied.
+        file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
+            self._refuse(self.path, os.fstat(file))
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if os.pread(file, len(self._header), 0) != self._header:
                 os.ftruncate(file, 0)
             _reserve(file, self._data_start + self.capacity * self.record_bytes)
             os.pwrite(file, self._header, 0)
-        except OSError:
+        except (OSError, StorageError):
             os.close(file)
             raise
         return file
+
+    def _refuse(self, path: Path, there: os.stat_result) -> None:
+        if problem := strangers_problem(there):
+            raise StorageError(f"disk tier {self.path}: {path}: {problem}")
 
     def _load(self) -> npt.NDArray[np.void]:
         raw = os.pread(self._file, self.capacity * _ENTRY.itemsize, _PAGE)
@@ -224,6 +232,18 @@ class DiskTier:
         written = os.pwrite(self._file, data, at)
         if written != memoryview(data).nbytes:
             raise OSError("short write")
+
+
+def strangers_problem(there: os.stat_result) -> str | None:
+    """Why another user may have put there what a directory or file holds; None if none can have."""
+    if there.st_uid not in (0, os.geteuid()):
+        return (
+            f"it belongs to user {there.st_uid}, who can put anything there; allowed: root and "
+            f"this process's user {os.geteuid()}"
+        )
+    if there.st_mode & stat.S_IWOTH and not there.st_mode & stat.S_ISVTX:
+        return "every user can write to it (chmod o-w)"
+    return None
 
 
 def remove_unused(paths: Iterable[Path]) -> list[Path]:

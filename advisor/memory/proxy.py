@@ -16,13 +16,22 @@ from weakref import WeakValueDictionary
 import msgspec
 import orjson
 
-from ..fleet.callers import BadRequestError, Call, Callers, Headers, ParsedRequest, Turn, keys_of
+from ..fleet.callers import (
+    BadRequestError,
+    Body,
+    Call,
+    Callers,
+    Headers,
+    ParsedRequest,
+    Turn,
+    keys_of,
+)
 from ..fleet.upstream import NothingAnsweredError, Reply, Upstream
 from .attention import Attention, Similarity
 from .chat import Block, ChatSession, Message
 from .chooser import MemoryCounts, PromptChooser, TokenCounter, with_line
 from .engine import CompletionReader, EngineAsker, EnginePrompt, Form
-from .requests import CACHE_SALT, ChatRequest, read_chat_request
+from .requests import CACHE_SALT, ChatRequest, read_chat_request, with_salt
 from .settings import MemorySettings, Mode
 from .store import ChatStore
 
@@ -170,7 +179,8 @@ class MemoryProxy:
         if request is not None:
             with contextlib.suppress(orjson.JSONEncodeError):  # it is nested too deep for us
                 return await self._begin(asked, request)
-        return await self.upstream.begin(asked.call), None
+        call = asked.call._replace(body=Body(self._salted(asked.call)))
+        return await self.upstream.begin(call), None
 
     def why(self, call: Call, error: NothingAnsweredError) -> str:
         """Say why ``begin`` got no answer: the engine's address, and what is known."""
@@ -262,11 +272,18 @@ class MemoryProxy:
                 self._undo(turn)
                 raise
             sent, tags = prompt_of(chat.resident, line, self._names and chat.named)
-            own = prompt_of(chat.blocks)[0] if request.appends else asked.call.body.data
+            own = prompt_of(chat.blocks)[0] if request.appends else self._salted(asked.call)
             salt = caller_salt(asked.call.headers, request.fields.get(CACHE_SALT), by.salt_key)
             prompt = EnginePrompt(request, sent, tags, by.mode is Mode.KV_RESTORE, own, salt)
             counted, names = chat.tokens - chat.fixed, tuple(block.name for block in back)
             return turn._replace(counted=counted, back=names), prompt
+
+    def _salted(self, call: Call) -> bytes:
+        """Return a request's body as it came, unless it asks for recall: then with its caller's
+        own salt.
+        """
+        key = self.settings.salt_key
+        return with_salt(call.body.data, lambda salt: caller_salt(call.headers, salt, key))
 
     async def _remember(self, turn: ChatTurn, reader: CompletionReader) -> None:
         """Store an answer that has ended, even if its client disconnected meanwhile."""

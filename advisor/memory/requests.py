@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import orjson
@@ -95,6 +95,24 @@ def read_chat_request(body: bytes) -> ChatRequest | None:
     if memory == _OFF or fields.get("n") not in (None, 1):
         return None
     return ChatRequest(fields, messages, memory == _APPEND, _tags(ours, messages))
+
+
+def with_salt(body: bytes, salt_for: Callable[[object], str]) -> bytes:
+    """Return a body that goes on in its client's own form, with ``salt_for`` its cache salt in the
+    place of that one if it asks for recall. Raises BadRequestError.
+    """
+    if _RECALL.encode() not in body:  # escaped, it only joins others without a salt of ours
+        return body
+    try:
+        fields = orjson.loads(body)
+        if not isinstance(fields, dict) or not hints_in(fields).get(_RECALL):
+            return body
+        salt = salt_for(fields.get(CACHE_SALT))
+        return orjson.dumps(fields | {CACHE_SALT: salt}) if salt else body
+    except orjson.JSONDecodeError:
+        return body
+    except orjson.JSONEncodeError:
+        raise BadRequestError("a request for recall is nested too deeply") from None
 
 
 def _tags(ours: Mapping[str, Any], messages: Sequence[Message]) -> dict[int, dict[str, Any]]:

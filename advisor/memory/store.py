@@ -64,6 +64,7 @@ class ChatFiles:
             ) from None
         except OSError as error:  # a full disk, perhaps: it may have room later
             _log.warning("%s cannot be made: %s", directory, error.strerror)
+        _check_owner(directory)
         found: list[tuple[int, str, str, int]] = []
         for name, about, head in _regular_files(directory):
             path = directory / name
@@ -164,6 +165,19 @@ class ChatFiles:
         self._bytes -= file.size
         _set_aside(path)
         return None
+
+
+def _check_owner(directory: Path) -> None:
+    """Refuse a directory in which another user may put chats that say what users never said."""
+    try:
+        owner = directory.stat().st_uid
+    except OSError:
+        return
+    if owner not in (0, os.geteuid()):
+        raise ConfigError(
+            f"--store {directory}: it belongs to user {owner}, who can put anything there; "
+            f"allowed: root and this process's user {os.geteuid()}"
+        )
 
 
 def _regular_files(directory: Path) -> Iterator[tuple[str, os.stat_result, bytes]]:

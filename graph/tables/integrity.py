@@ -97,12 +97,17 @@ def _check_references(tables: Tables) -> None:
     for what, rows in (
         ("parent", blocks.parent[live]),
         ("session", blocks.session[live]),
+        ("session that stated a layer", blocks.raised_by[live]),
         ("tip", tips),
+        ("tool", sessions.tool[: sessions.size]),
     ):
         assert (rows >= NO_ROW).all(), f"a {what} is below the first row"
     assert (blocks.layer[live] < len(LAYER_NAMES)).all(), "a block's layer is none"
     assert (sessions.state[: sessions.size] < len(STATE_NAMES)).all(), "a session's state is none"
     assert (blocks.session[live] < sessions.size).all(), "a block's session is none"
+    assert (blocks.raised_by[live] < sessions.size).all(), "a layer's session is none"
+    assert (sessions.tool[: sessions.size] < len(sessions.tools)).all(), "a session's tool is none"
+    assert (sessions.turns[: sessions.size] >= 0).all(), "a session has fewer than no turns"
     assert blocks.alive[tips[tips != NO_ROW]].all(), "a session's tip is not in use"
     assert not blocks.tiers[:, : blocks.size][:, ~blocks.alive[: blocks.size]].any(), (
         "a row not in use is resident"

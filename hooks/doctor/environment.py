@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from ...graph.errors import ConfigError
+from ...kernels.disk import strangers_problem
 from ...kernels.errors import KernelError, StorageError
 from ..recall.gate import calibration_file, kept_calibrations
 from ..requests.borders import read_table
@@ -221,6 +222,8 @@ def _disk_problem(directory: Path, wanted: int) -> str | None:
     nearest = next(path for path in (directory, *directory.absolute().parents) if path.exists())
     if not os.access(nearest, os.W_OK):
         return f"{nearest} cannot be written"
+    if nearest == directory and (problem := strangers_problem(directory.stat())):
+        return f"{directory}: {problem}"
     present = sum(file.stat().st_size for file in directory.glob(f"*{DISK_SUFFIX}"))
     free = shutil.disk_usage(nearest).free + present  # our own files are there already
     return f"{nearest} has {_gib(free)} GiB free of {_gib(wanted)}" if free < wanted else None

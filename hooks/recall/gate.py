@@ -75,6 +75,8 @@ def kept_calibrations(directory: Path) -> list[Calibration]:
 
 def _read(path: Path) -> Calibration:
     try:
+        if path.exists() and not path.is_file():  # the engine would wait for a pipe's other end
+            raise OSError("it is no regular file")
         read = msgspec.json.decode(path.read_bytes())
         calibration = _typed(read) if read.pop("version") == _VERSION else None
     except FileNotFoundError:

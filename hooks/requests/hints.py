@@ -158,6 +158,7 @@ def _is_one_of(value: Any, values: tuple[Any, ...]) -> bool:
 # Each of these functions reads one field's value. Its ValueError or TypeError continues a sentence
 # that begins with the field's name.
 
+_OF_NAME: Final = 8  # bytes of the digest that ends a name which is cut; chosen
 MAX_SECONDS: Final = 1e9  # longest expected return or lease; chosen
 
 
@@ -165,7 +166,13 @@ def name_of(value: object) -> str:
     if not isinstance(value, str):
         raise TypeError("must be a string")
     # Lone surrogates cannot be encoded on the wire; they come in through JSON escapes.
-    return value[:MAX_NAME].encode("utf-8", "replace").decode()
+    name = value[:MAX_NAME].encode("utf-8", "replace").decode()
+    if name == value:
+        return name
+    # Two tenants or sessions would be one where only what is left out tells them apart.
+    said = value.encode("utf-8", "surrogatepass")
+    digest = hashlib.blake2b(said, digest_size=_OF_NAME).hexdigest()
+    return f"{name[: MAX_NAME - 2 * _OF_NAME - 1]}~{digest}"
 
 
 def flag_of(value: object) -> bool:

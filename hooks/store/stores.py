@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from ...kernels.disk import strangers_problem
 from ...kernels.errors import StorageError
 from ..settings import MOONCAKE, StoreSettings
 
@@ -100,11 +101,8 @@ class DirectoryStore:
             raise StorageError(f"shared store {path}: {error.strerror or error}") from error
         if mode & stat.S_IWOTH:
             raise StorageError(f"shared store {path}: every user can write to it (chmod o-w)")
-        if there.st_uid not in (0, os.geteuid()):
-            raise StorageError(
-                f"shared store {path}: it belongs to user {there.st_uid}, who can put anything "
-                f"there; allowed: root and this process's user {os.geteuid()}"
-            )
+        if problem := strangers_problem(there):
+            raise StorageError(f"shared store {path}: {problem}")
         if not os.access(self._path, os.W_OK | os.X_OK):
             raise StorageError(f"shared store {path}: it cannot be written")
 

@@ -18,9 +18,10 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     SupportsHMA,
 )
 
+from ...graph.wire.events import MAX_NAME
 from ..link.client import AdvisorClient, ClientOptions
 from ..settings import ENDPOINT_KEY, TIERS_KEY, TierSettings, engine_settings
-from ..threads import log_where_vllm_logs
+from ..threads import Once, log_where_vllm_logs
 from ..tiers.jobs import TierAnswer
 from .calls import Calls, Found, Told
 from .sampled.measuring import split_samples
@@ -28,6 +29,7 @@ from .scheduler import SchedulerDependencies, SchedulerSide
 from .shapes import reason_to_leave_alone
 from .tiers.idle import follow_loops
 from .tiers.store import records_opener
+from .tiers.weights import follow_worker_calls
 from .tiers.worker import TierMetadata, TierWorkerMetadata, WorkerSide, wanted_layout
 
 if TYPE_CHECKING:
@@ -137,7 +139,7 @@ class KvGraphConnector(WorkerCalls, SupportsHMA):  # type: ignore[misc]
     ) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
         self.side: SchedulerSide | None = None
-        self.calls = Calls()
+        self.calls, self._once = Calls(), Once(logger)
         tiers = self._kv_transfer_config.get_from_extra_config(TIERS_KEY, None)
         self._tiers = TierSettings.from_plain(tiers) if tiers else None
         if role is KVConnectorRole.WORKER and self._tiers:
@@ -177,6 +179,8 @@ class KvGraphConnector(WorkerCalls, SupportsHMA):  # type: ignore[misc]
         side = self.attach(
             gpu_block_pool, SchedulerDependencies(lambda end: AdvisorClient(endpoint, end, options))
         )
+        if self._tiers:
+            follow_worker_calls()
         if self._tiers and self._tiers.prefetch:
             follow_loops()
         side.client.start()
@@ -329,6 +333,20 @@ class KvGraphConnector(WorkerCalls, SupportsHMA):  # type: ignore[misc]
         """Give up all copies; False while a load of one of them is under way."""
         dropped = [drop() for drop in self.calls.reset_cache]
         return all(dropped)
+
+    @guarded(None)
+    def weights_changed(self, by: str) -> None:
+        """Give up all copies, and let nothing new outlive this process: ``by`` a call of the
+        workers, their weights may not be those of the model's files any more.
+        """
+        if self.calls.reset_cache:
+            self._once.warn(
+                "weights",
+                "kvgraph: %r was called in this engine's workers and may have changed its weights: "
+                "copies are given up, and no disk or shared store is used from now on",
+                by[:MAX_NAME],
+            )
+            self.reset_cache()
 
     def shutdown(self) -> None:
         try:

@@ -130,6 +130,7 @@ class SchedulerSide:
         if bridge is not None:
             self._reports.append(bridge.ledger.report)
             self.tap.lend, self.tap.renewed = bridge.promises.lend, bridge.promises.renewed
+            self.tap.refused = self._give_up_copies
             self.client.ordered = bridge.idle.ordered
             arranger.copies_first(bridge.spiller)
         self._changes = self._new_feed()
@@ -216,6 +217,13 @@ class SchedulerSide:
         for drop in calls_of("reset_cache", self.store, self.bridge, self.recall):
             _attempt(drop)
         _attempt(lambda: self.client.close(wait_s))
+
+    def _give_up_copies(self) -> None:
+        """Take a reset that vLLM refused for one that a trainer asked for: whatever it was, the
+        weights may be others by now, and most callers do not look at the answer.
+        """
+        for drop in calls_of("reset_cache", self.store, self.bridge, self.recall):
+            drop()
 
     def _looked_up(self, request: Request, computed_tokens: int, found: Found) -> Found:
         """Arrange the queue for what a load brings beyond the ``computed_tokens`` in the prefix

@@ -111,6 +111,8 @@ class PoolTap:
         # before a reset, and its blocks are given back after it
         self.lend: Callable[[], list[KVCacheBlock]] = list
         self.renewed: Callable[[], None] = _nothing  # called after a reset that took place
+        # called after one that vLLM refused: what it was asked for may have happened all the same
+        self.refused: Callable[[], None] = _nothing
         # called after blocks were given back, which may change the next to be taken
         self.freed: Callable[[], None] = _nothing
         # called with the blocks of a prefix hit after it took those that were free out of the free
@@ -153,6 +155,7 @@ class PoolTap:
         """
         for name in _FOLLOWED[: -1 if but_resets else None]:
             self._pool.__dict__.pop(name, None)
+        self.refused = _nothing
         self._take_latest()
         self._before = deque(maxlen=0)
 
@@ -213,6 +216,8 @@ class PoolTap:
                 self._pool.touch(lent)
             if done:
                 self._renewed()
+            else:
+                self._call(self.refused)
             return done
 
         return reset_prefix_cache
@@ -259,9 +264,12 @@ class PoolTap:
 
     def _renewed(self) -> None:
         self.was_reset = True
-        self._before.append(self._take_latest(then_reset=True))
+        self._call(lambda: self._before.append(self._take_latest(then_reset=True)))
+        self._call(self.renewed)
+
+    def _call(self, told: Callable[[], None]) -> None:
         try:
-            self.renewed()
+            told()
         except Exception as error:
             self._failed(error)
 

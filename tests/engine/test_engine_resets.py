@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from kvgraph.hooks.tiers.jobs import Load
+from kvgraph.hooks.vllm.tiers.weights import follow_worker_calls
 from kvgraph_bench.paper.paper_engine import PaperEngine, Shape
 from paper import begin_load, fail, park, text
 
@@ -156,3 +159,87 @@ def test_a_void_load_whose_answer_cannot_be_taken_is_computed_all_the_same(
     engine.settle()
     assert computed == [request]
     assert len(engine.outputs[request.request_id]) == 4
+
+
+# Weights that others may have now ---------------------------------------------------------------
+
+
+def disowned(engine: Any) -> list[bool]:
+    """Of each order that the workers get from now on: whether it disowns disk and store."""
+    told: list[bool] = []
+    for worker in engine.workers:
+        submit = worker.submit
+
+        def noted(work: Any, *rest: Any, submit: Any = submit) -> None:
+            told.append(work.disown)
+            submit(work, *rest)
+
+        worker.submit = noted
+    return told
+
+
+def is_copied(engine: Any) -> bool:
+    hashes = engine.make("probe", PARKED, 1).block_hashes
+    return any(each in engine.side.bridge.ledger.directory for each in hashes)
+
+
+def test_a_reset_that_is_refused_leaves_nothing_to_other_engines(paper: Any) -> None:
+    """A trainer that pushed weights resets, and goes on whatever the answer is."""
+    engine = paper(Shape(cold=64))
+    park(engine, PARKED)
+    engine.ask(text(2, 5), output=50)
+    engine.step()
+    told = disowned(engine)
+    assert not engine.reset()
+    assert not is_copied(engine)
+    engine.settle()
+    assert told[0]
+    assert engine.is_whole()
+
+
+@pytest.mark.parametrize(
+    ("method", "kept"),
+    [
+        ("reload_weights", False),
+        ("load_my_weights", False),  # of a trainer's worker extension
+        (print, False),  # ``LLM.apply_model``
+        ("compute_weight_checksums", True),
+    ],
+)
+@pytest.mark.parametrize("fails", [False, True])
+def test_what_workers_are_told_from_outside_may_be_new_weights(
+    paper: Any, method: Any, kept: bool, fails: bool
+) -> None:
+    from vllm.v1.engine.core import EngineCore
+
+    engine = paper(Shape(cold=64))
+    park(engine, PARKED)
+    called, told = list[Any](), disowned(engine)
+
+    def collective_rpc(*args: Any) -> list[Any]:
+        called.append(args[0])
+        if fails:
+            raise RuntimeError("a worker failed")
+        return []
+
+    core: Any = SimpleNamespace(
+        scheduler=engine.scheduler, model_executor=SimpleNamespace(collective_rpc=collective_rpc)
+    )
+    follow_worker_calls()
+    with pytest.raises(RuntimeError) if fails else contextlib.nullcontext():
+        assert EngineCore.collective_rpc(core, method) == []
+    assert called == [method]
+    assert is_copied(engine) is kept
+    engine.serve(text(2, 77))
+    assert any(told) is not kept
+    assert engine.side is not None
+
+
+def test_calls_of_workers_before_there_is_a_connector_are_vllms_own() -> None:
+    from vllm.v1.engine.core import EngineCore
+
+    core: Any = SimpleNamespace(
+        model_executor=SimpleNamespace(collective_rpc=lambda method, *_: [method])
+    )
+    follow_worker_calls()
+    assert EngineCore.collective_rpc(core, "measure") == ["measure"]

@@ -153,6 +153,15 @@ STRANGE: dict[str, Callable[[dict[str, Any], bytes], bytes]] = {
     "a state that is none": lambda arrays, payload: packed(
         {**arrays, "sessions.state": arrays["sessions.state"] + 77}
     ),
+    "a tool that is none": lambda arrays, payload: packed(
+        {**arrays, "sessions.tool": arrays["sessions.tool"] + 99}
+    ),
+    "fewer than no turns": lambda arrays, payload: packed(
+        {**arrays, "sessions.turns": arrays["sessions.turns"] - 99}
+    ),
+    "a layer of no session's": lambda arrays, payload: packed(
+        {**arrays, "blocks.raised_by": arrays["blocks.raised_by"] + 999}
+    ),
     "parents before the first": lambda arrays, payload: packed(
         {**arrays, "blocks.parent": arrays["blocks.parent"] - 5}
     ),

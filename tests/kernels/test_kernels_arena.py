@@ -284,6 +284,39 @@ def test_a_file_that_may_not_be_removed_hides_no_other(tmp_path: Path, monkeypat
     assert remove_unused(paths) == paths[1:]
 
 
+def test_a_link_in_a_files_place_is_not_followed(tmp_path: Path) -> None:
+    """Its target would be emptied, and filled with records."""
+    target = tmp_path / "precious"
+    target.write_bytes(b"mine")
+    (tmp_path / "kv.records").symlink_to(target)
+    with pytest.raises(StorageError, match=r"kv\.records"):
+        new_disk(tmp_path)
+    assert target.read_bytes() == b"mine"
+
+
+@pytest.mark.parametrize("what", [".", "kv.records"])
+def test_what_another_user_owns_is_not_read(tmp_path: Path, monkeypatch: Any, what: str) -> None:
+    """The records' checksums have no key."""
+    new_disk(tmp_path).close()
+    if os.geteuid() == 0:
+        os.chown(tmp_path / what, 65_534, -1)
+    else:
+        monkeypatch.setattr(os, "geteuid", lambda: 54_321)
+    with pytest.raises(StorageError, match="belongs to user"):
+        new_disk(tmp_path)
+
+
+@pytest.mark.parametrize(("mode", "opens"), [(0o777, False), (0o1777, True)])
+def test_a_directory_for_everybody_must_keep_each_users_files(
+    tmp_path: Path, mode: int, opens: bool
+) -> None:
+    tmp_path.chmod(mode)
+    if opens:
+        return new_disk(tmp_path).close()
+    with pytest.raises(StorageError, match="every user can write"):
+        new_disk(tmp_path)
+
+
 @pytest.mark.parametrize("change", ["identity", "capacity"])
 def test_bytes_of_another_model_are_never_matched(tmp_path: Path, change: str) -> None:
     disk = new_disk(tmp_path)

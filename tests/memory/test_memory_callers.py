@@ -108,6 +108,54 @@ async def test_salts_stay_as_they_came_where_no_text_comes_back_or_it_is_shared(
         assert await salt_for(memory, **own, **recall[1]) == "acme"
 
 
+@pytest.mark.parametrize(
+    ("path", "more"),
+    [
+        ("/v1/chat/completions", {"n": 2}),
+        ("/v1/chat/completions", {"memory": "off"}),
+        ("/v1/chat/completions", {"messages": ["no message"]}),
+        ("/v1/completions", {}),
+        ("/v1/responses", {}),
+        ("/v1/messages", {}),
+    ],
+)
+async def test_text_comes_back_for_its_api_key_alone_by_whichever_api(
+    path: str, more: dict[str, Any]
+) -> None:
+    ours = {"recall": True, **({"memory": "off"} if more.pop("memory", "") else {})}
+    body = {"model": "m", "messages": [user("one")], "prompt": "one", "input": "one", **more}
+    async with remembering(SETTINGS) as memory:
+
+        async def salts(ours: dict[str, Any], **more: Any) -> list[str | None]:
+            asked = body | {"kv_transfer_params": {"kvgraph": ours}} | more
+            posted = [await memory.client.post(path, json=asked, headers=each) for each in KEYS]
+            own = path.endswith("/chat/completions")
+            sent = memory.engine.got[-len(KEYS) :] if own else [p.json()["sent"] for p in posted]
+            assert all(each["kv_transfer_params"] == asked["kv_transfer_params"] for each in sent)
+            return [each.get("cache_salt") for each in sent]
+
+        found = await salts(ours)
+        assert None not in found
+        assert len(set(found)) == len(KEYS)
+        assert found == await salts(ours)
+        assert not set(found) & set(await salts(ours, cache_salt=found[0]))
+        assert await salts(ours | {"recall": False}, cache_salt="a") == ["a"] * len(KEYS)
+    async with remembering(replace(SETTINGS, salt_key=None)) as memory:
+        assert await salts(ours, cache_salt="a") == ["a"] * len(KEYS)
+
+
+async def test_a_chat_in_its_clients_own_form_has_its_api_keys_salt() -> None:
+    recall = {"kv_transfer_params": {"kvgraph": {"recall": True}}}
+    long = [user("one " * 20) for _ in range(60)]
+    async with remembering(SETTINGS) as memory:
+        ours = await salt_for(memory, headers=KEYS[0], **recall)
+        memory.engine.refuses = lambda body: len(body["messages"]) < len(long)
+        assert (await memory.chat(long, headers=KEYS[0], **recall)).status_code == 200
+        assert memory.proxy.counts.as_sent == 1
+        assert memory.engine.got[-1]["messages"] == long
+        assert memory.engine.got[-1]["cache_salt"] == ours is not None
+
+
 async def test_an_engine_that_takes_no_hints_gets_no_salt_of_ours() -> None:
     async with remembering(SETTINGS) as memory:
         memory.engine.refuses = lambda body: "kv_transfer_params" in body or "cache_salt" in body

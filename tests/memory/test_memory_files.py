@@ -203,6 +203,18 @@ def test_a_directory_that_cannot_be_one_is_named(tmp_path: Path) -> None:
             ChatFiles(path, 1000)
 
 
+def test_another_users_directory_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its owner could put words into a user's mouth; the digests have no key."""
+    if os.geteuid() == 0:
+        os.chown(tmp_path, 65_534, -1)
+    else:
+        monkeypatch.setattr(os, "geteuid", lambda: 54_321)
+    with pytest.raises(ConfigError, match=r"--store .* belongs to user"):
+        ChatFiles(tmp_path, 1 << 20)
+
+
 async def test_a_start_on_a_full_disk_serves_from_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import random
+import threading
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -259,6 +262,18 @@ def test_a_calibration_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert list(read.cells) == [{"kl": 1.0}]
     with pytest.raises(ConfigError, match="run `kvgraph calibrate MODEL`"):
         load("id", tmp_path / "none.json")
+
+
+def test_a_pipe_in_the_place_of_a_calibration_holds_no_engine_up(tmp_path: Path) -> None:
+    pipe = tmp_path / "c.json"
+    os.mkfifo(pipe)
+    opened = partial(os.open, pipe, os.O_RDWR | os.O_NONBLOCK)
+    late = threading.Timer(3.0, lambda: os.close(opened()))  # or a reader would wait for ever
+    late.start()
+    with pytest.raises(ConfigError, match="is no regular file"):
+        load("id", pipe)
+    assert late.is_alive(), "nobody waited for it"
+    late.cancel()
 
 
 def test_the_bar_is_what_the_caller_says() -> None:

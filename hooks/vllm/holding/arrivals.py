@@ -44,6 +44,10 @@ class Midpoint(NamedTuple):
         """Return whether a prompt of these blocks continues at least half of the context."""
         return self.at < len(hashes) and hashes[self.at] == self.hash
 
+    def is_most_of(self, hashes: Sequence[bytes]) -> bool:
+        """Return whether it does, and the context is at least half of the prompt."""
+        return 2 * (2 * self.at + 1) >= len(hashes) and self.is_in(hashes)
+
 
 def midpoint_of(hashes: Sequence[bytes]) -> Midpoint | None:
     """Return the midpoint of a context of these blocks; None if it has no block."""
@@ -83,19 +87,19 @@ class SessionNames:
         return known is not None and known.running + waiting <= _MOST_AT_ONCE
 
     def is_running(self, name: SessionName, hashes: Sequence[bytes]) -> bool:
-        """Return whether requests of ``name`` run, and a prompt continues the newest one's."""
+        """Return whether requests of ``name`` run, and the newest one's prompt is most of this."""
         known = self._known.get(name)
         if known is None or not known.running or known.prompt is None:
             return False
-        return known.prompt.is_in(hashes)
+        return known.prompt.is_most_of(hashes)
 
     def context(self, name: SessionName, hashes: Sequence[bytes]) -> Midpoint | None:
-        """Return the midpoint of the context of ``name`` that a prompt continues; None if there is
-        none.
+        """Return the midpoint of the context of ``name`` that is most of a prompt; None if there
+        is none. A short request that was let in brings in no long one of its name.
         """
         known = self._known.get(name)
         contexts = known.contexts if known is not None else ()
-        return next((each for each in contexts if each.is_in(hashes)), None)
+        return next((each for each in contexts if each.is_most_of(hashes)), None)
 
     def started(self, name: SessionName, prompt: Midpoint | None) -> None:
         known = self._known.setdefault(name, _SessionRecord())
@@ -150,8 +154,8 @@ class LiveSessions:
     """Tells requests of live, resident sessions from new or cold ones.
 
     A session that was served here is resident for a prompt that continues at least half of one of
-    its last contexts whose first and middle block are still cached, or half of a running one. Any
-    other prompt is resident if half of it is found.
+    its last contexts whose first and middle block are still cached, or half of a running one, and
+    is at most twice as long. Any other prompt is resident if half of it is found.
 
     Args:
         pool: The live block pool.

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from kvgraph.graph.types import LAYER_NAMES, Authority
-from kvgraph.graph.wire.events import Segment
+from kvgraph.graph.wire.events import MAX_NAME, Segment
 from kvgraph.hooks.requests.hints import (
     MAX_SEGMENTS,
     NO_HINTS,
@@ -61,6 +61,18 @@ def test_a_full_tag() -> None:
 def test_other_keys_of_the_users_connector_do_not_matter() -> None:
     params = {"do_remote_decode": True, "kvgraph": {"session": "a"}, "remote_host": "h"}
     assert HintReader(EVERYBODY).read(params, 10).session == "a"
+
+
+@pytest.mark.parametrize("field", ["tenant", "session"])
+@pytest.mark.parametrize(
+    ("one", "other"), [("x" * 256 + "a", "x" * 256 + "b"), ("\ud800", "\ud801"), ("\ud800", "?")]
+)
+def test_names_that_no_event_can_hold_stay_several(field: str, one: str, other: str) -> None:
+    """Else what one said could come back for the other."""
+    found = [getattr(read({field: each}), field) for each in (one, other, one)]
+    assert found[0] == found[2] != found[1]
+    assert all(len(each) <= MAX_NAME and each.encode() for each in found)
+    assert getattr(read({field: "x" * MAX_NAME}), field) == "x" * MAX_NAME
 
 
 @pytest.mark.parametrize("params", [None, {}, {"other": 1}, "text", 7, [], {"kvgraph": None}])

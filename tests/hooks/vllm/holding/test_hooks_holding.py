@@ -107,10 +107,24 @@ def test_parallel_requests_that_go_on_with_a_running_one_are_not_held(hall: Hall
     hall.engine.ask(tokens_of(3, 1), 300, session_id="a")
     hall.step(3)
     hall.say(0)
-    hall.engine.ask(tokens_of(3, 1, range(5 * BLOCK_SIZE)), 1, session_id="a")
+    hall.engine.ask(tokens_of(3, 1, range(2 * BLOCK_SIZE)), 1, session_id="a")
     assert hall.held == []
     other = hall.ask(6, 2, session_id="a")
     assert hall.held == [other], "a subagent's context is new, whatever its name"
+
+
+@pytest.mark.parametrize("output", [1, 300], ids=["served", "runs"])
+def test_a_short_request_brings_in_no_long_one_of_its_name(hall: Hall, output: int) -> None:
+    """Else a client would send a little first, under each new name, and never wait."""
+    hall.say(None)
+    hall.engine.ask(tokens_of(2, 1), output, session_id="a")
+    hall.step(5)
+    hall.shut()
+    new = hall.ask(4, 2, session_id="b")
+    long = hall.engine.ask(tokens_of(2, 1, range(9 * BLOCK_SIZE)), 1, session_id="a").request_id
+    assert hall.held == [new, long]
+    hall.step(2, room=4)
+    assert hall.held == [long], "nor does it let one go before others"
 
 
 def test_without_a_word_everybody_starts(hall: Hall) -> None:

@@ -104,10 +104,10 @@ def test_one_id_for_everybody_is_no_session(hall: Hall, users: int, held: int) -
     """Six run at most: the others wait in vLLM's own queue, and count."""
     hall.say(None)
     for seed in range(20, 20 + users):
-        hall.engine.ask(tokens_of(1, seed), 300, session_id="default")
+        hall.engine.ask(tokens_of(4, seed), 300, session_id="default")
     hall.step(8, room=None)
     hall.say(0)
-    newest = tokens_of(1, 19 + min(users, 6), range(8 * BLOCK_SIZE))
+    newest = tokens_of(4, 19 + min(users, 6), range(5 * BLOCK_SIZE))
     hall.engine.ask(newest, 1, session_id="default")
     assert len(hall.held) == held
 
@@ -366,18 +366,18 @@ def test_a_nonsensical_session_id_is_held_like_any_other(hall: Hall, name: str) 
 def test_the_name_of_a_running_session_lets_a_few_in_and_not_a_crowd(hall: Hall) -> None:
     """Few requests may run at once here: those that wait for that count, too."""
     hall.say(None)
-    hall.engine.ask(tokens_of(3, 1), 400, session_id="a")
+    hall.engine.ask(tokens_of(4, 1), 400, session_id="a")
     hall.step(3)
     hall.say(0)
     for seed in range(40):
-        hall.engine.ask(tokens_of(3, 1, [100 + seed] * 5 * BLOCK_SIZE), 1, session_id="a")
+        hall.engine.ask(tokens_of(4, 1, [100 + seed] * 6 * BLOCK_SIZE), 1, session_id="a")
     assert len(hall.held) == 33, "one runs, and seven more may be of one session"
     hall.step(1, room=None)
     assert hall.held == []
     hall.engine.settle()
     hall.shut()
-    last = tokens_of(3, 1, [139] * 5 * BLOCK_SIZE)
-    hall.engine.ask([*last, *[7] * 20 * BLOCK_SIZE], 1, session_id="a")
+    last = tokens_of(4, 1, [139] * 6 * BLOCK_SIZE)
+    hall.engine.ask([*last, *[7] * 11 * BLOCK_SIZE], 1, session_id="a")
     assert hall.held == [], "the crowd is over: the name is one session's again"
 
 

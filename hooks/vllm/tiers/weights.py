@@ -1,0 +1,53 @@
+"""Notices calls of an engine's workers after which its weights may be others."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from typing import Any, Final
+
+from ..patching import Method, patch
+
+logger = logging.getLogger(__name__)
+
+_LEAVE_WEIGHTS: Final = frozenset(
+    {
+        "check_health", "checkpoint_prepare", "checkpoint_restore", "compute_weight_checksums",
+        "get_compilation_match_table", "get_encoder_timing_stats", "get_model_inspection",
+        "get_supported_tasks", "profile", "release_late_interaction_query_cache",
+        "reset_encoder_cache", "reset_mm_cache", "save_sharded_state", "save_tensorized_model",
+        "update_max_model_len",
+    }
+)  # fmt: skip
+"""Methods of vLLM's workers that change no weights. All others may, as ``reload_weights`` does, and
+those of a trainer's own worker, and functions that are sent to the workers."""
+
+
+def follow_worker_calls() -> None:
+    """Have the connector of every engine in this process told (``weights_changed``) when its
+    workers are called from outside of the engine in a way that may change weights.
+    """
+    try:
+        from vllm.v1.engine.core import EngineCore
+
+        patch(EngineCore, "collective_rpc", _followed)
+    except (ImportError, AttributeError) as error:
+        logger.warning("kvgraph: new weights are noticed by resets alone (%s)", error)
+
+
+def _followed(original: Method) -> Method:
+    @functools.wraps(original)
+    def collective_rpc(self: Any, method: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return original(self, method, *args, **kwargs)
+        finally:  # one that failed may have changed some
+            if not (isinstance(method, str) and method in _LEAVE_WEIGHTS):
+                _tell(getattr(getattr(self, "scheduler", None), "connector", None), method)
+
+    return collective_rpc
+
+
+def _tell(connector: Any, method: Any) -> None:
+    changed = getattr(connector, "weights_changed", None)
+    if changed is not None:
+        changed(method if isinstance(method, str) else "a function")
