@@ -242,9 +242,9 @@ def test_prompts_that_only_begin_alike_are_sessions_of_their_own() -> None:
     system = {"role": "system", "content": SYSTEM}
     chats = [{"messages": [system, user(f"{number}")]} for number in range(6)]
     assert len({read(callers, each) for each in chats}) == 6
-    labels = [*examples, user("another " * 100), {"role": "assistant", "content": "a label " * 100}]
-    told = [{"messages": [*labels, user(f"text {number}")]} for number in range(20, 26)]
-    assert len({read(callers, each) for each in told}) == 6
+    labels = [user("another one " * 100), {"role": "assistant", "content": "its label " * 100}]
+    told = [{"messages": [*labels, *map(user, "abcd"[:number])]} for number in range(1, 5)]
+    assert len({read(callers, each) for each in told}) == 4
     judges = [
         {"messages": [{"role": "system", "content": words * 30}, user("hello " * 9)]}
         for words in ("Judge the text by its style. ", "Find a title of five words. ")
