@@ -290,6 +290,8 @@ MENDS: Final = (
     Mend("no path has a NUL", "advisor/config/sections.py", "        if isinstance(value, str) and \"\\0\" in value:\n", "        if False:\n", "tests/advisor/test_config.py"),
     Mend("what is no HTTP fills no log", "dashboards/server.py", "        logging.getLogger(\"uvicorn.error\").addFilter(ODD_REQUESTS)\n", "", f"{_PAGE} -k no_http"),
     Mend("odd requests are a line in ten seconds", "dashboards/server.py", "        if now - self._last.get(kind, float(\"-inf\")) < _LOG_EVERY_S:\n", "        if False:\n", f"{_PAGE} -k odd_requests"),
+    Mend("a name in full is the same name", "dashboards/server.py", ".removesuffix(\".\").lower()", ".lower()", f"{_ROUTE}/test_route_service.py -k in_the_log_once"),
+    Mend("a proxy lives without engines", "advisor/process/process.py", "        if scope[\"path\"] in LIVENESS:", "        if False:", f"{_ROUTE}/test_route_service.py -k it_lives"),
     Mend("odd requests fill no proxy's log", "advisor/process/process.py", "    uvicorns.addFilter(ODD_REQUESTS)\n", "", f"{_ROUTE}/test_route_service.py -k odd_requests"),
     Mend("the page's schema is made once", "dashboards/app.py", "describe = cache(lambda: get_openapi(title=\"kvgraph\", version=\"1\", routes=page.routes))", "describe = lambda: get_openapi(title=\"kvgraph\", version=\"1\", routes=page.routes)", "tests/dashboards/test_dashboards_api.py -k made_once"),
     # Disk and store
