@@ -329,7 +329,9 @@ class TrustedHosts:
 
 
 def host_name(authority: str) -> str:
-    """The name or address in ``host[:port]``, without the brackets of an IPv6 address."""
+    """The name or address in ``host[:port]``, without the brackets of an IPv6 address and without
+    the dot at the end of a name that is written out in full.
+    """
     if authority.startswith("["):
         return authority[1:].partition("]")[0].lower()
-    return authority.partition(":")[0].lower()
+    return authority.partition(":")[0].removesuffix(".").lower()

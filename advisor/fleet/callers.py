@@ -27,11 +27,12 @@ MOST_VALUES: Final = 2 << 20
 """Commas, and so about values, of the longest body that is read here; chosen: twice the longest
 context in token ids. All other requests wait while JSON is parsed: a second for 64 MiB of numbers.
 """
-MOST_NAME: Final = 128  # characters of a session's name: vLLM's own bound
+MOST_NAME: Final = 128  # characters of a name that an engine is told unasked; chosen
 _LONGEST_KEPT: Final = (
-    512  # characters of a harness' name; of a longer one the digest counts. Chosen
+    512  # characters of a session's name; of a longer one the digest counts. Chosen
 )
-_NOT_IN_NAMES: Final = frozenset("@/\\\0")  # vLLM's own rule
+_NOT_IN_NAMES: Final = frozenset("@/\\\0")  # of those: vLLM's rule for cache salts
+_NOBODY: Final = frozenset({"null", "none", "undefined"})  # what a client writes that has no name
 _SERVED: Final = ("/tokenize", "/detokenize", "/version")  # beside what is below /v1/
 _DECODINGS: Final = 3  # of a path that servers in turn may do; chosen: one more than double
 _GENERATES: Final = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages")
@@ -49,12 +50,16 @@ HARNESSES: Final[dict[str, tuple[str, ...]]] = {
     "Claude Code": ("X-Claude-Code-Session-Id",),
     "Codex": ("session-id", "session_id", "conversation_id"),
     "opencode": ("x-opencode-session", "x-session-affinity"),
+    "Goose": ("agent-session-id",),
+    "Kilo Code": ("X-KiloCode-TaskId", "x-kilo-session"),
     "Qwen Code": ("X-Qwen-Code-Session-Id",),
     "Amp": ("X-Amp-Thread-Id",),
     "Hermes": ("X-Hermes-Session-Id",),
     "Open WebUI": ("X-OpenWebUI-Chat-Id",),
     "LiteLLM": ("X-Litellm-Session-Id",),
     "Helicone": ("Helicone-Session-Id",),
+    "xAI's clients": ("x-grok-conv-id",),
+    "Dynamo": ("x-dynamo-session-id",),
     "others": ("thread-id", "X-Conversation-Id"),
 }
 """Headers in which agent harnesses name their sessions; the first one present counts."""
@@ -63,11 +68,12 @@ _HEADERS: Final = {
 }
 FIELDS: Final[tuple[tuple[str, ...], ...]] = (
     ("metadata", "session_id"), ("metadata", "conversation_id"), ("metadata", "thread_id"),
-    ("metadata", "chat_id"), ("client_metadata", "session_id"), ("litellm_session_id",),
-    ("conversation",), ("conversation", "id"),
+    ("metadata", "chat_id"), ("metadata", "sessionId"), ("client_metadata", "session_id"),
+    ("litellm_session_id",), ("conversation",), ("conversation", "id"), ("vllm_xargs", "job_id"),
 )  # fmt: skip
 """Fields of bodies in which they do; the first one present counts."""
-_USER: Final = ("metadata", "user_id")  # Claude Code's has a session in it
+_USERS: Final = (("metadata", "user_id"), ("user",))
+"""Claude Code's has a session in it; LiteLLM makes the second of the first."""
 _IN_USER: Final = re.compile(r"_session_([0-9A-Za-z-]+)$")
 _CACHE_KEY: Final = ("prompt_cache_key",)
 """Names a session with Codex and opencode, but a whole application elsewhere."""
@@ -184,8 +190,14 @@ def check_path(path: str) -> None:
 
 class _Name(NamedTuple):
     name: str
-    engine_name: str  # as engines accept it; empty: vLLM refuses such a name
+    engine_name: str  # as engines know it; empty: they are not told
     shared: bool = False  # whether several sessions may have it
+
+    def accepted(self) -> _Name:
+        """Return the name as one that an engine is told only if it surely takes it."""
+        name = self.engine_name
+        fits = len(name) <= MOST_NAME and name.isascii() and name.isprintable()
+        return self if fits and not _NOT_IN_NAMES & set(name) else self._replace(engine_name="")
 
 
 class Callers:
@@ -239,19 +251,19 @@ class Callers:
         return ParsedRequest(call, turn)
 
     def turn(self, fields: Mapping[str, Any], headers: Headers, named: str | None = None) -> Turn:
-        """Find a request's session and read its prompt; raises BadRequestError."""
+        """Find a request's session and read its prompt."""
         scope, hints = _scope(headers, fields), hints_in(fields)
         prompt = self._reader.read(fields, scope)
-        session, engine_name = self._session(prompt, fields, headers, _checked(named, "session"))
+        session, engine_name = self._session(prompt, fields, headers, _name(named))
         name = session.partition(" ")[2]
         ends = hints.get("session_ended") is True
         return Turn(session, name, prompt.known_by, ends, engine_name)
 
     def _session(
-        self, prompt: Prompt, fields: Mapping[str, Any], headers: Headers, named: str | None
+        self, prompt: Prompt, fields: Mapping[str, Any], headers: Headers, named: _Name | None
     ) -> tuple[str, str]:
         scope = prompt.scope
-        found = _Name(named, named) if named else _explicit(fields, headers)
+        found = named or _explicit(fields, headers)
         if found is None and self._harnesses:
             found = _harness(fields, headers)
         if found is not None:
@@ -280,39 +292,39 @@ class Callers:
 
 
 def _explicit(fields: Mapping[str, Any], headers: Headers) -> _Name | None:
-    """Return the session's name by vLLM's precedence; raises BadRequestError."""
+    """Return the session's name by vLLM's precedence. No name is refused: no engine does that."""
     in_header, xargs = _in_header(headers), fields.get("vllm_xargs")
-    if name := _checked(fields.get("session_id"), "session_id"):
-        return _Name(name, name)
-    if in_header:
-        return in_header
-    in_xargs = xargs.get("session_id") if isinstance(xargs, dict) else None
-    if isinstance(in_xargs, str) and _accepted(in_xargs):  # vLLM checks nothing there
-        return _Name(in_xargs, in_xargs)
-    name = _checked(hints_in(fields).get("session"), "session")
-    return _Name(name, name) if name else None
+    return (
+        _name(fields.get("session_id"))
+        or in_header
+        or (_name(xargs.get("session_id")) if isinstance(xargs, dict) else None)
+        or _name(hints_in(fields).get("session"))
+    )
 
 
 def _harness(fields: Mapping[str, Any], headers: Headers) -> _Name | None:
     """Return the session's name as an agent harness gives it, if any."""
     known = {key.lower(): value for key, value in reversed(headers)}
     for header in _HEADERS:
-        if name := text_of(known.get(header, b"")).strip():
-            return _harness_name(name)
-    for path in FIELDS:
-        if name := _field(fields, path):
-            return _harness_name(name)
-    if name := _in_user(_field(fields, _USER)):
-        return _harness_name(name)
-    key = _field(fields, _CACHE_KEY)
-    return _harness_name(key, shared=True) if key else None
+        if name := _name(text_of(known.get(header, b"")).strip()):
+            return name.accepted()
+    said = (
+        *(_field(fields, path) for path in FIELDS),
+        *(_in_user(_field(fields, path)) for path in _USERS),
+    )
+    for each in said:
+        if name := _name(each):
+            return name.accepted()
+    key = _name(_field(fields, _CACHE_KEY))
+    return key.accepted()._replace(shared=True) if key else None
 
 
-def _harness_name(name: str, shared: bool = False) -> _Name:
-    accepted = _accepted(name)
+def _name(name: object) -> _Name | None:
+    if not isinstance(name, str) or not name or name.lower() in _NOBODY:
+        return None
     if len(name) > _LONGEST_KEPT:  # names are remembered, and one may be as long as a body
-        name = hashlib.blake2b(name.encode(), digest_size=16).hexdigest()
-    return _Name(name, accepted, shared)
+        return _Name(hashlib.blake2b(name.encode(), digest_size=16).hexdigest(), "")
+    return _Name(name, name)
 
 
 def _field(fields: Mapping[str, Any], path: tuple[str, ...]) -> str:
@@ -331,11 +343,6 @@ def _in_user(user: str) -> str:
             return ""
     found = _IN_USER.search(user)
     return found[1] if found else ""
-
-
-def _accepted(name: str) -> str:
-    fits = len(name) <= MOST_NAME and name.isascii() and name.isprintable()
-    return name if fits and not _NOT_IN_NAMES & set(name) else ""
 
 
 def _fields(body: bytes) -> dict[str, Any] | None:
@@ -371,11 +378,9 @@ def _is_clients(tool: object) -> bool:
 
 
 def _in_header(headers: Headers) -> _Name | None:
-    names = [value for key, value in headers if key.lower() == b"x-session-id"]
-    if len(names) > 1:
-        raise BadRequestError("X-Session-ID is given more than once")
-    name = _checked(text_of(names[0]), "X-Session-ID") if names else None
-    return _Name(name, names[0].decode("latin-1")) if name else None  # as servers read headers
+    first = next((value for key, value in headers if key.lower() == _SESSION), b"")
+    name = _name(text_of(first))  # as servers read headers: the first one counts, in Latin-1
+    return name._replace(engine_name=name.engine_name and first.decode("latin-1")) if name else None
 
 
 def text_of(value: bytes) -> str:
@@ -404,17 +409,6 @@ def hints_in(fields: Mapping[str, Any]) -> dict[str, Any]:
     params = fields.get("kv_transfer_params")
     hints = params.get("kvgraph") if isinstance(params, dict) else None
     return hints if isinstance(hints, dict) else {}
-
-
-def _checked(name: Any, field: str) -> str | None:
-    if name is None or name == "":
-        return None
-    if not isinstance(name, str) or len(name) > MOST_NAME or _NOT_IN_NAMES & set(name):
-        raise BadRequestError(
-            f"{field} is no name of a session: allowed are 1 to {MOST_NAME} characters without "
-            "@ / \\ and NUL"
-        )
-    return name
 
 
 def _scope(headers: Headers, fields: Mapping[str, Any]) -> bytes:

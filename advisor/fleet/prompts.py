@@ -10,6 +10,7 @@ import secrets
 import threading
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from operator import itemgetter
 from typing import Any, Final, NamedTuple
 
@@ -35,6 +36,8 @@ _MODELS: Final = frozenset({"assistant", "model"})  # roles: what they say only 
 _TEXT: Final = frozenset({"text", "input_text", "output_text", "refusal"})
 _THOUGHTS: Final = frozenset({"thinking", "redacted_thinking", "reasoning"})
 """Types of parts and items that clients and templates leave out of later prompts."""
+_ADDRESS: Final = re.compile(r'"https?://[^"]*"')
+_SIGNATURE: Final = re.compile(r"\b(?:signature|sig)=", re.IGNORECASE)
 _CALLS: Final = frozenset({"tool_calls", "function_call"})
 _BILLING: Final = "x-anthropic-billing-header"  # a line that differs each time; vLLM drops it, too
 _SAYS_NOTHING: Final = frozenset(
@@ -257,10 +260,16 @@ def _texts(content: Any) -> list[str]:
         elif kind == "tool_result":
             found += _texts(part.get("content"))
         elif kind in _BINARY:
-            found.append(_Binary(_plain(_without_marks(part))))
+            found.append(_Binary(_ADDRESS.sub(_unsigned, _plain(_without_marks(part)))))
         else:
             found.append(_plain(_without_marks(part)))
     return found
+
+
+def _unsigned(address: re.Match[str]) -> str:
+    """Drop the query of an address that an object store signs anew for each prompt."""
+    where, _, query = address[0].partition("?")
+    return where if _SIGNATURE.search(query) else address[0]
 
 
 def _call(name: Any, arguments: Any) -> str:
@@ -422,12 +431,15 @@ class LastPrompts:
         """Return the session of whose last prompt this one keeps most, and more than half."""
         said, kept, beyond = prompt.said, Counter[str](), set[str]()
         answered, again = set[str](), dict[str, float]()
+        replied = set[str]()  # sessions of which a message has an answer that is new
         digests = {each.digest for each in said[:-1]}
-        for each in said[:-1]:
+        for each, behind in pairwise(said):
             session, first = self._owners.get(each.digest, _MessageOwner(None))
             if session is None:
                 continue
             kept[session] += each.tokens
+            if behind.by_model and behind.digest not in self._owners:
+                replied.add(session)
             if not first:
                 beyond.add(session)
             if each.by_model:
@@ -440,7 +452,10 @@ class LastPrompts:
                 continue
             # Whole, it is among what is kept.
             share = 0.0 if known.digest in digests else again.get(session, 0.0)
-            grew = len(said) > known.messages and said[known.messages].by_model
+            # What a harness puts behind each prompt, such as a reminder, may be gone.
+            grew = len(said) > known.messages and (
+                said[known.messages].by_model or session in replied
+            )
             goes_on = known.digest in digests or share > _KEPT or session in beyond or grew
             own = session in answered or session in beyond  # whatever the system's words are
             alike = own or _alike(known.system, prompt.system)

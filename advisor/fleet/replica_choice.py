@@ -9,12 +9,10 @@ from typing import Any, Final
 import numpy as np
 
 from .board import EngineBoard, Speed
-from .callers import BadRequestError, Callers, Turn
+from .callers import Callers, Turn
 from .pools import PoolShadows
 from .router import OVERLOAD, Choice, FleetRouter, Reason, RoutingRequest
 
-_NAMELESS: Final = ("messages", "input", "prompt", "model", "cache_salt")
-"""Fields of a body that are kept where its session's name is refused."""
 _MOST_RUNNING: Final = 100_000  # requests that are tracked until they end; chosen
 
 
@@ -54,7 +52,7 @@ class ReplicaChoice:
         """Return ``replicas``, the one chosen for a request first and then by cost; the choice is
         kept until ``routed``.
         """
-        turn = self._turn(body, session)
+        turn = self._callers.turn(body, [], session)
         board = self.router.board
         holdings = self._pools.holdings(turn.prompt.links, len(board))
         wanted = RoutingRequest(turn.session, max(1, turn.prompt.tokens))
@@ -89,9 +87,3 @@ class ReplicaChoice:
     def completed(self, request: str) -> None:
         if (choice := self._running.pop(request, None)) is not None:
             self.router.computed(choice)
-
-    def _turn(self, body: Mapping[str, Any], session: str) -> Turn:
-        try:
-            return self._callers.turn(body, [], session or None)
-        except BadRequestError:  # the engine will refuse it with its own error
-            return self._callers.turn({key: body[key] for key in _NAMELESS if key in body}, [])

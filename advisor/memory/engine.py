@@ -18,14 +18,16 @@ from .requests import ChatRequest
 _PLAIN_S: Final = 600.0
 """Seconds until an engine that rejected hints gets some again. Chosen: it may have been replaced by
 then, and one refusal costs little."""
-_OK, _REFUSED = 200, 400
+_OK: Final = 200
+_REFUSED: Final = frozenset({400, 403, 422})  # for what a request has in it
+_FAILED: Final = frozenset({500, 501})  # so servers may answer what they cannot read, or write
 
 
 class Form(IntEnum):
     """Forms of a request, in the order in which they are tried."""
 
     OURS = 0  # our messages, with hints
-    PLAIN = 1  # our messages alone: servers exist that refuse fields which they do not know
+    PLAIN = 1  # our messages alone: servers exist that refuse, or fail on, unknown fields
     OWN = 2  # the client's own messages: some templates require alternating roles
 
 
@@ -72,7 +74,8 @@ class EngineAsker:
         used, body = first, prompt.body(first)
         reply, tried = await _send(engine, call, body), [body]
         for form in list(Form)[first + 1 :]:
-            if reply.status != _REFUSED:
+            may = reply.status in _REFUSED or (reply.status in _FAILED and call.repeatable)
+            if not may:
                 break
             body = prompt.body(form)
             if orjson.loads(body) in map(orjson.loads, tried):

@@ -135,7 +135,9 @@ def log_for_people() -> None:
 
 # HTTP serving in front of engines.
 
-PROBES: Final = frozenset({"/health", "/healthz", "/ping"})  # of load balancers, orchestrators
+# Of load balancers and orchestrators: whether it takes requests, and whether it runs at all.
+PROBES: Final = frozenset({"/health", "/healthz", "/ping", "/ready", "/readyz"})
+LIVENESS: Final = frozenset({"/live", "/livez"})
 METHODS: Final = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 # A stopping service still serves for so long, but tells probes that it is stopping. Chosen:
 # Kubernetes' proxies and most load balancers have noticed by then.
@@ -268,6 +270,8 @@ class ApiGate:
             body = {"message": f"method not allowed; allowed: {allowed}", "code": 405}
             refusal = JSONResponse({"error": body}, 405, {"Allow": allowed})
             return await refusal(scope, receive, send)
+        if scope["path"] in LIVENESS:  # also without engines: a restart would bring none back
+            return await JSONResponse({"status": "ok"})(scope, receive, send)
         if is_probe and self.leaving:
             return await JSONResponse({"status": "stopping"}, 503)(scope, receive, send)
         await (self._app if is_probe else self._guarded)(scope, receive, send)

@@ -83,6 +83,7 @@ ALGORITHMS: Final = {
     "2q": "TwoQ",
 }
 """Our name of a policy → the class of libcachesim that is it."""
+_LEAST: Final = {"s3fifo": 10, "wtinylfu": 5}  # objects below which the library ends the process
 
 
 def is_installed() -> bool:
@@ -117,6 +118,8 @@ def new_cache(policy: str, capacity: int) -> tuple[Any, Any]:
         raise ReplayError(
             f"policy {policy!r} needs libcachesim: pip install 'kvgraph[replay]'"
         ) from None
+    if capacity < (least := _LEAST.get(policy, 1)):
+        raise ReplayError(f"policy {policy!r} at {capacity} blocks: allowed: {least} or more")
     cache = getattr(libcachesim, ALGORITHMS[policy])(capacity, hashpower=_hash_power(capacity))
     request = libcachesim.Request()
     request.obj_size = 1

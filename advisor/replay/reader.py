@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import gzip
 import re
 import zlib
@@ -9,7 +10,7 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from io import BufferedIOBase
+from io import BufferedReader, RawIOBase, TextIOWrapper
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Final, TextIO, TypeVar, cast
@@ -85,7 +86,8 @@ class Format:
         for name in self.required:
             if getattr(line, name) is None:
                 raise TraceError(f"{name} is missing; a {self.name} line needs it")
-        if self.timed and line.timestamp is None and line.at is None:
+        timed = self.timed and line.session_id is None
+        if timed and line.timestamp is None and line.at is None:
             raise TraceError(f"timestamp is missing; a {self.name} line needs it")
 
 
@@ -97,8 +99,9 @@ _BODY: Final = ("input_length", "hash_ids")
 
 # A new format needs its fields in ``Line``, a ``Format``, a branch of ``detect``, and its own
 # fields among the foreign ones of all others: else a file that mixes two formats is read as one.
-MOONCAKE: Final = Format("mooncake", 512, 1e-3, _BODY, _OURS + _BAILIAN + _AIPERF)
-AIPERF: Final = Format("aiperf", 512, 1e-3, (*_BODY, "session_id"), _OURS + _BAILIAN, timed=False)
+# aiperf reads mooncake traces, and lines without a session among its own.
+MOONCAKE: Final = Format("mooncake", 512, 1e-3, _BODY, _OURS + _BAILIAN)
+AIPERF: Final = Format("aiperf", 512, 1e-3, _BODY, _OURS + _BAILIAN, timed=False)
 BAILIAN: Final = Format("qwen-bailian", 16, 1.0, (*_BODY, "chat_id"), _OURS + _AIPERF)
 RECORDED: Final = Format(
     "kvgraph", None, 1.0, (*_BODY, "at"), ("timestamp", *_BAILIAN, *_AIPERF, "kvgraph_trace")
@@ -115,8 +118,11 @@ def decode_line(data: bytes) -> Line:
     """Decode a line, with each field within its bounds; raises TraceError."""
     try:
         return decoded(_decoder, data)
+    except msgspec.ValidationError as error:
+        raise TraceError(str(error)) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise TraceError(str(error) or type(error).__name__) from None
+        why = str(error) or type(error).__name__
+        raise TraceError(f"{why}; allowed: one JSON object in each line") from None
 
 
 def decoded(decoder: msgspec.json.Decoder[_T], data: bytes) -> _T:
@@ -156,13 +162,22 @@ def detect(first: Line) -> Format:
 MAX_LINE: Final = 8 << 20  # bytes: a prompt of a million blocks still fits; chosen
 _GZIP_MAGIC: Final = b"\x1f\x8b"
 _MARK: Final = b"\xef\xbb\xbf"  # UTF-8's byte order mark, which spreadsheets write
+_UTF16: Final = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)  # as PowerShell writes texts
+_PACKED: Final = {
+    b"\x28\xb5\x2f\xfd": "zstd", b"\xfd7zXZ": "xz", b"BZh": "bzip2", b"PK\x03\x04": "zip",
+}  # fmt: skip
+"""First bytes of what is not unpacked here."""
+MAX_ARRAY: Final = 256 << 20  # bytes of a trace that is one JSON array; chosen: it is read whole
+_entries: Final = msgspec.json.Decoder(list[msgspec.Raw])
 
 
 def read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Yield ``(line number, line)``, numbered from 1, blank lines left out.
+    """Yield ``(line number, line)``, numbered from 1, blank lines left out; of a file that is one
+    JSON array, its entries.
 
-    Gzip is recognised by its content; a byte order mark is left out. At most ``MAX_LINE`` bytes are
-    held at once. Raises TraceError.
+    Gzip and UTF-16 are recognised by their content; a byte order mark is left out, and so is a
+    comma behind a line. At most ``MAX_LINE`` bytes are held at once, or an array of ``MAX_ARRAY``.
+    Raises TraceError.
     """
     number = 0
     with _explained(path, lambda: f":{number + 1}"), _open(path) as file:
@@ -170,9 +185,24 @@ def read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
             number += 1
             if len(line) > MAX_LINE:
                 raise TraceError(f"{path}:{number}: the line is longer than {MAX_LINE} bytes")
-            line = line.removeprefix(_MARK)  # of a file that was appended, too
-            if line and not line.isspace():
-                yield number, line
+            line = line.removeprefix(_MARK).strip()  # of a file that was appended, too
+            if line.startswith(b"["):
+                yield from _array(path, line + file.read(MAX_ARRAY))
+                return
+            if line:
+                yield number, line.removesuffix(b",")
+
+
+def _array(path: Path, data: bytes) -> Iterator[tuple[int, bytes]]:
+    if len(data) > MAX_ARRAY:
+        raise TraceError(
+            f"{path}: one JSON array of more than {MAX_ARRAY} bytes; allowed: a line each"
+        )
+    try:
+        entries = decoded(_entries, data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise TraceError(f"{path}:1: {error or type(error).__name__}") from None
+    yield from ((number, bytes(entry)) for number, entry in enumerate(entries, 1))
 
 
 def read_whole(path: Path, limit: int) -> bytes:
@@ -195,6 +225,8 @@ def _explained(path: Path, where: Callable[[], str] = str) -> Iterator[None]:
         raise TraceError(f"{path}{where()}: the gzip file is truncated") from None
     except (gzip.BadGzipFile, zlib.error) as error:
         raise TraceError(f"{path}{where()}: the gzip file is damaged ({error})") from None
+    except UnicodeError as error:
+        raise TraceError(f"{path}{where()}: {error}") from None
     except OSError as error:
         raise TraceError(f"{path}: cannot be read: {error.strerror or error}") from None
 
@@ -209,15 +241,43 @@ def new_file(path: Path) -> TextIO:
         raise TraceError(f"{path}: cannot be written: {error.strerror}") from None
 
 
-def _open(path: Path) -> BufferedIOBase:
-    """Open a file, unpacked if it is gzipped. Raises TraceError: it is a pipe, which might be
-    waited for without end, and cannot be opened a second time.
+def _open(path: Path) -> BufferedReader:
+    """Open a file, unpacked if it is gzipped, and in UTF-8. Raises TraceError: it is packed
+    otherwise, or is a pipe, which might be waited for without end, and cannot be opened a second
+    time.
     """
     if path.is_fifo():
         raise TraceError(f"{path}: is a pipe; allowed: a file")
     with path.open("rb") as file:
-        zipped = file.read(2) == _GZIP_MAGIC
-    return gzip.open(path, "rb") if zipped else path.open("rb")
+        begins = file.read(8)
+    packed = next((how for magic, how in _PACKED.items() if begins.startswith(magic)), None)
+    if packed is not None:
+        raise TraceError(f"{path}: is packed by {packed}; allowed: gzip, or unpacked")
+    file = _unpacked(path, begins.startswith(_GZIP_MAGIC))
+    return BufferedReader(_InUtf8(file)) if file.peek(2).startswith(_UTF16) else file
+
+
+def _unpacked(path: Path, zipped: bool) -> BufferedReader:
+    return BufferedReader(gzip.open(path, "rb")) if zipped else path.open("rb")
+
+
+class _InUtf8(RawIOBase):
+    """A file in UTF-16, as bytes of UTF-8."""
+
+    def __init__(self, file: BufferedReader) -> None:
+        self._text = TextIOWrapper(file, "utf-16", newline="")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        data = self._text.read(len(buffer) // 4).encode()  # a character takes four bytes at most
+        buffer[: len(data)] = data
+        return len(data)
+
+    def close(self) -> None:
+        self._text.close()
+        super().close()
 
 
 _COARSE_S: Final = 1.0  # ticks at least so long are spread; chosen
@@ -442,8 +502,10 @@ class _Draft:
         )
 
     def _check_blocks(self, tokens: int, blocks: int) -> None:
+        if tokens < 1:
+            raise TraceError(f"input_length is {tokens}; allowed: 1 token or more")
         least, most = tokens // self._size, -(-tokens // self._size)
-        if tokens < 1 or not least <= blocks <= most:
+        if not least <= blocks <= most:
             raise TraceError(
                 f"hash_ids has {blocks} entries; {tokens} tokens in blocks of {self._size} need "
                 + (f"{least}" if least == most else f"{least} or {most}")
@@ -466,7 +528,7 @@ class _Draft:
             # A closed loop, as far as one pass can tell: sessions begin together, and each turn
             # comes after the answer to the one before.
             at = self._free_at.get(session, 0.0) + (line.delay or 0.0) * self._kind.unit
-        if self._kind is AIPERF:
+        if session >= 0 and self._kind is not BAILIAN:
             assert line.input_length is not None
             self._free_at[session] = at + self._service.seconds(
                 line.input_length, line.output_length or 0
@@ -478,7 +540,7 @@ class _Draft:
         name: str | int | None = line.session if self._kind is RECORDED else line.session_id
         if self._kind is BAILIAN:
             return self._conversation(line)
-        if name is None:
+        if name is None or name == "":  # an empty cell of a table
             return -1
         return self._session_rows.setdefault(name, len(self._session_rows))
 

@@ -10,6 +10,7 @@ engine's residency is forgotten.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 import math
@@ -200,7 +201,7 @@ class KvEventSource:
         try:
             seq, events = self._order.life.decoder.read(frames)
         except WireError as error:
-            self._refuse(error)
+            yield from self._refuse(error, frames, self._order.take_live)
             return
         if seq == 0:
             yield from self._order.take_first(_digest(frames[2]))
@@ -220,7 +221,7 @@ class KvEventSource:
                 return
             events = self._order.life.decoder.read_payload(payload)
         except WireError as error:
-            self._refuse(error)
+            yield from self._refuse(error, frames, self._order.take_replayed)
             return
         if seq == 0:
             self._order.life.first = _digest(payload)
@@ -236,9 +237,18 @@ class KvEventSource:
             self._order.left_out()
         self._log.warn("left_out", "a KV event was left out: %s", self.last_left_out)
 
-    def _refuse(self, error: WireError) -> None:
+    def _refuse(
+        self, error: WireError, frames: list[bytes], take: Callable[[int, Batch], Iterator[Batch]]
+    ) -> Iterator[Batch]:
+        """Leave a message out. Its number is not missing: a replay would bring the same message."""
         self.counters["kv_refused"] += 1
+        self.counters["kv_left_out"] += 1
+        self.last_left_out = str(error)
         self._log.warn("refused", "a KV-event message was refused: %s", error)
+        self._order.left_out()
+        with contextlib.suppress(WireError, IndexError):
+            if self._order.wants(seq := parse_seq(frames[-2])):
+                yield from take(seq, [])
 
 
 def _digest(payload: bytes) -> bytes:

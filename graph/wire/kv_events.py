@@ -41,9 +41,10 @@ Hashes = Annotated[list[AnyHash], msgspec.Meta(max_length=MOST_HASHES)]
 _Many = msgspec.Meta(max_length=MOST_EVENTS)
 
 _MEDIA: Final = {
-    "GPU": Tier.HOT,
-    **dict.fromkeys(("CPU", "CPU_PINNED", "HOST"), Tier.WARM),
-    **dict.fromkeys(("STORAGE", "DISK"), Tier.COLD),
+    **dict.fromkeys(("GPU", "DEVICE"), Tier.HOT),
+    **dict.fromkeys(("CPU", "CPU_PINNED", "CPU_TIER1", "HOST", "HOST_PINNED"), Tier.WARM),
+    **dict.fromkeys(("STORAGE", "DISK", "NVME", "CPU_TIER2"), Tier.COLD),
+    **dict.fromkeys(("EXTERNAL", "NETWORK", "REMOTE", "SHARED"), Tier.POOL),
 }
 _FULL_ATTENTION: Final = frozenset({"full_attention", "mla_attention", "sink_full_attention"})
 _UNSTATED: Final = frozenset({None, "unknown"})
@@ -53,10 +54,10 @@ _MOST_COUNTED: Final = 1 << 20  # hashes whose copies in the pool are counted; c
 
 class _StoredMap(msgspec.Struct, tag="BlockStored", gc=False):
     block_hashes: Hashes
-    parent_block_hash: AnyHash | None
-    block_size: int
+    parent_block_hash: AnyHash | None = None
+    block_size: int | None = None  # of copies it need not be told
     medium: str | None = None
-    session_id: str | None = None
+    session_id: str | int | float | None = None
     group_idx: int | None = None
     kv_cache_spec_kind: str | None = None
 
@@ -75,7 +76,7 @@ class _StoredArray(msgspec.Struct, tag="BlockStored", array_like=True, gc=False)
     block_hashes: Hashes
     parent_block_hash: AnyHash | None
     token_ids: msgspec.Raw
-    block_size: int
+    block_size: int | None
     lora_id: msgspec.Raw = msgspec.Raw(b"\xc0")
     medium: str | None = None
     lora_name: msgspec.Raw = msgspec.Raw(b"\xc0")
@@ -248,7 +249,7 @@ class KvEventDecoder:
         return self._stored(event, packed)
 
     def _stored(self, event: _Stored, packed: bytes) -> list[AnyEvent]:
-        if not 1 <= event.block_size <= _LARGEST_BLOCK:
+        if event.block_size is None or not 1 <= event.block_size <= _LARGEST_BLOCK:
             raise WireError(
                 f"BlockStored.block_size of a block on the GPU is {event.block_size}; "
                 f"allowed: 1 to {_LARGEST_BLOCK}"
@@ -256,7 +257,7 @@ class KvEventDecoder:
         parent = event.parent_block_hash
         before = None if parent is None else _key(parent)
         session = getattr(event, "session_id", None)
-        name = session[:MAX_NAME] if session else None
+        name = session[:MAX_NAME] if session and isinstance(session, str) else None
         translated: list[AnyEvent] = []
         if self._is_better(event):  # reports about its other groups no longer count
             self._copies.clear()

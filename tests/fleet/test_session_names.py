@@ -113,6 +113,29 @@ def keys_in_another_order(body: Body, turn: int) -> None:
             call["function"]["arguments"] = spaced
 
 
+def a_message_behind(body: Body, turn: int) -> None:
+    body["messages"].append({"role": "user", "content": f"<info>It is 12:{turn:02d}:07</info>"})
+
+
+def rules_behind(body: Body, turn: int) -> None:
+    body["messages"].append({"role": "system", "content": "Answer with blocks of code. " * 9})
+
+
+def an_answer_begun(body: Body, turn: int) -> None:
+    body["messages"].append({"role": "assistant", "content": "{"})
+
+
+def a_picture_signed_anew(body: Body, turn: int) -> None:
+    for number, message in enumerate(body["messages"]):
+        if message["role"] == "user":
+            query = f"X-Amz-Date={turn}&X-Amz-Signature={turn}{number}"
+            url = f"https://pictures.example.com/{number}.png?{query}"
+            message["content"] = [
+                {"type": "text", "text": message["content"]},
+                {"type": "image_url", "image_url": {"url": url}},
+            ]
+
+
 def the_oldest_are_dropped(body: Body, turn: int) -> None:
     del body["messages"][1 : max(1, len(body["messages"]) - 8)]
 
@@ -137,6 +160,10 @@ CHANGES: dict[str, Change] = {
     "space": space_at_the_ends,
     "lists": lists_and_texts,
     "keys": keys_in_another_order,
+    "a message behind": a_message_behind,
+    "rules behind": rules_behind,
+    "an answer begun": an_answer_begun,
+    "a picture": a_picture_signed_anew,
     "a window": the_oldest_are_dropped,
     "all of Claude Code's": all_of_claude_codes,
 }
@@ -215,6 +242,9 @@ def test_prompts_that_only_begin_alike_are_sessions_of_their_own() -> None:
     system = {"role": "system", "content": SYSTEM}
     chats = [{"messages": [system, user(f"{number}")]} for number in range(6)]
     assert len({read(callers, each) for each in chats}) == 6
+    labels = [user("another one " * 100), {"role": "assistant", "content": "its label " * 100}]
+    told = [{"messages": [*labels, *map(user, "abcd"[:number])]} for number in range(1, 5)]
+    assert len({read(callers, each) for each in told}) == 4
     judges = [
         {"messages": [{"role": "system", "content": words * 30}, user("hello " * 9)]}
         for words in ("Judge the text by its style. ", "Find a title of five words. ")
@@ -270,8 +300,9 @@ def test_they_do_so_in_fields_too(path: tuple[str, ...]) -> None:
     ],
 )
 def test_claude_codes_user_has_its_session_in_it(user_id: str, name: str | None) -> None:
-    turn = named([], {"metadata": {"user_id": user_id}}, "/v1/messages").turn
-    assert (turn.name if turn.is_named else None) == name
+    for body in ({"metadata": {"user_id": user_id}}, {"user": user_id}):
+        turn = named([], body, "/v1/messages").turn
+        assert (turn.name if turn.is_named else None) == name
 
 
 def test_what_vllm_reads_itself_comes_first_and_is_left_as_it_came() -> None:
@@ -293,8 +324,37 @@ def test_a_name_as_long_as_a_body_is_a_session_and_is_not_kept(field: str) -> No
     assert max(map(len, sessions)) < 1000
 
 
+@pytest.mark.parametrize("odd", ["org/repo", "agent:main@chat", "x" * 400, "a\\b", "é"])
+def test_a_name_that_engines_take_is_not_refused(odd: str) -> None:
+    """vLLM takes any text: https://github.com/vllm-project/vllm, ``_get_session_id``."""
+    for headers, body in (
+        ([], {"session_id": odd}), ([(b"x-session-id", odd.encode())], {}),
+        ([], {"vllm_xargs": {"session_id": odd}}),
+        ([], {"kv_transfer_params": {"kvgraph": {"session": odd}}}),
+    ):  # fmt: skip
+        asked = named(headers, body)
+        assert (asked.turn.name, asked.call.headers) == (odd, headers)
+
+
+def test_what_is_no_name_is_the_engines_to_judge() -> None:
+    long = [(b"x-session-id", b"x" * 10_000)]
+    assert len(named(long, {}).turn.name) < 100
+    twice = [(b"x-session-id", b"first"), (b"X-Session-ID", b"second")]
+    asked = named(twice, {})
+    assert (asked.turn.name, asked.call.headers) == ("first", twice), "as vLLM's server reads it"
+    for body in ({"session_id": 5}, {"session_id": ["a"]}, {"vllm_xargs": {"session_id": 5}}):
+        assert not named([], body).turn.is_named
+
+
+@pytest.mark.parametrize("nobody", ["undefined", "null", "None"])
+def test_a_client_without_a_name_may_write_so(nobody: str) -> None:
+    headers = [(b"x-session-id", nobody.encode()), (b"x-session-affinity", nobody.encode())]
+    assert not named(headers, {"session_id": nobody, "prompt_cache_key": nobody}).turn.is_named
+    assert named(headers, {"metadata": {"session_id": "s"}}).turn.name == "s"
+
+
 @pytest.mark.parametrize("odd", ["org/repo", "x" * 200, "é", "a\nb", "a@b"])
-def test_a_name_that_no_engine_takes_is_the_routers_alone(odd: str) -> None:
+def test_a_key_that_is_an_odd_name_is_the_routers_alone(odd: str) -> None:
     asked = named([], {"prompt_cache_key": odd})
     assert (asked.turn.name, asked.turn.engine_name) == (odd, "")
     assert asked.call.headers == []

@@ -325,23 +325,33 @@ def test_digits_in_a_hash_are_bytes_like_all_others(turned: bool) -> None:
 def test_a_copy_need_not_say_more_than_its_hash() -> None:
     """vLLM's OffloadingConnector tells copies without their size, tokens and parent."""
     copy = {**STORED, "medium": "CPU", "block_size": 0, "token_ids": [], "parent_block_hash": None}
+    bare = {name: copy[name] for name in ("type", "block_hashes", "medium")}
+    for told in (copy, bare, {**copy, "block_size": None}):
+        decoder = KvEventDecoder()
+        events = decoder.decode_payload(encode([1.5, [told, STORED, REMOVED]]))
+        assert events == [BlocksSpilled(pack(1, 2**64 - 1), 2, 0), *OURS[:2]]
+        assert decoder.left_out == 0
+
+
+def test_a_session_that_is_a_number_costs_no_block() -> None:
     decoder = KvEventDecoder()
-    events = decoder.decode_payload(encode([1.5, [copy, STORED, REMOVED]]))
-    assert events == [BlocksSpilled(pack(1, 2**64 - 1), 2, 0), *OURS[:2]]
-    assert decoder.left_out == 0
+    (told,) = decoder.decode_payload(encode([1.5, [{**STORED, "session_id": 7}]]))
+    assert told == BlocksStored(pack(1, 2**64 - 1), 9, 16, None)
 
 
 @pytest.mark.parametrize(
     ("medium", "tier"),
     [("cpu", 2), ("CPU", 2), ("Cpu", 2), ("CPU_PINNED", 2), ("cpu_pinned", 2), ("host", 2),
-     ("storage", 4), ("Disk", 4)],
+     ("host_pinned", 2), ("CPU_TIER1", 2), ("storage", 4), ("Disk", 4), ("CPU_TIER2", 4),
+     ("NVMe", 4), ("EXTERNAL", 8), ("remote", 8), ("shared", 8), ("network", 8)],
 )  # fmt: skip
 def test_media_are_read_in_any_case(medium: str, tier: int) -> None:
     batch = [{**STORED, "medium": medium}, {**REMOVED, "medium": medium}]
     events = KvEventDecoder().decode_payload(encode([1.5, batch]))
     assert events == [BlocksSpilled(pack(1, 2**64 - 1), tier, 0), CopiesDropped(pack(3), tier)]
-    gpu = {**STORED, "medium": "gpu"}
-    assert KvEventDecoder().decode_payload(encode([1.5, [gpu]])) == OURS[:1]
+    for pool in ("gpu", "DEVICE"):
+        batch = [{**STORED, "medium": pool}]
+        assert KvEventDecoder().decode_payload(encode([1.5, batch])) == OURS[:1]
 
 
 def test_signed_hashes_are_the_same_64_bits() -> None:

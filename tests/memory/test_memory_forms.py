@@ -26,6 +26,7 @@ SMALL = MemorySettings(budget=100, settled=0, shortest=1)
 LARGE = MemorySettings(budget=1000)
 PARAMS = "kv_transfer_params"
 AT_ONCE = 20
+SEARCH = {"type": "web_search"}  # a tool that the server runs
 
 
 async def append(memory: Remembering, text: str, **more: Any) -> httpx.Response:
@@ -63,6 +64,25 @@ async def test_before_an_engine_that_refuses_unknown_fields_chats_keep_their_bud
         assert max(sizes) <= 100 - 8
         assert memory.proxy.counts.evicted > 20
         assert memory.proxy.counts.as_sent == 0
+
+
+@pytest.mark.parametrize("status", [403, 422, 500, 501])
+async def test_engines_refuse_unknown_fields_with_other_statuses_too(status: int) -> None:
+    engine = strict()
+    engine.status = status
+    async with remembering(LARGE, engine=engine) as memory:
+        for _ in range(2):
+            assert (await memory.chat([user("one")])).status_code == 200
+        assert [PARAMS in body for body in engine.got] == [True, False, False]
+
+
+@pytest.mark.parametrize(("status", "tools"), [(401, []), (429, []), (503, []), (500, [SEARCH])])
+async def test_what_another_form_would_not_help_is_sent_once(status: int, tools: list[Any]) -> None:
+    engine = strict()
+    engine.status = status
+    async with remembering(LARGE, engine=engine) as memory:
+        assert (await memory.chat([user("one")], tools=tools)).status_code in (status, 502)
+        assert len(engine.got) == 1
 
 
 async def test_a_long_chat_that_such_an_engine_gets_first_is_within_its_budget() -> None:

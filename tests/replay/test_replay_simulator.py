@@ -125,6 +125,13 @@ def test_adapters_equal_libcachesim_without_prefixes(policy: str, capacity: int)
         assert adapted.tolist() == plain
 
 
+@pytest.mark.parametrize(("policy", "least"), [("s3fifo", 10), ("wtinylfu", 5)])
+def test_a_pool_too_small_for_an_algorithm_is_refused(policy: str, least: int) -> None:
+    library_hits(prefix_free(100), least, policy)
+    with pytest.raises(ReplayError, match=f"allowed: {least} or more"):  # the library would abort
+        new_cache(policy, least - 1)
+
+
 def test_libcachesim_algorithms_differ_from_each_other_and_from_lru() -> None:
     trace = prefix_free(4000)
     rates = {policy: tuple(library_hits(trace, 20, policy).tolist()) for policy in ALGORITHMS}

@@ -130,7 +130,7 @@ def test_block_size_can_be_said(tmp_path: Path) -> None:
         ({"hash_ids": [1, -2]}, "hash_ids"),
         ({"hash_ids": "no"}, "hash_ids"),
         ({"input_length": 1 << 40}, "input_length"),
-        ({"session_id": "s"}, "one file holds one format"),
+        ({"input_length": 0, "hash_ids": []}, "allowed: 1 token or more"),
         ({"chat_id": 3}, "one file holds one format"),
     ],
 )
@@ -237,6 +237,72 @@ def test_a_tables_empty_cells_are_null(tmp_path: Path, nothing: str) -> None:
     assert load_trace(path).output_tokens.tolist() == [0, 0]
     path.write_text(f'{{"timestamp": 0, "input_length": {nothing}, "hash_ids": [1, 2]}}\n')
     with pytest.raises(TraceError, match=r"t\.jsonl:1: .*"):
+        load_trace(path)
+
+
+def test_a_request_without_a_session_is_one_of_its_own(tmp_path: Path) -> None:
+    """aiperf reads such lines as sessions of a single turn; tables write empty cells."""
+    body = {"input_length": 500, "hash_ids": [1]}
+    for nobody in ({}, {"session_id": ""}, {"session_id": None}):
+        single = {**body, **nobody}
+        for first in ({"timestamp": 1, **single}, {"delay": 0, **single}):
+            rows = [first, {**body, "session_id": "a", "delay": 5}, {"timestamp": 2, **single}]
+            trace = load_trace(write(tmp_path / "t.jsonl", rows))
+            assert len(set(trace.session.tolist())) == 3
+    alone = [{"timestamp": n, "session_id": "", **MOONCAKE[n]} for n in range(3)]
+    plain = load_trace(write(tmp_path / "p.jsonl", MOONCAKE)).session
+    assert load_trace(write(tmp_path / "a.jsonl", alone)).session.tolist() == plain.tolist()
+
+
+LINES = [json.dumps(row) for row in MOONCAKE]
+WRITTEN = {
+    "commas": ",\n".join([*LINES, ""]).encode(),
+    "array": json.dumps(MOONCAKE).encode(),
+    "array of lines": ("[\n" + ",\n".join(LINES) + "\n]\n").encode(),
+    "indented array": b"\xef\xbb\xbf" + json.dumps(MOONCAKE, indent=2).encode(),
+    "UTF-16": "\r\n".join(LINES).encode("utf-16"),
+    "UTF-16, big end first": b"\xfe\xff" + "\n".join(LINES).encode("utf-16-be"),
+}
+
+
+@pytest.mark.parametrize("zipped", [False, True])
+@pytest.mark.parametrize("data", WRITTEN.values(), ids=WRITTEN)
+def test_it_may_be_an_array_or_utf16(tmp_path: Path, data: bytes, zipped: bool) -> None:
+    path = tmp_path / "t.jsonl"
+    path.write_bytes(gzip.compress(data) if zipped else data)
+    trace = load_trace(path)
+    assert trace.input_tokens.tolist() == [1024, 600, 1500]
+
+
+def test_much_of_utf16_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    path.write_bytes("\n".join(line[:-1] + ', "é𝄞": 0}' for line in LINES * 500).encode("utf-16"))
+    assert len(load_trace(path)) == 3 * 500
+    path.write_bytes(path.read_bytes()[:-3] + b"\x00\xdc")
+    with pytest.raises(TraceError, match="utf-16"):
+        load_trace(path)
+
+
+def test_an_array_is_bounded_and_its_bad_entry_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "t.json"
+    path.write_text(json.dumps([*MOONCAKE, {"chat_id": 1}]))
+    with pytest.raises(TraceError, match=r"t\.json:4: "):
+        load_trace(path)
+    monkeypatch.setattr(reader, "MAX_ARRAY", 100)
+    with pytest.raises(TraceError, match="a line each"):
+        load_trace(path)
+
+
+@pytest.mark.parametrize(
+    ("begins", "name"),
+    [(b"(\xb5/\xfd", "zstd"), (b"\xfd7zXZ\0", "xz"), (b"BZh9", "bzip2"), (b"PK\3\4", "zip")],
+)
+def test_what_packed_it_is_named(tmp_path: Path, begins: bytes, name: str) -> None:
+    path = tmp_path / "t.jsonl"
+    path.write_bytes(begins + b"x" * 9)
+    with pytest.raises(TraceError, match=f"is packed by {name}; allowed: gzip"):
         load_trace(path)
 
 

@@ -191,6 +191,38 @@ def test_garbage_is_refused_and_the_rest_goes_on(publisher: Publisher, watcher: 
     assert watcher.source.counters["kv_refused"] == 4
 
 
+@pytest.mark.parametrize("replay", [True, False])
+@pytest.mark.parametrize("payload", [b"\xc1", b"{}", msgspec.msgpack.encode([1.5, None])])
+def test_a_batch_that_cannot_be_read_is_no_gap(
+    tmp_path: Path, watch: Watch, payload: bytes, replay: bool
+) -> None:
+    """A replay would bring the same batch each time, and then all would be forgotten."""
+    with closing(Publisher(tmp_path, replay=replay)) as publisher:
+        watcher = followed(watch, publisher)
+        publisher.publish(stored(1))
+        publisher.publish_raw(payload)
+        publisher.publish(stored(2))
+        watcher.until(lambda: watcher.blocks == {1, 2})
+        assert (watcher.source.sequence.gaps, watcher.forgotten) == (0, 0)
+        assert watcher.source.state == "partial"
+        assert watcher.source.counters["kv_left_out"] == 1
+        assert "refused" in watcher.source.last_left_out
+        if replay:  # and so it is for who comes later
+            other = watch(publisher)
+            other.until(lambda: other.blocks == {1, 2} and other.settled())
+            assert other.source.state == "partial"
+
+
+def test_messages_of_which_none_can_be_read_are_no_good_state(
+    publisher: Publisher, watcher: Watcher
+) -> None:
+    for _ in range(3):
+        publisher.pub.send_multipart([b"kv-events", b"no sequence number is here"])
+    watcher.until(lambda: watcher.source.counters["kv_refused"] == 3)
+    assert watcher.source.state == "partial"
+    assert "3 frames" in watcher.source.last_left_out
+
+
 def test_a_replay_without_the_topic_is_read_too(publisher: Publisher, watch: Watch) -> None:
     """Older vLLM and SGLang send one frame less."""
     publisher.topic = None

@@ -29,6 +29,7 @@ class ChatEngine:
         got: Bodies of chats, as they came.
         says: The message that answers a body.
         refuses: Whether it refuses a body.
+        status: With which it does.
         cuts: Whether it breaks off in the middle of an answer.
         tokenizes: Whether it has ``/tokenize``.
     """
@@ -38,6 +39,7 @@ class ChatEngine:
         self.headers: list[dict[str, str]] = []
         self.says: Callable[[Sent], Sent] = lambda _: {"role": "assistant", "content": "well then"}
         self.refuses: Callable[[Sent], bool] = lambda _: False
+        self.status = 400
         self.cuts, self.tokenizes = False, True
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -53,7 +55,7 @@ class ChatEngine:
         self.headers.append({k.decode(): v.decode() for k, v in scope["headers"]})
         self.got.append(body)
         if self.refuses(body):
-            return await _json(send, 400, {"error": {"message": "roles must alternate"}})
+            return await _json(send, self.status, {"error": {"message": "roles must alternate"}})
         said = self.says(body)
         if body.get("stream"):
             await self._stream(send, said)

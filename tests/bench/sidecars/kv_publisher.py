@@ -91,8 +91,11 @@ class Publisher:
         self.pub.recv()
 
     def publish(self, *events: dict[str, Any]) -> int:
+        return self.publish_raw(msgspec.msgpack.encode([time.time(), list(events), 0]))
+
+    def publish_raw(self, payload: bytes) -> int:
+        """Publish a batch, whether or not it can be read; returns its number."""
         seq, self.seq = self.seq, self.seq + 1
-        payload = msgspec.msgpack.encode([time.time(), list(events), 0])
         self.buffer.append((seq, payload))
         if seq not in self.mute:
             self.send(seq, payload)

@@ -72,6 +72,8 @@ def test_a_name_that_is_not_allowed_is_named_in_the_log_once(
             ).status_code == 400
             known = {"Host": "LLM.example.com", "Origin": "https://llm.example.com"}
             assert (await client.get("/v1/models", headers=known)).status_code == 200
+            full = {"Host": "llm.example.com.:443"}
+            assert (await client.get("/v1/models", headers=full)).status_code == 200
             foreign = {"Host": "llm.example.com", "Origin": "https://evil.example"}
             assert (await client.get("/v1/models", headers=foreign)).status_code == 403
 
@@ -93,7 +95,7 @@ def test_what_is_no_name_of_a_host_is_refused(
     assert "--allowed-host" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("probe", ["/health", "/healthz", "/ping"])
+@pytest.mark.parametrize("probe", ["/health", "/healthz", "/ping", "/ready", "/readyz"])
 async def test_probes_are_answered_under_any_name_and_hear_first_that_it_ends(probe: str) -> None:
     async with fronted(LOCAL) as (front, client):
         async with asyncio.timeout(15):
@@ -102,6 +104,22 @@ async def test_probes_are_answered_under_any_name_and_hear_first_that_it_ends(pr
         front.leaving = True
         assert (await client.get(probe)).status_code == 503
         assert (await client.get("/v1/models")).status_code == 200, "it serves all the same"
+
+
+@pytest.mark.parametrize("probe", ["/live", "/livez"])
+async def test_it_lives_without_engines_and_until_its_end(probe: str) -> None:
+    """A restart would bring no engine back."""
+    proxy = FleetProxy([EngineAddress("http://127.0.0.1:1")])
+    front = ApiGate(route_app(proxy), LOCAL)
+    async with httpx.AsyncClient(
+        transport=httpx.ASGITransport(front), base_url="http://127.0.0.1"
+    ) as client:
+        assert (await client.get("/readyz")).status_code == 503
+        front.leaving = True
+        for method in ("GET", "HEAD"):
+            answer = await client.request(method, probe, headers={"Host": "10.1.2.3"})
+            assert answer.status_code == 200
+    await proxy.close()
 
 
 async def test_a_pipe_in_the_place_of_the_list_of_engines_is_not_waited_for(
