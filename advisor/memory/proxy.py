@@ -222,7 +222,9 @@ class MemoryProxy:
         assert asked.turn is not None, "a chat has a prompt"
         if request.appends and not asked.turn.is_named:
             raise BadRequestError(_NAMELESS)
-        over = await self._appending.next(asked.turn.session) if request.appends else _nothing
+        # Of those that append nothing, no request waits for one that repeats its chat.
+        appending = self._appending
+        over = await appending.next(asked.turn.session) if request.appends else lambda: None
         turn, prompt = await self._prepared(asked, asked.turn, request, over)
         try:
             reply, form = await self._asker.begin(self.upstream, asked.call, prompt)
@@ -302,10 +304,6 @@ class MemoryProxy:
         if is_new:
             self.store.forget_new(chat)
         turn.over()
-
-
-def _nothing() -> None:
-    """Do nothing: no request waits for one that repeats its chat."""
 
 
 def _new_chat(turn: Turn, headers: Headers, request: ChatRequest) -> ChatSession:

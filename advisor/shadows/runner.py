@@ -128,10 +128,6 @@ _ROUNDING: Final = 1e-6  # blocks
 _COUNTED: Final = ("tokens", "asked", "ours", "sampled")
 
 
-def _no_guard(blocks: int) -> PolicySelector | None:
-    return None
-
-
 class ShadowSet:
     """All shadows of one engine. ``asked``, ``ours``: blocks that all sessions asked for, and what
     the live pool found; ``sampled``: those that sessions of the sample asked for.
@@ -142,7 +138,7 @@ class ShadowSet:
         blocks: int,  # the live pool's size
         policies: Sequence[Policy],  # those that rank shadows, the live one first
         copies: int = 0,  # that fit into the engine's colder tiers
-        guard: Guarding = _no_guard,  # sees to it that LRU ranks where it finds more
+        guard: Guarding = lambda blocks: None,  # sees to it that LRU ranks where it finds more
         # whether policies' shadows follow from the start; LRU's, which rank nothing, always do. See
         # `wake`
         awake: bool = True,

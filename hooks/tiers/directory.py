@@ -89,10 +89,6 @@ class Marks(NamedTuple):
         return list(compress(places, held)), list(compress(keys, held))
 
 
-def _nobody_listens(hashes: list[bytes]) -> None:
-    pass
-
-
 class Copies:
     """Copies in memory that are found, by hash and by key, in the order in which they go.
 
@@ -304,7 +300,7 @@ class CopyDirectory:
         # blocks that the shared store held when it was asked for a waiting request
         self.in_store: set[bytes] = set()
         # called with the hashes of blocks that have copies from now on
-        self.told: Callable[[list[bytes]], None] = _nobody_listens
+        self.told: Callable[[list[bytes]], None] = lambda hashes: None
 
     @property
     def warm_blocks(self) -> int:
@@ -425,20 +421,14 @@ class CopyDirectory:
             if block_hash in cold:
                 cold.move_to_end(block_hash)
 
-    def drop(self, copy: Copy) -> None:
-        """Give up a complete copy; its memory is free once the jobs that use it are done."""
-        if self.warm(copy.block_hash) is copy:
-            self.drop_all([copy])
-
     def drop_all(self, copies: Sequence[Copy]) -> list[bytes]:
-        """Give up complete copies, all of which are found; see ``drop``. Returns their hashes."""
+        """Give up complete copies, all of which are found; their memory is free once the jobs that
+        use it are done. Returns their hashes.
+        """
         hashes, unused = self._warm.drop(copies)
         self.lost += len(hashes)
         self._release(unused)
         return hashes
-
-    def unpin(self, copy: Copy) -> None:
-        self.unpin_all((copy,))
 
     def unpin_all(self, copies: Iterable[Copy]) -> None:
         """Note that a job that used these copies is done."""

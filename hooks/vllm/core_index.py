@@ -31,7 +31,7 @@ class CoreIndex(BlockIndex):
     """The index of a pool with one group of full attention, whose every change the core hears.
 
     Attributes:
-        gone: Told which keys the engine evicted, when that is worked through.
+        gone: Told which keys the engine evicted, when that is worked through; None: nobody asks.
 
     Raises:
         TypeError: The pool is not as the core knows it.
@@ -44,7 +44,7 @@ class CoreIndex(BlockIndex):
         from ..._engine import Core
 
         super().__init__(pool, clock)
-        self.gone: Callable[[Sequence[int]], None] = _nobody_asks
+        self.gone: Callable[[Sequence[int]], None] | None = None
         self.core: Core = Core(
             pool, group.index, self._freed_at, _places(pool), BlocksStored, BlocksRemoved,
             BlocksCleared, group.block_size, self.catch_up,
@@ -108,7 +108,7 @@ class CoreIndex(BlockIndex):
         self.core.clear()
 
     def _tell(self, gone: bytes | None) -> None:
-        if gone is not None and self.gone is not _nobody_asks:
+        if gone is not None and self.gone is not None:
             self.gone(unpack(gone))
 
 
@@ -121,10 +121,6 @@ def _places(pool: Any) -> tuple[int, int, int, int, int]:
         raise TypeError(f"cache_full_blocks has no {', '.join(missing)}")
     one, two, three, four, five = map(names.index, _READ)
     return one, two, three, four, five
-
-
-def _nobody_asks(keys: Sequence[int]) -> None:
-    pass
 
 
 # ``CoreTap``: the pool's changes, noted by the compiled core.

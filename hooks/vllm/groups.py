@@ -48,6 +48,11 @@ class ObservedGroup:
         hashes: Sequence[bytes] = request.block_hashes
         return hashes[scale - 1 : tokens // self.hash_block_size : scale]
 
+    def is_in(self, pool: BlockPool, block_hash: bytes) -> bool:
+        """Whether the prefix cache has this block of the group."""
+        cached = pool.cached_block_hash_to_block  # looked up each time: a reset makes another map
+        return cached.get_one_block(block_hash + self.suffix) is not None
+
     def computed(self, request: Request, exact: int | None) -> Sequence[bytes]:
         """The hashes of the full blocks whose KV a request that ended left."""
         tokens = min(request.num_computed_tokens, request.num_tokens - 1)

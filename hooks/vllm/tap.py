@@ -110,12 +110,12 @@ class PoolTap:
         # returns blocks in use that need not block a reset, each as often as it is held; called
         # before a reset, and its blocks are given back after it
         self.lend: Callable[[], list[KVCacheBlock]] = list
-        self.renewed: Callable[[], None] = _nothing  # called after a reset that took place
+        self.renewed: Callable[[], None] = lambda: None  # called after a reset that took place
         # called after blocks were given back, which may change the next to be taken
-        self.freed: Callable[[], None] = _nothing
+        self.freed: Callable[[], None] = lambda: None
         # called with the blocks of a prefix hit after it took those that were free out of the free
         # queue's midst
-        self.touched: Callable[[Sequence[KVCacheBlock]], None] = _nothing_of
+        self.touched: Callable[[Sequence[KVCacheBlock]], None] = lambda blocks: None
         self._pool = pool
         self._group = group
         self._before: list[Changes] | deque[Changes] = []  # what was followed by a reset
@@ -264,14 +264,6 @@ class PoolTap:
             self.renewed()
         except Exception as error:
             self._failed(error)
-
-
-def _nothing() -> None:
-    pass
-
-
-def _nothing_of(blocks: Sequence[KVCacheBlock]) -> None:
-    pass
 
 
 def _does_nothing(pool: BlockPool, emit: Callable[..., Any]) -> bool:

@@ -184,7 +184,7 @@ class Window:
         # prompts is known when these are looked up, and early enough to lay it
         self.ahead = 0
         # told of the victims when more are laid, and whether these are the first
-        self.laid_more: Callable[[Victims, bool], None] = _nobody_asks
+        self.laid_more: Callable[[Victims, bool], None] = lambda victims, at_head: None
 
     @property
     def size(self) -> int:
@@ -359,7 +359,3 @@ class Window:
         if len(found.blocks) <= count:
             return found, len(keys)
         return found.first(count), found.places[count - 1] + 1
-
-
-def _nobody_asks(victims: Victims, at_head: bool) -> None:
-    pass

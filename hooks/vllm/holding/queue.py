@@ -147,7 +147,7 @@ class HoldingQueue:
         """
         # Not at once: an error of ours may come between vLLM's look at the head and its taking it
         # out, and a request put before that one would be taken in its place.
-        self._holds, self._gone = _never, _ignore
+        self._holds, self._gone = _never, lambda _: None
         self.queued = self.unqueued = ()  # they may be what failed
         self._ends = bool(self._held)
         self._step_aside()
@@ -243,7 +243,3 @@ def _arrival(request: Request) -> tuple[bool, float]:
 
 def _never(_: Any) -> bool:
     return False
-
-
-def _ignore(_: Any) -> None:
-    pass

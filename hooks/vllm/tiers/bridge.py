@@ -221,7 +221,7 @@ class TierCacheBridge:
         self._group, self._pool, self._index = group, pool, index
         self.spiller = Spiller(pool, ledger, index.holders, settings.spill_all)
         self.loader = Loader(group, ledger, self.spiller.load_victims)
-        self._idle_writer = IdleWriter.of(pool, group, ledger, self.spiller)
+        self._idle_writer = IdleWriter(pool, group, ledger, self.spiller)
         self.line, self._prefetches = WaitingLine(by_priority, settings.ahead), settings.prefetch
         self._prefetcher = Prefetcher(pool, group, index, ledger, emit, self.line, self.loader)
         self.idle, self.may_rest = IdleEngine(ledger.clock), True

@@ -102,7 +102,7 @@ class WorkerSide:
     def take_finished(self) -> set[str]:
         """Take the requests whose loads ended; their failed blocks are kept for ``take_failed``."""
         if self.mover is not None:
-            self.mover.give_up_on_overdue()
+            self.mover.lanes.give_up_on_overdue()
         finished, self._failed_blocks = self._answers.take_loaded()
         return finished
 
@@ -130,7 +130,9 @@ class WorkerSide:
         arena = Arena.for_cache(cache.layout, given)
         ops.prepare(cache, arena.kv)  # compiled and measured now, where it holds up no request
         disk = open_disk(self._config, self._settings, cache, arena.record_bytes)
-        self._sweep = new_sweep(disk) if disk is not None else None
+        self._sweep = None
+        if disk is not None:
+            self._sweep = DiskSweep(disk.path, _orphans_beside(disk.path))
         store = self._open_records(self._config, cache) if self._open_records else None
         mover = TierMover(
             cache, arena, disk, hash_bytes(self._config), rope=rope_of(self._config), store=store
@@ -508,11 +510,6 @@ def open_disk(
     except StorageError as error:
         logger.warning("kvgraph: no disk tier: %s", error)
         return None
-
-
-def new_sweep(disk: DiskTier) -> DiskSweep:
-    """Begin to sweep the directory of a worker's ``disk``."""
-    return DiskSweep(disk.path, _orphans_beside(disk.path))
 
 
 def file_name(config: VllmConfig, identity: str) -> str:
