@@ -108,13 +108,11 @@ def caller_of(headers: Headers) -> str:
 
 
 def caller_salt(headers: Headers, salt: object, key: bytes | None) -> str:
-    """Return a cache salt that no other API key gets, whatever salt it sends.
+    """Return a cache salt, 32 hexadecimal digits, that no other API key gets, whatever salt it
+    sends; empty if the request has no API key, or ``key`` is None.
 
     Text that comes back was computed behind other text, so an answer can depend on it; it must not
     be another caller's.
-
-    Returns:
-        32 hexadecimal digits; empty if the request has no API key, or ``key`` is None.
     """
     keys = keys_of(headers)
     if key is None or not keys:

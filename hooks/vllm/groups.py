@@ -23,15 +23,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ObservedGroup:
-    """The KV cache group whose blocks we observe; sizes in tokens.
-
-    Attributes:
-        block_size, hash_block_size: Of its blocks, and of what a request's hashes cover each.
-    """
+    """The KV cache group whose blocks we observe; sizes in tokens."""
 
     index: int  # which of the engine's groups it is
     block_size: int
-    hash_block_size: int
+    hash_block_size: int  # of what a request's hashes cover each
     groups_take: int = 1  # blocks that all groups take at most where this one takes a block
     # whether vLLM may leave blocks of it out of the prefix cache, as those outside of a window
     skips: bool = False
@@ -106,14 +102,12 @@ class OtherGroups:
         ]
 
     def lacking(self, request: Request, cached_tokens: int) -> int | None:
-        """The first other group because of which a lookup found no more than ``cached_tokens``.
+        """The place among the groups of the first other one because of which a lookup found no more
+        than ``cached_tokens``; None if the observed group lacks the next block itself, or no other
+        is known to.
 
         Costs a look at the prefix cache where the observed group has no more either, else as many
         as a window has blocks in each other group. To be asked right after the lookup.
-
-        Returns:
-            Its place among the groups; None if the observed group lacks the next block itself, if
-            there is none that could be matched, or if no group lacks what is known to be needed.
         """
         if not self._others:
             return None
@@ -182,18 +176,13 @@ _DIGEST_BYTES: Final = 4
 
 
 def block_hashing(algorithm: str, patience_s: float = _PATIENCE_S) -> str:
-    """The algorithm, and a digest of the hash that a fixed block gets: ``sha256 5be0cd19``.
+    """The algorithm (``prefix_caching_hash_algo``), and a digest of the hash that a fixed block
+    gets: ``sha256 5be0cd19``. Empty where the algorithm is not known here, or vLLM sets no seed
+    within ``patience_s``; this thread waits.
 
     That hash covers what vLLM begins with before a prompt's first block (``NONE_HASH``, from
     ``PYTHONHASHSEED`` or, without it, for some algorithms at random), and how blocks are
     serialized. The digest is slow to make, and too short to name the seed.
-
-    Args:
-        algorithm: ``prefix_caching_hash_algo``.
-        patience_s: How long vLLM may take to set the seed; this thread waits.
-
-    Returns:
-        Empty where there is no seed by then, or the algorithm is not known here.
     """
     from vllm.utils.hashing import get_hash_fn_by_name
     from vllm.v1.core.kv_cache_utils import hash_block_tokens

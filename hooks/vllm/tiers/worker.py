@@ -175,10 +175,8 @@ def granted_bytes(settings: TierSettings) -> int:
 
 
 def described(views: dict[str, Any], config: VllmConfig) -> PagedKv:
-    """Describe the engine's cache as one paged memory.
-
-    Raises:
-        LayoutError: Its layout is not known.
+    """Describe the engine's cache as one paged memory; raises LayoutError if its layout is not
+    known.
     """
     from vllm.platforms import current_platform
 
@@ -305,15 +303,13 @@ _OF_LIBRARIES: Final = (
 
 def disk_identity(config: VllmConfig) -> str:
     """Describe all that the bytes on the workers' disks and in a shared store depend on, except
-    each worker's share of a block.
+    each worker's share of a block. Raises StorageError if the weights cannot be told from others,
+    or a setting cannot be described.
 
     Everything that configures the engine counts, unless ``CHANGES_NOTHING`` names it. So a field
     that is new in vLLM counts at once, at the price of records that are not found again; a test
     names the fields of each class on both sides, and fails until somebody decided about a new one.
     A class that is not named there counts whole. The model's files are told by name, size and time.
-
-    Raises:
-        StorageError: The weights cannot be told from others, or a setting cannot be described.
     """
     import vllm
 
@@ -336,10 +332,8 @@ def disk_identity(config: VllmConfig) -> str:
 
 
 def _loaded(model: ModelConfig, load: LoadConfig) -> object:
-    """Describe the weights that a loader takes.
-
-    Raises:
-        StorageError: They cannot be told from others.
+    """Describe the weights that a loader takes; raises StorageError if they cannot be told from
+    others.
     """
     if load.load_format not in _FROM_FILES:
         raise StorageError(
@@ -401,10 +395,7 @@ def _device() -> object:
 
 def weights_of(model: ModelConfig) -> object:
     """Describe what tells a model's weights from others of the same name and shape, without reading
-    them.
-
-    Raises:
-        StorageError: Nothing does: there is no file of weights, and no commit of a hub.
+    them. Raises StorageError if nothing does: no file of weights, and no commit of a hub.
     """
     path = Path(getattr(model, "model_weights", "") or model.model)
     files, commit = sorted(_files(path)), _commit(model, str(path))
