@@ -325,7 +325,8 @@ class HoldingRule:
         wasted = 0.0 if advice is None else advice.wasted
         self._pacing.note_step(now, free=free, prefills=prefills, wasted=wasted)
         if advice is None or advice.room_blocks is None:
-            return list(self._all("open" if advice is not None else "silence"))
+            reason = "open" if advice is not None else "silence"
+            return [(self._let_go(held), reason) for held in iter(self._order.oldest, None)]
         found = [*self._old(now), *self._fitting(advice)]
         return found or self._without_room(now, idle)
 
@@ -343,10 +344,6 @@ class HoldingRule:
         """Whether there is room for a request, or for a quarter of the pool if it wants more."""
         enough = max(1, self._bounds.pool_blocks // _ENOUGH)
         return self._room.remaining(advice) >= min(asks.blocks, enough)
-
-    def _all(self, reason: str) -> Iterator[tuple[Held, str]]:
-        while (held := self._order.oldest()) is not None:
-            yield self._let_go(held), reason
 
     def _old(self, now: float) -> Iterator[tuple[Held, str]]:
         born = now - (1.0 - _LAST_STEPS) * self._bounds.most_s

@@ -55,7 +55,7 @@ def graph_stats(view: View, counters: Mapping[str, int], embedding_bytes: int) -
     """Count everything, by vector operations over the columns."""
     tables = view.tables
     blocks, edges, sessions = tables.blocks, tables.edges, tables.sessions
-    states = np.bincount(_live_states(tables), minlength=len(STATE_NAMES))
+    states = np.bincount(sessions.state[: sessions.size], minlength=len(STATE_NAMES))
     names = sum(each.nbytes for each in (tables.segment_names, tables.tenants, tables.memories))
     per_block = blocks.nbytes + embedding_bytes
     return GraphStats(
@@ -119,10 +119,6 @@ def _engine_stats(view: View) -> EngineStats:
         tiers=reports.tiers,
         admission=reports.admission,
     )
-
-
-def _live_states(tables: Tables) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
-    return tables.sessions.state[: tables.sessions.size]
 
 
 EngineColumns = npt.NDArray[np.int8]

@@ -298,10 +298,6 @@ class _Play:
     def _idle(self) -> bool:
         return not self._instance.running and not self._line
 
-    def _must_wait(self, asked: ArrivedRequest, now: float) -> bool:
-        asked.brings = self._brings(asked)
-        return self._hold.turn_comes(asked, now)
-
     def _brings(self, asked: ArrivedRequest) -> int:
         prompt = self._limits[asked.request]
         found = self._instance.reach(self._chains[asked.request], prompt)
@@ -315,7 +311,8 @@ class _Play:
             self._prefill(self._loaded.popleft(), now)
         while not self._busy and self._line:
             asked = self._next()
-            if self._must_wait(asked, now):
+            asked.brings = self._brings(asked)
+            if self._hold.turn_comes(asked, now):
                 self._line.remove(asked)
             elif not self._start(asked, now):
                 break

@@ -91,7 +91,8 @@ class OtherGroups:
 
     def __init__(self, kv_cache: KVCacheConfig, pool: BlockPool, observed: ObservedGroup) -> None:
         specs = [_first(group.kv_cache_spec) for group in kv_cache.kv_cache_groups]
-        self.named = tuple(map(_named, specs))  # all groups, as the hello names them
+        # all groups, as the hello names them
+        self.named = tuple(CacheGroup(*_kind(spec), spec.block_size) for spec in specs)
         self._pool, self._observed, self._scale = pool, observed, pool.hash_block_size
         matched = [group.block_size for group in self.named if group.kind != GroupKind.OTHER]
         self._unit = lcm(observed.block_size, *matched)  # matches are multiples of it
@@ -134,10 +135,6 @@ def _first(spec: KVCacheSpec) -> KVCacheSpec:
     """A group's own specification, or the first of several that differ in sizes alone."""
     together = getattr(spec, "kv_cache_specs", None)
     return next(iter(together.values())) if together else spec
-
-
-def _named(spec: KVCacheSpec) -> CacheGroup:
-    return CacheGroup(*_kind(spec), spec.block_size)
 
 
 def _kind(spec: KVCacheSpec) -> tuple[GroupKind, int]:

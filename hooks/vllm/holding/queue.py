@@ -144,10 +144,6 @@ class HoldingQueue:
         self._ends = bool(self._held)
         self._step_aside()
 
-    def _leave(self) -> None:
-        self._ends = False
-        self.release_all()
-
     def _hold(self, request: Request) -> None:
         self._held[request.request_id] = request
         self._scheduler.deferred_waiting.add(request)
@@ -209,7 +205,8 @@ class HoldingQueue:
     def __bool__(self) -> bool:
         """Return whether a request may start; vLLM asks before each look at the head."""
         if self._ends:
-            self._leave()
+            self._ends = False
+            self.release_all()
         return bool(self._queue)
 
     def __len__(self) -> int:
