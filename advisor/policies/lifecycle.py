@@ -166,12 +166,10 @@ class Returns:
             self._model.take(fit, waits)
             self._steps += steps
 
-    def rates(self, sessions: SessionTable, rows: Sessions, now: float) -> Floats:
-        """float64 ``[n]``, 1/model second: each idle session's rate of return from now on."""
-        return self.waiting(sessions, rows, now).rates()
-
     def waiting(self, sessions: SessionTable, rows: Sessions, now: float) -> Waiting:
-        """Return what ``rates`` are computed from, so that this can be done later."""
+        """Return what the idle sessions' rates of return from now on are computed from, so that
+        this can be done later.
+        """
         self._renew(sessions, rows)
         age = np.maximum(0.0, now - sessions.last_seen[rows]) * self.speed
         return Waiting(self._log_rates[rows], age)
