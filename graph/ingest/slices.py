@@ -191,8 +191,8 @@ class GhostKeeper:
         for start in range(0, len(rows), _PART):
             yield
             some = rows[start : start + _PART]
-            for forget in self._forget_some:
-                forget(some)
+            for release in self._forget_some:
+                release(some)
             self._tables.blocks.release(some)
 
     def _losing_edges(self, rows: Rows, gone: Mask) -> Iterator[None]:
