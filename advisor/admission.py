@@ -134,14 +134,9 @@ class Valve:
         self, prompts: Prompts, demand: Demand, *,
         waits: bool | None = None, queued: int = 0, again: int = 0,
     ) -> None:  # fmt: skip
-        """Close, open or move the limit.
-
-        Args:
-            prompts: Counts of the engine's prompts so far.
-            waits: Whether requests wait for room: while none does, a limit is not on trial. None:
-                not known.
-            queued: Blocks of the prompts in the engine's queue.
-            again: Of these, blocks that will be computed again.
+        """Close, open or move the limit. While no request ``waits`` for room (None: not known), it
+        is not on trial; ``queued``: blocks of the prompts in the engine's queue, of which ``again``
+        will be computed again.
         """
         new = self._note(prompts)
         if self.limit is None:
@@ -221,10 +216,8 @@ class Admission:
     def advise(
         self, tables: Tables, engine: int, now: float, version: int | None = None
     ) -> AdmissionAdvice:
-        """Advise one engine, by its residency column; called under the graph's lock.
-
-        Args:
-            version: Rises with each change of the graph; None: nobody counts.
+        """Advise one engine, by its residency column; called under the graph's lock. ``version``
+        rises with each change of the graph; None: nobody counts.
         """
         valve = self._valve(engine, tables.pool_blocks.get(engine, 0) - _UNUSED_BLOCKS)
         was_open = valve.limit is None

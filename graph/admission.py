@@ -61,12 +61,9 @@ class Pacing:
     def note_step(
         self, now: float, *, free: bool, prefills: bool = False, wasted: float = 0.0
     ) -> None:
-        """Update at each step whether the engine could take another request.
-
-        Args:
-            free: No request is queued, and the prompt of the last one released has been computed.
-            prefills: A prompt is being computed.
-            wasted: Share of what was computed lately that had been computed before.
+        """Update at each step whether the engine could take another request: it is ``free`` if no
+        request is queued and the prompt of the last one released has been computed. ``wasted``:
+        share of what was computed lately that had been computed before.
         """
         self._free = free
         if prefills or not free:
@@ -194,15 +191,9 @@ def is_short(prompt: int, pool: int) -> bool:
 
 
 def new_context_blocks(prompt: int, found: int, pool: int, *, new: bool) -> int:
-    """Blocks of new context that a request needs; 0 if its session is live and resident, or if its
-    prompt is short.
-
-    Args:
-        prompt: Blocks of the prompt.
-        found: How many of them, from the first on, need not be computed.
-        pool: Blocks of the pool.
-        new: Whether the session was never served here. Otherwise it counts as resident if at least
-            half of the prompt is found.
+    """Blocks of new context that a request needs, of a ``prompt`` of which so many, from the first
+    on, are ``found``; 0 if the prompt is short for the ``pool``, or its session is live and
+    resident: not ``new`` here, and at least half of the prompt is found.
     """
     if is_short(prompt, pool):
         return 0
@@ -253,13 +244,9 @@ class HoldingRule:
     def arrives(
         self, asks: Held, advice: AdmissionAdvice | None, *, idle: bool, queued: bool
     ) -> bool:
-        """Decide whether to hold a request that arrived at ``asks.since``.
-
-        Args:
-            asks: The request, and the new context that it needs.
-            advice: The latest; None if the sidecar is silent.
-            idle: The engine has no work but held requests.
-            queued: Whether other requests are in its queue.
+        """Decide whether to hold a request that arrived at ``asks.since``. ``advice`` is None if
+        the sidecar is silent; ``idle``: the engine has no work but held requests; ``queued``: other
+        requests are in its queue.
         """
         if self._met is None:  # those that arrive together do not count as meeting one another
             # Who waits for room would stand in the queue otherwise: without these, holding would
@@ -322,12 +309,9 @@ class HoldingRule:
         self, advice: AdmissionAdvice | None, now: float, *, idle: bool, free: bool,
         prefills: bool = False,
     ) -> list[tuple[Held, str]]:  # fmt: skip
-        """Requests that may start now, in this order, each with its reason (of ``HOLD_ENDS``).
-
-        Args:
-            idle: The engine has no work but held requests.
-            free: No request is queued, and the prompt of the last one released has been computed.
-            prefills: A prompt is being computed, whoever's it is.
+        """Requests that may start now, in this order, each with its reason (of ``HOLD_ENDS``). For
+        ``idle`` see ``arrives``, for ``free`` see ``Pacing.note_step``; ``prefills``: a prompt is
+        being computed, whoever's it is.
 
         If there is no room, a request that was patient starts once no other is queued, and with it
         as many as one step computes with it, as ``Pacing`` allows: a prefill that stands before a
@@ -341,7 +325,8 @@ class HoldingRule:
         wasted = 0.0 if advice is None else advice.wasted
         self._pacing.note_step(now, free=free, prefills=prefills, wasted=wasted)
         if advice is None or advice.room_blocks is None:
-            return list(self._all("open" if advice is not None else "silence"))
+            reason = "open" if advice is not None else "silence"
+            return [(self._let_go(held), reason) for held in iter(self._order.oldest, None)]
         found = [*self._old(now), *self._fitting(advice)]
         return found or self._without_room(now, idle)
 
@@ -359,10 +344,6 @@ class HoldingRule:
         """Whether there is room for a request, or for a quarter of the pool if it wants more."""
         enough = max(1, self._bounds.pool_blocks // _ENOUGH)
         return self._room.remaining(advice) >= min(asks.blocks, enough)
-
-    def _all(self, reason: str) -> Iterator[tuple[Held, str]]:
-        while (held := self._order.oldest()) is not None:
-            yield self._let_go(held), reason
 
     def _old(self, now: float) -> Iterator[tuple[Held, str]]:
         born = now - (1.0 - _LAST_STEPS) * self._bounds.most_s

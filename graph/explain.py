@@ -162,7 +162,8 @@ def neighbors(tables: Tables, row: int) -> list[dict[str, Any]]:
     found = []
     for edge in tables.all_edges.touching(np.array([row], dtype=np.int32)):
         outward = edge.source == row and not edge.is_from_root
-        there = _target(tables, edge) if outward else _source(tables, edge)
+        source = ROOT if edge.is_from_root else _block(tables, edge.source)
+        there = _target(tables, edge) if outward else source
         found.append(
             {
                 "node": there,
@@ -298,10 +299,6 @@ def _over_share_on(view: View, row: int) -> list[str]:
 
 def _block(tables: Tables, row: int) -> str:
     return block_name(int(tables.blocks.wire_keys(row)))
-
-
-def _source(tables: Tables, edge: Edge) -> str:
-    return ROOT if edge.is_from_root else _block(tables, edge.source)
 
 
 def _target(tables: Tables, edge: Edge) -> str:

@@ -101,7 +101,7 @@ def leasable(tables: Tables, rows: Rows, now: float, arriving: int | None = None
     if not len(rows):
         return rows
     tenant = int(blocks.tenant[rows[0]])
-    others = _leased(tables, now)
+    others = blocks.pinned_until[: blocks.size] > now  # the rows that have a lease
     others[rows] = False
     fitting = np.ones(len(rows), dtype=np.bool_)
     for engine, pool in tables.pool_blocks.items():
@@ -110,12 +110,6 @@ def leasable(tables: Tables, rows: Rows, now: float, arriving: int | None = None
         fitting &= ~here | (np.cumsum(here) <= _room(tables, engine, pool, others, tenant))
     leased: Rows = rows[fitting]
     return leased
-
-
-def _leased(tables: Tables, now: float) -> Mask:
-    """bool ``[blocks.size]``: whether each row has a lease."""
-    blocks = tables.blocks
-    return np.asarray(blocks.pinned_until[: blocks.size] > now)
 
 
 def _room(tables: Tables, engine: int, pool: int, leased: Mask, tenant: int) -> int:
@@ -154,7 +148,7 @@ def _named(tables: Tables, target: Target) -> Rows:
     if target.identity is not None:
         return _of_identity(tables, target.identity)
     assert target.memory_id is not None
-    return _of_memory(tables, target.memory_id)
+    return blocks_of_memory(tables.edges, tables.memories.find(target.memory_id))
 
 
 def chain_of(tables: Tables, row: int) -> Rows:
@@ -184,11 +178,6 @@ def _of_identity(tables: Tables, name: str) -> Rows:
     if chunk:
         of_name &= blocks.chunk[: blocks.size] == int(chunk)
     return np.flatnonzero(of_name).astype(np.int32)
-
-
-def _of_memory(tables: Tables, name: str) -> Rows:
-    number = tables.memories.find(name)
-    return blocks_of_memory(tables.edges, number)
 
 
 _IN_TIME = "a lease lasts {0:g} s at most"

@@ -55,7 +55,7 @@ def graph_stats(view: View, counters: Mapping[str, int], embedding_bytes: int) -
     """Count everything, by vector operations over the columns."""
     tables = view.tables
     blocks, edges, sessions = tables.blocks, tables.edges, tables.sessions
-    states = np.bincount(_live_states(tables), minlength=len(STATE_NAMES))
+    states = np.bincount(sessions.state[: sessions.size], minlength=len(STATE_NAMES))
     names = sum(each.nbytes for each in (tables.segment_names, tables.tenants, tables.memories))
     per_block = blocks.nbytes + embedding_bytes
     return GraphStats(
@@ -73,12 +73,8 @@ def graph_stats(view: View, counters: Mapping[str, int], embedding_bytes: int) -
 
 
 def protection_said(kept: int, beyond: int, budget: ProtectionBudget | None) -> str:
-    """What protection holds and costs, in words.
-
-    Args:
-        kept: Blocks that are kept.
-        beyond: Blocks that are named to be kept and are not: they go like others.
-        budget: What that costs; None: nothing was ever named.
+    """What protection holds and costs, in words: blocks that are ``kept``, blocks ``beyond`` that
+    are named to be kept and are not, and what that costs; None: nothing was ever named.
     """
     points = None if budget is None else budget.points
     said = f"protected: {kept:,} blocks"
@@ -125,10 +121,6 @@ def _engine_stats(view: View) -> EngineStats:
     )
 
 
-def _live_states(tables: Tables) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
-    return tables.sessions.state[: tables.sessions.size]
-
-
 EngineColumns = npt.NDArray[np.int8]
 Mask = npt.NDArray[np.bool_]
 
@@ -147,13 +139,10 @@ class HeldChains(NamedTuple):
 
 
 def held_chains(tables: Tables, tips: Rows, engines: EngineColumns) -> HeldChains:
-    """Count what engines hold of the chains that end at ``tips``.
+    """Count what engines, int8 residency columns, below 0 for none, hold of the chains that end at
+    ``tips``, int32 rows, ``NO_ROW`` for no chain.
 
     Chains are evicted from their tail, so every block before the last one held counts as held.
-
-    Args:
-        tips: int32 ``[chains]``, row of each chain's last block; ``NO_ROW``: no chain.
-        engines: int8 ``[chains]``, residency column of each chain's engine; below 0: none.
     """
     known = (tips != NO_ROW) & (engines >= 0)
     tips = np.where(known, tips, NO_ROW).astype(np.int32)

@@ -23,10 +23,8 @@ _NAME: Final = b"engine"
 
 
 def engine_keys() -> EngineKeys | None:
-    """Return the CURVE keys that the environment names, or None if it names none.
-
-    Raises:
-        ConfigError: The keys cannot be loaded.
+    """Return the CURVE keys that the environment names, or None if it names none. Raises
+    ConfigError.
     """
     named = os.environ.get(KEYS_VARIABLE, "").strip()
     try:
@@ -37,10 +35,7 @@ def engine_keys() -> EngineKeys | None:
 
 class EndpointAccess:
     """Authenticates at one endpoint: by keys if the environment names some, else by a token, which
-    the environment or the sidecar's runtime note has.
-
-    Raises:
-        ConfigError: The keys cannot be loaded.
+    the environment or the sidecar's runtime note has. Raises ConfigError.
     """
 
     def __init__(self, endpoint: str) -> None:
@@ -83,11 +78,8 @@ _MOST_BYTES: Final = 16 << 20  # of an answer; chosen
 
 
 def answer_of(sidecar: RunningSidecar, path: str) -> dict[str, Any]:
-    """Return a sidecar's JSON answer for ``path``, asked with its token.
-
-    Raises:
-        OSError, http.client.HTTPException: It does not answer.
-        ValueError: The answer is no JSON object.
+    """Return a sidecar's JSON answer for ``path``, asked with its token. Raises OSError or
+    http.client.HTTPException if it does not answer, and ValueError if that is no JSON object.
     """
     headers = {"Authorization": f"Bearer {sidecar.token}"}
     request = urllib.request.Request(f"{sidecar.http}{path}", headers=headers)

@@ -179,11 +179,7 @@ class EngineSettings(BaseModel):
         return self.layers.lower() not in OFF
 
     def tiers(self) -> TierSettings | None:
-        """Return the configured tiers, or None without any.
-
-        Raises:
-            ConfigError: A variable is invalid, or needs another.
-        """
+        """Return the configured tiers, or None without any. Raises ConfigError."""
         self.require("warm_gib", "cold_gib")
         store = self.shared_store()
         if store is not None and not self.warm_gib:
@@ -210,11 +206,7 @@ class EngineSettings(BaseModel):
         )
 
     def shared_store(self) -> StoreSettings | None:
-        """Return the configured shared store, or None without one.
-
-        Raises:
-            ConfigError: A variable is invalid, or needs another.
-        """
+        """Return the configured shared store, or None without one. Raises ConfigError."""
         self.require("store_gib", "store_at", "store_salted", "store_open")
         if not self.store:
             return None

@@ -164,7 +164,10 @@ class SidecarChild:
                 logger.warning("kvgraph: the sidecar could not be started: %s", error)
                 return
             except Exception as error:  # no descriptor or memory was left, perhaps
-                logger.warning("kvgraph: the sidecar is started again after %s", _why(error))
+                why = getattr(error, "strerror", None) or "while it ran"
+                logger.warning(
+                    "kvgraph: the sidecar is started again after %s: %s", type(error).__name__, why
+                )
                 if self._process is not None:
                     _end(self._process, 2.0)
             self._stopping.wait(self._pause_s())
@@ -202,13 +205,10 @@ class SidecarChild:
                         ready.get("page", "`kvgraph open`"),
                     )
 
-    def _recent_starts(self) -> int:
-        now = self._clock()
-        return sum(now - start < 60.0 for start in self._starts)
-
     def _pause_s(self) -> float:
         """Return the seconds until the next start; longer for a child that dies again and again."""
-        recent = self._recent_starts()
+        now = self._clock()
+        recent = sum(now - start < 60.0 for start in self._starts)
         if recent < MAX_STARTS_PER_MINUTE:
             self._resting = False
             return float(self._backoff_s * 2**recent)
@@ -238,10 +238,6 @@ def _ready_line(line: str) -> dict[str, object] | None:
     except (ValueError, RecursionError):
         return None
     return content if isinstance(content, dict) and content.get("ready") else None
-
-
-def _why(error: Exception) -> str:
-    return f"{type(error).__name__}: {getattr(error, 'strerror', None) or 'while it ran'}"
 
 
 def _end(process: subprocess.Popen[str], timeout_s: float) -> None:

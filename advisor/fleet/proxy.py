@@ -80,11 +80,6 @@ class _Drop(NamedTuple):
     look: asyncio.Task[None]  # ends once it is known how the engine is
 
 
-def _may_go_on(call: Call, drops: Sequence[_Drop]) -> bool:
-    """Tell whether a request may be sent once more after engines dropped it."""
-    return call.repeatable and len(drops) < MOST_DROPS
-
-
 class FleetProxy:
     """Serves several engines as one."""
 
@@ -174,7 +169,8 @@ class FleetProxy:
                     drops.append(_Drop(upstream, time.monotonic(), look))
                 elif not error.ours:  # nothing was sent: no request can be at fault
                     self.health.dropped(upstream, str(error))
-                if tries == MOST_TRIES or (error.sent and not _may_go_on(asked.call, drops)):
+                may_go_on = asked.call.repeatable and len(drops) < MOST_DROPS
+                if tries == MOST_TRIES or (error.sent and not may_go_on):
                     raise
                 self.counts.retried += 1
                 continue

@@ -374,13 +374,11 @@ class TooLargeError(aiohttp.ClientError, ValueError):
 
 
 async def whole_answer(answer: aiohttp.ClientResponse) -> bytes:
-    """Return the bytes of an answer, of a session that does not unpack them.
+    """Return the bytes of an answer, of a session that does not unpack them; raises
+    aiohttp.ClientError if it ends early or is too large.
 
     What is compressed although we asked for it as it is stays so: a few KiB may become gigabytes,
     and everybody else's requests would wait for that.
-
-    Raises:
-        aiohttp.ClientError: It ends early, or is too large (``TooLargeError``).
     """
     content = bytearray()
     async for chunk in answer.content.iter_any():

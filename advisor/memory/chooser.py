@@ -273,10 +273,8 @@ class PromptChooser:
     async def choose(
         self, chat: ChatSession, new: Sequence[Block], request: ChatRequest
     ) -> tuple[list[Block], str]:
-        """Bring back the blocks that the user speaks of, and let others leave until all fits.
-
-        Returns:
-            The blocks that came back and stay; and the line that names what has left, if any.
+        """Bring back the blocks that the user speaks of, and let others leave until all fits;
+        returns the blocks that came back and stay, and the line that names what has left, if any.
         """
         by, room = self._settings, self._room(request)
         speaks = bool(new) and new[-1].source == "user"

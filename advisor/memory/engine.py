@@ -63,12 +63,8 @@ class EngineAsker:
 
     async def begin(self, engine: Upstream, call: Call, prompt: EnginePrompt) -> tuple[Reply, Form]:
         """Send a request in the first form that the engine accepts; return the answer's beginning,
-        and the form.
-
-        Raises:
-            NothingAnsweredError: The engine is gone.
-            BadRequestError: The request is refused here.
-            orjson.JSONEncodeError: Its hints are nested too deeply to be written as JSON.
+        and the form. Raises NothingAnsweredError, BadRequestError, and orjson.JSONEncodeError where
+        its hints are nested too deeply.
         """
         first = Form.OURS if time.monotonic() >= self._hints_from else Form.PLAIN
         used, body = first, prompt.body(first)

@@ -117,13 +117,11 @@ def caller_of(headers: Headers) -> str:
 
 
 def caller_salt(headers: Headers, salt: object, key: bytes | None) -> str:
-    """Return a cache salt that no other API key gets, whatever salt it sends.
+    """Return a cache salt, 32 hexadecimal digits, that no other API key gets, whatever salt it
+    sends; empty if the request has no API key, or ``key`` is None.
 
     Text that comes back was computed behind other text, so an answer can depend on it; it must not
     be another caller's.
-
-    Returns:
-        32 hexadecimal digits; empty if the request has no API key, or ``key`` is None.
     """
     keys = keys_of(headers)
     if key is None or not keys:
@@ -232,7 +230,9 @@ class MemoryProxy:
         assert asked.turn is not None, "a chat has a prompt"
         if request.appends and not asked.turn.is_named:
             raise BadRequestError(_NAMELESS)
-        over = await self._appending.next(asked.turn.session) if request.appends else _nothing
+        # Of those that append nothing, no request waits for one that repeats its chat.
+        appending = self._appending
+        over = await appending.next(asked.turn.session) if request.appends else lambda: None
         turn, prompt = await self._prepared(asked, asked.turn, request, over)
         try:
             reply, form = await self._asker.begin(self.upstream, asked.call, prompt)
@@ -319,10 +319,6 @@ class MemoryProxy:
         if is_new:
             self.store.forget_new(chat)
         turn.over()
-
-
-def _nothing() -> None:
-    """Do nothing: no request waits for one that repeats its chat."""
 
 
 def _new_chat(turn: Turn, headers: Headers, request: ChatRequest) -> ChatSession:

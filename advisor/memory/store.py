@@ -100,8 +100,9 @@ class ChatFiles:
         """Write a chat; return its size in bytes. The first failure is logged."""
         digest, owner = _digest(chat.key), _owner(chat.name, chat.caller)
         data = msgspec.msgpack.encode(chat)
+        signed = _HEAD + _sum(data) + data
         try:
-            await asyncio.to_thread(_replace, self._path(digest, owner), _signed(data))
+            await asyncio.to_thread(_replace, self._path(digest, owner), signed)
         except OSError as error:
             if not self.unwritten:
                 _log.warning(
@@ -200,10 +201,6 @@ def _chat_in(data: bytes) -> ChatSession | None:
     if head != _HEAD or _sum(data) != digest:
         return None
     return msgspec.msgpack.decode(data, type=ChatSession)
-
-
-def _signed(data: bytes) -> bytes:
-    return _HEAD + _sum(data) + data
 
 
 def _sum(data: bytes) -> bytes:

@@ -10,8 +10,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-import numpy as np
-
 from ...graph.ranking.formulas import LruPolicy
 from ...graph.ranking.order import whole_runs
 from ...graph.ranking.policy import PolicyChoice, ScoredRuns, View
@@ -19,10 +17,9 @@ from ...graph.ranking.rules import names_anything
 from ...graph.tables.blocks import Selection
 from ...graph.tables.tables import Tables
 from ...graph.tables.walks import Walk
-from ...graph.types import Rows
 from .evidence import PolicySelector
 from .protection_price import ProtectionPrice, Scoring
-from .shadow import LruShadow, RankedShadow
+from .shadow import LruShadow, RankedShadow, newest_resident
 
 logger = logging.getLogger(__name__)
 
@@ -162,7 +159,7 @@ class _Case:
         """Measure the cost of protection from the first protected block on."""
         if self.price is None and names_anything(view):
             self.price = ProtectionPrice(self.lru.capacity)
-            rows = _newest_first(view.tables, view.engine)
+            rows = newest_resident(view.tables, view.engine)
             self.price.start(rows, view.blocks.keys[rows])
 
     def follow(self, walks: Sequence[Walk], view: View) -> None:
@@ -185,16 +182,10 @@ class _Case:
             self.ranked.restart(resident, tables.blocks.keys[resident])
 
     def hold_what_is_there(self, tables: Tables, engine: int) -> None:
-        rows = _newest_first(tables, engine)
+        rows = newest_resident(tables, engine)
         keys = tables.blocks.keys[rows]
         self.lru.use(rows, keys)
         self.ranked.use(rows, keys)
-
-
-def _newest_first(tables: Tables, engine: int) -> Rows:
-    """Return the blocks of an engine's pool, the last used first."""
-    resident = tables.blocks.holding(engine)
-    return resident.rows[np.argsort(-resident.last_used(), kind="stable")]
 
 
 # Under LRU the engine gets no order, and so does not put first what is superseded or over; pools

@@ -206,10 +206,8 @@ class ReturnModel:
 
 
 class _Room:
-    """Buffers of a learning step, reused: allocating them costs more than filling them.
-
-    Args:
-        waits, hidden, bins: Of a batch, units of a layer, and age bins.
+    """Buffers of a learning step, reused: allocating them costs more than filling them. ``waits``
+    of a batch, ``hidden`` units of a layer, and age ``bins``.
     """
 
     def __init__(self, networks: int, waits: int, hidden: int, bins: int) -> None:

@@ -149,11 +149,11 @@ class Returns:
         self._size.note(news.prompts)
         steps = (self._waits.begun - self._learned) // _WAITS_A_STEP
         if not steps or self._waits.begun < _FEW_WAITS:
-            return _nothing
+            return lambda: None
         self._learned = self._waits.begun
         cohort = self._waits.cohort(now, _COHORT / self.speed)
         if not len(cohort.age):
-            return _nothing
+            return lambda: None
         steps = min(steps, _MOST_STEPS)
         pace, size = self._pace.shift, self._size.shift
         drawn = self._model.drawn(cohort._replace(age=cohort.age * self.speed), steps)
@@ -166,12 +166,10 @@ class Returns:
             self._model.take(fit, waits)
             self._steps += steps
 
-    def rates(self, sessions: SessionTable, rows: Sessions, now: float) -> Floats:
-        """float64 ``[n]``, 1/model second: each idle session's rate of return from now on."""
-        return self.waiting(sessions, rows, now).rates()
-
     def waiting(self, sessions: SessionTable, rows: Sessions, now: float) -> Waiting:
-        """Return what ``rates`` are computed from, so that this can be done later."""
+        """Return what the idle sessions' rates of return from now on are computed from, so that
+        this can be done later.
+        """
         self._renew(sessions, rows)
         age = np.maximum(0.0, now - sessions.last_seen[rows]) * self.speed
         return Waiting(self._log_rates[rows], age)
@@ -200,15 +198,10 @@ class Returns:
         stale = rows[self._as_of[rows] + _STALE < self._steps][:_RENEWED]
         due = distinct(np.concatenate([fresh, stale])) if len(stale) else fresh
         if len(due):
-            self._log_rates[due] = self._model.log_rates(self._fitted(features(sessions, due)))
+            self._log_rates[due] = self._model.log_rates(
+                fitted(features(sessions, due), self._pace.shift, self._size.shift)
+            )
             self._since[due], self._as_of[due] = sessions.last_seen[due], self._steps
-
-    def _fitted(self, known: Singles) -> Singles:
-        return fitted(known, self._pace.shift, self._size.shift)
-
-
-def _nothing() -> None:
-    """There is nothing to learn from."""
 
 
 def _usual_size(prior: Prior) -> tuple[float, float]:

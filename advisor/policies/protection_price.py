@@ -12,6 +12,7 @@ from typing import Final
 
 import numpy as np
 
+from ...graph.compiled import core
 from ...graph.ranking.policy import ScoredRuns, View
 from ...graph.ranking.rules import Limit, limits_of_kept
 from ...graph.tables.blocks import Selection
@@ -19,7 +20,7 @@ from ...graph.tables.protection import ProtectionBudget, first_share
 from ...graph.tables.walks import Walk
 from ...graph.types import MOST_SHARE, NO_ROW, Keys, Rows, layer_mask
 from .evidence import Evidence, fading
-from .shadow import HeldByPool, RankedShadow, SimulatedPools
+from .shadow import RankedShadow, newest_first
 
 Scoring = Callable[[View, Selection], ScoredRuns]
 _Group = tuple[int, int]  # a tenant's row, and how much of a prompt is named: 0 nothing, 2 most
@@ -106,7 +107,7 @@ class ProtectionPrice:
     """The cost of protection on one engine."""
 
     def __init__(self, capacity: int) -> None:
-        self._capacity, self._uses = capacity, SimulatedPools()
+        self._capacity, self._uses = capacity, core.RankedPools()
         self._bare = RankedShadow(capacity, self._uses)  # keeps nothing
         self._now = _Arm(first_share(capacity), RankedShadow(capacity, self._uses))
         self._more: _Arm | None = None
@@ -130,15 +131,15 @@ class ProtectionPrice:
         self._uses.use(rows, keys)
         self._walked += len(rows)
 
-    def _note(self, group: _Group, there: HeldByPool, walked: int) -> None:
-        bare, fade = there.by(self._bare), fading(walked, self._capacity)
-        lost = bare - there.by(self._now.pool)
+    def _note(self, group: _Group, there: list[int], walked: int) -> None:
+        bare, fade = there[self._bare.number], fading(walked, self._capacity)
+        lost = bare - there[self._now.pool.number]
         self._lost, self._asked, self._rest = (
             self._lost + lost, self._asked + walked, self._rest - walked,
         )  # fmt: skip
         self._now.note(group, lost, walked, fade)
         if self._more is not None:
-            self._more.note(group, bare - there.by(self._more.pool), walked, fade)
+            self._more.note(group, bare - there[self._more.pool.number], walked, fade)
 
     def rank(self, view: View, scores: Scoring) -> bool:
         """Rank the simulated pools as the engine's pool, if it is time to; returns whether it
@@ -155,7 +156,8 @@ class ProtectionPrice:
         for pool, share in arms:
             with view.lock:
                 rows = pool.rows(view.blocks.keys)
-            pool.adopt(*scores(_keeping(view, share), Selection(view.blocks, rows)))
+            kept = replace(view, kept_share=share)
+            pool.adopt(*scores(kept, Selection(view.blocks, rows)))
         return True
 
     def settle(self, view: View, allowed: float, by_policy: bool) -> bool:
@@ -212,13 +214,14 @@ class ProtectionPrice:
         """Tell whether a share keeps any block of the pool that the present one does not."""
         resident = view.blocks.holding(view.engine)
         now, then = (
-            limits_of_kept(_keeping(view, each), resident) for each in (self._now.share, share)
+            limits_of_kept(replace(view, kept_share=each), resident)
+            for each in (self._now.share, share)
         )
         return bool(((now != Limit.NONE) & (then == Limit.NONE)).any())
 
     def _begin_to_try(self, view: View, share: float) -> None:
         arm = _Arm(share, RankedShadow(self._capacity, self._uses))
-        rows = self._uses.newest_first(self._now.pool.rows(view.blocks.keys))
+        rows = newest_first(self._uses, self._now.pool.rows(view.blocks.keys))
         arm.pool.restart(rows, view.blocks.keys[rows])
         arm.begin(share)
         self._more = arm
@@ -245,10 +248,6 @@ def _group(view: View, rows: Rows) -> _Group:
     tenant = NO_ROW if session == NO_ROW else int(view.sessions.tenant[session])
     named = np.take(layer_mask(view.rules.protected_layers), blocks.layer[rows])
     return tenant, 0 if not named.any() else 1 + int(2 * np.count_nonzero(named) > len(rows))
-
-
-def _keeping(view: View, share: float | None) -> View:
-    return replace(view, kept_share=share)
 
 
 def _less(share: float) -> float:

@@ -1,42 +1,35 @@
 """What an engine's pool would hold under another order: counted, not stored. As in vLLM's pool, the
 blocks of a request are in use from its start, and join the free queue tail first at its end.
+
+``core.LruStack`` is pools of several sizes under LRU, exactly: one stack, cut at each size (Mattson
+et al., 1970). ``core.RankedPools`` has the last use of each block, and which of several ranked
+pools hold it: pools that follow the same requests share one, so that a request costs little more
+for many pools than for one. What both take in memory grows with their pools, not with the graph.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 
 from ...graph.compiled import core
 from ...graph.ranking.policy import Scores
 from ...graph.tables.blocks import Places
+from ...graph.tables.tables import Tables
 from ...graph.tables.walks import Walk
 from ...graph.types import Keys, Rows
 
-# Pools of several sizes under LRU, exactly: one stack, cut at each size.
 
+class LruShadow:
+    """A pool that evicts the longest unused block, exactly."""
 
-class LruStack:
-    """Pools that evict the longest unused block, each of another size (Mattson et al., 1970).
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self._stack = core.LruStack([capacity])
 
-    Each use puts its blocks on top. A block is in a pool while fewer others than fit were used
-    after it, so it is enough to keep when each was used, and where each pool's cut is. A use costs
-    what it uses and what it evicts, and the room that is taken grows with the largest pool, however
-    many blocks the graph has (``core/pools.hpp``).
-    """
-
-    def __init__(self, capacities: Sequence[int]) -> None:
-        self._stack = core.LruStack(list(capacities))
-
-    @property
-    def nbytes(self) -> int:
-        return self._stack.nbytes()
-
-    def found(self, rows: Rows, keys: Keys) -> list[int]:
-        """How many of these blocks each pool holds, from the first on without a gap."""
-        return self._stack.found(rows, keys)
+    def found(self, rows: Rows, keys: Keys) -> int:
+        return self._stack.found(rows, keys)[0]
 
     def use(self, rows: Rows, keys: Keys) -> None:
         """Note that a request starts or ends, and so uses these blocks of a chain, int32 ``[n]``,
@@ -45,66 +38,24 @@ class LruStack:
         self._stack.use(rows, keys)
 
     def follow(self, walks: Sequence[Walk], keys: Keys) -> list[int]:
-        """``found`` in the first pool up to its reach, of each walk that begins, -1 of one that
-        ends; and ``use``, one walk after the other. ``keys`` are those of all rows.
+        """``found`` up to its reach of each walk that begins, -1 of one that ends; and ``use``, one
+        walk after the other. ``keys`` are those of all rows.
         """
         return self._stack.follow(walks, keys)
 
 
-class LruShadow:
-    """A pool that evicts the longest unused block, exactly."""
-
-    def __init__(self, capacity: int) -> None:
-        self.capacity = capacity
-        self._stack = LruStack([capacity])
-
-    def found(self, rows: Rows, keys: Keys) -> int:
-        return self._stack.found(rows, keys)[0]
-
-    def use(self, rows: Rows, keys: Keys) -> None:
-        self._stack.use(rows, keys)
-
-    def follow(self, walks: Sequence[Walk], keys: Keys) -> list[int]:
-        """See ``LruStack.follow``."""
-        return self._stack.follow(walks, keys)
+def newest_first(uses: core.RankedPools, rows: Rows) -> Rows:
+    """The same rows, the last used first."""
+    used = np.empty(len(rows), dtype=np.int64)
+    uses.used(rows, used)
+    ordered: Rows = rows[np.argsort(-used, kind="stable")]
+    return ordered
 
 
-class HeldByPool(NamedTuple):
-    """How many of a chain's blocks each pool holds, counted from the first to the first missing."""
-
-    counts: list[int]  # by the pools' numbers
-
-    def by(self, pool: RankedShadow) -> int:
-        return self.counts[pool.number]
-
-
-class SimulatedPools:
-    """The last use of each block, and which of several simulated pools hold it.
-
-    All pools that follow the same requests share one, so that a request costs little more for many
-    pools than for one. Its memory grows with the pools, not with the graph.
-    """
-
-    def __init__(self) -> None:
-        self.pools = core.RankedPools()
-
-    @property
-    def nbytes(self) -> int:
-        return self.pools.nbytes()
-
-    def found(self, rows: Rows, keys: Keys) -> HeldByPool:
-        return HeldByPool(self.pools.found(rows, keys))
-
-    def use(self, rows: Rows, keys: Keys) -> None:
-        """Note that a request takes these blocks, or gives them back, in every pool."""
-        self.pools.use(rows, keys)
-
-    def newest_first(self, rows: Rows) -> Rows:
-        """The same rows, the last used first."""
-        used = np.empty(len(rows), dtype=np.int64)
-        self.pools.used(rows, used)
-        newest_first: Rows = rows[np.argsort(-used, kind="stable")]
-        return newest_first
+def newest_resident(tables: Tables, engine: int) -> Rows:
+    """int32: the blocks of an engine's pool, the last used first."""
+    resident = tables.blocks.holding(engine)
+    return resident.rows[np.argsort(-resident.last_used(), kind="stable")]
 
 
 class RankedShadow:
@@ -115,14 +66,13 @@ class RankedShadow:
     ahead: a policy is judged by a pool that is smaller by half of that on average, never by a
     larger one. Pools of fewer blocks are exact.
 
-    Args:
-        uses: What it follows, if others follow that too; at most 16 do.
+    What it follows are ``uses``, if others follow that too; at most 16 do.
     """
 
-    def __init__(self, capacity: int, uses: SimulatedPools | None = None) -> None:
+    def __init__(self, capacity: int, uses: core.RankedPools | None = None) -> None:
         self._capacity = capacity
-        self._uses = uses or SimulatedPools()
-        self.number = self._uses.pools.join(capacity)  # by which `uses` knows it
+        self._uses = uses or core.RankedPools()
+        self.number = self._uses.join(capacity)  # by which `uses` knows it
         self._follows = True
 
     @property
@@ -134,34 +84,30 @@ class RankedShadow:
     def capacity(self, capacity: int) -> None:
         self._capacity = capacity
         if self._follows:
-            self._uses.pools.resize(self.number, capacity)
+            self._uses.resize(self.number, capacity)
 
     @property
     def held(self) -> int:
-        return self._uses.pools.held(self.number) if self._follows else 0
-
-    @property
-    def nbytes(self) -> int:
-        return self._uses.nbytes
+        return self._uses.held(self.number) if self._follows else 0
 
     def restart(self, resident: Rows, keys: Keys) -> None:
         """Hold these blocks from now on, the last used first: those of the engine's own pool."""
         self.leave()
-        self.number, self._follows = self._uses.pools.join(self._capacity), True
+        self.number, self._follows = self._uses.join(self._capacity), True
         most = self._capacity
-        self._uses.pools.seed(self.number, resident[:most], keys[:most])
+        self._uses.seed(self.number, resident[:most], keys[:most])
 
     def leave(self) -> None:
         """Follow nothing any more, and hold nothing, until ``restart``."""
         if self._follows:
-            self._uses.pools.leave(self.number)
+            self._uses.leave(self.number)
             self._follows = False
 
     def rows(self, keys: Keys) -> Rows:
         """int32, ascending: the rows of the blocks that are held."""
         if not self._follows:
             return np.empty(0, dtype=np.int32)
-        return np.frombuffer(self._uses.pools.rows(self.number, keys), dtype=np.int32)
+        return np.frombuffer(self._uses.rows(self.number, keys), dtype=np.int32)
 
     def adopt(self, rows: Rows, scores: Scores, lengths: Places | None = None) -> None:
         """Evict these from now on, the highest score first; of equals the first of them.
@@ -169,21 +115,21 @@ class RankedShadow:
         With ``lengths``, ``rows`` and ``scores`` are those of runs; see ``ScoredRuns``.
         """
         if self._follows:
-            self._uses.pools.adopt(self.number, rows, scores, lengths)
+            self._uses.adopt(self.number, rows, scores, lengths)
 
     def use_up(self) -> None:
         """Evict by no ranking any more, until there is another one."""
         if self._follows:
-            self._uses.pools.use_up(self.number)
+            self._uses.use_up(self.number)
 
     def found(self, rows: Rows, keys: Keys) -> int:
         """How many of these blocks are held, from the first on without a gap."""
-        return self._uses.found(rows, keys).by(self)
+        return self._uses.found(rows, keys)[self.number]
 
     def use(self, rows: Rows, keys: Keys) -> None:
         """Note that a request takes these blocks, or gives them back."""
         self._uses.use(rows, keys)
 
     def follow(self, walks: Sequence[Walk], keys: Keys) -> list[int]:
-        """See ``LruStack.follow``; a pool that follows nothing has no place here."""
-        return self._uses.pools.follow(walks, keys, self.number)
+        """See ``LruShadow.follow``; a pool that follows nothing has no place here."""
+        return self._uses.follow(walks, keys, self.number)

@@ -229,11 +229,8 @@ def new_prefix(**fields: Any) -> PrefixConfig:
 
 def _first(error: ValidationError) -> str:
     first = error.errors()[0]
-    return f"{'.'.join(map(str, first['loc']))}: {_words(first['msg'])}"
-
-
-def _words(message: str) -> str:
-    return "is missing" if message == "Field required" else message
+    said = "is missing" if first["msg"] == "Field required" else first["msg"]
+    return f"{'.'.join(map(str, first['loc']))}: {said}"
 
 
 def _text(text: str, directory: Path) -> str:

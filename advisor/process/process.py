@@ -330,11 +330,9 @@ async def check_address(host: str, port: int) -> None:
 
 
 async def serve_at(app: ASGIApp, host: str, port: int, allowed_hosts: Sequence[str] = ()) -> None:
-    """Serve until told to stop, then finish running requests.
-
-    Args:
-        allowed_hosts: Names under which the service is addressed beside its own, such as a reverse
-            proxy's. Beyond loopback, any name is accepted if there are none.
+    """Serve until told to stop, then finish running requests. ``allowed_hosts``: names under which
+    the service is addressed beside its own, such as a reverse proxy's; without any, every name is
+    accepted beyond loopback.
     """
     # A page of another origin must not reach engines through a browser on this machine.
     guards = is_loopback(host) or allowed_hosts

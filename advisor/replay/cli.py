@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Any, Final, TypeVar
@@ -52,7 +52,8 @@ def replay(
     ignored = {"--policy": policy, "--picture": picture, "--config": config}
     if analyze and (given := [name for name, value in ignored.items() if value]):
         raise ReplayError(f"--analyze goes without {', '.join(given)}: leave it out")
-    _check_files(traces)
+    if missing := [str(path) for path in traces if not path.exists()]:
+        raise ReplayError(f"{', '.join(missing)}: there is no such file")
     check_writable("--picture", picture)
     for path in traces:
         trace = _load(path, block_size, as_json)
@@ -69,11 +70,6 @@ def replay(
             typer.echo(json.dumps(table.as_dict()))
         else:
             _print(table)
-
-
-def _check_files(paths: Sequence[Path]) -> None:
-    if missing := [str(path) for path in paths if not path.exists()]:
-        raise ReplayError(f"{', '.join(missing)}: there is no such file")
 
 
 def check_writable(option: str, path: Path | None) -> None:

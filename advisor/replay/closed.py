@@ -64,11 +64,8 @@ class SimulatedHold:
         return len(self._held)
 
     def arrives(self, asked: ArrivedRequest, now: float, *, idle: bool, queued: bool) -> bool:
-        """Note that a request arrived; returns whether it must wait for room.
-
-        Args:
-            idle: Nothing runs, and nobody else waits for the engine.
-            queued: Somebody else waits for the engine.
+        """Note that a request arrived; returns whether it must wait for room. ``idle``: nothing
+        runs and nobody else waits for the engine; ``queued``: somebody else does.
         """
         held = self._rule.arrives(asked.as_held(now), self._word(now), idle=idle, queued=queued)
         return self._noted(asked, now, held)
@@ -85,11 +82,8 @@ class SimulatedHold:
         return list(self._held.values())
 
     def released(self, now: float, *, idle: bool, free: bool) -> list[ArrivedRequest]:
-        """Return the requests that may start now, in this order.
-
-        Args:
-            idle: Nothing runs, and nobody else waits for the engine.
-            free: Nobody else waits for the engine, and it computes no prompt.
+        """Return the requests that may start now, in this order. ``idle``: nothing runs and nobody
+        else waits for the engine; ``free``: nobody else does, and it computes no prompt.
         """
         found = self._rule.released(self._word(now), now, idle=idle, free=free)
         gone = [self._held.pop(held.request_id) for held, _ in found]
@@ -304,10 +298,6 @@ class _Play:
     def _idle(self) -> bool:
         return not self._instance.running and not self._line
 
-    def _must_wait(self, asked: ArrivedRequest, now: float) -> bool:
-        asked.brings = self._brings(asked)
-        return self._hold.turn_comes(asked, now)
-
     def _brings(self, asked: ArrivedRequest) -> int:
         prompt = self._limits[asked.request]
         found = self._instance.reach(self._chains[asked.request], prompt)
@@ -321,7 +311,8 @@ class _Play:
             self._prefill(self._loaded.popleft(), now)
         while not self._busy and self._line:
             asked = self._next()
-            if self._must_wait(asked, now):
+            asked.brings = self._brings(asked)
+            if self._hold.turn_comes(asked, now):
                 self._line.remove(asked)
             elif not self._start(asked, now):
                 break

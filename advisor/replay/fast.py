@@ -120,12 +120,9 @@ def new_cache(policy: str, capacity: int) -> tuple[Any, Any]:
         ) from None
     if capacity < (least := _LEAST.get(policy, 1)):
         raise ReplayError(f"policy {policy!r} at {capacity} blocks: allowed: {least} or more")
-    cache = getattr(libcachesim, ALGORITHMS[policy])(capacity, hashpower=_hash_power(capacity))
+    # log2 of its hash table's slots; the default of 24 costs 128 MB per cache.
+    slots = max(12, capacity.bit_length() + 2)
+    cache = getattr(libcachesim, ALGORITHMS[policy])(capacity, hashpower=slots)
     request = libcachesim.Request()
     request.obj_size = 1
     return cache, request
-
-
-def _hash_power(capacity: int) -> int:
-    """log2 of its hash table's slots; the default of 24 costs 128 MB per cache."""
-    return max(12, capacity.bit_length() + 2)

@@ -86,7 +86,8 @@ def lay_over_users(
         at, user = free[0]
         run = next(pile)
         requests += _play(run, user, at)
-        heapq.heapreplace(free, (at + _busy_s(run.session), user))
+        busy_s = _offsets(run.session)[-1] + (run.session.turns[-1].api_s or 0.0)
+        heapq.heapreplace(free, (at + max(LEAST_S, busy_s), user))
     return sorted((r for r in requests if r.at < seconds), key=lambda r: (r.at, r.run, r.index))
 
 
@@ -167,10 +168,6 @@ def _when(session: Session, offsets: Sequence[float], agent: Session) -> float:
     return offsets[before] + min(agent.began - session.turns[before].at, MAX_GAP_S)
 
 
-def _busy_s(session: Session) -> float:
-    return max(LEAST_S, _offsets(session)[-1] + (session.turns[-1].api_s or 0.0))
-
-
 MAGNITUDE: Final = 4.0  # a tool's pause is stated within this factor
 
 _LEAST_PAUSE_S: Final = 0.5  # recorded times are whole seconds: a pause of 0 is up to half a one
@@ -207,7 +204,6 @@ def layers(request: FleetRequest) -> list[tuple[str, int, int]]:
     return [part for part in parts if part[1] < part[2]]
 
 
-_NOT_SHARED: Final = -1
 _FIRST: Final = -1  # block before the first one
 
 
@@ -252,9 +248,8 @@ class BlockNumbers:
         head = self._head(request.session, step)
         chain = []
         for hash_id in hash_ids[step - 1 :: step]:
-            place = head.get(hash_id, _NOT_SHARED)
             name: Hashable = (request.scope, hash_id)
-            if place != _NOT_SHARED:
+            if (place := head.get(hash_id)) is not None:
                 name = self._head_name(request.session, place)
             chain.append(self._number(name))
         return chain

@@ -244,16 +244,9 @@ def blocks_needed(trace: Trace) -> Ints:
 
 
 def waits(at: Seconds, needs: Seconds, where: Sequence[int]) -> tuple[Seconds, float]:
-    """Queue requests at their engines, first come first served.
-
-    Args:
-        at: float64 ``[requests]``: arrivals in seconds, ascending.
-        needs: float64 ``[requests]``: seconds that each takes.
-        where: The engine of each.
-
-    Returns:
-        Seconds from each arrival to its end; and the share of the time in which the busiest engine
-            works.
+    """Queue requests that arrive ``at``, ascending, and each take what it ``needs``, float64
+    ``[requests]``, at their engines, first come first served. Returns the seconds from each arrival
+    to its end, and the share of the time in which the busiest engine works.
     """
     free: dict[int, float] = {}
     work: dict[int, float] = {}

@@ -391,15 +391,12 @@ class RoundRobin:
 
 
 class PrefixAffinity:
-    """The instance where most of the prompt is cached, the tier below included.
-
-    Among equals, the one where the least runs, then the one to which the least was sent.
+    """The instance where most of the prompt is cached, the tier ``below`` included unless all
+    instances share it. Among equals, the one where the least runs, then the one to which the least
+    was sent.
 
     Less than half of a prompt is no match: otherwise every prompt would follow the system prompt
     that all share to one instance.
-
-    Args:
-        below: Whether copies in the tier below count; those that all instances share tell nothing.
     """
 
     def __init__(self, trace: Trace, below: bool = True) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
+from ...graph.compiled import core
 from ...graph.kvcache_graph import KVCacheGraph
 from ...graph.ranking.order import resident_scores, whole_scores
 from ...graph.ranking.policy import Policy, Rules, Scores, View, Weighted, Weights
@@ -13,7 +14,7 @@ from ...graph.tables.blocks import Selection
 from ...graph.types import Keys, Rows
 from ..policies.evidence import PolicySelector
 from ..policies.registry import weighing
-from ..policies.shadow import HeldByPool, RankedShadow, SimulatedPools
+from ..policies.shadow import RankedShadow
 
 # ``GuardedPool``: a simulated pool that a policy ranks while it finds more than LRU there.
 
@@ -26,7 +27,7 @@ class GuardedPool:
     """
 
     def __init__(
-        self, capacity: int, selector: PolicySelector | None, uses: SimulatedPools
+        self, capacity: int, selector: PolicySelector | None, uses: core.RankedPools
     ) -> None:
         self._held, self._alone = RankedShadow(capacity, uses), RankedShadow(capacity, uses)
         self._selector = selector
@@ -51,11 +52,11 @@ class GuardedPool:
         if self._selector is not None:
             self._selector.capacity = capacity
 
-    def found(self, there: HeldByPool, by_lru: int, walked: int) -> int:
+    def found(self, there: list[int], by_lru: int, walked: int) -> int:
         """How many blocks are held, from the first on without a gap."""
-        found = there.by(self._held)
+        found = there[self._held.number]
         if self._selector is not None:
-            by_policy = found if self._selector.trusted else there.by(self._alone)
+            by_policy = found if self._selector.trusted else there[self._alone.number]
             self._selector.note(by_policy - by_lru, walked)
         return found
 
@@ -184,10 +185,8 @@ class PolicyPool:
         return self.beside.has_tiers
 
     def rank(self, view: View) -> None:
-        def scores(rows: Rows) -> Scores:
-            return self.scores(view, Selection(view.blocks, rows))
-
-        self.pool.rank(view.blocks.keys, scores)
+        blocks = view.blocks
+        self.pool.rank(blocks.keys, lambda rows: self.scores(view, Selection(blocks, rows)))
 
 
 def for_all(found: int, control: int, sampled: int, known: int, asked: int) -> float | None:
@@ -222,7 +221,7 @@ def lru_pool(blocks: int, capacity: float) -> LruPool:
 
 
 def policy_pools(
-    pools: Sequence[LruPool], policies: Sequence[Policy], guard: Guarding, uses: SimulatedPools
+    pools: Sequence[LruPool], policies: Sequence[Policy], guard: Guarding, uses: core.RankedPools
 ) -> list[PolicyPool]:
     """The live policy at every size, the others at the live pool's."""
     return [
@@ -233,24 +232,22 @@ def policy_pools(
 
 
 def policy_pool(
-    beside: LruPool, name: str, policy: Policy, guard: Guarding, uses: SimulatedPools
+    beside: LruPool, name: str, policy: Policy, guard: Guarding, uses: core.RankedPools
 ) -> PolicyPool:
     """A policy's pool, as large as one of LRU. What leaves a pool and is copied is found as if it
     had stayed: so pool and tiers are one pool, as large as both.
     """
-
-    def scores(view: View, picked: Selection) -> Scores:
-        return whole_scores(view, policy, picked)
-
     pool = GuardedPool(beside.blocks, guard(beside.blocks), uses)
-    return PolicyPool(name, policy.name, scores, beside, pool)
+    return PolicyPool(
+        name, policy.name, lambda view, picked: whole_scores(view, policy, picked), beside, pool
+    )
 
 
 def otherwise_pool(
     beside: LruPool,
     weights: OtherWeights,
     guard: Guarding,
-    uses: SimulatedPools,
+    uses: core.RankedPools,
     view: View,
     before: FoundCounts,
 ) -> PolicyPool:

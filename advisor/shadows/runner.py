@@ -15,6 +15,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from ...graph.compiled import core
 from ...graph.kvcache_graph import KVCacheGraph
 from ...graph.logs.history import ReplayedWalk, StepSums
 from ...graph.ranking.formulas import ClassicPolicy, LruPolicy
@@ -23,7 +24,7 @@ from ...graph.tables.columns import grown
 from ...graph.types import Keys, Rows
 from ..policies.evidence import PolicySelector
 from ..policies.lifecycle import LifecyclePolicy
-from ..policies.shadow import LruStack, SimulatedPools
+from ..policies.shadow import newest_resident
 from ..process.process import RateLimitedLog
 from .ceiling import Ceiling, CeilingShare, RequestWindow, WindowRequest, ceiling
 from .pools import (
@@ -128,10 +129,6 @@ _ROUNDING: Final = 1e-6  # blocks
 _COUNTED: Final = ("tokens", "asked", "ours", "sampled")
 
 
-def _no_guard(blocks: int) -> PolicySelector | None:
-    return None
-
-
 class ShadowSet:
     """All shadows of one engine. ``asked``, ``ours``: blocks that all sessions asked for, and what
     the live pool found; ``sampled``: those that sessions of the sample asked for.
@@ -142,7 +139,7 @@ class ShadowSet:
         blocks: int,  # the live pool's size
         policies: Sequence[Policy],  # those that rank shadows, the live one first
         copies: int = 0,  # that fit into the engine's colder tiers
-        guard: Guarding = _no_guard,  # sees to it that LRU ranks where it finds more
+        guard: Guarding = lambda blocks: None,  # sees to it that LRU ranks where it finds more
         # whether policies' shadows follow from the start; LRU's, which rank nothing, always do. See
         # `wake`
         awake: bool = True,
@@ -155,7 +152,7 @@ class ShadowSet:
             self.lru.append(LruPool("lru + tiers", both / blocks, both, has_tiers=True))
         self.otherwise: PolicyPool | None = None
         self._begin(policies)
-        self._stack = LruStack([each.blocks for each in self.lru])
+        self._stack = core.LruStack([each.blocks for each in self.lru])
         self.window = RequestWindow()
         self.asked = self.ours = self.sampled = 0
         self.block_size = 0  # tokens; 0 before any request
@@ -167,7 +164,7 @@ class ShadowSet:
 
     def _begin(self, policies: Sequence[Policy]) -> None:
         self.sample = SessionSample()
-        self._uses = SimulatedPools()  # of the sample: what all policies' pools follow
+        self._uses = core.RankedPools()  # of the sample: what all policies' pools follow
         guard, (*sizes, largest) = self._guard, self.lru
         self.ranked = policy_pools(sizes if self.copies else self.lru, policies, guard, self._uses)
         if self.copies:
@@ -183,9 +180,10 @@ class ShadowSet:
         """Have policies' shadows follow from now on, and hold what the live pool does."""
         self.awake = True
         self._begin(policies)
-        newest_first, keys = _newest_first(view), view.blocks.keys
-        self._uses.use(newest_first, keys[newest_first])
-        self.sample.seeded(newest_first, keys[newest_first])
+        rows = newest_resident(view.tables, view.engine)
+        keys = view.blocks.keys[rows]
+        self._uses.use(rows, keys)
+        self.sample.seeded(rows, keys)
         for each in self.ranked:
             each.since, each.before = view.now, self._counted(each.beside)
         self.window.begin()
@@ -314,17 +312,14 @@ class ShadowSet:
     def remembered(self) -> tuple[list[WindowRequest], int]:
         return self.window.taken(), self.blocks
 
-    def halve(self) -> bool:
-        """Follow half as many sessions from now on; False if there is nothing left to halve."""
-        return self.sample.halve()
-
     def hold_what_is_there(self, view: View) -> None:
         """Fill all shadows with what the live pool holds, the last used on top."""
-        newest_first, keys = _newest_first(view), view.blocks.keys
-        self._stack.use(newest_first, keys[newest_first])
+        rows = newest_resident(view.tables, view.engine)
+        keys = view.blocks.keys[rows]
+        self._stack.use(rows, keys)
         if self.awake:
-            self._uses.use(newest_first, keys[newest_first])
-            self.sample.seeded(newest_first, keys[newest_first])
+            self._uses.use(rows, keys)
+            self.sample.seeded(rows, keys)
 
     def weigh_otherwise(self, weights: OtherWeights, view: View) -> None:
         """Follow other weights from now on, in a pool that holds what the live one does; whatever
@@ -334,7 +329,7 @@ class ShadowSet:
         self.weigh_alike()
         begun = self._counted(lru)
         self.otherwise = otherwise_pool(lru, weights, self._guard, self._uses, view, begun)
-        held = _newest_first(view)[: lru.blocks]
+        held = newest_resident(view.tables, view.engine)[: lru.blocks]
         self.otherwise.pool.start(held, view.blocks.keys[held])
 
     def weigh_alike(self) -> None:
@@ -354,12 +349,6 @@ class ShadowSet:
             each.pool.resize(max(1, round(self.blocks * each.capacity * part)))
             each.rank(view)
             yield
-
-
-def _newest_first(view: View) -> Rows:
-    """int32: the blocks of the live pool, the last used first."""
-    resident = view.blocks.holding(view.engine)
-    return resident.rows[np.argsort(-resident.last_used(), kind="stable")]
 
 
 logger = logging.getLogger(__name__)
@@ -581,7 +570,8 @@ class ShadowRunner:
             )
             return
         with self.lock:
-            halved = [name for name, each in self.sets.items() if each.awake and each.halve()]
+            awake = [each for each in self.sets.values() if each.awake]
+            halved = [each for each in awake if each.sample.halve()]
         if halved:
             logger.info("policies' shadows follow half as many sessions: they took too long")
 

@@ -116,7 +116,8 @@ def _sidecar(watched: Watched) -> Iterable[RenderableType]:
     if now is None:
         return
     yield Text(f"{plain(now['verdict']).plain}\n", style="bold")
-    yield from (_notice(each) for each in now["attention"])
+    for each in now["attention"]:
+        yield Text(f"{each['level']}: {plain(each['text']).plain}", style=_STYLES[each["level"]])
     yield windows_table(now["windows"])
     if any(now["history"]["asked"]):
         yield _history(now["history"])
@@ -124,10 +125,6 @@ def _sidecar(watched: Watched) -> Iterable[RenderableType]:
         yield _pool(pool, now)
     if watched.misses is not None:
         yield _misses(watched.misses)
-
-
-def _notice(notice: Mapping[str, Any]) -> Text:
-    return Text(f"{notice['level']}: {plain(notice['text']).plain}", style=_STYLES[notice["level"]])
 
 
 def windows_table(windows: Sequence[Mapping[str, Any]]) -> RenderableType:

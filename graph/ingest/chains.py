@@ -30,23 +30,15 @@ class ChainLinker:
         self._counters = counters
 
     def extend(self, rows: Rows, new: Flags, follows: bytes, counts: npt.NDArray[np.int64]) -> None:
-        """Link runs of consecutive stored blocks, each run behind its own predecessor.
-
-        Args:
-            rows: int32 ``[n]``, run after run, and then the predecessors.
-            new: bool ``[n]``: whether the row was just created.
-            follows: bool ``[runs]``: whether each has one, or is at the start of a chain.
-            counts: int64 ``[runs]``: blocks in each run, at least one.
+        """Link runs of consecutive stored blocks, each run behind its own predecessor: int32 ``[n]``
+        rows of which some are ``new``, ``counts[i]`` of run ``i``, and then the predecessors of
+        those for which ``follows``, bool ``[runs]``, says that they have one.
         """
         self._told(core.extend(self._tables.blocks, rows, new, follows, counts))
 
     def lay(self, rows: Rows, new: Flags, counts: npt.NDArray[np.int64], now: float) -> None:
-        """Link whole chains from their start, read now: the ``i``-th row of each has depth ``i``.
-
-        Args:
-            rows: int32 ``[n]``, chain after chain.
-            new: bool ``[n]``: whether the row was just created.
-            counts: int64 ``[chains]``: blocks in each.
+        """Link whole chains of ``counts[i]`` blocks, int32 ``[n]`` rows of which some are ``new``,
+        from their start, read now: the ``i``-th row of each has depth ``i``.
         """
         self._told(core.lay(self._tables.blocks, rows, new, counts, now))
 

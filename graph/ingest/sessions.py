@@ -121,7 +121,7 @@ class RequestSessions:
             session = self._tables.sessions.ensure(name, tenant, now)
             if parent != NO_ROW:
                 self.forks.forked(session, parent)
-            self._take_over(session, rows)
+            self._tables.blocks.session[self._left_behind(rows)] = session
         self._inferred[engine, event.request_id] = session
         if len(self._inferred) > _MAX_INFERRED:  # requests whose end was never reported
             del self._inferred[next(iter(self._inferred))]
@@ -152,10 +152,6 @@ class RequestSessions:
             return NO_ROW
         at_work = sessions.state[parent] in (SessionState.RUNNING, SessionState.WAITING_FOR_TOOL)
         return parent if at_work else NO_ROW
-
-    def _take_over(self, session: int, rows: Rows) -> None:
-        """Assign the blocks of ``rows`` that another session abandoned to this session."""
-        self._tables.blocks.session[self._left_behind(rows)] = session
 
     def _left_behind(self, rows: Rows) -> Rows:
         blocks = self._tables.blocks

@@ -190,7 +190,10 @@ class GhostKeeper:
         yield from self._tables.links.releasing(gone)
         for start in range(0, len(rows), _PART):
             yield
-            self._release(rows[start : start + _PART])
+            some = rows[start : start + _PART]
+            for release in self._forget_some:
+                release(some)
+            self._tables.blocks.release(some)
 
     def _losing_edges(self, rows: Rows, gone: Mask) -> Iterator[None]:
         """Remove the edges at ``rows``; a scan only if there is one."""
@@ -199,11 +202,6 @@ class GhostKeeper:
             for start in range(0, edges.size, _EDGES):
                 edges.remove(edges.at(gone, start, min(start + _EDGES, edges.size)))
                 yield
-
-    def _release(self, rows: Rows) -> None:
-        for forget in self._forget_some:
-            forget(rows)
-        self._tables.blocks.release(rows)
 
     def _surplus(self) -> Generator[None, None, Rows]:
         """int32, ascending: the ghosts to release now; notes when to check again."""

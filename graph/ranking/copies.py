@@ -93,14 +93,12 @@ K = TypeVar("K", bound=Hashable)
 
 
 class CopyOrder(Generic[K]):
-    """Orders copies by the names of their blocks.
+    """Orders copies by the names of their blocks; a ``plain`` one by least recent use, whatever is
+    in use and whatever is advised.
 
     First go copies of blocks in use: these bytes are stored twice, and can be copied again when the
     block is about to be lost. Then go those that advice names, then the others, longest lost first.
     So pool and memory hold different blocks, together as many as both have room for.
-
-    Args:
-        plain: Order by least recent use, whatever is in use and whatever is advised.
     """
 
     def __init__(self, plain: bool = False) -> None:
@@ -196,9 +194,6 @@ def prefetch_candidates(view: View, n: int) -> Rows:
     earliest return first. Then come blocks that usually follow the blocks in use, or are attended
     with them. A block is listed only if all blocks before it in its chain are in the pool or
     earlier in the list.
-
-    Args:
-        view: Of the engine whose copies and pool are meant.
     """
     blocks = view.blocks
     if not blocks.had_copies:

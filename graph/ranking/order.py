@@ -216,11 +216,8 @@ def front_terms(
     view: View, policy: Policy, referee: Referee | None, ranking: EvictionRanking
 ) -> Terms:
     """The terms, each ``[n]``, of the first 4,096 blocks of a ranking at most, by whatever ranked
-    them. To be called under the lock under which the ranking was made.
-
-    Raises:
-        Exception: A user's own policy raises.
-        GraphError: It returns other than one number for each block.
+    them. To be called under the lock under which the ranking was made. Raises what a user's own
+    policy raises, and GraphError where it returns other than one number for each block.
     """
     rows = view.blocks.find(ranking.order[:_FRONT], view.tables.salt(view.engine))
     if not len(rows):

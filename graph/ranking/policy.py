@@ -144,16 +144,11 @@ Scores = npt.NDArray[np.float64]
 class ScoredRuns(NamedTuple):
     """Runs of blocks in consecutive rows, each of which scores ``DEPTH_TIE`` more than the one
     before it in its run.
-
-    Attributes:
-        rows: int32 ``[n]``: the first of each.
-        scores: float64 ``[n]``: of these.
-        lengths: int64 ``[n]``: blocks of each; None: one.
     """
 
-    rows: Rows
-    scores: Scores
-    lengths: npt.NDArray[np.int64] | None
+    rows: Rows  # the first of each
+    scores: Scores  # of these
+    lengths: npt.NDArray[np.int64] | None  # blocks of each; None: one
 
 
 Terms = dict[str, Scores]
@@ -268,12 +263,9 @@ class Referee(Protocol):
         """Whether LRU ranks where the policy finds less; otherwise the policy ranks everywhere."""
 
     def watch(self, view: View, scores: Callable[[View, Selection], ScoredRuns]) -> None:
-        """Compare what was found since the last ranking of an engine, and say in
-        ``Tables.budgets`` how much of its pool may be kept whatever scores say.
-
-        Args:
-            scores: The policy's scores of any rows, under a view's rules, chains whole; higher goes
-                first.
+        """Compare what was found since the last ranking of an engine, by the policy's ``scores`` of
+        any rows, under a view's rules, chains whole; higher goes first. Say in ``Tables.budgets``
+        how much of its pool may be kept whatever scores say.
         """
 
     def trusts(self, engine: int) -> bool:

@@ -256,19 +256,15 @@ enough that a float64 tells blocks of one band apart by a ten-millionth of a poi
 
 
 class Rule(NamedTuple):
-    """One rule: ``weight`` is added to the rank of the blocks to which it ``applies``.
-
-    Attributes:
-        with_copies: Holds only in an engine with copies: in the others every eviction costs a
-            recomputation, and the policy weighs that already.
-        bounded: Holds for a share of a pool only; see ``protection.limited_by``.
-    """
+    """One rule: ``weight`` is added to the rank of the blocks to which it ``applies``."""
 
     name: str
     weight: int
     applies: Callable[[View, Selection], Mask]
+    # Whether it holds only in an engine with copies: in the others every eviction costs a
+    # recomputation, and the policy weighs that already.
     with_copies: bool = False
-    bounded: bool = False
+    bounded: bool = False  # whether it holds for a share of a pool only; see `limited_by`
 
 
 def is_superseded(view: View, picked: Selection) -> Mask:

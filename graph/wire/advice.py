@@ -139,10 +139,8 @@ class RankingMessage(Advice, tag=1, frozen=True):
         return cls(ranking.epoch, age_s, order, protected, spill, demote, ranking.heard)
 
     def at(self, now: float) -> EvictionRanking:
-        """The ranking, with ``ts`` in the clock of the receiver, which got it at ``now``.
-
-        Raises:
-            ValueError: Its keys are not whole 64-bit numbers.
+        """The ranking, with ``ts`` in the clock of the receiver, which got it at ``now``. Raises
+        ValueError if its keys are not whole 64-bit numbers.
         """
         order, protected, spill, demote = (as_keys(getattr(self, name)) for name in _BLOCKS)
         ts, heard = now - self.age_s, self.heard

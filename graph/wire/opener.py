@@ -13,11 +13,8 @@ class _NoRedirects(urllib.request.HTTPRedirectHandler):
 
 def opener(*, through_proxies: bool) -> urllib.request.OpenerDirector:
     """Return an opener that follows no redirects: urllib's own sends all headers, ``Authorization``
-    among them, to whatever address an answer names.
-
-    Args:
-        through_proxies: Go through the proxies that the environment names; not for what is on this
-            machine.
+    among them, to whatever address an answer names. The proxies that the environment names are not
+    for what is on this machine.
     """
     proxies = None if through_proxies else dict[str, str]()
     handlers = _NoRedirects(), urllib.request.ProxyHandler(proxies)

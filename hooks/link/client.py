@@ -44,15 +44,8 @@ _REFUSED: Final = (
 
 
 class SocketOpener:
-    """Opens sockets to one sidecar's ROUTER, and tells when another one is due.
-
-    Args:
-        endpoint: The sidecar's ROUTER.
-        identity: The engine's, by which the sidecar tells it from others.
-        send_hwm: Frames that ZeroMQ may hold for a slow sidecar.
-
-    Raises:
-        ConfigError: The keys that the environment names cannot be used.
+    """Opens sockets to one sidecar's ROUTER, and tells when another one is due. Raises ConfigError
+    if the keys that the environment names cannot be used.
     """
 
     def __init__(self, endpoint: str, identity: bytes, send_hwm: int) -> None:
@@ -97,14 +90,9 @@ class SocketOpener:
 
 
 class LinkState:
-    """Tracks whether a sidecar answers, and logs changes.
-
-    Args:
-        endpoint: The sidecar's, for the log.
-        absent_s: Seconds without a connection after which it counts as absent.
-        silent_s: Seconds without a message after which it counts as silent.
-        refused_s: Seconds until one that refused this engine is asked again.
-        clock: Monotonic seconds.
+    """Tracks whether a sidecar answers, and logs changes. It counts as absent after ``absent_s``
+    without a connection, as silent after ``silent_s`` without a message; one that refused this
+    engine is asked again after ``refused_s``.
     """
 
     def __init__(

@@ -47,13 +47,8 @@ class SharedStore(Protocol):
 
 
 def open_store(settings: StoreSettings, adds: bool = True) -> SharedStore:
-    """Open the store that ``settings`` name.
-
-    Args:
-        adds: Whether this client may add memory of its own to a Mooncake store.
-
-    Raises:
-        StorageError: It cannot be used; the message says why.
+    """Open the store that ``settings`` name; ``adds``: this client may add memory of its own to a
+    Mooncake store. Raises StorageError, which says why it cannot be used.
     """
     if settings.is_mooncake:
         return MooncakeStore(settings.place, settings.capacity_bytes if adds else 0)
@@ -80,11 +75,8 @@ class DirectoryStore:
 
     A value appears whole or not at all: it is written under another name and renamed. Engines share
     the directory without talking to each other. Until a sweep, each of their workers may exceed the
-    room by 1/32. Other files in the directory are left alone.
-
-    Raises:
-        StorageError: There is no such directory and none can be made, it cannot be written, every
-            user of the machine can write to it, or another user owns it.
+    room by 1/32. Other files in the directory are left alone. Raises StorageError where the
+    directory cannot be made or written, or is not safe from other users.
     """
 
     def __init__(self, path: str, capacity: int) -> None:
@@ -261,10 +253,8 @@ class MooncakeStore:
 
     A value is in the memory of one client, and gone with it: for some ten seconds after that client
     was killed, its values are listed but cannot be read. While the master is dead, every call
-    blocks for some four seconds. The client listens on all interfaces, without a password.
-
-    Raises:
-        StorageError: Mooncake is not installed, or there is no such master.
+    blocks for some four seconds. The client listens on all interfaces, without a password. Raises
+    StorageError if Mooncake is not installed, or there is no such master.
     """
 
     def __init__(self, place: str, adds: int) -> None:

@@ -89,17 +89,10 @@ class Marks(NamedTuple):
         return list(compress(places, held)), list(compress(keys, held))
 
 
-def _nobody_listens(hashes: list[bytes]) -> None:
-    pass
-
-
 class Copies:
-    """Copies in memory that are found, by hash and by key, in the order in which they go.
-
-    The reference of ``_engine.Copies``, which does the same of many hashes in one call.
-
-    Args:
-        plain: Order by least recent use, whatever is in use and whatever is advised.
+    """Copies in memory that are found, by hash and by key, in the order in which they go; see
+    ``CopyOrder``. The reference of ``_engine.Copies``, which does the same of many hashes in one
+    call.
     """
 
     def __init__(self, plain: bool) -> None:
@@ -171,14 +164,10 @@ class Copies:
         under_way: dict[int, int | None],
         first: int,
     ) -> tuple[Sequence[int], Sequence[int]]:
-        """Which of these blocks, that are about to leave the pool, are worth a copy and have none,
-        nor one ``under_way``, and their keys.
-
-        Args:
-            full_hashes: With the prefix cache's group id.
-            marks: None: all are worth a copy.
-            under_way: By their keys, places in the queue; brought up to date.
-            first: The place of the first.
+        """Which of these blocks, that are about to leave the pool, are worth a copy by ``marks``
+        (None: all are) and have none, nor one ``under_way``, and their keys. The places in the
+        queue of those under way, by their keys, are brought up to date; ``first``: the place of the
+        first block.
         """
         self.all_leave_pool(full_hashes)
         keys: Sequence[int] = keys_in_pool(full_hashes)
@@ -198,9 +187,7 @@ class Copies:
         self, hashes: Sequence[bytes], first: int, era: int, may_demote: Sequence[bool]
     ) -> list[Copy]:
         """Begin copies: pinned, numbered from ``first`` on, and not found before ``complete``.
-
-        Args:
-            may_demote: One for all, or one for each.
+        ``may_demote`` is one for all, or one for each.
         """
         numbers = range(first, first + len(hashes))
         flags = may_demote if len(may_demote) == len(hashes) else repeat(may_demote[0])
@@ -265,23 +252,8 @@ def _new_copies(plain: bool, compiled: bool) -> Copies:
 
 
 class CopyDirectory:
-    """Finds copies by block hash; only complete copies are found.
-
-    Attributes:
-        warm_capacity: Copies that fit into every worker's memory; 0 before the workers reported.
-        cold_capacity: Records that fit on every worker's disk.
-        lost: Copies and records that were given up since the start.
-        warm: Returns a block's copy in memory; None if there is none.
-        all_warm: Returns ``warm`` of each of these blocks.
-        pinned: The same, for a job that uses them from now on.
-        warm_hashes: Returns the blocks in memory, the first to go first; safe to call from another
-            thread.
-        all_leave: Notes that the pool lost these blocks, or is about to: their copies are needed.
-        all_leave_pool: The same, by the hashes that the prefix cache has.
-        holds_twice: Tells whether any copy is of a block that is in use in the pool.
-        stands_twice: Tells whether a block is in use in the pool too, as far as is known.
-        victims: Chooses so many copies in memory to give up or demote; the second argument is
-            advice, see ``CopyOrder``.
+    """Finds copies by block hash; only complete copies are found. What it has of ``Copies`` is said
+    there; ``warm_hashes`` is safe to call from another thread.
     """
 
     def __init__(
@@ -291,6 +263,8 @@ class CopyDirectory:
         plain: bool = False,
         compiled: bool = False,  # whether the compiled core keeps the copies in memory
     ) -> None:
+        # Copies that fit into every worker's memory, and records that fit on every worker's disk; 0
+        # before the workers reported.
         self.warm_capacity, self.cold_capacity = warm_capacity, cold_capacity
         self._warm = warm = _new_copies(plain, compiled)
         self.warm, self.all_warm, self.pinned = warm.find, warm.find_all, warm.pinned
@@ -299,12 +273,13 @@ class CopyDirectory:
         self.holds_twice, self.stands_twice = warm.holds_twice, warm.stands_twice
         self._cold: OrderedDict[bytes, None] = OrderedDict()
         self._cold_hashes: dict[int, bytes] = {}  # by the key that advice uses
-        self._held = self._next = self._era = self.lost = 0  # held: in memory, complete or not
+        self._held = self._next = self._era = 0  # held: in memory, complete or not
+        self.lost = 0  # copies and records that were given up since the start
         self.voided = ReleasedCopies()  # what was given up or completed, until the workers are told
         # blocks that the shared store held when it was asked for a waiting request
         self.in_store: set[bytes] = set()
         # called with the hashes of blocks that have copies from now on
-        self.told: Callable[[list[bytes]], None] = _nobody_listens
+        self.told: Callable[[list[bytes]], None] = lambda hashes: None
 
     @property
     def warm_blocks(self) -> int:
@@ -425,20 +400,14 @@ class CopyDirectory:
             if block_hash in cold:
                 cold.move_to_end(block_hash)
 
-    def drop(self, copy: Copy) -> None:
-        """Give up a complete copy; its memory is free once the jobs that use it are done."""
-        if self.warm(copy.block_hash) is copy:
-            self.drop_all([copy])
-
     def drop_all(self, copies: Sequence[Copy]) -> list[bytes]:
-        """Give up complete copies, all of which are found; see ``drop``. Returns their hashes."""
+        """Give up complete copies, all of which are found; their memory is free once the jobs that
+        use it are done. Returns their hashes.
+        """
         hashes, unused = self._warm.drop(copies)
         self.lost += len(hashes)
         self._release(unused)
         return hashes
-
-    def unpin(self, copy: Copy) -> None:
-        self.unpin_all((copy,))
 
     def unpin_all(self, copies: Iterable[Copy]) -> None:
         """Note that a job that used these copies is done."""

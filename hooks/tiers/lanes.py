@@ -31,13 +31,10 @@ PATIENCE_S: Final = 5.0  # a working disk takes a small part of it per record; c
 
 class AnswerWatch:
     """Makes sure that each job of a lane is answered once: by its thread, or by whoever waits.
+    After ``patience_s`` without a record read or written the lane counts as stuck.
 
     A system call to a disk that hangs (a network's, a dying one) cannot be cancelled. So the
     waiting side answers instead, and what the lane's thread reports later is ignored.
-
-    Args:
-        clock: Monotonic seconds.
-        patience_s: Seconds without a record read or written after which the lane counts as stuck.
     """
 
     def __init__(self, clock: Callable[[], float], patience_s: float = PATIENCE_S) -> None:

@@ -84,7 +84,7 @@ def splicer(
     Raises RopeError or KernelError.
     """
     if not runs:
-        return _nothing
+        return lambda: None
     if rope is None:
         raise RopeError("keys of this model cannot be moved to other positions")
     copies = list({run.copy: None for run in runs})
@@ -92,10 +92,6 @@ def splicer(
     records = dict(zip(copies, numbers, strict=True))
     slots = slot_map(runs, records.__getitem__, cache.layout.tokens)
     return lambda: ops.splice(arena.kv, cache, slots, rope)
-
-
-def _nothing() -> None:
-    pass
 
 
 logger = logging.getLogger(__name__)
@@ -162,10 +158,6 @@ class TierMover:
             self.answers.refuse(work)
         else:
             self._memory.put(lambda: self._order(work, fence))
-
-    def give_up_on_overdue(self) -> None:
-        """Let jobs go on without what disk or store is late with; on the engine's thread."""
-        self.lanes.give_up_on_overdue()
 
     def close(self) -> None:
         """Finish what is under way, write what no disk has yet, and close memory and disk."""

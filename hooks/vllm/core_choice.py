@@ -125,7 +125,9 @@ class _Scratch:
         self._pool.cache_full_blocks = self._core.cache_full_blocks
         self._pool._emit_block_removed_events = lambda hashes: self._removed(note, hashes)
         self._running: list[tuple[Any, list[Any]]] = []
-        self._chains = [self._chain(rng.randrange(1, 12)) for _ in range(12)]
+        self._chains = [
+            [rng.randbytes(_HASH_BYTES) for _ in range(rng.randrange(1, 12))] for _ in range(12)
+        ]
 
     def step(self) -> None:
         rng, pool = self._rng, self._pool
@@ -167,7 +169,8 @@ class _Scratch:
         queue: Any = self._pool.free_block_queue
         stood = queue.get_all_free_blocks()
         rest = [block for block in stood if block not in chosen]
-        if not _are(core.scan(None, count, len(stood) + 1)[:3], _cached(stood)[:count]):
+        cached = [block for block in stood if block.block_hash is not None]
+        if not _are(core.scan(None, count, len(stood) + 1)[:3], cached[:count]):
             return "what is looked through"
         core.lay(queue.fake_free_list_head, count, len(order), since)
         if _walk(queue) != (expected := chosen + rest):
@@ -206,19 +209,12 @@ class _Scratch:
         self._rng.shuffle(keys)
         return np.array([*keys, 12345, *keys[:1]], dtype=np.uint64)
 
-    def _chain(self, blocks: int) -> list[bytes]:
-        return [self._rng.randbytes(_HASH_BYTES) for _ in range(blocks)]
-
     def _removed(self, note: Any, hashes: list[bytes]) -> None:
         note(hashes)
         self._core.removed(hashes)
 
     def _clock(self) -> float:
         return self._now
-
-
-def _cached(blocks: list[Any]) -> list[Any]:
-    return [block for block in blocks if block.block_hash is not None]
 
 
 def _are(found: tuple[list[Any], list[bytes], bytes], blocks: list[Any]) -> bool:

@@ -29,13 +29,7 @@ _READ: Final = ("request", "blocks", "num_cached_blocks", "num_full_blocks", "kv
 
 class CoreIndex(BlockIndex):
     """The index of a pool with one group of full attention, whose every change the core hears.
-
-    Attributes:
-        gone: Told which keys the engine evicted, when that is worked through.
-
-    Raises:
-        TypeError: The pool is not as the core knows it.
-        ImportError: There is no core.
+    Raises TypeError if the pool is not as the core knows it, and ImportError if there is no core.
     """
 
     def __init__(
@@ -44,7 +38,8 @@ class CoreIndex(BlockIndex):
         from ..._engine import Core
 
         super().__init__(pool, clock)
-        self.gone: Callable[[Sequence[int]], None] = _nobody_asks
+        # told which keys the engine evicted, when that is worked through
+        self.gone: Callable[[Sequence[int]], None] | None = None
         self.core: Core = Core(
             pool, group.index, self._freed_at, _places(pool), BlocksStored, BlocksRemoved,
             BlocksCleared, group.block_size, self.catch_up,
@@ -108,7 +103,7 @@ class CoreIndex(BlockIndex):
         self.core.clear()
 
     def _tell(self, gone: bytes | None) -> None:
-        if gone is not None and self.gone is not _nobody_asks:
+        if gone is not None and self.gone is not None:
             self.gone(unpack(gone))
 
 
@@ -123,25 +118,16 @@ def _places(pool: Any) -> tuple[int, int, int, int, int]:
     return one, two, three, four, five
 
 
-def _nobody_asks(keys: Sequence[int]) -> None:
-    pass
-
-
 # ``CoreTap``: the pool's changes, noted by the compiled core.
 
 
 class CoreTap(PoolTap):
-    """Follows a pool as ``PoolTap`` does; ``next`` takes what changed.
-
-    Attributes:
-        whole: Whether a part must see, within the step, all that was cached.
-        sessions: Names of running requests' sessions, by which is told who cached a block.
-    """
+    """Follows a pool as ``PoolTap`` does; ``next`` takes what changed."""
 
     def __init__(self, pool: BlockPool, group: int, index: CoreIndex) -> None:
         super().__init__(pool, group)
-        self.whole = False
-        self.sessions: dict[str, str] = {}
+        self.whole = False  # whether a part must see, within the step, all that was cached
+        self.sessions: dict[str, str] = {}  # names of running requests': who cached a block
         self._core, self._is_followed = index.core, True
 
     def next(self, whole: bool = False) -> Batch | None:

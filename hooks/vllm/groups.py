@@ -23,15 +23,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ObservedGroup:
-    """The KV cache group whose blocks we observe; sizes in tokens.
-
-    Attributes:
-        block_size, hash_block_size: Of its blocks, and of what a request's hashes cover each.
-    """
+    """The KV cache group whose blocks we observe; sizes in tokens."""
 
     index: int  # which of the engine's groups it is
     block_size: int
-    hash_block_size: int
+    hash_block_size: int  # of what a request's hashes cover each
     groups_take: int = 1  # blocks that all groups take at most where this one takes a block
     # whether vLLM may leave blocks of it out of the prefix cache, as those outside of a window
     skips: bool = False
@@ -47,6 +43,11 @@ class ObservedGroup:
         # A hash covers its whole prefix, so a larger block's hash is that of its last part.
         hashes: Sequence[bytes] = request.block_hashes
         return hashes[scale - 1 : tokens // self.hash_block_size : scale]
+
+    def is_in(self, pool: BlockPool, block_hash: bytes) -> bool:
+        """Whether the prefix cache has this block of the group."""
+        cached = pool.cached_block_hash_to_block  # looked up each time: a reset makes another map
+        return cached.get_one_block(block_hash + self.suffix) is not None
 
     def computed(self, request: Request, exact: int | None) -> Sequence[bytes]:
         """The hashes of the full blocks whose KV a request that ended left."""
@@ -90,7 +91,8 @@ class OtherGroups:
 
     def __init__(self, kv_cache: KVCacheConfig, pool: BlockPool, observed: ObservedGroup) -> None:
         specs = [_first(group.kv_cache_spec) for group in kv_cache.kv_cache_groups]
-        self.named = tuple(map(_named, specs))  # all groups, as the hello names them
+        # all groups, as the hello names them
+        self.named = tuple(CacheGroup(*_kind(spec), spec.block_size) for spec in specs)
         self._pool, self._observed, self._scale = pool, observed, pool.hash_block_size
         matched = [group.block_size for group in self.named if group.kind != GroupKind.OTHER]
         self._unit = lcm(observed.block_size, *matched)  # matches are multiples of it
@@ -101,14 +103,12 @@ class OtherGroups:
         ]
 
     def lacking(self, request: Request, cached_tokens: int) -> int | None:
-        """The first other group because of which a lookup found no more than ``cached_tokens``.
+        """The place among the groups of the first other one because of which a lookup found no more
+        than ``cached_tokens``; None if the observed group lacks the next block itself, or no other
+        is known to.
 
         Costs a look at the prefix cache where the observed group has no more either, else as many
         as a window has blocks in each other group. To be asked right after the lookup.
-
-        Returns:
-            Its place among the groups; None if the observed group lacks the next block itself, if
-            there is none that could be matched, or if no group lacks what is known to be needed.
         """
         if not self._others:
             return None
@@ -135,10 +135,6 @@ def _first(spec: KVCacheSpec) -> KVCacheSpec:
     """A group's own specification, or the first of several that differ in sizes alone."""
     together = getattr(spec, "kv_cache_specs", None)
     return next(iter(together.values())) if together else spec
-
-
-def _named(spec: KVCacheSpec) -> CacheGroup:
-    return CacheGroup(*_kind(spec), spec.block_size)
 
 
 def _kind(spec: KVCacheSpec) -> tuple[GroupKind, int]:
@@ -177,18 +173,13 @@ _DIGEST_BYTES: Final = 4
 
 
 def block_hashing(algorithm: str, patience_s: float = _PATIENCE_S) -> str:
-    """The algorithm, and a digest of the hash that a fixed block gets: ``sha256 5be0cd19``.
+    """The algorithm (``prefix_caching_hash_algo``), and a digest of the hash that a fixed block
+    gets: ``sha256 5be0cd19``. Empty where the algorithm is not known here, or vLLM sets no seed
+    within ``patience_s``; this thread waits.
 
     That hash covers what vLLM begins with before a prompt's first block (``NONE_HASH``, from
     ``PYTHONHASHSEED`` or, without it, for some algorithms at random), and how blocks are
     serialized. The digest is slow to make, and too short to name the seed.
-
-    Args:
-        algorithm: ``prefix_caching_hash_algo``.
-        patience_s: How long vLLM may take to set the seed; this thread waits.
-
-    Returns:
-        Empty where there is no seed by then, or the algorithm is not known here.
     """
     from vllm.utils.hashing import get_hash_fn_by_name
     from vllm.v1.core.kv_cache_utils import hash_block_tokens

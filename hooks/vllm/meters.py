@@ -63,13 +63,10 @@ class PrefillMeter:
 
     vLLM does not tell a connector without workers when a step is over. But while a request goes on,
     the next step is scheduled as soon as one is over: the time between two is what one took.
-
-    Args:
-        behind: Steps that are under way while another is scheduled: 1 with asynchronous
-            scheduling, else 0.
     """
 
     def __init__(self, behind: int) -> None:
+        # Steps under way while another is scheduled: 1 with asynchronous scheduling, else 0.
         self.behind = behind
         self.tokens_per_s = 0.0  # 0 before the first sample
         self._nothing = [0] * (behind + 1)

@@ -377,7 +377,9 @@ class EngineObserver:
         sessions = [names.get(run[0].request_id) for run in cached] if names else ()
         runs: list[CachedRun] = []
         for request, blocks, first, end in cached:
-            runs.append((_hashes_for_later(request), blocks, first, end))
+            hashes = request.block_hashes
+            # vLLM adds to its list, and shortens it where more input is streamed.
+            runs.append((list(hashes) if request.resumable else hashes, blocks, first, end))
             self.stored += end - first
             if request.lora_request is not None:
                 self._note_adapted(request, first, end)
@@ -430,11 +432,6 @@ def _protected(meaning: CheckedHints, hashes: Sequence[bytes], size: int) -> Ite
         if segment.layer in PROTECTED_LAYERS:
             covered = hashes[segment.start // size : -(-segment.end // size)]
             yield [key_of(block_hash) for block_hash in covered]
-
-
-def _hashes_for_later(request: Request) -> Sequence[bytes]:
-    """A request's hashes: vLLM adds to its list, and shortens it where more input is streamed."""
-    return list(request.block_hashes) if request.resumable else request.block_hashes
 
 
 # ``ChangeFeed``: hands on what a pool cached and evicted.

@@ -110,14 +110,14 @@ class PoolTap:
         # returns blocks in use that need not block a reset, each as often as it is held; called
         # before a reset, and its blocks are given back after it
         self.lend: Callable[[], list[KVCacheBlock]] = list
-        self.renewed: Callable[[], None] = _nothing  # called after a reset that took place
+        self.renewed: Callable[[], None] = lambda: None  # called after a reset that took place
         # called after one that vLLM refused: what it was asked for may have happened all the same
-        self.refused: Callable[[], None] = _nothing
+        self.refused: Callable[[], None] = lambda: None
         # called after blocks were given back, which may change the next to be taken
-        self.freed: Callable[[], None] = _nothing
+        self.freed: Callable[[], None] = lambda: None
         # called with the blocks of a prefix hit after it took those that were free out of the free
         # queue's midst
-        self.touched: Callable[[Sequence[KVCacheBlock]], None] = _nothing_of
+        self.touched: Callable[[Sequence[KVCacheBlock]], None] = lambda blocks: None
         self._pool = pool
         self._group = group
         self._before: list[Changes] | deque[Changes] = []  # what was followed by a reset
@@ -155,7 +155,7 @@ class PoolTap:
         """
         for name in _FOLLOWED[: -1 if but_resets else None]:
             self._pool.__dict__.pop(name, None)
-        self.refused = _nothing
+        self.refused = lambda: None
         self._take_latest()
         self._before = deque(maxlen=0)
 
@@ -272,14 +272,6 @@ class PoolTap:
             told()
         except Exception as error:
             self._failed(error)
-
-
-def _nothing() -> None:
-    pass
-
-
-def _nothing_of(blocks: Sequence[KVCacheBlock]) -> None:
-    pass
 
 
 def _does_nothing(pool: BlockPool, emit: Callable[..., Any]) -> bool:

@@ -33,7 +33,7 @@ class Live:
         self.runner = ShadowRunner(self.graph, lambda: self.now, cpu, always=always)
         self.hello()
         for _ in range(halvings):
-            assert self.set.halve()
+            assert self.set.sample.halve()
 
     def hello(self) -> None:
         hello = EngineHello("host", "", self.trace.block_size, self.capacity + 1, "")

@@ -15,11 +15,12 @@ import pytest
 from kvgraph.advisor.config.sections import PolicyConfig
 from kvgraph.advisor.policies.evidence import PolicySelector
 from kvgraph.advisor.policies.guard import Guard
-from kvgraph.advisor.policies.shadow import LruShadow, LruStack, RankedShadow, SimulatedPools
+from kvgraph.advisor.policies.shadow import LruShadow, RankedShadow
 from kvgraph.advisor.replay.arms import Settings, run_arm
 from kvgraph.advisor.replay.graph_order import GraphOrder, SimulatedSidecar
 from kvgraph.advisor.replay.simulator import EvictionOrder, Instance, LruOrder, simulate
 from kvgraph.advisor.replay.trace import Trace
+from kvgraph.graph.compiled import core
 from kvgraph.graph.kvcache_graph import KVCacheGraph
 from kvgraph.graph.ranking.policy import Policy, Scores, Terms, View
 from kvgraph.graph.tables.blocks import DEPTH_TIE, Selection
@@ -152,7 +153,7 @@ def test_a_ranked_shadow_spares_what_was_used_since() -> None:
 
 @pytest.mark.parametrize("capacities", [[50], [300, 40, 600]])
 def test_a_stack_holds_what_pools_of_every_size_hold(capacities: list[int]) -> None:
-    stack = LruStack(capacities)
+    stack = core.LruStack(capacities)
     pools = [LruShadow(capacity) for capacity in capacities]
     for rows in chains(2, 50):
         keys = rows.astype(np.uint64) + np.uint64(7)
@@ -205,13 +206,14 @@ def test_a_ranked_shadow_evicts_as_a_plain_pool_does(ties: bool) -> None:
 
 
 def test_pools_that_share_their_uses_hold_what_each_alone_would() -> None:
-    rng, uses, rest = np.random.default_rng(5), SimulatedPools(), np.arange(2_000, dtype=np.uint64)
+    rng, uses = np.random.default_rng(5), core.RankedPools()
+    rest = np.arange(2_000, dtype=np.uint64)
     shared = [RankedShadow(capacity, uses) for capacity in (300, 40, 500)]
     alone = [RankedShadow(each.capacity) for each in shared]
     for number, rows in enumerate(chains(6, 40)):
         keys = rows.astype(np.uint64)
         there = uses.found(rows, keys)
-        assert [there.by(each) for each in shared] == [each.found(rows, keys) for each in alone]
+        assert [there[each.number] for each in shared] == [each.found(rows, keys) for each in alone]
         for each in (uses, *alone):
             each.use(rows, keys)
         if number % 50 == 10:
@@ -287,19 +289,19 @@ def test_a_large_ranking_is_followed_in_its_order(distinct: int) -> None:
 
 def test_what_shadows_remember_is_bounded_by_their_pools() -> None:
     """Neither many requests for few blocks, nor many blocks, nor high rows take room for ever."""
-    stack, uses = LruStack([2_000, 1_000]), SimulatedPools()
+    stack, uses = core.LruStack([2_000, 1_000]), core.RankedPools()
     pool = RankedShadow(1_000, uses)
     few = np.arange(500, dtype=np.int32)
     for _ in range(200):
         stack.use(few, few.astype(np.uint64))
-    few_nbytes = stack.nbytes
+    few_nbytes = stack.nbytes()
     for first in range(0, 2_000_000, 500):
         rows = np.arange(first, first + 500, dtype=np.int32)
         for each in (stack, uses):
             each.use(rows, rows.astype(np.uint64))
     assert few_nbytes < 50_000
-    assert stack.nbytes < 2_000_000
-    assert uses.nbytes < 3_000_000
+    assert stack.nbytes() < 2_000_000
+    assert uses.nbytes() < 3_000_000
     assert stack.found(rows, rows.astype(np.uint64)) == [500, 500]
     assert pool.held <= 1_000
 

@@ -15,7 +15,7 @@ from kvgraph.advisor.page.what_if import weight_effect
 from kvgraph.advisor.policies.evidence import PolicySelector
 from kvgraph.advisor.policies.guard import Guard
 from kvgraph.advisor.policies.lifecycle import LifecyclePolicy
-from kvgraph.advisor.policies.shadow import LruShadow, SimulatedPools
+from kvgraph.advisor.policies.shadow import LruShadow
 from kvgraph.advisor.replay.fast import belady_hits, lru_hits
 from kvgraph.advisor.replay.trace import Trace
 from kvgraph.advisor.shadows import ceiling as ceiling_module
@@ -23,6 +23,7 @@ from kvgraph.advisor.shadows import runner
 from kvgraph.advisor.shadows.ceiling import Ceiling, RequestWindow, ceiling
 from kvgraph.advisor.shadows.pools import GuardedPool, OtherWeights
 from kvgraph.advisor.shadows.runner import INTERVAL_S, LEAST, SessionSample, ShadowSet
+from kvgraph.graph.compiled import core
 from kvgraph.graph.logs.history import ReplayedWalk
 from kvgraph.graph.ranking.formulas import ClassicPolicy
 from kvgraph.graph.ranking.policy import View
@@ -80,7 +81,7 @@ def test_a_shadow_of_lru_finds_what_a_full_replay_finds(
 def test_a_guarded_pool_of_a_bad_policy_finds_what_lru_finds(begins_trusted: bool) -> None:
     """Who asks does so twice and never again; the policy sends away what was used last."""
     keys = np.arange(4_000, dtype=np.uint64)
-    uses, lru = SimulatedPools(), LruShadow(SMALL)
+    uses, lru = core.RankedPools(), LruShadow(SMALL)
     alone = GuardedPool(SMALL, None, uses)
     guarded = GuardedPool(SMALL, PolicySelector(SMALL, begins_trusted), uses)
     found = dict.fromkeys(("alone", "guarded", "lru"), 0)

@@ -302,8 +302,7 @@ def test_what_is_spliced_has_other_names_than_what_was_computed(
     directory = engine.side.bridge.ledger.directory
     for seed in range(6):
         engine.serve(words(30 * BLOCK_SIZE, 500 + seed), 1)
-    for copy in filter(None, map(directory.warm, computed)):
-        directory.drop(copy)
+    directory.drop_all(list(filter(None, map(directory.warm, computed))))
     again = engine.ask(joined(document, later, words(40, 8)), 2, **session("mine"))
     engine.until(lambda: again.num_output_tokens)
     assert engine.side.recall.exact[again.request_id] == 0

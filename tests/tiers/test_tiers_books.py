@@ -363,7 +363,7 @@ class DirectoryModel(RuleBasedStateMachine):
     @rule(data=st.data())
     def unpin(self, data: st.DataObject) -> None:
         copy = self.pinned.pop(data.draw(st.integers(0, len(self.pinned) - 1)))
-        self.directory.unpin(copy)
+        self.directory.unpin_all([copy])
         if self.given_up(copy) and copy not in self.pinned:
             self.release(copy)
 
@@ -373,7 +373,7 @@ class DirectoryModel(RuleBasedStateMachine):
         self._drop(self.warm[data.draw(st.sampled_from(sorted(self.warm)))])
 
     def _drop(self, copy: Copy) -> None:
-        self.directory.drop(copy)
+        self.directory.drop_all([copy])
         del self.warm[copy.block_hash]
         if copy not in self.pinned:
             self.release(copy)

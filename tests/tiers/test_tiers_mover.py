@@ -535,7 +535,7 @@ def wait_for_the_watch(bench: Bench, count: int) -> list[JobDone]:
     done, deadline = list[JobDone](), time.monotonic() + PATIENCE_S
     while len(done) < count:
         assert time.monotonic() < deadline, "whoever waits is never answered"
-        bench.mover.give_up_on_overdue()
+        bench.mover.lanes.give_up_on_overdue()
         done += bench.mover.answers.take_answer().done
         time.sleep(0.001)
     return done

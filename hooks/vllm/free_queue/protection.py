@@ -39,15 +39,11 @@ _Said = tuple[float, float]  # when a caller stated it, and when that request wa
 
 
 class ProtectedKeys:
-    """The keys that are protected, and how precious each is.
-
-    Attributes:
-        evicted_protected: Protected blocks that the engine evicted since its start.
-        stated_count: Grows whenever callers' statements change.
-    """
+    """The keys that are protected, and how precious each is."""
 
     def __init__(self, blocks: int, stale_s: float, clock: Callable[[], float]) -> None:
-        self.evicted_protected = self.stated_count = 0
+        self.evicted_protected = 0  # protected blocks that the engine evicted since its start
+        self.stated_count = 0  # grows whenever callers' statements change
         self._stale_s = stale_s
         self._clock = clock
         self._most_stated = int(MOST_SHARE * blocks)  # until a sidecar knows them, and their price
@@ -119,13 +115,10 @@ class ProtectedKeys:
 
     def look_through(self, ranking: EvictionRanking | None, linked_since: float) -> bool:
         """Forget statements that ``ranking`` takes into account, and very old ones; returns whether
-        any was forgotten.
+        any was forgotten. What was stated before ``linked_since`` the sidecar may have missed.
 
         Age alone is no reason: on busy cores a sidecar may be late. Only keys whose request ended
         are looked at: the others may be many, and still count.
-
-        Args:
-            linked_since: The sidecar may have missed what was stated before this time.
         """
         as_of = self._clock() if ranking is None else ranking.ts
         if not self._over or as_of - self._looked_through < _LOOK_THROUGH_S:

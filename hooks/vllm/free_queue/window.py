@@ -184,7 +184,7 @@ class Window:
         # prompts is known when these are looked up, and early enough to lay it
         self.ahead = 0
         # told of the victims when more are laid, and whether these are the first
-        self.laid_more: Callable[[Victims, bool], None] = _nobody_asks
+        self.laid_more: Callable[[Victims, bool], None] = lambda victims, at_head: None
 
     @property
     def size(self) -> int:
@@ -287,13 +287,11 @@ class Window:
         return None
 
     def lay(self, place: KVCacheBlock, known_of: float, least: int) -> None:
-        """Move the next victims to behind ``place``.
+        """Move the next victims to behind ``place``: the last victim that stands, else the last
+        block that goes before any. The ranking knows the events before ``known_of``.
 
-        Args:
-            place: The last victim that stands, else the last block that goes before any.
-            known_of: The ranking knows the events before this time.
-            least: Victims to lay at once, if the ranking has so many. Where blocks are protected,
-                pass all that a step can take: laying them costs less than looking at as many.
+        At least ``least`` are laid at once, if the ranking has so many. Where blocks are protected,
+        pass all that a step can take: laying them costs less than looking at as many.
         """
         victims = self._victims
         left = len(victims)
@@ -359,7 +357,3 @@ class Window:
         if len(found.blocks) <= count:
             return found, len(keys)
         return found.first(count), found.places[count - 1] + 1
-
-
-def _nobody_asks(victims: Victims, at_head: bool) -> None:
-    pass

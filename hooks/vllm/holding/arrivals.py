@@ -126,16 +126,10 @@ class SessionNames:
 
 
 class RequestArrival(NamedTuple):
-    """What admission needs to know about a request.
+    """What admission needs to know about a request."""
 
-    Attributes:
-        blocks: Blocks of new context; 0 for a live, resident session, and for a short prompt.
-        returning: Whether its session has been served here before.
-        meaning: The caller's hints.
-    """
-
-    blocks: int
-    returning: bool
+    blocks: int  # of new context; 0 for a live, resident session, and for a short prompt
+    returning: bool  # whether its session has been served here before
     meaning: CheckedHints
 
 
@@ -156,14 +150,6 @@ class LiveSessions:
     A session that was served here is resident for a prompt that continues at least half of one of
     its last contexts whose first and middle block are still cached, or half of a running one, and
     is at most twice as long. Any other prompt is resident if half of it is found.
-
-    Args:
-        pool: The live block pool.
-        group: The observed KV cache group.
-        read: Reads a request's hints.
-        copied: How many of these hashes, from the first on, a tier can bring back; None: no tiers.
-        fetches: Whether this engine fetches prompts' blocks from other engines; if not, a request's
-            word on that is ignored.
     """
 
     def __init__(
@@ -171,8 +157,9 @@ class LiveSessions:
         pool: BlockPool,
         group: ObservedGroup,
         read: Callable[[Request], CheckedHints],
+        # how many of these hashes, from the first on, a tier can bring back; None: no tiers
         copied: Callable[[Sequence[bytes]], int] | None,
-        fetches: bool = False,
+        fetches: bool = False,  # whether what a request says of blocks elsewhere counts
     ) -> None:
         self._pool, self._fetches = pool, fetches
         self._group = group

@@ -23,17 +23,13 @@ _NEARLY_WHOLE: Final = (
 
 
 class StepTimes:
-    """Fits a straight line to the seconds that recent steps took, by their tokens.
+    """Fits a straight line to the seconds that recent steps took, by their tokens, ``most`` at
+    most. While one is scheduled, ``behind`` others are under way; see ``PrefillMeter``.
 
     Steps with few tokens, with more, and nearly whole ones are kept apart. Those that only decode
     are alike, and a line through these is a line through noise; and while prompts are limited, no
     step is whole. Of each kind, what is slow is taken for an outlier, as a step that compiles is:
     at most a few samples say that a step is slow.
-
-    Args:
-        behind: Steps that are under way while another is scheduled: 1 with asynchronous
-            scheduling, else 0.
-        most: The most tokens of a step.
     """
 
     def __init__(self, behind: int, most: int) -> None:
@@ -102,14 +98,12 @@ _WORTH: Final = 2.0  # how much longer than its part for one prompt a whole step
 
 
 class PromptChunks:
-    """Limits what each prompt takes of a step, by vLLM's own ``long_prefill_token_threshold``.
+    """Limits what each prompt takes of a step, by vLLM's own ``long_prefill_token_threshold``, if
+    this engine's prompts ``are_limited`` at all.
 
     A turn of a resident session computes a few tokens, but waits for the step under way, and for
     each step of its answer. Where a long prompt makes steps of seconds, it waits for little else.
     vLLM limits no prompt that is alone. A limit that an operator has set is left alone.
-
-    Attributes:
-        are_limited: Whether this engine's prompts can be limited.
     """
 
     def __init__(self, scheduler: Scheduler, behind: int) -> None:

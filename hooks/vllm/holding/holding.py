@@ -36,12 +36,7 @@ _OPEN_AFTER_S: Final = 10.0  # with no request held for so long, holding has end
 
 
 class HoldingLog:
-    """Counts and reports what happens to held requests.
-
-    Args:
-        emit: Takes each event; must not wait.
-        most_s: The longest that a request is held, in seconds.
-    """
+    """Counts and reports what happens to held requests. ``emit`` must not wait."""
 
     def __init__(self, emit: Callable[[AnyEvent], None], most_s: float) -> None:
         self._emit = emit
@@ -152,11 +147,6 @@ class Holding:
 
     Held requests are kept out of the scheduler's queue, so a step costs the same whether ten wait
     or a thousand.
-
-    Attributes:
-        saturation: Share of the latest requests that met others in vLLM's queue.
-        rests: Whether steps have nothing to do here, until a request arrives or other advice comes.
-        rested_at: When a step was last taken without a call here, by ``rests``; -inf: never.
     """
 
     def __init__(
@@ -179,6 +169,8 @@ class Holding:
         self._log = HoldingLog(emit, bounds.most_s)
         self._checked_at = -math.inf
         self._queued = (0, 0)  # blocks of prompts in vLLM's queue, and of these: computed before
+        # Whether steps have nothing to do here, until a request arrives or other advice comes, and
+        # when one was last taken without a call here; -inf: never.
         self.rests = False
         self.rested_at: Callable[[], float] = lambda: -math.inf
 

@@ -20,29 +20,21 @@ _RELIED_ON: Final = (
 
 
 class HoldingQueue:
-    """vLLM's own queue, with held requests kept beside it; decides on each that is added.
+    """vLLM's own queue, with held requests kept beside it; decides on each that is added. Raises
+    TypeError if the scheduler lacks an attribute that is relied on.
 
     It is ``scheduler.waiting`` only while a request is held: vLLM asks its queue several times in
     each step. Until then that is vLLM's own queue, of which one method is replaced.
-
-    Args:
-        scheduler: The scheduler whose queue is followed, on this instance only.
-        holds: Whether a new request is to be held; must not raise.
-        gone: Called with the id of a held request that was removed; must not raise.
-        queued: Called with a request that moves into vLLM's queue; must not raise.
-        unqueued: Called with the id of a queued request that is held after all; must not raise.
-
-    Raises:
-        TypeError: This scheduler lacks an attribute that is relied on; names it.
     """
 
     def __init__(
         self,
         scheduler: Scheduler,
-        holds: Callable[[Request], bool],
-        gone: Callable[[str], None],
-        queued: Sequence[Callable[[Request], object]] = (),
-        unqueued: Sequence[Callable[[str], object]] = (),
+        # none of these may raise
+        holds: Callable[[Request], bool],  # whether a new request is to be held
+        gone: Callable[[str], None],  # a held request was removed
+        queued: Sequence[Callable[[Request], object]] = (),  # one moves into vLLM's queue
+        unqueued: Sequence[Callable[[str], object]] = (),  # a queued one is held after all
     ) -> None:
         if missing := [name for name in _RELIED_ON if not hasattr(scheduler, name)]:
             raise TypeError(f"{type(scheduler).__name__} has no {', '.join(missing)}")
@@ -147,14 +139,10 @@ class HoldingQueue:
         """
         # Not at once: an error of ours may come between vLLM's look at the head and its taking it
         # out, and a request put before that one would be taken in its place.
-        self._holds, self._gone = _never, _ignore
+        self._holds, self._gone = _never, lambda _: None
         self.queued = self.unqueued = ()  # they may be what failed
         self._ends = bool(self._held)
         self._step_aside()
-
-    def _leave(self) -> None:
-        self._ends = False
-        self.release_all()
 
     def _hold(self, request: Request) -> None:
         self._held[request.request_id] = request
@@ -217,7 +205,8 @@ class HoldingQueue:
     def __bool__(self) -> bool:
         """Return whether a request may start; vLLM asks before each look at the head."""
         if self._ends:
-            self._leave()
+            self._ends = False
+            self.release_all()
         return bool(self._queue)
 
     def __len__(self) -> int:
@@ -243,7 +232,3 @@ def _arrival(request: Request) -> tuple[bool, float]:
 
 def _never(_: Any) -> bool:
     return False
-
-
-def _ignore(_: Any) -> None:
-    pass

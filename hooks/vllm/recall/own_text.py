@@ -53,16 +53,12 @@ class OwnText:
     def begun(
         self, request: Request, exact: int, found: int, own: bytes, pieces: Sequence[Piece]
     ) -> None:
-        """Note where a request's prompt comes from, whenever the request is given blocks.
+        """Note where a request's prompt comes from, whenever the request is given blocks: how many
+        tokens were found exactly, and at all, the hash of the last block found after the exact
+        ones, if any, and the pieces that are spliced after those.
 
         The first note stays valid across preemptions, when a request finds its own blocks again. It
         is replaced if a load failed or more was found the next time.
-
-        Args:
-            exact: Tokens that were found exactly.
-            found: Tokens that were found at all.
-            own: Hash of the last block that was found after the exact ones; empty without one.
-            pieces: What is spliced after those.
         """
         known = self._reads.get(request.request_id)
         if known is not None and not pieces and found >= known.found + known.spliced:

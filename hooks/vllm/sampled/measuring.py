@@ -38,13 +38,9 @@ class LayerQuery(NamedTuple):
 
 
 def confidence_scores(cache: PagedKv, logits: Tensor, spans: Sequence[slice]) -> Tensor:
-    """Return the model's confidence in the next token of some rows: float32 [rows], on the logits'
-    device.
-
-    Args:
-        cache: Its device decides how the score is computed.
-        logits: [all rows, vocabulary].
-        spans: Row ranges, in the order of the result.
+    """Return the model's confidence in the next token of the rows of ``spans``, in their order:
+    float32 [rows], of ``logits``, [all rows, vocabulary], on their device. The cache's device
+    decides how it is computed.
     """
     if cache.memory.is_cuda:
         rows = torch.cat([logits[span] for span in spans]).to(torch.float32)
@@ -54,14 +50,8 @@ def confidence_scores(cache: PagedKv, logits: Tensor, spans: Sequence[slice]) ->
 
 
 def attended(cache: PagedKv, queries: Sequence[LayerQuery], blocks: Tensor, tokens: int) -> Tensor:
-    """Return each block's share of the attention, averaged over layers.
-
-    Args:
-        blocks: int64 [n], the request's blocks in order, on the cache's device.
-        tokens: Tokens that the query attends to.
-
-    Returns:
-        float32 [n], on the cache's device.
+    """Return each block's share of the attention, averaged over layers: float32 [n], of a request's
+    ``blocks`` in order, int64 [n] on the cache's device, where the query attends to ``tokens``.
     """
     backend, table = ops.observer(cache), blocks[None]
     lengths = ops.brought(cache, torch.tensor([tokens]))
@@ -85,15 +75,9 @@ class BlockEmbedder:
         self._reported: OrderedDict[str, set[int]] = OrderedDict()  # request → places of its blocks
 
     def choose(self, request_id: str, blocks: Tensor, mass: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Embed the request's most attended full blocks that were not reported yet.
-
-        Args:
-            blocks: int64 [n], full blocks of the request.
-            mass: float32 [n], each block's share of the attention.
-
-        Returns:
-            Positions in ``blocks``, int64 [k], and mean keys, float32 [k, dim], on the cache's
-                device; None if no block is left.
+        """Embed the request's most attended full blocks that were not reported yet, of ``blocks``,
+        int64 [n], by their shares of the attention, float32 [n]. Returns positions in ``blocks``,
+        int64 [k], and mean keys, float32 [k, dim], on the cache's device; None if no block is left.
         """
         reported = [place for place in self._reported.get(request_id, ()) if place < len(blocks)]
         count = min(_AT_ONCE, len(blocks) - len(reported))
@@ -112,10 +96,8 @@ class BlockEmbedder:
     def report(
         self, request_id: str, places: Tensor, keys: Tensor
     ) -> tuple[tuple[int, ...], Tensor | None]:
-        """Centre the embeddings that ``choose`` returned, and note that they are reported.
-
-        Returns:
-            Positions, and float16 [positions, dim]; no positions and None until the mean is known.
+        """Centre the embeddings that ``choose`` returned, and note that they are reported. Returns
+        positions, and float16 [positions, dim]; no positions and None until the mean is known.
         """
         if self._sum is None:
             self._sum = torch.zeros_like(keys[0])

@@ -263,7 +263,8 @@ class StepSampler:
             self._settle(self._times)
             if self._measured is not None or not self._times.can_tell:
                 return
-        if self.budget.is_due() and _decodes(scheduler_output):
+        # Of a request that decodes, a step computes one token.
+        if self.budget.is_due() and 1 in scheduler_output.num_scheduled_tokens.values():
             self._arm()
 
     def _settle(self, times: StepTimes) -> None:
@@ -357,7 +358,3 @@ class StepSampler:
             type(error).__name__,
             exc_info=logger.isEnabledFor(logging.DEBUG),
         )
-
-
-def _decodes(scheduler_output: Any) -> bool:
-    return 1 in scheduler_output.num_scheduled_tokens.values()

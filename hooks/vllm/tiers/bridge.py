@@ -190,18 +190,6 @@ class TierCacheBridge:
     Lives in the scheduler's process, on its thread. It decides and records; ``TierWork`` carries
     the decisions to the workers, and their ``TierAnswer``, one or more steps later, makes the
     results visible.
-
-    Attributes:
-        loader: Brings copies back.
-        keeps_promises: Whether resets are followed for the sake of loads that vLLM waits for.
-        promises: Those loads.
-        spiller: Copies blocks before they go.
-        line: Who waits in vLLM's queue, and for how many blocks.
-        idle: Wakes the engine for an order that comes while it has nothing to do.
-        rest: Whether steps leave nothing to decide; every other call ends it.
-        may_rest: Whether no other part has work in each step.
-        step_ended: Told that a step's output arrived.
-        adapted: Told which keys, that the engine cached, a LoRA adapter computed.
     """
 
     def __init__(
@@ -216,16 +204,19 @@ class TierCacheBridge:
         manager: KVCacheManager | None = None,
         by_priority: bool = False,
     ) -> None:
+        # told which keys, that the engine cached, a LoRA adapter computed
         self.ledger, self.adapted = ledger, ledger.kept_off_disk.update
-        self.step_ended = ledger.costs.step_ended
+        self.step_ended = ledger.costs.step_ended  # told that a step's output arrived
         self._group, self._pool, self._index = group, pool, index
         self.spiller = Spiller(pool, ledger, index.holders, settings.spill_all)
         self.loader = Loader(group, ledger, self.spiller.load_victims)
-        self._idle_writer = IdleWriter.of(pool, group, ledger, self.spiller)
+        self._idle_writer = IdleWriter(pool, group, ledger, self.spiller)
         self.line, self._prefetches = WaitingLine(by_priority, settings.ahead), settings.prefetch
         self._prefetcher = Prefetcher(pool, group, index, ledger, emit, self.line, self.loader)
-        self.idle, self.may_rest = IdleEngine(ledger.clock), True
+        self.idle = IdleEngine(ledger.clock)
+        self.may_rest = True  # whether no other part has work in each step
         self.rest = Rest(group.block_size, ledger.costs, ledger.clock)
+        # whether resets are followed for the sake of loads that vLLM waits for
         self.keeps_promises = manager is not None
         none = NoPromisedLoads(self.loader, self._prefetcher)
         self.promises: PromisedLoads | NoPromisedLoads = (

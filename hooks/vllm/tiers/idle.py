@@ -151,32 +151,19 @@ class IdleWriter:
 
     def __init__(
         self,
+        pool: BlockPool,
         group: ObservedGroup,
         ledger: TierLedger,
-        copy: Callable[[Sequence[bytes]], None],
-        in_pool: Callable[[bytes], bool],
+        spiller: Spiller,
         idle_s: float = IDLE_S,
     ) -> None:
-        self._group, self._ledger, self._copy, self._in_pool = group, ledger, copy, in_pool
+        self._pool, self._group, self._ledger, self._spiller = pool, group, ledger, spiller
         self._idle_s = idle_s
         self._running: dict[str, tuple[Request, int]] = {}  # and of its blocks, those found
         self._left: deque[tuple[float, Sequence[bytes]]] = deque()  # when they are due
         self._remembered = 0  # blocks in these
         self._due: deque[bytes] = deque(maxlen=_MOST)
         self._copying: tuple[float, list[bytes]] = (0.0, [])  # when these are looked for
-
-    @classmethod
-    def of(
-        cls, pool: BlockPool, group: ObservedGroup, ledger: TierLedger, spiller: Spiller
-    ) -> IdleWriter:
-        def in_pool(block_hash: bytes) -> bool:
-            cached = pool.cached_block_hash_to_block  # looked up each time: a reset makes another
-            return cached.get_one_block(block_hash + group.suffix) is not None
-
-        def copy(hashes: Sequence[bytes]) -> None:
-            spiller.copy(hashes, group.suffix)
-
-        return cls(group, ledger, copy, in_pool)
 
     def request_scheduled(self, request: Request, found: int) -> None:
         alone = request.lora_request is None  # an adapter's blocks may not be on disk
@@ -225,11 +212,14 @@ class IdleWriter:
         lacking = [each for each in batch if each not in directory and self._in_pool(each)]
         self._write([each for each in batch if each in directory])
         if lacking:
-            self._copy(lacking)
+            self._spiller.copy(lacking, self._group.suffix)
             self._copying = (now + _COPIED_S, lacking)
 
     def _write(self, hashes: Sequence[bytes]) -> None:
         directory = self._ledger.directory
         self._ledger.disk.keep([each for each in map(directory.warm, hashes) if each is not None])
         # What the pool has too is stored twice: these copies are the first to go.
-        directory.used(list(filter(self._in_pool, hashes)))
+        directory.used([each for each in hashes if self._in_pool(each)])
+
+    def _in_pool(self, block_hash: bytes) -> bool:
+        return self._group.is_in(self._pool, block_hash)

@@ -33,10 +33,8 @@ NO_SPLICE: Final = Splice()
 
 
 class _Match(NamedTuple):
-    """Blocks of a request that a load can fill: these hashes, from block ``first`` on.
-
-    Attributes:
-        lost: Copies that had been given up when it was made.
+    """Blocks of a request that a load can fill: these hashes, from block ``first`` on, as of when
+    so many copies had been ``lost``.
     """
 
     first: int

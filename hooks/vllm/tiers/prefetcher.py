@@ -283,11 +283,7 @@ class Prefetcher:
 
     def _is_there(self, block_hash: bytes) -> bool:
         """Whether a block is in the pool, or a load is bringing it there."""
-        return block_hash in self._ledger.coming or self._is_hot(block_hash)
-
-    def _is_hot(self, block_hash: bytes) -> bool:
-        cached = self._pool.cached_block_hash_to_block
-        return cached.get_one_block(block_hash + self._group.suffix) is not None
+        return block_hash in self._ledger.coming or self._group.is_in(self._pool, block_hash)
 
     def _begin(self, hashes: list[bytes]) -> None:
         ledger = self._ledger
@@ -332,7 +328,7 @@ class Prefetcher:
         """Enter filled blocks into the prefix cache, unless a request computed them meanwhile."""
         new: list[tuple[int, KVCacheBlock]] = []
         for block_hash, block in zip(hashes, blocks, strict=True):
-            if not self._is_hot(block_hash):
+            if not self._group.is_in(self._pool, block_hash):
                 full_hash = block_hash + self._group.suffix
                 self._pool._insert_block_hash(full_hash, block, self._group.block_size)
                 new.append((key_of(block_hash), block))

@@ -20,9 +20,11 @@ from ...tiers.jobs import JobDone, Share
 from ...tiers.ledger import TierLedger
 
 if TYPE_CHECKING:
+    from vllm.v1.core.block_pool import BlockPool
     from vllm.v1.request import Request
 
     from ..groups import ObservedGroup
+    from .spiller import Spiller
 
 _MOST_REMEMBERED: Final = 131_072  # hashes that may go, and that went: some 20 MiB each; chosen
 _AT_ONCE: Final = 256  # blocks copied, and shared, at once, or what follows; chosen
@@ -38,15 +40,14 @@ class Sharer:
 
     def __init__(
         self,
+        pool: BlockPool,
         group: ObservedGroup,
         ledger: TierLedger,
-        copy: Callable[[Sequence[bytes]], None],
-        in_pool: Callable[[bytes], bool],
+        spiller: Spiller,
         permits: Callable[[Request], bool],
         at_turn_end: bool,
     ) -> None:
-        self._in_pool = in_pool
-        self._group, self._ledger, self._copy = group, ledger, copy
+        self._pool, self._group, self._ledger, self._spiller = pool, group, ledger, spiller
         self._permits, self._at_turn_end = permits, at_turn_end
         self._running: dict[str, Request] = {}
         self._allowed: OrderedDict[bytes, None] = OrderedDict()
@@ -97,13 +98,14 @@ class Sharer:
     def step(self) -> None:
         room = self._room
         if not self._ready and self._due and not self._ledger.book.pressing:
-            self._copy([self._due.popleft() for _ in range(min(room, len(self._due)))])
+            due = [self._due.popleft() for _ in range(min(room, len(self._due)))]
+            self._spiller.copy(due, self._group.suffix)
         if self._ready and not self._under_way:
             self._share(room)
 
     def end(self) -> None:
         """Share nothing any more: the weights may be others than those that records name."""
-        self._permits = _nobody
+        self._permits = lambda request: False
         for each in (self._running, self._allowed, self._there, self._due, self._ready):
             each.clear()
 
@@ -130,8 +132,7 @@ class Sharer:
     def _shared(self, copies: Sequence[Copy], done: JobDone) -> None:
         self._under_way -= 1
         directory, counts = self._ledger.directory, self._ledger.counts
-        for copy in copies:
-            directory.unpin(copy)
+        directory.unpin_all(copies)
         taken = [copy.block_hash for at, copy in enumerate(copies) if at not in done.failed]
         if all(map(directory.holds, copies)):  # else it was cleared meanwhile
             _remember(self._there, taken)
@@ -139,11 +140,7 @@ class Sharer:
         counts.shared += len(taken)
         counts.share_failed += len(done.failed)
         if self._at_turn_end:  # their blocks are in the pool: these copies are the first to go
-            directory.used(list(filter(self._in_pool, taken)))
-
-
-def _nobody(request: Request) -> bool:
-    return False
+            directory.used([each for each in taken if self._group.is_in(self._pool, each)])
 
 
 def _remember(those: OrderedDict[bytes, None], hashes: Sequence[bytes]) -> None:

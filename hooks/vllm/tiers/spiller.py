@@ -41,14 +41,11 @@ _MEMORY_S: Final = 5.0  # seconds of work in which the largest step seen fades t
 
 
 class CopyLead:
-    """Follows how many blocks steps and loads take, and how long copies take.
-
-    Attributes:
-        step: Blocks that the largest step of late took to compute; fades while the engine works.
-        load: Blocks that the largest loads of late took at once; fades likewise.
-    """
+    """Follows how many blocks steps and loads take, and how long copies take."""
 
     def __init__(self, now: float) -> None:
+        # Blocks that the largest step of late took to compute, and the largest loads of late at
+        # once; they fade while the engine works.
         self.step = self.load = 0.0
         self.steps = 0
         self._seen_at, self._late = now, 0.0  # late: steps that a spill takes, mean
@@ -101,18 +98,15 @@ PassedStep = tuple[int, int, float]
 class Rest:
     """Knows how long there is nothing to decide: until steps have taken some of the blocks that
     were looked at, or another call comes.
-
-    Attributes:
-        left: Cached blocks that steps may take until then; below 0: the next step decides.
-        order: What there was to prefetch in the last step that decided; another one ends the rest.
-        steps: Those since then.
     """
 
     def __init__(self, block_size: int, costs: TransferCosts, clock: Callable[[], float]) -> None:
         self._block_size, self._costs, self._clock = block_size, costs, clock
+        # cached blocks that steps may take until then; below 0: the next step decides
         self.left = -1
+        # what there was to prefetch in the last step that decided; another one ends the rest
         self.order: Keys | None = None
-        self.steps: list[PassedStep] = []
+        self.steps: list[PassedStep] = []  # those since then
         self._most = 0.0
 
     def begin(self, left: int, most: float) -> None:
@@ -150,17 +144,12 @@ class QueueScan:
     A block that was looked at stays as it is until the engine takes it or a hit removes it, and
     what is freed stands behind all others. Only advice inserts blocks before the last one that was
     looked at: the code that inserts them calls ``start_again``, and ``Victims.look`` looks at them.
-
-    Attributes:
-        reached: Cached blocks that stand before the next one.
-        at_end: Whether no block stood behind the last one when that was looked at.
-        core: Walks the queue, where the engine has a compiled core.
     """
 
     def __init__(self, pool: BlockPool) -> None:
-        self.reached = 0
-        self.at_end = False
-        self.core: Core | None = None
+        self.reached = 0  # cached blocks that stand before the next one
+        self.at_end = False  # whether none stood behind the last one when that was looked at
+        self.core: Core | None = None  # walks the queue, where the engine has a compiled core
         self._pool = pool
         self._last: KVCacheBlock | None = None  # that was looked at
         self._before: KVCacheBlock | None = None  # the same, a step ago
@@ -282,25 +271,16 @@ class LoadVictims:
     A step writes at once to the blocks that it computes. A load gets all its blocks in one step,
     and nobody writes to them before it. So they need no copy ahead of time: the lane that loads
     copies them first.
-
-    Args:
-        pool: The live block pool.
-        ledger: Where copies are recorded.
-        marks: Which blocks are worth a copy.
-
-    Attributes:
-        advice: The latest, which says what copies make room; None without any.
-        core: Reads the queue, where the engine has a compiled core.
     """
 
     def __init__(self, pool: BlockPool, ledger: TierLedger, marks: CopyMarks) -> None:
         self._pool, self._ledger, self._marks = pool, ledger, marks
-        self.core: Core | None = None
+        self.core: Core | None = None  # reads the queue, where the engine has a compiled core
         self._count = 0  # blocks that a load would be given
         self._freed = True  # whether blocks were given back since a load was foreseen
         self._head: list[KVCacheBlock] = []  # those blocks, and
         self._hashes: list[bytes | None] = []  # their hashes
-        self.advice: EvictionRanking | None = None
+        self.advice: EvictionRanking | None = None  # the latest: what copies make room
 
     def freed(self) -> None:
         """Note that blocks were given back: there may be room now for who waits."""
@@ -340,13 +320,12 @@ class LoadVictims:
             self._hashes = list(map(hash_of, self._head))
 
     def save(self, block_ids: Iterable[int], load_ended: Finish) -> Finish:
-        """Begin to copy what a load's blocks held, as far as it is worth it and there is room.
+        """Begin to copy what a load's blocks held, as far as it is worth it and there is room: once
+        the load was given them, and before it is ordered. Returns ``load_ended``, and what else is
+        to be done when the load ends.
 
-        Called when the load was given them, and before it is ordered.
-
-        Returns:
-            ``load_ended``, and what else is to be done when the load ends. What is not copied by
-            then may be torn: if the load was given up, others may write to its blocks.
+        What is not copied by then may be torn: if the load was given up, others may write to its
+        blocks.
         """
         given, blocks, hashes = set(block_ids), self._head, self._hashes
         self._count, self._head, self._hashes = 0, [], []

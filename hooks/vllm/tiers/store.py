@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from ....graph.types import Tier
@@ -16,7 +15,6 @@ from ...settings import StoreSettings, TierSettings
 from ...store.sealed import SealedRecords
 from ...store.stores import open_store
 from ...tiers.costs import TransferCosts
-from ...tiers.directory import Copy, CopyDirectory
 from ...tiers.jobs import TierAnswer
 from ...tiers.ledger import TierLedger, copied_events
 from ..core_index import CoreIndex
@@ -64,14 +62,8 @@ class StoreTier:
         self._failed = self._loaded = 0  # when the workers answered last
         self.lookup = _lookup(settings, ledger.clock)
         ledger.reads_store = self.lookup is not None
-        self.sharer = Sharer(
-            group,
-            ledger,
-            lambda hashes: bridge.spiller.copy(hashes, group.suffix),
-            lambda block_hash: _is_cached(pool, block_hash + group.suffix),
-            permits(settings),
-            settings.at_turn_end,
-        )
+        allowed, at_end = permits(settings), settings.at_turn_end
+        self.sharer = Sharer(pool, group, ledger, bridge.spiller, allowed, at_end)
 
     def get_num_new_matched_tokens(
         self, request: Request, computed_tokens: int, found: Found
@@ -155,9 +147,9 @@ class StoreTier:
         self.sharer.found(there)
         missing = [each for each in there if each not in directory]
         directory.in_store.update(missing)
-        kept = [copy for copy in map(directory.warm, hashes) if copy is not None]
-        with _pinned(directory, kept):
-            self._ledger.make_room(len(missing), ())
+        kept = directory.pinned(hashes)  # else they might be given up for the others
+        self._ledger.make_room(len(missing), ())
+        directory.unpin_all(filter(None, kept))
 
     def _offered(self, request_id: str) -> None:
         """Offer no longer what was found for a request: it loads, or does without."""
@@ -185,21 +177,6 @@ def _lookup(settings: StoreSettings, clock: Callable[[], float]) -> StoreLookup 
     except StorageError as error:
         logger.warning("kvgraph: no shared store: %s", error)
         return None
-
-
-def _is_cached(pool: BlockPool, block_hash: bytes) -> bool:
-    cached = pool.cached_block_hash_to_block  # looked up each time: a reset makes another map
-    return cached.get_one_block(block_hash) is not None
-
-
-@contextmanager
-def _pinned(directory: CopyDirectory, copies: Sequence[Copy]) -> Iterator[None]:
-    """Keep copies from being given up."""
-    for copy in copies:
-        copy.pins += 1
-    yield
-    for copy in copies:
-        directory.unpin(copy)
 
 
 # Which engines can have tiers; makes the tiers of one that can, with or without a store.

@@ -102,7 +102,7 @@ class WorkerSide:
     def take_finished(self) -> set[str]:
         """Take the requests whose loads ended; their failed blocks are kept for ``take_failed``."""
         if self.mover is not None:
-            self.mover.give_up_on_overdue()
+            self.mover.lanes.give_up_on_overdue()
         finished, self._failed_blocks = self._answers.take_loaded()
         return finished
 
@@ -130,7 +130,9 @@ class WorkerSide:
         arena = Arena.for_cache(cache.layout, given)
         ops.prepare(cache, arena.kv)  # compiled and measured now, where it holds up no request
         disk = open_disk(self._config, self._settings, cache, arena.record_bytes)
-        self._sweep = new_sweep(disk) if disk is not None else None
+        self._sweep = None
+        if disk is not None:
+            self._sweep = DiskSweep(disk.path, _orphans_beside(disk.path))
         store = self._open_records(self._config, cache) if self._open_records else None
         mover = TierMover(
             cache, arena, disk, hash_bytes(self._config), rope=rope_of(self._config), store=store
@@ -173,10 +175,8 @@ def granted_bytes(settings: TierSettings) -> int:
 
 
 def described(views: dict[str, Any], config: VllmConfig) -> PagedKv:
-    """Describe the engine's cache as one paged memory.
-
-    Raises:
-        LayoutError: Its layout is not known.
+    """Describe the engine's cache as one paged memory; raises LayoutError if its layout is not
+    known.
     """
     from vllm.platforms import current_platform
 
@@ -303,15 +303,13 @@ _OF_LIBRARIES: Final = (
 
 def disk_identity(config: VllmConfig) -> str:
     """Describe all that the bytes on the workers' disks and in a shared store depend on, except
-    each worker's share of a block.
+    each worker's share of a block. Raises StorageError if the weights cannot be told from others,
+    or a setting cannot be described.
 
     Everything that configures the engine counts, unless ``CHANGES_NOTHING`` names it. So a field
     that is new in vLLM counts at once, at the price of records that are not found again; a test
     names the fields of each class on both sides, and fails until somebody decided about a new one.
     A class that is not named there counts whole. The model's files are told by name, size and time.
-
-    Raises:
-        StorageError: The weights cannot be told from others, or a setting cannot be described.
     """
     import vllm
 
@@ -334,10 +332,8 @@ def disk_identity(config: VllmConfig) -> str:
 
 
 def _loaded(model: ModelConfig, load: LoadConfig) -> object:
-    """Describe the weights that a loader takes.
-
-    Raises:
-        StorageError: They cannot be told from others.
+    """Describe the weights that a loader takes; raises StorageError if they cannot be told from
+    others.
     """
     if load.load_format not in _FROM_FILES:
         raise StorageError(
@@ -399,10 +395,7 @@ def _device() -> object:
 
 def weights_of(model: ModelConfig) -> object:
     """Describe what tells a model's weights from others of the same name and shape, without reading
-    them.
-
-    Raises:
-        StorageError: Nothing does: there is no file of weights, and no commit of a hub.
+    them. Raises StorageError if nothing does: no file of weights, and no commit of a hub.
     """
     path = Path(getattr(model, "model_weights", "") or model.model)
     files, commit = sorted(_files(path)), _commit(model, str(path))
@@ -508,11 +501,6 @@ def open_disk(
     except StorageError as error:
         logger.warning("kvgraph: no disk tier: %s", error)
         return None
-
-
-def new_sweep(disk: DiskTier) -> DiskSweep:
-    """Begin to sweep the directory of a worker's ``disk``."""
-    return DiskSweep(disk.path, _orphans_beside(disk.path))
 
 
 def file_name(config: VllmConfig, identity: str) -> str:

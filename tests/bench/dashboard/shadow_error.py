@@ -137,7 +137,7 @@ def play(trace: Trace, capacity: int, effort: Effort | None = None) -> _Played:
     graph.apply(ENGINE, [EngineHello(ENGINE, "", trace.block_size, capacity + 1, "v")])
     runner.tick()
     for _ in range(effort.halvings):
-        runner.sets[ENGINE].halve()
+        runner.sets[ENGINE].sample.halve()
     events, hits, cpu_s = TraceEvents(trace, hints=True), lru_hits(trace, capacity), 0.0
     view = View(graph.tables, graph.rules, graph.tables.engines[ENGINE], 0.0)
     next_tick = 0.0
