@@ -30,7 +30,7 @@ class ChainLinker:
         self._counters = counters
 
     def extend(self, rows: Rows, new: Flags, follows: bytes, counts: npt.NDArray[np.int64]) -> None:
-        """Link runs of consecutive stored blocks, each run behind its own predecessor: int32 ``[n]``
+        """Link runs of consecutive stored blocks, each behind its own predecessor: int32 ``[n]``
         rows of which some are ``new``, ``counts[i]`` of run ``i``, and then the predecessors of
         those for which ``follows``, bool ``[runs]``, says that they have one.
         """

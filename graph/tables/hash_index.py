@@ -51,7 +51,7 @@ class Slots:
 
     def taken(self) -> Rows:
         """int32: the rows that stand here, in no order."""
-        rows = self.rows[: self._count][self._bytes != 0]
+        rows: Rows = self.rows[: self._count][self._bytes != 0]
         return rows[rows >= 0]
 
     def place(self, rows: Rows, keys: Keys) -> None:

@@ -153,8 +153,8 @@ class PromptChunks:
         """
         scheduler = self._scheduler
         lacking = sum(each.num_tokens - each.num_computed_tokens for each in scheduler.running)
-        free: int = scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
-        return lacking <= free * scheduler.block_size
+        free = scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
+        return bool(lacking <= free * scheduler.block_size)
 
     def _fitting(self) -> int:
         if not (self._set or self._times.lasted(_WORTH * _CHUNK_S)):

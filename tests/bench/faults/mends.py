@@ -340,7 +340,7 @@ MENDS: Final = (
     Mend("a rest that nobody uses is over", "graph/admission.py", "now >= self._from or now - self._worked_at >= self._enough", "now >= self._from", "tests/graph/test_graph_holding.py -k nobody_uses"),
     Mend("an engine without work rests for nobody", "graph/admission.py", "hurries=idle or oldest", "hurries=oldest", "tests/graph/test_graph_holding.py -k nobody_uses"),
     Mend("a long prompt leaves a step to others", "hooks/vllm/holding/chunks.py", "self._limit(self._fitting() if crowded and self._all_fit() else 0)", "self._limit(0)", "tests/hooks/vllm/holding/test_hooks_holding.py -k leaves_a_slow_step"),
-    Mend("prompts side by side fit the pool", "hooks/vllm/holding/chunks.py", "return lacking <= free * scheduler.block_size", "return True", "tests/hooks/vllm/holding/test_hooks_holding_chunks.py -k side_by_side"),
+    Mend("prompts side by side fit the pool", "hooks/vllm/holding/chunks.py", "return bool(lacking <= free * scheduler.block_size)", "return True", "tests/hooks/vllm/holding/test_hooks_holding_chunks.py -k side_by_side"),
     Mend("steps that are long anyway limit no prompt", "hooks/vllm/holding/chunks.py", "seconds = max(_CHUNK_S, step_s)", "seconds = _CHUNK_S", "tests/hooks/vllm/holding/test_hooks_holding.py -k would_not_pay"),
     Mend("an operator's limit of prompts stays", "hooks/vllm/holding/chunks.py", "if config.long_prefill_token_threshold != self._set:", "if False:", "tests/hooks/vllm/holding/test_hooks_holding.py -k operator_set"),
     Mend("a line needs steps of two lengths", "hooks/vllm/holding/chunks.py", "_middle(self._few or self._some)", "_middle(self._few)", "tests/hooks/vllm/holding/test_hooks_holding_chunks.py -k whatever_they"),
