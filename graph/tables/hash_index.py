@@ -51,8 +51,9 @@ class Slots:
 
     def taken(self) -> Rows:
         """int32: the rows that stand here, in no order."""
-        rows: Rows = self.rows[: self._count][self._bytes != 0]
-        return rows[rows >= 0]
+        rows = self.rows[: self._count][self._bytes != 0]
+        found: Rows = rows[rows >= 0]
+        return found
 
     def place(self, rows: Rows, keys: Keys) -> None:
         """Find slots for rows that are not here yet; ``keys`` are theirs."""
