@@ -157,5 +157,5 @@ class Mailbox:
 
     def _known_of(self, heard: int) -> float:
         """Return until when advice knows events, if it knows the first ``heard`` batches."""
-        told = (until for batches, until in self._told if batches <= heard)
-        return max(told, default=-math.inf)
+        told = (until for batches, until in reversed(self._told) if batches <= heard)
+        return next(told, -math.inf)  # both numbers only grow
