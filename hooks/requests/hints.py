@@ -158,6 +158,7 @@ def _is_one_of(value: Any, values: tuple[Any, ...]) -> bool:
 # Each of these functions reads one field's value. Its ValueError or TypeError continues a sentence
 # that begins with the field's name.
 
+_LONGEST_NAME: Final = 1 << 16  # characters that tell names apart; chosen: a body may be one name
 _OF_NAME: Final = 8  # bytes of the digest that ends a name which is cut; chosen
 MAX_SECONDS: Final = 1e9  # longest expected return or lease; chosen
 
@@ -170,7 +171,7 @@ def name_of(value: object) -> str:
     if name == value:
         return name
     # Two tenants or sessions would be one where only what is left out tells them apart.
-    said = value.encode("utf-8", "surrogatepass")
+    said = value[:_LONGEST_NAME].encode("utf-8", "surrogatepass")
     digest = hashlib.blake2b(said, digest_size=_OF_NAME).hexdigest()
     return f"{name[: MAX_NAME - 2 * _OF_NAME - 1]}~{digest}"
 
