@@ -275,6 +275,8 @@ MENDS: Final = (
     Mend("strict servers refuse with other statuses too", "advisor/memory/engine.py", "frozenset({400, 403, 422})", "frozenset({400})", "tests/memory/test_memory_forms.py -k statuses"),
     Mend("a server that fails on a field gets none", "advisor/memory/engine.py", "(reply.status in _FAILED and call.repeatable)", "False", "tests/memory/test_memory_forms.py -k statuses"),
     Mend("what a server may have done is not sent again", "advisor/memory/engine.py", "reply.status in _FAILED and call.repeatable", "reply.status in _FAILED", "tests/memory/test_memory_forms.py -k sent_once"),
+    Mend("rules behind a question are not the question", "advisor/memory/chooser.py", "in reversed(new) if block.source != \"system\"), \"\")", "in reversed(new)), \"\")", "tests/memory/test_memory_chats.py -k reminder"),
+    Mend("a reminder behind a question is not all that is said", "advisor/memory/chooser.py", "_MOST_SAID: Final = 3", "_MOST_SAID: Final = 1", "tests/memory/test_memory_chats.py -k reminder"),
     Mend("a topic is compared whole", "advisor/sockets/kv_events.py", "if self._topic and frames[0] != self._topic:", "if False:", f"{_KV_EVENTS} -k another_topic"),
     Mend("signed hashes", "graph/wire/kv_events.py", "    if not -(1 << 63) <= key < 1 << 64:", "    if not 0 <= key < 1 << 64:", f"{_WIRE} -k signed"),
     Mend("media in any case", "graph/wire/kv_events.py", "    tier = _MEDIA.get(medium.upper())\n", "    tier = _MEDIA.get(medium)\n", f"{_WIRE} -k any_case"),
