@@ -24,6 +24,7 @@ from zmq.utils.monitor import recv_monitor_message
 from ...graph.errors import WireError
 from ...graph.wire.events import AnyEvent
 from ...graph.wire.frames import parse_seq
+from ...graph.wire.kv_events import KvEvent
 from ..config.sections import ObserveConfig
 from ..process.process import RateLimitedLog
 from .kv_order import (
@@ -245,7 +246,10 @@ class KvEventSource:
         self._log.warn("left_out", "a KV event was left out: %s", self.last_left_out)
 
     def _refuse(
-        self, error: WireError, frames: list[bytes], take: Callable[[int, Batch], Iterator[Batch]]
+        self,
+        error: WireError,
+        frames: list[bytes],
+        take: Callable[[int, list[KvEvent]], Iterator[Batch]],
     ) -> Iterator[Batch]:
         """Leave a message out. Its number is not missing: a replay would bring the same message."""
         self.counters["kv_refused"] += 1
