@@ -147,6 +147,7 @@ class MemoryCounts:
 
 _SIMILARITY, _RECENCY = 0.6, 0.4  # weights of both in a score; chosen
 _HALF_LIFE: Final = 8.0  # turns after which recency has halved; chosen
+_MOST_SAID: Final = 3  # messages in which a user says one thing; chosen
 _FLOORS: Final = {"system": 1.0, "user": 0.2, "assistant": 0.1, "tool": 0.0}
 """Least score of a block by its source. Chosen: what people say is short and means much."""
 
@@ -175,10 +176,23 @@ def stays(chat: ChatSession, by: MemorySettings) -> set[int]:
     """
     system = [block for block in chat.blocks if block.source == "system"]
     spoken = [block for block in chat.blocks if block.source != "system"]
-    asked = [block for block in spoken if block.source == "user"][-1:]
+    asked = _said_last(chat)
     pinned = [block for block in chat.blocks if block.pinned]
     newest = spoken[len(spoken) - by.tail :] if by.tail < len(spoken) else spoken
     return {id(block) for block in (*system, *spoken[: by.sinks], *asked, *newest, *pinned)}
+
+
+def _said_last(chat: ChatSession) -> list[Block]:
+    """Return the user's newest messages without an answer between them, as of a harness that puts a
+    reminder behind each; ``_MOST_SAID`` at most.
+    """
+    said: list[Block] = []
+    for block in reversed(chat.blocks):
+        if block.source == "user" and len(said) < _MOST_SAID:
+            said.append(block)
+        elif said and block.source != "system":
+            break
+    return said[::-1]
 
 
 def evict(
@@ -277,7 +291,9 @@ class PromptChooser:
         returns the blocks that came back and stay, and the line that names what has left, if any.
         """
         by, room = self._settings, self._room(request)
-        speaks = bool(new) and new[-1].source == "user"
+        # A harness may put rules behind what the user says.
+        last = next((block.source for block in reversed(new) if block.source != "system"), "")
+        speaks = last == "user"
         found: list[Block] = []
         gone: list[Block] = []
         if chat.tokens > room or (speaks and chat.away):
@@ -338,8 +354,8 @@ class PromptChooser:
         return evict(chat, about, attention, self._settings, until)
 
     async def _about(self, chat: ChatSession) -> Shares:
-        """Return how much each block is about the user's last message; 0 if no server answers."""
-        said = next((each.text for each in reversed(chat.blocks) if each.source == "user"), "")
+        """Return how much each block is about what the user said last; 0 if no server answers."""
+        said = "\n".join(block.text for block in _said_last(chat))
         try:
             return await relevance_of(self._similarity, said, chat.blocks)
         except SimilarityError as error:

@@ -197,15 +197,22 @@ class KvEventSource:
         if self._topic and frames[0] != self._topic:
             self.counters["kv_other_topics"] += 1
             return
+        life = self._order.life
+        if not self._topic and life.topic not in (None, frames[0]):
+            # Each topic is another publisher's, with numbers of its own.
+            self.counters["kv_other_topics"] += 1
+            self._leave_out("several topics are published here: sidecar.observe names one of them")
+            return
         self.counters["kv_messages"] += 1
         self.last_seen = self._clock()
         try:
-            seq, events = self._order.life.decoder.read(frames)
+            seq, events = life.decoder.read(frames)
         except WireError as error:
             yield from self._refuse(error, frames, self._order.take_live)
             return
         if seq == 0:
             yield from self._order.take_first(_digest(frames[2]))
+        self._order.life.topic = frames[0]
         yield from self._order.take_live(seq, events)
 
     def _take_replayed(self, frames: list[bytes]) -> Iterator[Batch]:
@@ -246,13 +253,16 @@ class KvEventSource:
     ) -> Iterator[Batch]:
         """Leave a message out. Its number is not missing: a replay would bring the same message."""
         self.counters["kv_refused"] += 1
-        self.counters["kv_left_out"] += 1
-        self.last_left_out = str(error)
-        self._log.warn("refused", "a KV-event message was refused: %s", error)
-        self._order.left_out()
+        self._leave_out(str(error))
         with contextlib.suppress(WireError, IndexError):
             if self._order.wants(seq := parse_seq(frames[-2])):
                 yield from take(seq, [])
+
+    def _leave_out(self, why: str) -> None:
+        self.counters["kv_left_out"] += 1
+        self.last_left_out = why
+        self._log.warn("refused", "a KV-event message of %s was left out: %s", self.engine, why)
+        self._order.left_out()
 
 
 def _digest(payload: bytes) -> bytes:

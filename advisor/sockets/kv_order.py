@@ -121,6 +121,7 @@ class PublisherRun:
     known: SourceState  # how much of the run was seen
     joining: bool = True  # no batch of it was applied yet
     first: bytes | None = None  # digest of its batch 0, if that was seen
+    topic: bytes | None = None  # of its first message
     decoder: KvEventDecoder = field(default_factory=KvEventDecoder)
 
 

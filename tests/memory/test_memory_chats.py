@@ -48,6 +48,21 @@ async def test_what_a_user_asks_about_comes_back_behind_the_others_and_before_wh
         assert memory.proxy.counts.evicted > 20
 
 
+@pytest.mark.parametrize("behind", [
+    user("it is 12:07 now"), {"role": "system", "content": "answer with blocks"},
+])  # fmt: skip
+async def test_it_comes_back_too_where_a_harness_puts_a_reminder_behind_each_prompt(
+    behind: dict[str, Any],
+) -> None:
+    async with remembering(SMALL) as memory:
+        chat = await talk(memory, 30)
+        await memory.chat([*chat, behind])
+        assert FACT not in memory.prompt()
+        answer = await memory.chat([*chat[:-1], user(ASKED), behind])
+        assert json.loads(answer.headers["x-kvgraph-memory"])["recalled"] == ["user#1"]
+        assert {FACT, ASKED, behind["content"]} <= set(memory.prompt())
+
+
 async def test_a_question_asked_before_does_not_take_the_place_of_what_answers_it() -> None:
     async with remembering(replace(SMALL, top=1)) as memory:
         chat = await talk(memory, 3)

@@ -254,6 +254,19 @@ def test_another_topic_with_the_same_beginning_is_somebody_elses(
     assert watcher.source.sequence.gaps == 0
 
 
+def test_several_topics_are_several_publishers(publisher: Publisher, watcher: Watcher) -> None:
+    """Without a topic, all are heard: their numbers have nothing to do with each other."""
+    for seq in range(3):
+        for topic, key in ((b"kv@pod-1", 1), (b"kv@pod-2", 11)):
+            payload = msgspec.msgpack.encode([1.5, [stored(key + seq)]])
+            publisher.pub.send_multipart([topic, seq.to_bytes(8, "big"), payload])
+    watcher.until(lambda: watcher.source.counters["kv_other_topics"] == 3)
+    assert watcher.blocks == {1, 2, 3}
+    assert watcher.source.state == "partial"
+    assert "several topics" in watcher.source.last_left_out
+    assert (watcher.source.sequence.gaps, watcher.forgotten) == (0, 0)
+
+
 @pytest.mark.parametrize("replay", [True, False])
 def test_an_event_that_cannot_be_read_costs_itself_and_the_state_says_so(
     tmp_path: Path, watch: Watch, replay: bool
