@@ -144,6 +144,7 @@ class EngineProcess:
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
             "VLLM_LOGGING_COLOR": "0",
             "AITHER_KVCACHE_HINTS": "all",
+            "OMP_NUM_THREADS": "1",
             "PYTHONPATH": str(programs),
         }
         self._process = subprocess.Popen(
