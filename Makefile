@@ -9,7 +9,6 @@ export PYTHONWARNINGS := ignore:Editable installation,ignore:`[tool.setuptools.e
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_ROOT_USER_ACTION := ignore
 FOLDERS := advisor dashboards graph hooks kernels
-JOBS ?= 2
 BENCHES := hotpath engine demo agents tiers kernels replay policies meaning
 
 .PHONY: demo demo-fleet check test test-rest sanitize bench page docs clean
@@ -31,17 +30,25 @@ check: $(STAMP)  ## formatting, lint, the order of imports, and types: under a m
 	MYPYPATH=build/tree $(BIN)/mypy -p kvgraph -p kvgraph_bench
 	MYPYPATH=build/tree $(BIN)/mypy examples
 
+# Torch's threads wait for each other in a loop: on two busy cores, 36 requests to a tiny engine took
+# 16 s of CPU time with two threads, and 0.6 s with one.
+test test-rest: export OMP_NUM_THREADS := 1
+test test-rest: export OPENBLAS_NUM_THREADS := 1
+# pytest rewrites the assertions of 180 files, 8 s of CPU time, in each process that finds none kept.
+test test-rest: export PYTHONDONTWRITEBYTECODE :=
+
+# Three at a time on two cores: tests wait as long as they compute, for sockets and processes.
 # Files in their order: the slowest has few tests, and would run last, with one core idle.
 test: $(STAMP)  ## what to run before a commit: all but real engines, browser and large budgets
-	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile \
+	$(BIN)/python -m pytest -n $(or $(JOBS),3) --dist loadfile \
 		--no-loadscope-reorder --durations=25 \
 		-m "not (engine or browser or large or timing)"
 
 # Two at a time what starts an engine or a browser, and by itself what a busy machine would fail.
 test-rest: $(STAMP)  ## the rest: real engines, the page in a browser, large budgets; then times
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --durations=25 \
+	$(BIN)/python -m pytest -n $(or $(JOBS),2) --dist loadfile --durations=25 \
 		-m "(engine or browser or large) and not timing"
-	$(BIN)/python -m pytest --durations=25 -m timing
+	$(BIN)/python -m pytest --durations=25 -m timing $$(grep -rlF pytest.mark.timing tests --include='test_*.py')
 
 sanitize: $(STAMP)  ## the compiled core, built anew with the address and the thread sanitizer
 	$(BIN)/python -m pytest -m large tests/hooks/vllm/core

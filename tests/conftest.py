@@ -7,9 +7,6 @@ import json
 import os
 import re
 import shutil
-import signal
-import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -25,6 +22,7 @@ from kvgraph.graph.wire import frames as wire
 from kvgraph.graph.wire.advice import AnyAdvice
 from kvgraph.graph.wire.events import AnyEvent
 from kvgraph.hooks.vllm.patching import restored
+from vllm_forks import VllmForks
 from waiting import PATIENCE_S
 
 pytest.register_assert_rewrite("pool_engine")
@@ -132,25 +130,14 @@ class EngineRun:
 
 class EngineProcess:
     """A script of ``engine/programs``, which takes its options as JSON, with a vLLM engine in it,
-    running beside the test; ``env``: variables beyond this process's own, of which no ``AITHER_…``
-    is handed on.
+    running beside the test; ``env``: variables beyond this process's own.
     """
 
-    def __init__(self, script: str, options: dict[str, Any], **env: str) -> None:
-        programs = Path(__file__).parent / "engine" / "programs"
-        inherited = {k: v for k, v in os.environ.items() if not k.startswith("AITHER_")}
-        fixed = {
-            "VLLM_CPU_KVCACHE_SPACE": "1",
-            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-            "VLLM_LOGGING_COLOR": "0",
-            "AITHER_KVCACHE_HINTS": "all",
-            "PYTHONPATH": str(programs),
-        }
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", str(programs / script), json.dumps(options)],
-            env={**inherited, **fixed, **env},
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
-        )  # fmt: skip
+    def __init__(
+        self, forks: VllmForks, script: str, options: dict[str, Any], env: dict[str, str]
+    ) -> None:
+        self._process = forks.start(PROGRAMS / script, json.dumps(options), engine_env() | env)
+        self.kill = self._process.kill
         self._output: list[str] = []
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
@@ -171,24 +158,35 @@ class EngineProcess:
         assert match, log[-6000:]
         return EngineRun(json.loads(match[1]), log)
 
-    def kill(self) -> None:
-        if self.running:
-            os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
-
     def _read(self) -> None:
-        assert self._process.stdout is not None
         with self._process.stdout as stdout:
             self._output.extend(stdout)
+
+
+PROGRAMS = Path(__file__).parent / "engine" / "programs"
+
+
+def engine_env() -> dict[str, str]:
+    """The variables of an engine that a test sets none for: of ``AITHER_…`` none is handed on."""
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith("AITHER_")}
+    return inherited | {
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_LOGGING_COLOR": "0",
+        "AITHER_KVCACHE_HINTS": "all",
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": str(PROGRAMS),
+    }
 
 
 @pytest.fixture(scope="session")
 def new_engine() -> Iterator[Callable[..., EngineProcess]]:
     """Starts an ``EngineProcess``; what a failed test left running is killed at the end."""
     with contextlib.ExitStack() as stack:
+        forks = stack.enter_context(contextlib.closing(VllmForks(engine_env())))
 
         def start(script: str, options: dict[str, Any], **env: str) -> EngineProcess:
-            engine = EngineProcess(script, options, **env)
+            engine = EngineProcess(forks, script, options, env)
             stack.callback(engine.kill)
             return engine
 
