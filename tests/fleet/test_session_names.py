@@ -243,7 +243,8 @@ def test_prompts_that_only_begin_alike_are_sessions_of_their_own() -> None:
     chats = [{"messages": [system, user(f"{number}")]} for number in range(6)]
     assert len({read(callers, each) for each in chats}) == 6
     labels = [user("another one " * 100), {"role": "assistant", "content": "its label " * 100}]
-    told = [{"messages": [*labels, *map(user, "abcd"[:number])]} for number in range(1, 5)]
+    texts = [[user(f"{many} {number}") for number in range(many)] for many in range(1, 5)]
+    told = [{"messages": [*labels, *each]} for each in texts]
     assert len({read(callers, each) for each in told}) == 4
     judges = [
         {"messages": [{"role": "system", "content": words * 30}, user("hello " * 9)]}
