@@ -88,12 +88,12 @@ def _add_overview(app: FastAPI, source: StatusSource, registry: CollectorRegistr
 
     add_assets(app)
 
-    @app.get("/healthz")
+    @app.api_route("/healthz", methods=["GET", "HEAD"])  # some load balancers ask by HEAD
     async def healthz() -> Response:
         healthy = source.is_healthy()
         return as_json({"status": "ok" if healthy else "stalled"}, 200 if healthy else 503)
 
-    @app.get("/readyz")
+    @app.api_route("/readyz", methods=["GET", "HEAD"])
     async def readyz() -> Response:
         waits_for = source.not_ready()
         body = {"status": "ready"} if waits_for is None else {"status": "waiting", "for": waits_for}

@@ -115,7 +115,7 @@ def client(source: Source) -> TestClient:
 
 
 def test_health_tells_a_stalled_sidecar(client: TestClient, source: Source) -> None:
-    assert client.get("/healthz").status_code == 200
+    assert client.get("/healthz").status_code == client.head("/healthz").status_code == 200
     source.healthy = False
     answer = client.get("/healthz")
     assert (answer.status_code, answer.json()) == (503, {"status": "stalled"})
