@@ -1,6 +1,6 @@
 """A vectorised hash map from uint64 keys to row numbers: open addressing with double hashing, whose
-probes are compiled (``core/index.hpp``). It stores rows only, 4 bytes per slot: the keys are in the
-owner's key column, which the index grows.
+probes are compiled (``core/index.hpp``). It stores rows and a byte of each hash, 5 bytes per slot:
+the keys are in the owner's key column, which the index grows.
 """
 
 from __future__ import annotations
