@@ -88,12 +88,14 @@ def _add_overview(app: FastAPI, source: StatusSource, registry: CollectorRegistr
 
     add_assets(app)
 
-    @app.api_route("/healthz", methods=["GET", "HEAD"])  # some load balancers ask by HEAD
+    @app.head("/healthz", include_in_schema=False)  # some load balancers ask by it
+    @app.get("/healthz")
     async def healthz() -> Response:
         healthy = source.is_healthy()
         return as_json({"status": "ok" if healthy else "stalled"}, 200 if healthy else 503)
 
-    @app.api_route("/readyz", methods=["GET", "HEAD"])
+    @app.head("/readyz", include_in_schema=False)
+    @app.get("/readyz")
     async def readyz() -> Response:
         waits_for = source.not_ready()
         body = {"status": "ready"} if waits_for is None else {"status": "waiting", "for": waits_for}
