@@ -30,7 +30,7 @@ from .intake import MESSAGES_A_TURN, Tap
 from .page.routes import explaining_router, page_router
 from .page.status import Status
 from .policies.registry import set_weights
-from .process.process import ParentWatch, RateLimitedLog, collect_seldom, take_small_pages
+from .process.process import ParentWatch, RateLimitedLog, collect_seldom, tame_memory
 from .shadows.pools import OtherWeights
 
 logger = logging.getLogger(__name__)
@@ -207,7 +207,7 @@ def serve(
     )
     # Matrices are small here: more threads would only spin on cores that the engine needs.
     threadpool_limits(1, user_api="blas")
-    take_small_pages()
+    tame_memory()
     path = path or config_path()
     service = Service(load(path, overrides), path=path, overrides=overrides, parent=parent, tap=tap)
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -67,16 +67,21 @@ def collect_seldom() -> None:
 
 
 _THP_DISABLE: Final = 41  # ``PR_SET_THP_DISABLE`` of prctl(2)
+_MMAP_THRESHOLD: Final = -3  # ``M_MMAP_THRESHOLD`` of mallopt(3)
+_LARGE: Final = 1 << 20  # bytes; chosen
 
 
-def take_small_pages() -> None:
-    """Let Linux give memory in small pages from now on.
+def tame_memory() -> None:
+    """Take memory in small pages from now on, and give large arrays back once they are freed.
 
     numpy asks for pages of 2 MiB. For one of these the kernel may move others' memory first: up to
-    30 ms of a thread that holds the graph's lock.
+    30 ms of a thread that holds the graph's lock. And once an array of up to 32 MiB was freed,
+    glibc keeps what is freed of arrays up to that size: tables that are rebuilt leave holes.
     """
-    with contextlib.suppress(OSError, AttributeError):  # it is no Linux
-        ctypes.CDLL(None).prctl(_THP_DISABLE, 1, 0, 0, 0)
+    with contextlib.suppress(OSError, AttributeError):  # it is no Linux, or has another malloc
+        system = ctypes.CDLL(None)
+        system.prctl(_THP_DISABLE, 1, 0, 0, 0)
+        system.mallopt(_MMAP_THRESHOLD, _LARGE)
 
 
 _LOG_EVERY_S: Final = 10.0  # of one kind; chosen

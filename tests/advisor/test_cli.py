@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import platform
 import re
 import signal
 import socket
@@ -241,6 +242,29 @@ def test_a_sidecar_asks_for_no_huge_pages(serve: Callable[..., Sidecar]) -> None
     sidecar = serve()
     assert sidecar.ready()
     assert "THP_enabled:\t0" in Path(f"/proc/{sidecar.process.pid}/status").read_text()
+
+
+_FREES = """
+import ctypes, numpy
+from kvgraph.advisor.process.process import tame_memory
+
+class Info(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_size_t) for name in "abcdefghij"]
+
+info = ctypes.CDLL(None).mallinfo2
+info.restype = Info
+tame_memory()
+numpy.ones(2 << 20)  # 16 MiB, freed at once
+before = info().d  # regions that go back to the system when they are freed
+held = numpy.ones(1 << 20)
+print(info().d - before)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="it is glibc's")
+def test_large_arrays_go_back_to_the_system_after_a_larger_one_was_freed() -> None:
+    found = subprocess.run([sys.executable, "-P", "-c", _FREES], capture_output=True, text=True)
+    assert found.stdout.split() == ["1"], found.stderr
 
 
 def test_a_child_of_a_dead_parent_ends_at_once(serve: Callable[..., Sidecar]) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import psutil
 import zmq
-from kvgraph.advisor.process.process import collect_seldom, take_small_pages
+from kvgraph.advisor.process.process import collect_seldom, tame_memory
 from kvgraph.graph.kvcache_graph import KVCacheGraph
 from kvgraph.graph.types import LAYER_NAMES, Keys, Tier
 from kvgraph.graph.wire import frames
@@ -355,7 +355,7 @@ _ROUNDS = 50
 def run(progress: bool) -> Figures:
     threadpool_limits(1, user_api="blas")  # as a sidecar does
     collect_seldom()  # likewise
-    take_small_pages()
+    tame_memory()
     figures = Figures("graph")
     console = Console(stderr=True, quiet=not progress)
     with console.status("ranking 20,000 blocks, 60,000 edges") as status:
