@@ -171,14 +171,16 @@ class ChatFiles:
 def _check_owner(directory: Path) -> None:
     """Refuse a directory in which another user may put chats that say what users never said."""
     try:
-        owner = directory.stat().st_uid
+        there = directory.stat()
     except OSError:
         return
-    if owner not in (0, os.geteuid()):
+    if there.st_uid not in (0, os.geteuid()):
         raise ConfigError(
-            f"--store {directory}: it belongs to user {owner}, who can put anything there; "
+            f"--store {directory}: it belongs to user {there.st_uid}, who can put anything there; "
             f"allowed: root and this process's user {os.geteuid()}"
         )
+    if there.st_mode & stat.S_IWOTH:
+        raise ConfigError(f"--store {directory}: every user can write to it (chmod o-w)")
 
 
 def _regular_files(directory: Path) -> Iterator[tuple[str, os.stat_result, bytes]]:

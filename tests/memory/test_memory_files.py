@@ -203,6 +203,14 @@ def test_a_directory_that_cannot_be_one_is_named(tmp_path: Path) -> None:
             ChatFiles(path, 1000)
 
 
+def test_a_directory_that_every_user_may_write_to_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "open").mkdir()
+    for mode in (0o777, 0o1777):  # where files of others stay theirs, too, as in /tmp
+        (tmp_path / "open").chmod(mode)
+        with pytest.raises(ConfigError, match=r"--store .* every user can write"):
+            ChatFiles(tmp_path / "open", 1000)
+
+
 def test_another_users_directory_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
