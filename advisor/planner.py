@@ -86,6 +86,7 @@ _T = TypeVar("_T")
 # Even an unchanged graph is ranked again then, since hints expire. Age alone moves all blocks by
 # the same amount and reorders nothing.
 RERANK_AFTER_S: Final = 10.0
+_TELL_EVERY_S: Final = 0.1  # in a round of many engines; chosen
 _ROOMY: Final = 0.25  # blank share of a pool, from which on no ranking is needed; chosen
 _REST: Final = 4.0  # seconds of rest per second of ranking; chosen
 _ORDERS_APART_S: Final = 0.02  # seconds of rest at least where only orders were made; chosen
@@ -201,8 +202,12 @@ class GraphEvictionAdvisor:
         self._protected_seen = self._graph.counters["blocks_protected"]
         self._try(self._locked(self._forget_gone))
         self.order()
-        rankings, admissions = {}, {}
+        rankings, admissions, told = {}, {}, self._clock()
         for engine in self._heard:
+            if self._clock() - told >= _TELL_EVERY_S:  # not only when the last of many is ranked
+                told = self._clock()
+                self._tell({**self.latest, **rankings}, {**self.admissions, **admissions})
+                self._wake()
             if ranking := self._try(self._opinion, engine) or self.latest.get(engine):
                 rankings[engine] = ranking
             advice = self._try(self._locked(self._admit), engine)
@@ -210,6 +215,11 @@ class GraphEvictionAdvisor:
                 admissions[engine] = advice
         self._bases = {engine: self._bases[engine] for engine in rankings}
         self._ranked_at = {engine: self._ranked_at[engine] for engine in rankings}
+        self._tell(rankings, admissions)
+
+    def _tell(
+        self, rankings: dict[str, EvictionRanking], admissions: dict[str, AdmissionAdvice]
+    ) -> None:
         self.latest, self.admissions = MappingProxyType(rankings), MappingProxyType(admissions)
 
     def order(self) -> None:

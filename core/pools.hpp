@@ -46,18 +46,17 @@ public:
     // Forget the rows at all places but those of which `kept` is true.
     template <class Kept>
     void keep(Kept kept) {
-        std::fill(slots_.begin(), slots_.end(), NO_PLACE);
-        free_.clear();
-        used_ = 0;
+        size_t gone = 0;
+        for (size_t place = 0; place < rows_.size(); place++) gone += rows_[place] >= 0 && !kept(place);
+        bool few = 4 * gone < used_;  // of more, all others are put anew sooner than each is taken out
         for (size_t place = 0; place < rows_.size(); place++) {
-            if (rows_[place] >= 0 && kept(place)) {
-                put(rows_[place], (int32_t)place);
-                used_++;
-            } else {
-                rows_[place] = -1;
-                free_.push_back((int32_t)place);
-            }
+            if (rows_[place] < 0 || kept(place)) continue;
+            if (few) take_out((int32_t)place);
+            rows_[place] = -1;
+            free_.push_back((int32_t)place);
         }
+        used_ -= gone;
+        if (!few) rebuild(slots_.size());
     }
 
     size_t size() const { return rows_.size(); }  // places ever used
@@ -71,6 +70,17 @@ private:
         size_t slot = first(row);
         while (slots_[slot] != NO_PLACE) slot = (slot + 1) & mask_;
         slots_[slot] = place;
+    }
+    void take_out(int32_t place) {
+        size_t hole = first(rows_[(size_t)place]);
+        while (slots_[hole] != place) hole = (hole + 1) & mask_;
+        for (size_t slot = (hole + 1) & mask_; slots_[slot] != NO_PLACE; slot = (slot + 1) & mask_) {
+            size_t from_home = (slot - first(rows_[(size_t)slots_[slot]])) & mask_;
+            if (from_home < ((slot - hole) & mask_)) continue;  // it would stand before its first slot
+            slots_[hole] = slots_[slot];
+            hole = slot;
+        }
+        slots_[hole] = NO_PLACE;
     }
     void rebuild(size_t slots) {
         slots_.assign(slots, NO_PLACE);
@@ -108,6 +118,51 @@ private:
     int32_t last_ = INT32_MIN / 2, step_ = 1;
 };
 
+// Numbered uses, in the order in which blocks were used: a bit for each says whether its block was
+// not used again since.
+class Uses {
+public:
+    size_t size() const { return size_; }
+    bool stands(size_t use) const { return words_[use / 64] >> (use % 64) & 1; }
+    void falls(size_t use) { words_[use / 64] &= ~(1ull << (use % 64)); }
+
+    void add(size_t n) {
+        words_.resize((size_ + n + 63) / 64, 0);
+        for (size_t end = size_ + n; size_ < end;) {
+            size_t bit = size_ % 64, more = std::min(end - size_, 64 - bit);
+            words_[size_ / 64] |= (more == 64 ? ~0ull : (1ull << more) - 1) << bit;
+            size_ += more;
+        }
+    }
+
+    // Number those that stand anew, from `first` on: `now(use)` is a use's next number.
+    void renumber(size_t first) {
+        for (size_t word = 0; word < first / 64; word++) words_[word] = 0;
+        if (first % 64) words_[first / 64] &= ~0ull << (first % 64);
+        before_.assign(words_.size() + 1, 0);
+        for (size_t word = 0; word < words_.size(); word++)
+            before_[word + 1] = before_[word] + (uint32_t)__builtin_popcountll(words_[word]);
+    }
+    size_t now(size_t use) const {
+        size_t word = use / 64;
+        if (word == words_.size()) return before_[word];
+        return before_[word] + (size_t)__builtin_popcountll(words_[word] & ((1ull << (use % 64)) - 1));
+    }
+    void renumbered() {
+        size_t left = before_.back();
+        words_.clear();
+        size_ = 0;
+        add(left);
+    }
+
+    size_t bytes() const { return 8 * words_.capacity() + 4 * before_.capacity(); }
+
+private:
+    std::vector<uint64_t> words_;
+    std::vector<uint32_t> before_;  // by word: how many stand before it
+    size_t size_ = 0;
+};
+
 // Pools of several sizes under LRU (Mattson et al., 1970): when each block was used, and where each
 // pool's cut is. See advisor/policies/shadow.py.
 class Stack {
@@ -139,8 +194,9 @@ public:
     }
 
     void use(const int32_t* rows, const uint64_t* keys, size_t n) {
-        standing_.insert(standing_.end(), n, 1);
+        uses_.add(n);
         Search search(places_);
+        int64_t next = (int64_t)uses_.size() - (int64_t)n;
         int64_t latest = NEVER + 1;  // what was used from here on is in every pool
         for (const Cut& cut : cuts_) latest = std::max(latest, cut.at);
         for (size_t at = n; at-- > 0;) {  // its tail is the oldest of them
@@ -155,19 +211,19 @@ public:
                     key_.resize(used_.size());
                 }
             }
-            if (before >= first_) standing_[(size_t)(before - first_)] = 0;
+            if (before != NEVER) uses_.falls((size_t)before);
             if (before < latest)
                 for (Cut& cut : cuts_) cut.held += before < cut.at || before == NEVER;
-            used_[(size_t)place] = next_++;
+            used_[(size_t)place] = next++;
             key_[(size_t)place] = keys[at];
         }
         for (Cut& cut : cuts_)
             if (cut.held > cut.capacity + cut.capacity / 64) evict(cut);
-        if (standing_.size() > 4 * (size_t)most_ + 4096) shorten();
+        if (uses_.size() > 8 * (size_t)most_ + 4096) shorten();
     }
 
     size_t pools() const { return cuts_.size(); }
-    size_t bytes() const { return places_.bytes() + 8 * (used_.capacity() + key_.capacity()) + standing_.capacity(); }
+    size_t bytes() const { return places_.bytes() + 8 * (used_.capacity() + key_.capacity()) + uses_.bytes(); }
 
 private:
     struct Cut {
@@ -178,7 +234,7 @@ private:
     void evict(Cut& cut) {
         int64_t excess = cut.held - cut.capacity;
         cut.held = cut.capacity;
-        while (excess > 0) excess -= standing_[(size_t)(cut.at++ - first_)];
+        while (excess > 0) excess -= uses_.stands((size_t)cut.at++);
     }
 
     // Number the uses that still stand anew, and forget what is in no pool: so the log stays as
@@ -186,26 +242,22 @@ private:
     void shorten() {
         for (Cut& cut : cuts_)
             if (cut.held > cut.capacity) evict(cut);
-        int64_t first = next_;
+        int64_t first = (int64_t)uses_.size();
         for (const Cut& cut : cuts_) first = std::min(first, cut.at);
-        std::vector<int64_t> number(standing_.size() + 1, 0);
-        for (size_t at = 0; at < standing_.size(); at++)
-            number[at + 1] = number[at] + (standing_[at] && (int64_t)at + first_ >= first);
+        uses_.renumber((size_t)first);
         places_.keep([&](size_t place) { return used_[place] >= first; });
         for (size_t place = 0; place < places_.size(); place++)
-            if (places_.row(place) >= 0) used_[place] = number[(size_t)(used_[place] - first_)];
-        for (Cut& cut : cuts_) cut.at = number[(size_t)(cut.at - first_)];
-        first_ = 0;
-        next_ = number.back();
-        standing_.assign((size_t)next_, 1);
+            if (places_.row(place) >= 0) used_[place] = (int64_t)uses_.now((size_t)used_[place]);
+        for (Cut& cut : cuts_) cut.at = (int64_t)uses_.now((size_t)cut.at);
+        uses_.renumbered();
     }
 
     std::vector<Cut> cuts_;
     Places places_;
     std::vector<int64_t> used_;  // by place: when it was last used
     std::vector<uint64_t> key_;  // by place: the block that it was then
-    std::vector<uint8_t> standing_;  // by use, from `first_` on: still the last of its block
-    int64_t first_ = 0, next_ = 0, most_ = 0;
+    Uses uses_;
+    int64_t most_ = 0;
 };
 
 // Pools that follow the same requests, and evict by rankings; see advisor/policies/shadow.py.

@@ -95,6 +95,7 @@ def packed(prior: Prior) -> dict[str, np.ndarray]:
 
 _WAITS_A_STEP: Final = 2  # new waits per step of learning; chosen
 _MOST_STEPS: Final = 8  # of learning per call; chosen
+_STEPS_PER_S: Final = 64.0  # of learning at most, for all engines together; chosen
 _FEW_WAITS: Final = 64
 _COHORT: Final = 7200.0  # model seconds of waits that are learned from; chosen
 # Of Adam, and how strongly weights are drawn to the prior, in waits: at the prior's own pace, and
@@ -126,6 +127,7 @@ class Returns:
         self._waits = Waits()
         self._model = ReturnModel(prior.scales, prior.weights, step=_STEPS[0], pull=_PULLS[0])
         self._learned = 0  # of the waits that began
+        self._may_learn, self._looked = _STEPS_PER_S, 0.0  # steps, as of then
         self._steps = 0
         self._learning = threading.Lock()
         self._log_rates: Singles = np.zeros((0, len(AGES) - 1), dtype=np.float32)  # by session
@@ -147,14 +149,17 @@ class Returns:
         news = self._waits.observe(sessions)
         self._pace.note(news.pauses)
         self._size.note(news.prompts)
+        self._may_learn += (now - self._looked) * _STEPS_PER_S
+        self._may_learn, self._looked = min(self._may_learn, _STEPS_PER_S), now
         steps = (self._waits.begun - self._learned) // _WAITS_A_STEP
-        if not steps or self._waits.begun < _FEW_WAITS:
+        if not steps or self._waits.begun < _FEW_WAITS or self._may_learn < _MOST_STEPS:
             return lambda: None
         self._learned = self._waits.begun
         cohort = self._waits.cohort(now, _COHORT / self.speed)
         if not len(cohort.age):
             return lambda: None
         steps = min(steps, _MOST_STEPS)
+        self._may_learn -= steps
         pace, size = self._pace.shift, self._size.shift
         drawn = self._model.drawn(cohort._replace(age=cohort.age * self.speed), steps)
         return partial(self._learn, drawn, steps, float(cohort.weight.sum()), pace, size)

@@ -132,6 +132,7 @@ class CopyRecorder:
 
 
 Churn = BlocksStored | BlocksRemoved
+_LISTED: Final = 32  # parts of a list of resident blocks that are looked up in one slice; chosen
 _PARTS: Final = 64  # of a run that are applied in one slice: some milliseconds; chosen
 
 
@@ -217,13 +218,15 @@ class ChurnRecorder:
         """Mark all other blocks as gone from the engine's pool, in slices."""
         blocks = self._tables.blocks
         others = np.ones(blocks.size, dtype=np.bool_)
-        for rows in found:
+        for number, rows in enumerate(found, 1):
             others[rows] = False
+            if number % _LISTED == 0:
+                yield
         for part in blocks.parts():
             yield
             gone = np.flatnonzero(blocks.has(engine, part, Tier.HOT) & others[part])
             lost = (part.start + gone).astype(np.int32)
-            self._tables.history.left_unreported(engine, lost)
+            self._tables.history.left_unreported(engine, part, lost)
             blocks.unmark(engine, lost, Tier.HOT)
 
     def _list(self, engine: int, keys: Keys, now: float) -> Rows:

@@ -86,12 +86,16 @@ class Ingest:
             if keys >= SLICE_KEYS:
                 keys = 0
                 yield
-                yield from self._tables.blocks.tidying()
+                yield from self._tidying()
         self._message_over(engine, events, before, now)
         yield from self._ghosts.releasing()
         yield from self._co_attendance.fading(now)
-        yield from self._tables.blocks.tidying()
+        yield from self._tidying()
         yield from self._tables.edges.tidying()
+
+    def _tidying(self) -> Iterator[None]:
+        yield from self._tables.blocks.tidying()
+        yield from self._tables.history.tidying()
 
     def _message_over(
         self, engine: int, events: Sequence[AnyEvent], last: tuple[type, ...], now: float

@@ -56,8 +56,11 @@ def event_runs(events: Sequence[AnyEvent]) -> Iterator[Run]:
         kind, at = _RUNS.get(type(event), SINGLE), at + 1
         size = _key_bytes(event)
         if size > _BYTES:
-            *whole, event = _parts(event)
-            yield from (Run(kind, [part], SLICE_KEYS) for part in whole)
+            parts = _parts(event)
+            event = next(parts)
+            for part in parts:
+                yield Run(kind, [event], SLICE_KEYS)
+                event = part
             size = _key_bytes(event)
         run = [event]
         if kind is not SINGLE and size <= _BYTES:
@@ -73,19 +76,19 @@ def _key_bytes(event: AnyEvent) -> int:
     return len(getattr(event, "hashes", b"")) + 8 * int(getattr(event, "skipped", 0))
 
 
-def _parts(event: AnyEvent) -> list[AnyEvent]:
-    """Split an event with many keys into equivalent smaller ones; others are returned as they are.
-    An event whose keys are malformed stays whole and is refused later.
+def _parts(event: AnyEvent) -> Iterator[AnyEvent]:
+    """Split an event with many keys into equivalent smaller ones; others stay as they are. An event
+    whose keys are malformed stays whole and is refused later.
     """
     if not isinstance(event, _CUT) or len(event.hashes) % 8:
-        return [event]
-    hashes, parts = event.hashes, list[AnyEvent]()
+        yield event
+        return
+    hashes = event.hashes
     for start in range(0, len(hashes), _BYTES):
         part = replace(event, hashes=hashes[start : start + _BYTES])
         if start and isinstance(part, BlocksStored):
             part = replace(part, parent=int.from_bytes(hashes[start - 8 : start], "little"))
-        parts.append(part)
-    return parts
+        yield part
 
 
 # ``oldest`` finds the longest unused rows without copying all their times at once: it looks for the
@@ -126,6 +129,7 @@ def _nth(times: Sequence[Times], place: int) -> Generator[None, None, float]:
     near = place * len(sample) // total
     low = sample[near - _AROUND] if near >= _AROUND else -np.inf
     high = sample[near + _AROUND] if near + _AROUND < len(sample) else np.inf
+    yield
     before = sum((yield from _each(times, lambda part: np.count_nonzero(part < low))))
     upto = sum((yield from _each(times, lambda part: np.count_nonzero(part <= high))))
     if not before <= place < upto:
@@ -136,6 +140,7 @@ def _nth(times: Sequence[Times], place: int) -> Generator[None, None, float]:
         return float(low)
     within = yield from _each(times, lambda part: part[(part > low) & (part < high)])
     between = np.concatenate(within)
+    yield
     return float(np.partition(between, left)[left] if left < len(between) else high)
 
 
@@ -149,7 +154,7 @@ def _each(parts: Sequence[S], look: Callable[[S], T]) -> Generator[None, None, l
 
 
 _PART: Final = 1 << 12  # rows that are released in one slice; chosen
-_EDGES: Final = 1 << 14  # edges that are looked at in one slice; chosen
+_EDGES: Final = 1 << 13  # edges that are looked at in one slice; chosen
 _AT_ONCE: Final = 1 << 17  # released after one batch of events, the others after the next; chosen
 _NONE: Final[Rows] = np.empty(0, dtype=np.int32)
 
@@ -197,8 +202,11 @@ class GhostKeeper:
 
     def _losing_edges(self, rows: Rows, gone: Mask) -> Iterator[None]:
         """Remove the edges at ``rows``; a scan only if there is one."""
-        edges, sums = self._tables.edges, self._tables.blocks.sums.values()
-        if any(each.degree[rows].any() for each in sums):
+        edges, has_edges = self._tables.edges, False
+        for sums in list(self._tables.blocks.sums.values()):
+            has_edges |= bool(sums.degree[rows].any())
+            yield
+        if has_edges:
             for start in range(0, edges.size, _EDGES):
                 edges.remove(edges.at(gone, start, min(start + _EDGES, edges.size)))
                 yield

@@ -208,7 +208,7 @@ class TurnRecorder:
         """Forget rows about to be reused: those where ``gone``, bool ``[blocks.size]``, is true."""
         sessions = self._tables.sessions
         tip = sessions.tip[: sessions.size]
-        tip[np.append(gone, False)[tip]] = NO_ROW  # the last one stands for NO_ROW
+        tip[gone[tip] & (tip != NO_ROW)] = NO_ROW
 
     def _with_skipped(self, engine: int, turn: Turn) -> Turn:
         """Restore a request's whole chain; empty if the skipped blocks are unknown."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -242,10 +242,10 @@ class Departures:
         if there.any() and not is_gone:
             self._log(engine).marks[part][there] = way
 
-    def left_unreported(self, engine: int, gone: Rows) -> None:
-        """Mark blocks as gone from the pool for an unknown reason."""
+    def left_unreported(self, engine: int, part: slice, gone: Rows) -> None:
+        """Mark blocks of this part of the table as gone from the pool for an unknown reason."""
         # Ends of requests may be lost as well.
-        self._log(engine).marks &= ~np.uint8(RowMark.COMPUTING)
+        self._log(engine).marks[part] &= ~np.uint8(RowMark.COMPUTING)
         self._mark(engine, gone, RowMark.UNHEARD)
 
     def _mark(self, engine: int, rows: Rows, way: int) -> None:
@@ -268,7 +268,8 @@ class Departures:
 
     def stop_computing_all(self, engine: int) -> None:
         if engine in self.evictions:
-            self.evictions[engine].marks &= ~np.uint8(RowMark.COMPUTING)
+            log = self.evictions[engine]
+            log.marks[: self._tables.blocks.size] &= ~np.uint8(RowMark.COMPUTING)
 
     # Copies -------------------------------------------------------------------------------------
 
@@ -286,8 +287,9 @@ class Departures:
     # Rows and engines that go ---------------------------------------------------------------------
 
     def forget_rows(self, rows: Rows) -> None:
+        blocks = self._tables.blocks
         for log in self.evictions.values():
-            log.reserve(self._tables.blocks.size)
+            log.reserve(blocks.size, len(blocks.alive))
             log.marks[rows] = 0
 
     def forget(self, engine: int) -> None:
@@ -305,6 +307,11 @@ class Departures:
         if name is not None and self._left.pop(engine) != name:
             del self.evictions[engine]
 
+    def tidying(self) -> Iterator[None]:
+        """Make more room ahead of need, in slices."""
+        for log in list(self.evictions.values()):
+            yield from log.growing(len(self._tables.blocks.alive))
+
     def _log(self, engine: int) -> EvictionLog:
         if self._left:
             self.arrived(engine)
@@ -312,6 +319,6 @@ class Departures:
         if log is None:
             name = self._tables.name_of(engine) or ""
             log = self.evictions[engine] = EvictionLog(self._origin, name)
-        if len(log.marks) < (size := self._tables.blocks.size):  # asked for with every request
-            log.reserve(size)
+        blocks = self._tables.blocks
+        log.reserve(blocks.size, len(blocks.alive))
         return log

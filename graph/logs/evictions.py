@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from secrets import token_hex
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..compiled import core
-from ..tables.columns import grown
+from ..tables.columns import grown, refilled, taken_in_parts
 from ..types import STATE_NAMES, Keys, Rows, SourceLayer, Tier
 from .reasons import RULE_NAMES, Cause, DepartureRule
 from .requests import Bytes, Origin, as_byte
@@ -155,6 +155,7 @@ class EvictionLog:
         self._origin = origin
         self.owner, self.name = owner, token_hex(4)
         self._ring = np.zeros(1024, dtype=_RECORD)
+        self._rows = 0
         self._slot = np.zeros(0, dtype=np.uint16)  # by row
         self.marks: Bytes = np.zeros(0, dtype=np.uint8)  # by row, see RowMark
         self.terms = TermRing()
@@ -168,13 +169,23 @@ class EvictionLog:
 
     @property
     def nbytes(self) -> int:
-        return int(self._ring.nbytes + self._slot.nbytes + self.marks.nbytes + self.terms.nbytes)
+        by_row = (self._slot.itemsize + self.marks.itemsize) * self._rows
+        return int(self._ring.nbytes + by_row + self.terms.nbytes)
 
-    def reserve(self, rows: int) -> None:
+    def reserve(self, rows: int, capacity: int) -> None:
+        """Make room for so many rows; if there is none, for ``capacity``."""
+        self._rows = rows
         if len(self.marks) < rows:
-            size = rows + rows // 8
+            for _ in self.growing(capacity):
+                pass
+
+    def growing(self, capacity: int) -> Iterator[None]:
+        """Make room for ``capacity`` rows, in slices."""
+        if len(self.marks) < capacity:
             for name in ("_slot", "marks"):
-                setattr(self, name, grown(getattr(self, name), size))
+                room = yield from taken_in_parts(getattr(self, name), capacity)
+                setattr(self, name, refilled(room, getattr(self, name)))
+                yield
 
     def add(self, tables: Tables, left: EvictedBlocks, terms: TermsAtRanking, now: float) -> None:
         """Record that these blocks leave now; beyond ``LIMIT``, only the last ones get records."""

@@ -245,7 +245,7 @@ REASON_COLUMNS: Final = tuple(
 _REASONS: Final = len(REASON_NAMES)
 MINUTE_COLUMNS: Final = ("asked", "asked_blocks", "found", "evicted", "wanted")
 LOST_WAYS: Final = ("multi_turn", "cross_session")
-_REQUESTS: Final = 64  # an engine's running requests, in one slice; chosen
+_REQUESTS: Final = 32  # an engine's running requests, in one slice; chosen
 _BUCKETS: Final = 32  # powers of two of blocks; chosen
 
 

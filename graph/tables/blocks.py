@@ -243,17 +243,20 @@ class BlockTable(BlockColumns):
 
     def forget_sessions(self, rows: Rows) -> None:
         """Remove these session rows, which are about to be reused, from all blocks."""
-        highest = max(int(each.max()) for each in (rows, self.session, self.raised_by))
+        named = self.session[: self.size], self.raised_by[: self.size]
+        highest = max(int(each.max(initial=0)) for each in (rows, *named))
         gone = np.zeros(highest + 2, dtype=np.bool_)  # the last one stands for NO_ROW
         gone[rows] = True
-        for sessions in (self.session[: self.size], self.raised_by[: self.size]):
+        for sessions in named:
             sessions[gone[sessions]] = NO_ROW
 
     def reserve_engines(self, columns: int) -> None:
         """Make room for the residency of so many engines."""
         missing = columns - len(self.tiers)
         if missing > 0:
-            self.tiers = np.pad(self.tiers, ((0, missing), (0, 0)))
+            tiers = np.zeros((columns, self.tiers.shape[1]), dtype=np.uint8)
+            tiers[:-missing, : self.size] = self.tiers[:, : self.size]
+            self.tiers = tiers
             self._held += [HeldRows() for _ in range(missing)]
 
     def holding(self, engine: int, tiers: int = int(Tier.HOT)) -> Selection:

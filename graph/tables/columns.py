@@ -6,6 +6,7 @@ import hashlib
 import mmap
 import secrets
 import sys
+from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, ClassVar, Final, NamedTuple
@@ -20,6 +21,7 @@ from ..types import NO_ROW, Rows
 # than this share of it is left. Both chosen.
 _MANY_ROWS: Final = 1 << 17
 _SPARE: Final = 1 / 16
+_FEW_ROWS: Final = 1 << 14  # are copied soon; chosen
 _NOTHING: Final[Mapping[str, bytes]] = MappingProxyType({})
 _AHEAD: Final = 1 << 15  # rows whose memory is there before they are used; chosen
 _PART: Final = 1 << 20  # bytes of memory that are taken in one slice; chosen
@@ -67,6 +69,11 @@ class Columns:
         """The columns that hold monotonic seconds."""
         return tuple(name for name, each in cls._declared.items() if each.is_time)
 
+    @property
+    def size(self) -> int:
+        """Rows below this were used at some time; others are made fresh before they are."""
+        raise NotImplementedError
+
     def columns_nbytes(self, size: int) -> int:
         """Bytes that the first ``size`` rows take in all columns: of room for further ones the
         system gives memory as it is written.
@@ -77,7 +84,8 @@ class Columns:
         """A column, which may be a rare one, as an array that can be written."""
         values: npt.NDArray[Any] = getattr(self, name)
         if not values.flags.writeable:
-            values = _written(self._declared[name], len(values))
+            values = np.zeros(len(values), dtype=values.dtype)
+            values[: self.size] = self._declared[name].fill
             setattr(self, name, values)
             self._room = None
         return values
@@ -153,18 +161,20 @@ class Columns:
 
 
 def more_than(capacity: int) -> int:
-    """Rows that a full table gets room for: twice as many, so that each is moved once or twice in
-    all. What is not written takes no memory.
+    """Rows that a full table gets room for. What is not written takes no memory; what is, is copied
+    while the graph's lock is held, and so there is room for a million before a million are.
     """
-    return 2 * capacity
+    return (2 if capacity < _FEW_ROWS else 8) * capacity
 
 
 def grown(values: npt.NDArray[Any], capacity: int, fill: int = 0) -> npt.NDArray[Any]:
     """A copy with room for ``capacity`` rows along the last axis; ``fill`` where nothing was."""
-    shape = (*values.shape[:-1], capacity)
+    return refilled(_filled((*values.shape[:-1], capacity), fill, values.dtype), values)
+
+
+def _filled(shape: int | tuple[int, ...], fill: Any, dtype: Any) -> npt.NDArray[Any]:
     # Memory of zeros is taken only as it is written.
-    copied = np.full(shape, fill, values.dtype) if fill else np.zeros(shape, values.dtype)
-    return refilled(copied, values)
+    return np.full(shape, fill, dtype) if fill else np.zeros(shape, dtype)
 
 
 def refilled(room: npt.NDArray[Any], values: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -197,7 +207,7 @@ def taken_in_parts(
 
 
 def _written(declared: Column, capacity: int) -> npt.NDArray[Any]:
-    return np.full(capacity, declared.fill, dtype=declared.dtype)
+    return _filled(capacity, declared.fill, declared.dtype)
 
 
 def _unwritten(declared: Column, capacity: int) -> npt.NDArray[Any]:
@@ -212,25 +222,34 @@ class RowPool:
 
     def __init__(self) -> None:
         self.size = 0  # rows below this were handed out at some time
-        self._free: Rows = np.empty(0, dtype=np.int32)
+        self._free: deque[Rows] = deque()  # as they came back
 
     @property
     def nbytes(self) -> int:
-        return self._free.nbytes
+        return sum(rows.nbytes for rows in self._free)
 
     def take(self, count: int) -> Rows:
         """int32 ``[count]``: unused rows; the table makes room for ``size`` of them."""
-        reused, self._free = self._free[:count], self._free[count:]
-        fresh = np.arange(self.size, self.size + count - len(reused), dtype=np.int32)
-        self.size += len(fresh)
-        return np.concatenate([reused, fresh], dtype=np.int32)
+        taken = list[Rows]()
+        while count and self._free:
+            rows = self._free.popleft()
+            taken.append(rows[:count])
+            if count < len(rows):
+                self._free.appendleft(rows[count:])
+            count -= len(taken[-1])
+        if count or not taken:
+            taken.append(np.arange(self.size, self.size + count, dtype=np.int32))
+            self.size += count
+        return taken[0] if len(taken) == 1 else np.concatenate(taken)
 
     def give_back(self, rows: Rows) -> None:
-        self._free = np.concatenate([self._free, rows])
+        if self._free and len(self._free[-1]) < _FEW_ROWS:
+            rows = np.concatenate([self._free.pop(), rows])
+        self._free.append(rows)
 
     def restore(self, size: int, free: Rows) -> None:
         """Take the state of a pool that handed out ``size`` rows, of which ``free`` came back."""
-        self.size, self._free = size, free
+        self.size, self._free = size, deque([free])
 
 
 def distinct(rows: Rows) -> Rows:
