@@ -210,14 +210,27 @@ inline PyObject* run(Table& table, PyObject* given) {
 inline PyObject* hashes_of(Table& table, PyObject* given) {
   const Items keys(given);
   PyObject* list = keys ? PyList_New(keys.size()) : nullptr;
-  for (Py_ssize_t at = 0; list != nullptr && at < keys.size(); ++at) {
-    const uint64_t key = PyLong_AsUnsignedLongLong(keys[at]);
-    if (key == UINT64_MAX && PyErr_Occurred()) {
+  std::vector<uint64_t> key(list == nullptr ? 0 : static_cast<size_t>(keys.size()));
+  for (size_t at = 0; at < key.size(); ++at) {
+    key[at] = PyLong_AsUnsignedLongLong(keys[static_cast<Py_ssize_t>(at)]);
+    if (key[at] == UINT64_MAX && PyErr_Occurred()) {
       Py_DECREF(list);
       return nullptr;
     }
-    Copy** found = table.by_key.find(key);
-    PyList_SET_ITEM(list, at, Py_NewRef(found == nullptr ? Py_None : (*found)->block_hash));
+    table.by_key.prefetch_slot(key[at]);
+  }
+  std::vector<Copy*> found(key.size());
+  for (size_t at = 0; at < key.size(); ++at) {
+    Copy** copy = table.by_key.find(key[at]);
+    found[at] = copy == nullptr ? nullptr : *copy;
+    if (found[at] != nullptr) __builtin_prefetch(&found[at]->block_hash);
+  }
+  for (Copy* each : found) {
+    if (each != nullptr) __builtin_prefetch(each->block_hash, 1);
+  }
+  for (size_t at = 0; at < key.size(); ++at) {
+    PyObject* hash = found[at] == nullptr ? Py_None : found[at]->block_hash;
+    PyList_SET_ITEM(list, static_cast<Py_ssize_t>(at), Py_NewRef(hash));
   }
   return list;
 }
@@ -356,6 +369,10 @@ inline PyObject* lacking(Table& table, PyObject* const* args, Py_ssize_t count) 
     return nullptr;
   }
   const auto* id = static_cast<const int64_t*>(ids.buf);
+  for (Py_ssize_t at = 0; at < hashes.size(); ++at) {
+    __builtin_prefetch(hashes[at]);
+    __builtin_prefetch(reinterpret_cast<char*>(hashes[at]) + kHashEnd);
+  }
   bool done = ids.len == hashes.size() * static_cast<Py_ssize_t>(sizeof(int64_t));
   for (Py_ssize_t at = 0; done && at < hashes.size(); ++at) {
     done = is_hash(hashes[at], kGroupBytes);
