@@ -160,6 +160,26 @@ def test_what_is_learned_is_what_was_seen_whatever_comes_before_it_is_learned() 
     assert not np.array_equal(one, Returns().stranger_rates())
 
 
+def test_rounds_of_many_engines_learn_no_faster_than_those_of_a_few(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    taken = list[int]()
+    monkeypatch.setattr(ReturnModel, "take", lambda _, drawn, waits: taken.append(len(drawn.age)))
+    world = World()
+
+    def rounds(first: int) -> int:
+        for number in range(first, first + 600):
+            world.turn(f"s{number}", 1 + number, 10_000 + number)
+            view = View(world.graph.tables, world.graph.rules, 0, world.now)
+            world.policy.observe(view)
+        return sum(taken) // 256
+
+    in_a_moment = rounds(0)
+    world.now += 0.5
+    assert 0 < in_a_moment <= 64
+    assert in_a_moment < rounds(600) <= in_a_moment + 32
+
+
 def model(kinds: int) -> ReturnModel:
     scales = np.stack([np.full(kinds, 0.5), np.full(kinds, 0.5)]).astype(np.float32)
     return ReturnModel(scales, step=3e-3, pull=1.0)
