@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import torch
 
-from ..gpu.calls import RESIDENT_GRID, attention_mass_call, confidence_call, move_call
+from ..gpu.calls import RESIDENT_GRID, attention_mass_call, confidence_call
 from ..gpu.copy_engine import check_page_locked
 from ..gpu.launch import bound, run
 from ..gpu.moves import copy_by, copy_table, device_of, splice_by, splice_table
@@ -58,11 +58,6 @@ def splice(source: PagedKv, target: PagedKv, slots: SlotMap, rope: Rope) -> None
     _check_reachable(Blocks(source, slots.source // source.layout.tokens), device)
     _check_reachable(Blocks(target, slots.target // target.layout.tokens), device)
     splice_by(_splice_way(source, target, len(slots.delta)), source, target, slots, rope)
-
-
-def rotate_in_place(cache: PagedKv, slots: Tensor, delta: Tensor, rope: Rope) -> None:
-    here, device = SlotMap(slots, slots, delta), str(device_of(cache))
-    run(move_call(cache, cache, here, rope, keys_only=True, grid=RESIDENT_GRID, device=device))
 
 
 def attention_mass(

@@ -40,7 +40,6 @@ class MoveArguments(NamedTuple):
     start: Int64
     pairs: Int64
     neox: Int64
-    keys_only: Int64
     slot_bytes: Int64
 
 
@@ -227,12 +226,10 @@ class KernelCall:
 
 
 def move_call(
-    source: PagedKv, target: PagedKv, slots: SlotMap, rope: Rope, keys_only: bool = False,
-    grid: int = DEFAULT_GRID, device: str = "cpu",
+    source: PagedKv, target: PagedKv, slots: SlotMap, rope: Rope, grid: int = DEFAULT_GRID,
+    device: str = "cpu",
 ) -> KernelCall:  # fmt: skip
-    """``reference.splice`` as a launch; with ``keys_only`` and one memory, ``rotate_in_place``.
-    Raises LayoutError.
-    """
+    """``reference.splice`` as a launch; raises LayoutError."""
     check_same_model(source.layout, target.layout)
     deltas, rows = torch.unique(slots.delta, return_inverse=True)
     rows = torch.where(slots.delta == 0, -1, rows)
@@ -250,7 +247,7 @@ def move_call(
         source_layout=from_layout, target_layout=to_layout,
         source_slots=from_slots, target_slots=to_slots, rows=row_of, cos=cos, sin=sin,
         tokens=number(len(rows)), start=number(rope.start), pairs=number(rope.dims // 2),
-        neox=number(rope.pairing.value == "neox"), keys_only=number(keys_only),
+        neox=number(rope.pairing.value == "neox"),
         slot_bytes=number(slot_bytes),
     )  # fmt: skip
     return KernelCall(

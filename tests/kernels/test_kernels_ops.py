@@ -42,8 +42,6 @@ def test_numbers_out_of_range_move_nothing() -> None:
             ops.load(Blocks(arena, records), Blocks(cache, blocks))
     with pytest.raises(SlotError, match="slot 96"):
         ops.splice(arena, cache, SlotMap(one, torch.tensor([96]), one), ROPE)
-    with pytest.raises(SlotError, match="slot 96"):
-        ops.rotate_in_place(cache, torch.tensor([96]), one, ROPE)
     assert not arena.memory.any()
 
 

@@ -61,11 +61,11 @@ def index_copy(source: PagedKv, records: Any, target: PagedKv, blocks: Any) -> A
 
 
 def copy_then_rotate(copy: Action, target: PagedKv, new: Any, delta: Any, rope: Rope) -> Action:
-    """A batched copy to the final place, then our own rotation in place: K passes memory twice."""
+    """A batched copy to the final place, then our own splice in place: all passes memory twice."""
 
     def both() -> None:
         copy()
-        ops.rotate_in_place(target, new, delta, rope)
+        ops.splice(target, target, SlotMap(new, new, delta), rope)
 
     return both
 

@@ -67,7 +67,6 @@ class Gpu:
             spill=ops.spill,
             load=ops.load,
             splice=ops.splice,
-            rotate_in_place=ops.rotate_in_place,
             attention_mass=device.attention_mass,
             confidence=device.confidence,
         )
@@ -184,11 +183,6 @@ def _moves(place: Place, order: str) -> None:
     place.operations.splice(pair.arena, pair.cache, moved, _ROPE)
     reference.splice(pair.plain_arena, pair.plain, moved, _ROPE)
     pair.agree("splice")
-    turned = new[new >= 0]
-    delta = torch.full_like(turned, -777)
-    place.operations.rotate_in_place(pair.cache, turned, delta, _ROPE)
-    reference.rotate_in_place(pair.plain, turned, delta, _ROPE)
-    pair.agree("rotate_in_place")
 
 
 def _int8(place: Place, dtype: torch.dtype) -> None:
