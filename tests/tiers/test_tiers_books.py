@@ -382,7 +382,8 @@ class DirectoryModel(RuleBasedStateMachine):
     def demote(self, count: int, first: list[int]) -> None:
         victims = self.directory.victims(count, map(name, first))
         assert len({copy.id for copy in victims}) == len(victims) <= count
-        asked = [self.warm[h] for h in map(name, first) if h in self.warm]
+        twice = filter(self.directory.stands_twice, self.directory.warm_hashes())
+        asked = [self.warm[h] for h in (*twice, *map(name, first)) if h in self.warm]
         asked = [copy for copy in dict.fromkeys(asked) if copy not in self.pinned]
         assert victims[: len(asked)] == asked[:count]
         for copy in victims:
