@@ -193,7 +193,6 @@ _TABLE: Final = {
                 save_kv_layer(layer_name, kv_layer, attn_metadata) wait_for_save()
             def KVConnectorWorkerMetadata: aggregate(other)
         from vllm.config
-            SchedulerConfig: policy
             CacheConfig: cache_dtype prefix_caching_hash_algo block_size
                 user_specified_block_size kv_cache_dtype_skip_layers
             ModelConfig: hf_config use_mla

@@ -202,7 +202,6 @@ class TierCacheBridge:
         emit: Callable[[AnyEvent], None],
         workers: int,
         manager: KVCacheManager | None = None,
-        by_priority: bool = False,
     ) -> None:
         # told which keys, that the engine cached, a LoRA adapter computed
         self.ledger, self.adapted = ledger, ledger.kept_off_disk.update
@@ -211,7 +210,7 @@ class TierCacheBridge:
         self.spiller = Spiller(pool, ledger, index.holders, settings.spill_all)
         self.loader = Loader(group, ledger, self.spiller.load_victims)
         self._idle_writer = IdleWriter(pool, group, ledger, self.spiller)
-        self.line, self._prefetches = WaitingLine(by_priority, settings.ahead), settings.prefetch
+        self.line, self._prefetches = WaitingLine(), settings.prefetch
         self._prefetcher = Prefetcher(pool, group, index, ledger, emit, self.line, self.loader)
         self.idle = IdleEngine(ledger.clock)
         self.may_rest = True  # whether no other part has work in each step
@@ -229,7 +228,7 @@ class TierCacheBridge:
     def on_new_request(self, request: Request) -> None:
         """Note that a request waits for blocks in vLLM's queue; a held request needs none yet."""
         self._wake()
-        self.line.join(request, 1 + request.num_tokens // self._group.block_size)
+        self.line.join(request.request_id, 1 + request.num_tokens // self._group.block_size)
 
     def get_num_new_matched_tokens(
         self, request: Request, computed_tokens: int, found: Found
@@ -238,7 +237,6 @@ class TierCacheBridge:
         self._wake()
         if found[0] is None:
             return found  # others have to be waited for first
-        self.line.close(request.request_id)
         if self._worker_starts.is_worth_waiting():
             return None, False
         first = self._found[request.request_id] = computed_tokens // self._group.block_size
@@ -308,7 +306,6 @@ class TierCacheBridge:
         reads which keys the sidecar suggests to bring back, best first.
         """
         self._wake()
-        self.line.passed()
         self.idle.stepped()  # first: an order that comes from now on is taken by another step
         return self._prefetcher.offered(wanted()) if self._prefetches else 0
 

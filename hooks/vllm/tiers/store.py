@@ -226,10 +226,7 @@ def new_bridge(
     ledger = TierLedger(
         block_bytes, workers, emit, clock, costs(clock), settings.spill_all, compiled
     )
-    by_priority = config.scheduler_config.policy == "priority"
-    return TierCacheBridge(
-        pool, group, index, settings, ledger, emit, workers, manager, by_priority
-    )
+    return TierCacheBridge(pool, group, index, settings, ledger, emit, workers, manager)
 
 
 def new_store(
