@@ -147,39 +147,6 @@ class PromisedLoads:
         self._void.discard(request_id)
 
 
-class NoPromisedLoads:
-    """Stands for the promised loads where vLLM's table of requests cannot be read."""
-
-    def __init__(self, loader: Loader, prefetcher: Prefetcher) -> None:
-        self._loader = loader
-        self._prefetcher = prefetcher
-
-    def __len__(self) -> int:
-        return self._loader.under_way
-
-    @property
-    def binding(self) -> bool:
-        return self._loader.under_way > 0
-
-    def made(self, request: Request) -> None:
-        """``request`` waits for a load into its blocks."""
-
-    def update_state_after_alloc(self, request: Request, _: object, to_load: int) -> None:
-        """A request runs, or waits for a load."""
-
-    def request_finished(self, request: Request, _: object = None) -> None:
-        """A request ended."""
-
-    def received(self, request_ids: Iterable[str]) -> None:
-        """These loads are over."""
-
-    def lend(self) -> list[KVCacheBlock]:
-        return self._prefetcher.held.copy()
-
-    def renewed(self) -> None:
-        """The prefix cache was reset."""
-
-
 _NO_WORK: Final = TierWork()
 _NO_JOB: Final = 0  # names no job and no copy: both are numbered from one
 
@@ -201,7 +168,7 @@ class TierCacheBridge:
         ledger: TierLedger,
         emit: Callable[[AnyEvent], None],
         workers: int,
-        manager: KVCacheManager | None = None,
+        manager: KVCacheManager,
     ) -> None:
         # told which keys, that the engine cached, a LoRA adapter computed
         self.ledger, self.adapted = ledger, ledger.kept_off_disk.update
@@ -215,12 +182,7 @@ class TierCacheBridge:
         self.idle = IdleEngine(ledger.clock)
         self.may_rest = True  # whether no other part has work in each step
         self.rest = Rest(group.block_size, ledger.costs, ledger.clock)
-        # whether resets are followed for the sake of loads that vLLM waits for
-        self.keeps_promises = manager is not None
-        none = NoPromisedLoads(self.loader, self._prefetcher)
-        self.promises: PromisedLoads | NoPromisedLoads = (
-            none if manager is None else PromisedLoads(pool, manager)
-        )
+        self.promises = PromisedLoads(pool, manager)
         self._broken: list[Load] = []  # loads that nobody ordered, and vLLM waits for
         self._found: dict[str, int] = {}  # by request: blocks of its prompt in the pool when asked
         self._worker_starts = WorkerStarts(workers, with_disk=settings.keeps_more)

@@ -67,7 +67,6 @@ class Prefetcher:
         self._under_way = 0  # blocks that loads are filling
         self._cancelled: int | None = None  # the key that there was no room for last
         self._trust = 0.5  # how many of the last blocks that were brought back were hit
-        self.held: list[KVCacheBlock] = []  # blocks that a load is filling
 
     def offered(self, order: Keys | None) -> int:
         """Take the sidecar's newest order, if there is one; returns how many blocks a step would
@@ -144,7 +143,6 @@ class Prefetcher:
         ledger = self._ledger
         self._load_victims.prepare(len(hashes))
         blocks = self._pool.get_new_blocks(len(hashes))
-        self.held += blocks
         self._under_way += len(hashes)
         taken = take_copies(ledger, hashes)
         copies, from_disk, _ = taken
@@ -167,8 +165,6 @@ class Prefetcher:
             kept_off = (key_of(hashes[at]) for at in good if not copies[at].may_demote)
             ledger.kept_off_disk.update(kept_off)
             self._register([hashes[at] for at in good], [blocks[at] for at in good])
-            held = set(map(id, blocks))
-            self.held[:] = [block for block in self.held if id(block) not in held]
             # Head first in the list, so that the tail is freed, and evicted, before it.
             self._pool.free_blocks(reversed(blocks))
             settle_copies(ledger, taken, done, hashes)

@@ -216,6 +216,7 @@ def new_bridge(
     """Make an engine's bridge, if tiers are asked for and possible."""
     if settings is None:
         return None
+    assert manager is not None, "vLLM binds it before the pool"
     if reason := reason_to_refuse(config, kv_cache, group):
         logger.warning("kvgraph: no tiers in this engine: %s", reason)
         return None
