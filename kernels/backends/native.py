@@ -14,7 +14,7 @@ import torch
 from ..compilers import load_library
 from ..layout import Blocks, KvLayout, PagedKv, Plane, SlotMap
 from ..rope import Rope
-from ..runs import SlotRuns, block_runs, check_same_model, slot_runs
+from ..runs import block_runs, check_same_model, slot_runs
 
 SOURCE: Final = Path(__file__).parents[1] / "cpu" / "paged.cpp"
 OPTIONS: Final = ["-O3", "-march=native", "-ffp-contract=off"]
@@ -97,10 +97,7 @@ def copy_blocks(source: Blocks, target: Blocks) -> None:
 
 def splice(source: PagedKv, target: PagedKv, slots: SlotMap, rope: Rope) -> None:
     check_same_model(source.layout, target.layout)
-    _move(source, target, slot_runs(slots, source.layout.tokens), rope)
-
-
-def _move(source: PagedKv, target: PagedKv, runs: SlotRuns, rope: Rope) -> None:
+    runs = slot_runs(slots, source.layout.tokens)
     cos, sin = (table.contiguous() for table in rope.rotation(runs.deltas))
     turn = RopeArgs(
         cos=cos.data_ptr(),
