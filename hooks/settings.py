@@ -139,9 +139,7 @@ class EngineSettings(BaseModel):
     warm_gib: _Gib = 0.0
     cold_gib: _Gib = 0.0
     cold_dir: str = ""
-    prefetch: Annotated[Literal["1", "0", "queued"], _Lower] = Field(
-        "1", description="1, 0, queued"
-    )
+    prefetch: _Digit = "1"
     spill: Annotated[Literal["worth", "all"], _Lower] = Field("worth", description="worth, all")
     store: str = ""  # a directory that engines share, or mooncake://HOST:PORT, a Mooncake master
     store_gib: _Gib = 0.0
@@ -199,8 +197,7 @@ class EngineSettings(BaseModel):
             int(self.warm_gib * _GIB),
             int(self.cold_gib * _GIB),
             Path(self.cold_dir) if self.cold_dir else None,
-            self.prefetch != "0",
-            self.prefetch == "queued",
+            self.prefetch == "1",
             self.spill == "all",
             store=store,
         )
@@ -291,7 +288,6 @@ class TierSettings:
     cold_bytes: int = 0  # bytes of disk below that memory; 0 for none
     cold_dir: Path | None = None  # directory of the disk tier's files; None without one
     prefetch: bool = True  # whether copies are loaded before any request asks
-    ahead: bool = False  # whether they are loaded for requests that wait in vLLM's queue, too
     # A plain LRU memory: every block that is about to be evicted is copied, and the least recently
     # used copy makes room, whatever the graph knows of them.
     spill_all: bool = False

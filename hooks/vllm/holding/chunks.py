@@ -22,7 +22,7 @@ _NEARLY_WHOLE: Final = (
 )
 
 
-class StepTimes:
+class StepCost:
     """Fits a straight line to the seconds that recent steps took, by their tokens, ``most`` at
     most. While one is scheduled, ``behind`` others are under way; see ``PrefillMeter``.
 
@@ -111,7 +111,7 @@ class PromptChunks:
         self._scheduler = scheduler
         self._witness: Request | None = None  # ran when the last step was scheduled
         self._most = int(scheduler.max_num_scheduled_tokens)
-        self._times = StepTimes(behind, self._most)
+        self._times = StepCost(behind, self._most)
         # vLLM limits drafts by the same number, and fails where it cuts one that it filled up; a
         # prompt whose part is no longer than what must be left for the last one gets none at all.
         self._least = max(

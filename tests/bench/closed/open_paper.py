@@ -29,7 +29,6 @@ from .paper_loop import (
     PAPER_HOST_LRU,
     PAPER_LPM,
     PAPER_OFF,
-    PAPER_QUEUED_TIERS,
     PAPER_QUIET_TIERS,
     PAPER_STOCK,
     PAPER_TIERS,
@@ -44,7 +43,7 @@ if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
 SIZES: Final = (0.5, 1.0, 2.0)  # blocks of host memory for each block of the pool
-_HOST_ARMS: Final = (PAPER_HOST_LRU, PAPER_QUIET_TIERS, PAPER_QUEUED_TIERS, PAPER_TIERS)
+_HOST_ARMS: Final = (PAPER_HOST_LRU, PAPER_QUIET_TIERS, PAPER_TIERS)
 
 
 @dataclass(frozen=True, slots=True)
