@@ -19,7 +19,7 @@ from rich.text import Text
 from ..words.times import seconds, time_of_day
 from ..words.words import ranker
 from .remote import RemoteError, ask, sidecar_urls
-from .terminal import FirstThatFits, UrlOption, facts_table, plain
+from .terminal import UrlOption, facts_table, plain
 
 _MISSES_EVERY: Final = 5  # polls; chosen
 
@@ -137,13 +137,7 @@ def windows_table(windows: Sequence[Mapping[str, Any]]) -> RenderableType:
         table.add_column(name, justify="left" if name == _WINDOW_COLUMNS[0] else "right")
     for each in cells:
         table.add_row(*each)
-    titles = _WINDOW_COLUMNS[1:]
-    facts = ((row[0], _sentence(titles, row[1:])) for row in cells)
-    return FirstThatFits(table, facts_table("prompt tokens", facts))
-
-
-def _sentence(titles: Sequence[str], cells: Sequence[str]) -> str:
-    return ", ".join(f"{title} {cell}" for title, cell in zip(titles, cells, strict=True))
+    return table
 
 
 def _window(window: Mapping[str, Any]) -> list[str]:
