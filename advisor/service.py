@@ -27,8 +27,7 @@ from .assembly import assemble
 from .config.config import Config, config_path, load
 from .config.sections import HttpConfig
 from .intake import MESSAGES_A_TURN, Tap
-from .page.routes import explaining_router, page_router
-from .page.status import Status
+from .page.status import Status, explaining_router, page_router
 from .policies.registry import set_weights
 from .process.process import ParentWatch, RateLimitedLog, collect_seldom, tame_memory
 from .shadows.pools import OtherWeights

@@ -8,7 +8,6 @@ from typing import Any, Final
 import numpy as np
 
 from ...graph.compiled import core
-from .orders import depths
 from .trace import Ints, ReplayError, Trace
 
 # vLLM's own eviction, without service times: the fast path.
@@ -38,7 +37,7 @@ def belady_hits(trace: Trace, capacity: int) -> Ints:
     goes first.
 
     More than an engine can reach: a request's own blocks need no place here while it runs. What an
-    engine that knows the future could do is ``orders.BeladyOrder``.
+    engine that knows the future could do is ``arms.BeladyOrder``.
     """
     hits = np.zeros(len(trace), dtype=np.int32)
     core.belady(
@@ -52,6 +51,16 @@ def belady_hits(trace: Trace, capacity: int) -> Ints:
         hits,
     )
     return hits
+
+
+def depths(trace: Trace) -> list[int]:
+    """How many blocks stand before each block id in its chain."""
+    lengths = np.diff(trace.starts)
+    depth = np.arange(len(trace.blocks)) - np.repeat(trace.starts[:-1], lengths)
+    by_block = np.zeros(trace.num_blocks, dtype=np.int64)
+    by_block[trace.blocks] = depth
+    found: list[int] = by_block.tolist()
+    return found
 
 
 def infinite_hits(trace: Trace) -> Ints:

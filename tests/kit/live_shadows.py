@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from kvgraph.advisor.replay.events import TraceEvents
 from kvgraph.advisor.replay.fast import lru_hits
+from kvgraph.advisor.replay.graph_order import TraceEvents
 from kvgraph.advisor.replay.trace import Trace
 from kvgraph.advisor.shadows.runner import INTERVAL_S, ShadowRunner, ShadowSet
 from kvgraph.graph.kvcache_graph import KVCacheGraph

@@ -9,9 +9,9 @@ from typing import Final, NamedTuple
 from kvgraph.advisor.policies.guard import Guard
 from kvgraph.advisor.policies.lifecycle import LifecyclePolicy
 from kvgraph.advisor.replay.arms import HINTS, Settings, run_arm
-from kvgraph.advisor.replay.events import TraceEvents
 from kvgraph.advisor.replay.fast import lru_hits
 from kvgraph.advisor.replay.fleet_traffic import Signals
+from kvgraph.advisor.replay.graph_order import TraceEvents
 from kvgraph.advisor.replay.trace import Trace
 from kvgraph.advisor.shadows.pools import LruPool, PolicyPool
 from kvgraph.advisor.shadows.runner import INTERVAL_S, ShadowRunner, ShadowSet
