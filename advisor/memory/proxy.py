@@ -27,7 +27,7 @@ from ..fleet.callers import (
     keys_of,
 )
 from ..fleet.upstream import NothingAnsweredError, Reply, Upstream
-from .attention import Attention, Similarity
+from .attention import SampledAttention, Similarity
 from .chat import Block, ChatSession, Message
 from .chooser import MemoryCounts, PromptChooser, TokenCounter, with_line
 from .engine import CompletionReader, EngineAsker, EnginePrompt, Form
@@ -151,12 +151,12 @@ class MemoryProxy:
         settings: MemorySettings,
         store: ChatStore,
         similarity: Similarity,  # compares blocks with what users say
-        attention: Attention,  # reports which blocks the model attends to
+        attention: SampledAttention | None = None,  # reports which blocks the model attends to
     ) -> None:
         self.settings, self.store, self.counts = settings, store, MemoryCounts()
         self.upstream = Upstream(0, url)
         self.callers = Callers(harnesses=False)
-        self._names = attention.wants_names
+        self._names = attention is not None  # by which samples are reported
         self._counter, self._asker = TokenCounter(self.upstream), EngineAsker()
         self._chooser = PromptChooser(settings, similarity, attention, self.counts, self._counter)
         self._appending = ChatQueue()
