@@ -15,7 +15,6 @@ from kvgraph.advisor.page.what_if import weight_effect
 from kvgraph.advisor.policies.evidence import PolicySelector
 from kvgraph.advisor.policies.guard import Guard
 from kvgraph.advisor.policies.lifecycle import LifecyclePolicy
-from kvgraph.advisor.policies.shadow import LruShadow
 from kvgraph.advisor.replay.fast import belady_hits, lru_hits
 from kvgraph.advisor.replay.trace import Trace
 from kvgraph.advisor.shadows import ceiling as ceiling_module
@@ -81,14 +80,14 @@ def test_a_shadow_of_lru_finds_what_a_full_replay_finds(
 def test_a_guarded_pool_of_a_bad_policy_finds_what_lru_finds(begins_trusted: bool) -> None:
     """Who asks does so twice and never again; the policy sends away what was used last."""
     keys = np.arange(4_000, dtype=np.uint64)
-    uses, lru = core.RankedPools(), LruShadow(SMALL)
+    uses, lru = core.RankedPools(), core.LruStack([SMALL])
     alone = GuardedPool(SMALL, None, uses)
     guarded = GuardedPool(SMALL, PolicySelector(SMALL, begins_trusted), uses)
     found = dict.fromkeys(("alone", "guarded", "lru"), 0)
     for turn in range(990):
         for first in (turn, turn - 3) if turn >= 3 else (turn,):
             rows = np.arange(4 * first, 4 * first + 4, dtype=np.int32)
-            by_lru = lru.found(rows, keys[rows])
+            (by_lru,) = lru.found(rows, keys[rows])
             found["lru"] += by_lru
             there = uses.found(rows, keys[rows])
             found["alone"] += alone.found(there, by_lru, 4)
