@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 from command_line import kvgraph
 from kvgraph.advisor.tools.terminal import hashing_warnings, status_report
-from kvgraph.advisor.tools.top import Watched, Watcher, shade, top_screen
+from kvgraph.advisor.tools.top import Watched, next_look, shade, top_screen
 from kvgraph.graph.wire.events import TierReport
 from msgspec.structs import fields
 from page_sidecar import TOKEN, PageSidecar
@@ -111,16 +111,11 @@ def test_an_answer_that_no_sidecar_gives_ends_no_watch(monkeypatch: pytest.Monke
 
     monkeypatch.setattr("kvgraph.advisor.tools.top.ask", ask)
     monkeypatch.setattr("kvgraph.advisor.tools.top.sidecar_urls", lambda url: ["http://x"])
-    watcher = Watcher("http://x", 0.01)
-    watcher.latest = [Watched("http://x")]
-    watcher.start()
-    try:
-        until = time.monotonic() + 20
-        while watcher.latest[0].now is None and time.monotonic() < until:
-            time.sleep(0.01)
-        assert watcher.latest[0].now is not None
-    finally:
-        watcher.stop()
+    seen = [Watched("http://x")]
+    for _ in range(2):
+        seen = next_look("http://x", seen, anew=True)
+        assert seen[0].now is None
+    assert next_look("http://x", seen, anew=True)[0].now is not None
 
 
 def test_a_notice_names_its_engine_once() -> None:
