@@ -244,7 +244,7 @@ def _as_tiers(twice: ShadowView, pool: LruPool | PolicyPool) -> ShadowView:
 
 
 def _ranker(pool: LruPool | PolicyPool) -> str:
-    is_guarded = isinstance(pool, PolicyPool) and pool.pool.is_guarded
+    is_guarded = isinstance(pool, PolicyPool) and pool.selector is not None
     name = pool.policy_name
     who = "stock vLLM's order" if name == "lru" else f"the policy {name}"
     return f"{who}, guarded as ours is," if is_guarded else who

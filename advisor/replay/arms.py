@@ -73,7 +73,7 @@ class BeladyOrder(HeapOrder):
     def __init__(self, trace: Trace) -> None:
         super().__init__()
         self._next = next_uses(trace)
-        self._depth = depths(trace)
+        self._depth: list[int] = depths(trace.starts, trace.blocks).tolist()
 
     def freed(self, request: int, blocks: Sequence[int], now: float) -> None:
         uses = self._next[request]

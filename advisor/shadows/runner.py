@@ -38,7 +38,6 @@ from .pools import (
     for_all,
     in_sample,
     lru_pool,
-    otherwise_pool,
     policy_pool,
     policy_pools,
     size_of,
@@ -234,9 +233,7 @@ class ShadowSet:
         of_policies = [0] * len(ranked)
         if followed:
             there = self._uses.found(*prompt)
-            of_policies = [
-                each.pool.found(there, by_lru[each.beside.name], blocks) for each in ranked
-            ]
+            of_policies = [each.finds(there, by_lru[each.beside.name], blocks) for each in ranked]
         within = self.blocks + self.copies
         pools = zip(self.pools, (*of_all, *of_policies), strict=True)
         most = max(ours, *(hits for pool, hits in pools if size_of(pool) <= within))
@@ -327,15 +324,17 @@ class ShadowSet:
         """
         lru = self.lru[0]
         self.weigh_alike()
-        begun = self._counted(lru)
-        self.otherwise = otherwise_pool(lru, weights, self._guard, self._uses, view, begun)
+        self.otherwise = PolicyPool(
+            OTHERWISE, OTHERWISE, weights.whole_scores, lru, self._guard(lru.blocks), self._uses
+        )
+        self.otherwise.since, self.otherwise.before = view.now, self._counted(lru)
         held = newest_resident(view.tables, view.engine)[: lru.blocks]
-        self.otherwise.pool.start(held, view.blocks.keys[held])
+        self.otherwise.start(held, view.blocks.keys[held])
 
     def weigh_alike(self) -> None:
         """Follow no other weights any more."""
         if self.otherwise is not None:
-            self.otherwise.pool.leave()
+            self.otherwise.leave()
             self.otherwise = None
 
     def ranking(self, view: View) -> Iterator[None]:
@@ -346,7 +345,7 @@ class ShadowSet:
         resident = blocks.holding(view.engine).rows
         part = self.sample.part_of(resident, blocks.keys[resident])
         for each in self.of_policies:
-            each.pool.resize(max(1, round(self.blocks * each.capacity * part)))
+            each.resize(max(1, round(self.blocks * each.capacity * part)))
             each.rank(view)
             yield
 

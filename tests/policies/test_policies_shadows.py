@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from kvgraph.advisor.replay.trace import Trace
 from kvgraph.advisor.shadows import ceiling as ceiling_module
 from kvgraph.advisor.shadows import runner
 from kvgraph.advisor.shadows.ceiling import Ceiling, RequestWindow, ceiling
-from kvgraph.advisor.shadows.pools import GuardedPool, OtherWeights
+from kvgraph.advisor.shadows.pools import LruPool, OtherWeights, PolicyPool
 from kvgraph.advisor.shadows.runner import INTERVAL_S, LEAST, SessionSample, ShadowSet
 from kvgraph.graph.compiled import core
 from kvgraph.graph.logs.history import ReplayedWalk
@@ -81,8 +82,15 @@ def test_a_guarded_pool_of_a_bad_policy_finds_what_lru_finds(begins_trusted: boo
     """Who asks does so twice and never again; the policy sends away what was used last."""
     keys = np.arange(4_000, dtype=np.uint64)
     uses, lru = core.RankedPools(), core.LruStack([SMALL])
-    alone = GuardedPool(SMALL, None, uses)
-    guarded = GuardedPool(SMALL, PolicySelector(SMALL, begins_trusted), uses)
+    beside = LruPool("lru", 1.0, SMALL)
+
+    def scores(view: Any, picked: Any) -> Any:
+        return picked.rows.astype(np.float64)
+
+    alone = PolicyPool("alone", "bad", scores, beside, None, uses)
+    selector = PolicySelector(SMALL, begins_trusted)
+    guarded = PolicyPool("guarded", "bad", scores, beside, selector, uses)
+    view: Any = SimpleNamespace(blocks=SimpleNamespace(keys=keys))
     found = dict.fromkeys(("alone", "guarded", "lru"), 0)
     for turn in range(990):
         for first in (turn, turn - 3) if turn >= 3 else (turn,):
@@ -90,12 +98,12 @@ def test_a_guarded_pool_of_a_bad_policy_finds_what_lru_finds(begins_trusted: boo
             (by_lru,) = lru.found(rows, keys[rows])
             found["lru"] += by_lru
             there = uses.found(rows, keys[rows])
-            found["alone"] += alone.found(there, by_lru, 4)
-            found["guarded"] += guarded.found(there, by_lru, 4)
+            found["alone"] += alone.finds(there, by_lru, 4)
+            found["guarded"] += guarded.finds(there, by_lru, 4)
             for pool in (uses, lru):
                 pool.use(rows, keys[rows])
         for pool in (alone, guarded):
-            pool.rank(keys, lambda rows: rows.astype(np.float64))
+            pool.rank(view)
     assert found["alone"] < 0.1 * found["lru"]
     assert found["guarded"] > 0.95 * found["lru"]
 
