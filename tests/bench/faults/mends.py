@@ -200,7 +200,7 @@ MENDS: Final = (
     Mend("a long answer's text is joined once", "advisor/memory/engine.py", "self._parts.setdefault(field, []).append(text)", "self._parts[field] = [\"\".join([*self._parts.get(field, []), text])]", "tests/memory/test_memory_protocol.py -k long_answer"),
     # What watches something
     Mend("what drops requests and is well stays up", "advisor/fleet/engines.py", "        if wrong:\n            self.dropped(upstream, f\"{why}; {wrong}\")\n", "        if True:\n            self.dropped(upstream, f\"{why}; {wrong}\")\n", f"{_ROUTE}/test_route_poison.py -k 'every_engine or breaks'"),
-    Mend("what is dropped twice is sent no further", "advisor/fleet/proxy.py", "may_go_on = asked.call.repeatable and len(drops) < MOST_DROPS\n", "may_go_on = asked.call.repeatable\n", f"{_ROUTE}/test_route_poison.py -k 'every_engine or kills'"),
+    Mend("what is dropped twice is sent no further", "advisor/fleet/proxy.py", "may_go_on = asked.repeatable and len(drops) < MOST_DROPS\n", "may_go_on = asked.repeatable\n", f"{_ROUTE}/test_route_poison.py -k 'every_engine or kills'"),
     Mend("a dropped request goes to another engine", "advisor/fleet/proxy.py", "avoided = refused_by.union(drop.upstream.number for drop in drops)", "avoided = refused_by", f"{_ROUTE}/test_route_poison.py -k 'every_engine or twice_while'"),
     Mend("an engine alone is asked how it is", "advisor/fleet/proxy.py", "            await asyncio.wait({drop.look for drop in drops})\n", "            pass\n", f"{_ROUTE}/test_route_poison.py -k looked_at_first"),
     Mend("what is dropped and is not well is down at once", "advisor/fleet/engines.py", "            self.dropped(upstream, f\"{why}; {wrong}\")\n", "            pass\n", f"{_ROUTE}/test_route_poison.py -k at_once"),
