@@ -158,7 +158,7 @@ class Status:
             counters=self._counters(stats),
             snapshot=self._parts.snapshots.status(),
             config={"error": self._parts.watch.last_error},
-            lost={name: round(ago, 1) for name, ago in self._parts.subscriber.lost.ago().items()},
+            lost={name: round(ago, 1) for name, ago in self._parts.subscriber.lost().items()},
         )
 
     def _engine(self, peer: Peer, stats: GraphStats) -> EngineStatus:
