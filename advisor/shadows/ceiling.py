@@ -43,11 +43,11 @@ class Ceiling(NamedTuple):
     ours: int = 0
 
 
-class CeilingShare(NamedTuple):
-    # ``asked``, ``found``: blocks of those that it followed.
+class FoundOf(NamedTuple):
+    """Blocks that some requests asked for, and what of them a shadow found."""
+
     asked: int
     found: int
-    share: float | None  # what that says of them all; None where there is none
 
 
 class RequestWindow:

@@ -57,17 +57,12 @@ Guarding = Callable[[int], PolicySelector | None]
 
 
 class FoundCounts(NamedTuple):
-    # ``asked``, ``ours``: that all sessions asked for, and of these what the live pool found.
+    # Blocks that were asked for, and of these what the live pool found.
     asked: int = 0
     ours: int = 0
-    sampled: int = 0  # that sessions of the sample asked for
-    # ``known``, ``control``: what LRU found in a pool as large as another: of ``asked``, of
-    # ``sampled``.
-    known: int = 0
-    control: int = 0
 
     def since(self, before: FoundCounts) -> FoundCounts:
-        return FoundCounts(*(now - then for now, then in zip(self, before, strict=True)))
+        return FoundCounts(self.asked - before.asked, self.ours - before.ours)
 
 
 NOTHING: Final = FoundCounts()
@@ -75,13 +70,12 @@ NOTHING: Final = FoundCounts()
 
 @dataclass(slots=True)
 class LruPool:
-    """A simulated pool under LRU, which follows all sessions; needs no rankings, and is cheap."""
+    """A simulated pool under LRU, which needs no rankings, and is cheap."""
 
     name: str
     capacity: float  # its size, as a factor of the live pool's
     blocks: int  # the same in blocks
-    found: int = 0  # blocks that it found, of those that all sessions asked for
-    sampled_found: int = 0  # of these, those that sessions of the sample asked for
+    found: int = 0  # blocks that it found, of those that were asked for
     has_tiers: bool = False  # whether copies in colder tiers count, as additional blocks
 
     @property
@@ -91,8 +85,7 @@ class LruPool:
 
 class PolicyPool:
     """A simulated pool that a policy ranks while it finds more than LRU there, as the guard of the
-    live pool has it; it follows a sample. While LRU rules, the policy proves itself on what it
-    would hold alone.
+    live pool has it. While LRU rules, the policy proves itself on what it would hold alone.
     """
 
     def __init__(
@@ -101,13 +94,13 @@ class PolicyPool:
         policy_name: str,  # who ranks it
         # of blocks, under the rules, chains whole; higher goes first
         scores: Callable[[View, Selection], Scores],
-        beside: LruPool,  # LRU in a pool as large, by which its sample stands for all
+        beside: LruPool,  # LRU in a pool as large
         selector: PolicySelector | None,  # None: no guard
-        uses: core.RankedPools,  # of the sample
+        uses: core.RankedPools,  # what all policies' pools follow
     ) -> None:
         self.name, self.policy_name, self.beside = name, policy_name, beside
         self.selector, self._scores = selector, scores
-        self.found = 0  # blocks that it found, of those that the sample asked for
+        self.found = 0  # blocks that it found, of those that were asked for since it began
         # When it began, if that was later than the others; ``before``: what was counted by then.
         self.since: float | None = None
         self.before = NOTHING
@@ -127,11 +120,6 @@ class PolicyPool:
     @property
     def has_tiers(self) -> bool:
         return self.beside.has_tiers
-
-    def resize(self, blocks: int) -> None:
-        self._held.capacity = self._alone.capacity = blocks
-        if self.selector is not None:
-            self.selector.capacity = blocks
 
     def finds(self, there: list[int], by_lru: int, walked: int) -> int:
         """How many blocks of a request it holds, from the first on without a gap."""
@@ -167,31 +155,8 @@ class PolicyPool:
         ranked.adopt(rows, self._scores(view, Selection(view.blocks, rows)))
 
 
-def for_all(found: int, control: int, sampled: int, known: int, asked: int) -> float | None:
-    """The share of all blocks that a shadow of a sample would have found; None before any.
-
-    A sample's sessions find more or less than all do, whoever keeps the pool. So only what a shadow
-    found beside LRU is taken from the sample, and what LRU found from all: a difference estimator
-    (W. G. Cochran, Sampling Techniques, 7.3).
-
-    Args:
-        found, control: Of the ``sampled`` blocks that the sample asked for: what the shadow found,
-            and what LRU did in a pool as large, which all sessions shared.
-        known: What LRU found there of the ``asked`` blocks of all sessions.
-    """
-    if not asked:
-        return None
-    beside = (found - control) / sampled if sampled else 0.0
-    return min(1.0, max(0.0, known / asked + beside))
-
-
 def size_of(pool: LruPool | PolicyPool) -> int:
     return (pool if isinstance(pool, LruPool) else pool.beside).blocks
-
-
-def in_sample(name: str) -> str:
-    """Under which name steps count what an LRU pool found of the sample."""
-    return f"{name} in the sample"
 
 
 def lru_pool(blocks: int, capacity: float) -> LruPool:
