@@ -180,28 +180,6 @@ _WITHOUT_S: Final = 10.0  # until one that did not answer is asked again; chosen
 _log = logging.getLogger(__name__)
 
 
-class Attention(Protocol):
-    """Reports which blocks of a chat its model attends to."""
-
-    @property
-    def wants_names(self) -> bool:
-        """Whether engines must be given the names of blocks, by which samples are reported."""
-        ...
-
-    async def of(self, chat: ChatSession, always: Collection[int]) -> Shares:
-        """Return the model's attention to each of ``chat.blocks``: float64, from 0 to 1, the most
-        that any block gets that may leave; ``always`` is the ``id`` of those that never do.
-        """
-        ...
-
-
-class NoAttention:
-    wants_names = False
-
-    async def of(self, chat: ChatSession, always: Collection[int]) -> Shares:
-        return np.zeros(len(chat.blocks))
-
-
 class _Block(msgspec.Struct):
     attention: Annotated[float, msgspec.Meta(ge=0, le=1)]
     identity: str | None = None
@@ -218,8 +196,6 @@ class SampledAttention:
     and every block's attention is 0.
     """
 
-    wants_names = True
-
     def __init__(self, url: str) -> None:
         self._url = url
         self._last: TLRUCache[str, Mapping[str, float]] = TLRUCache(  # by chats' keys
@@ -230,6 +206,9 @@ class SampledAttention:
         self.told = 0  # how often it reported on a block that may leave
 
     async def of(self, chat: ChatSession, always: Collection[int]) -> Shares:
+        """Return the model's attention to each of ``chat.blocks``: float64, from 0 to 1, the most
+        that any block gets that may leave; ``always`` is the ``id`` of those that never do.
+        """
         attention = await self._sampled(chat)
         found = np.array([attention.get(block.identity[:MAX_NAME], 0.0) for block in chat.blocks])
         leave = [block.place is not None and id(block) not in always for block in chat.blocks]

@@ -104,14 +104,6 @@ class ReturnModel:
         self._taken = 0
         self._room: _Room | None = None  # for a step of learning
 
-    def index(self, features: Features, age: Floats) -> Floats:
-        """float64 ``[n]``, 1/s: the best rate of returns per second of waiting, of ``features``,
-        float32 ``[n, features]``, NaN where one does not apply, and ``age``, seconds waited; see
-        ``gittins``.
-        """
-        rates = np.exp(self.log_rates(features), dtype=np.float64)
-        return gittins(rates, np.minimum(age, OLDEST - 1e-3))
-
     def log_rates(self, features: Features) -> Singles:
         """float32 ``[n, bins]``: the natural logarithm of the rate in each age bin, 1/s."""
         return np.asarray(self._forward(self._inputs(features)).mean(axis=0))

@@ -21,29 +21,6 @@ from ...graph.tables.walks import Walk
 from ...graph.types import Keys, Rows
 
 
-class LruShadow:
-    """A pool that evicts the longest unused block, exactly."""
-
-    def __init__(self, capacity: int) -> None:
-        self.capacity = capacity
-        self._stack = core.LruStack([capacity])
-
-    def found(self, rows: Rows, keys: Keys) -> int:
-        return self._stack.found(rows, keys)[0]
-
-    def use(self, rows: Rows, keys: Keys) -> None:
-        """Note that a request starts or ends, and so uses these blocks of a chain, int32 ``[n]``,
-        from its start; the first counts as used last: it is evicted after the others.
-        """
-        self._stack.use(rows, keys)
-
-    def follow(self, walks: Sequence[Walk], keys: Keys) -> list[int]:
-        """``found`` up to its reach of each walk that begins, -1 of one that ends; and ``use``, one
-        walk after the other. ``keys`` are those of all rows.
-        """
-        return self._stack.follow(walks, keys)
-
-
 def newest_first(uses: core.RankedPools, rows: Rows) -> Rows:
     """The same rows, the last used first."""
     used = np.empty(len(rows), dtype=np.int64)
@@ -127,9 +104,14 @@ class RankedShadow:
         return self._uses.found(rows, keys)[self.number]
 
     def use(self, rows: Rows, keys: Keys) -> None:
-        """Note that a request takes these blocks, or gives them back."""
+        """Note that a request takes these blocks, or gives them back: int32 ``[n]``, a chain from
+        its start; the first counts as used last: it is evicted after the others.
+        """
         self._uses.use(rows, keys)
 
     def follow(self, walks: Sequence[Walk], keys: Keys) -> list[int]:
-        """See ``LruShadow.follow``; a pool that follows nothing has no place here."""
+        """``found`` up to its reach of each walk that begins, -1 of one that ends; and ``use``, one
+        walk after the other. ``keys`` are those of all rows. A pool that follows nothing has no
+        place here.
+        """
         return self._uses.follow(walks, keys, self.number)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from kvgraph.advisor.config.sections import PolicyConfig
 from kvgraph.advisor.policies.hazard import AGES, OLDEST, Cohort, Floats, ReturnModel, gittins
-from kvgraph.advisor.policies.lifecycle import Drift, LifecyclePolicy, Returns
+from kvgraph.advisor.policies.lifecycle import Drift, LifecyclePolicy, Returns, Waiting
 from kvgraph.advisor.policies.waits import FEATURES, fitted
 from kvgraph.advisor.replay.arms import Settings, new_orders
 from kvgraph.advisor.replay.fleet_traffic import Signals
@@ -215,7 +215,7 @@ def test_a_model_survives_features_that_are_absent_or_far_out() -> None:
     wild = np.array([[1e6, -1e6], [np.nan, np.nan], [0.5, 1e4]], dtype=np.float32)
     age, returned = np.array([0.0, 1e9, 3.0]), np.array([True, False, True])
     learner.learn(Cohort(wild.__getitem__, age, returned, np.ones(3)), 50)
-    found = learner.index(wild, np.array([0.0, 10.0, 1e9]))
+    found = Waiting(learner.log_rates(wild), np.array([0.0, 10.0, 1e9])).rates()
     assert np.isfinite(found).all()
     assert (found > 0).all()
 

@@ -9,9 +9,9 @@ from typing import Final, NamedTuple
 from kvgraph.advisor.policies.guard import Guard
 from kvgraph.advisor.policies.lifecycle import LifecyclePolicy
 from kvgraph.advisor.replay.arms import HINTS, Settings, run_arm
-from kvgraph.advisor.replay.events import TraceEvents
 from kvgraph.advisor.replay.fast import lru_hits
 from kvgraph.advisor.replay.fleet_traffic import Signals
+from kvgraph.advisor.replay.graph_order import TraceEvents
 from kvgraph.advisor.replay.trace import Trace
 from kvgraph.advisor.shadows.pools import LruPool, PolicyPool
 from kvgraph.advisor.shadows.runner import INTERVAL_S, ShadowRunner, ShadowSet
@@ -25,21 +25,11 @@ from ..policies.policies_fleets import SHIPPED, fleet, sessions_in
 ENGINE: Final = "e"
 
 
-class Effort(NamedTuple):
-    """How much policies' shadows do: how often they rank, and how often the sample of sessions that
-    they follow was halved.
-    """
-
-    rank_every_s: float = INTERVAL_S
-    halvings: int = 0
-
-
 SELDOM: Final = "ranked_every_8_s"
 LESS: Final = {
-    SELDOM: Effort(8.0),
-    "ranked_every_64_s": Effort(64.0),
-    "of_50_percent": Effort(64.0, 1),
-}  # what they do where the whole takes too long, in this order; those of LRU follow all always
+    SELDOM: 8.0,
+    "ranked_every_64_s": 64.0,
+}  # seconds between rankings where the whole takes too long; those of LRU need none
 
 
 class Hours(NamedTuple):
@@ -77,9 +67,9 @@ def run(figures: Figures, quick: bool) -> None:
     whole = play(few, FEW.capacity)
     full = {pool.name: _replayed(few, pool) for pool in whole.shadows.pools}
     figures.add("shadow_error_points", _error(whole.rates(), full), "points", "≤ 1.0")
-    for less, effort in LESS.items():
-        played = play(few, FEW.capacity, effort)
-        _add_error(figures, less, played, full, "≤ 1.0" if effort == LESS[SELDOM] else "")
+    for less, every_s in LESS.items():
+        played = play(few, FEW.capacity, every_s)
+        _add_error(figures, less, played, full, "≤ 1.0" if less == SELDOM else "")
     figures.add("shadows_cpu_percent_of_the_trace", _cpu_percent(whole, few), "%")
     if not quick:
         _add_many(figures)
@@ -98,7 +88,7 @@ def _add_many(figures: Figures) -> None:
     shadows that do.
     """
     many = _traffic(MANY)
-    whole, seldom = play(many, MANY.capacity), play(many, MANY.capacity, Effort(64.0))
+    whole, seldom = play(many, MANY.capacity), play(many, MANY.capacity, 64.0)
     _add_error(figures, f"ranked_every_64_s_of_{MANY.users}_users", seldom, whole.rates())
     for name, played in (("", whole), ("_ranked_every_64_s", seldom)):
         cpu = _cpu_percent(played, many)
@@ -127,17 +117,15 @@ def _cpu_percent(played: _Played, trace: Trace) -> float:
     return 100 * played.cpu_s / float(trace.at[-1])
 
 
-def play(trace: Trace, capacity: int, effort: Effort | None = None) -> _Played:
+def play(trace: Trace, capacity: int, rank_every_s: float = INTERVAL_S) -> _Played:
     """A graph that hears a trace as an engine under LRU tells it, and shadows beside it."""
-    now, effort = [0.0], effort or Effort()
+    now = [0.0]
     guard = Guard(LifecyclePolicy.name)  # stays with LRU here: what shadows begin with
     graph = KVCacheGraph(policy=LifecyclePolicy(), clock=lambda: now[0], referee=guard)
     runner = ShadowRunner(graph, lambda: now[0], cpu=lambda: 0.0, always=True)
-    runner.rank_every_s = effort.rank_every_s
+    runner.rank_every_s = rank_every_s
     graph.apply(ENGINE, [EngineHello(ENGINE, "", trace.block_size, capacity + 1, "v")])
     runner.tick()
-    for _ in range(effort.halvings):
-        runner.sets[ENGINE].sample.halve()
     events, hits, cpu_s = TraceEvents(trace, hints=True), lru_hits(trace, capacity), 0.0
     view = View(graph.tables, graph.rules, graph.tables.engines[ENGINE], 0.0)
     next_tick = 0.0

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from kvgraph.advisor.memory.attention import Attention
+from kvgraph.advisor.memory.attention import SampledAttention
 from kvgraph.advisor.memory.settings import MemorySettings, Mode
 
 from ..teaching.recall_language import ASK, FACT, KEYS, NOISE, SAID, VALUES
@@ -104,8 +104,8 @@ FULL: Final = arm(Mode.DISCARD, LONGEST, high=1.0, low=1.0)
 
 
 async def several_facts(
-    url: str, by: MemorySettings, sessions: int, seed: int, attention: Attention | None = None,
-    recall: bool = True,
+    url: str, by: MemorySettings, sessions: int, seed: int,
+    attention: SampledAttention | None = None, recall: bool = True,
 ) -> Outcome:  # fmt: skip
     """Chats that tell a fact a turn; then five of their first half are asked for. ``recall``: the
     engine may bring text back; else it computes the same prompts.

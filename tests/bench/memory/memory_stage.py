@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any, Final
 
 import httpx
-from kvgraph.advisor.memory.attention import Attention, NoAttention, WordSimilarity
+from kvgraph.advisor.memory.attention import SampledAttention, WordSimilarity
 from kvgraph.advisor.memory.chat import Block
+from kvgraph.advisor.memory.command import memory_app
 from kvgraph.advisor.memory.proxy import MemoryProxy
-from kvgraph.advisor.memory.server import memory_app
 from kvgraph.advisor.memory.settings import ChatStoreSettings, MemorySettings
 from kvgraph.advisor.memory.store import ChatStore
 from kvgraph.hooks.recall.cover import SpliceLimits
@@ -135,9 +135,9 @@ class Memory:
 
 @contextlib.asynccontextmanager
 async def memory_before(
-    url: str, settings: MemorySettings, attention: Attention | None = None
+    url: str, settings: MemorySettings, attention: SampledAttention | None = None
 ) -> AsyncIterator[Memory]:
-    store, attention = ChatStore(ChatStoreSettings()), attention or NoAttention()
+    store = ChatStore(ChatStoreSettings())
     proxy = MemoryProxy(url, settings, store, WordSimilarity(), attention)
     async with (
         listening(memory_app(proxy), "on") as address,

@@ -1557,10 +1557,10 @@ export interface components {
          *         tiers: Whether copies in colder tiers count: as so many blocks more. ``ours`` has what the
          *             engine has.
          *         blocks: Its size, of the whole pool.
-         *         asked, found: Blocks of the sampled requests: of those that the ceiling is of, while that is
-         *             known, and else of all.
-         *         hit_rate: The estimated hit rate of all these requests; None before any. The ceiling's is
-         *             never below that of a pool with no more room.
+         *         asked, found: Blocks of the requests: of those that the ceiling is of, while that is known,
+         *             and else of all.
+         *         hit_rate: The hit rate of all these requests; None before any. The ceiling's is never below
+         *             that of a pool with no more room.
          *         ours: What the live engine found of the same requests, in its pool or loaded from its tiers.
          *         history: Hit rates by step, the oldest first; None where nothing was asked.
          */
@@ -1595,8 +1595,7 @@ export interface components {
          *     Attributes:
          *         guard: Who ranks the engine's blocks and by how much, as its guard's own shadow says; None
          *             without an engine.
-         *         sampled_share: Share of sessions that shadows follow, chosen by a hash of their names.
-         *         sessions: How many sessions these were so far.
+         *         sessions: How many sessions they followed so far.
          *         ranked_every_s: Seconds between two rankings of shadows of policies; more where ranking
          *             takes long.
          */
@@ -1609,8 +1608,6 @@ export interface components {
             engines: string[];
             /** Guard */
             guard: string | null;
-            /** Sampled Share */
-            sampled_share: number;
             /** Sessions */
             sessions: number;
             /** Ranked Every S */
