@@ -1,5 +1,5 @@
-"""Loads copies into free blocks before a request asks: for those that wait, and as the sidecar
-suggests.
+"""Loads copies into free blocks before a request asks for them: for waiting requests, and on the
+sidecar's suggestion.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ if TYPE_CHECKING:
     from ..groups import ObservedGroup
     from ..index import BlockIndex
 
-# ``WaitingLine``: requests in vLLM's queue, in its order, and what each needs.
+# ``WaitingLine``: the requests in vLLM's queue, in order, and the blocks that each needs.
 
-_IN_SIGHT: Final = 64  # requests at the head of the line whose copies may come; chosen
+_IN_SIGHT: Final = 64  # requests at the head of the queue whose copies may be loaded; chosen
 
 _Key = tuple[float, float, str]  # smaller: nearer to the head
 
 
 class Waiting(NamedTuple):
-    """The next request whose copies may come before its turn: the ``blocks`` that it needs, and
-    those before it.
+    """The next request whose copies may be loaded before its turn, the ``blocks`` that it needs,
+    and the blocks that requests ``ahead`` of it need.
     """
 
     request: Request
@@ -49,15 +49,14 @@ class _Place:
     request: Request
     key: _Key
     blocks: int
-    joined: int  # number of the step in which it came
-    open: bool  # neither looked up by vLLM, nor served here
+    joined: int  # number of the step in which it arrived
+    open: bool  # neither looked up by vLLM nor served here
 
 
 class WaitingLine:
-    """Who waits for blocks, by priority or by arrival. A request's copies may come (where turns are
-    ``served`` ahead at all) as soon as one step has passed it over: if nobody is before it, its
-    turn comes in that step, and the load that it asks for itself is as soon and brings all of them
-    at once.
+    """The requests that wait for blocks, by priority or arrival. If turns are ``served`` ahead, a
+    request's copies may be loaded once one step has passed it over. If nobody is before it, its
+    turn comes in that step anyway, and its own load is as early and brings all copies at once.
     """
 
     def __init__(self, by_priority: bool = False, served: bool = False) -> None:
@@ -91,18 +90,20 @@ class WaitingLine:
             self.needed -= place.blocks
 
     def close(self, request_id: str) -> None:
-        """Note that a request's copies need not be looked for: its turn has come, or that was
-        done.
+        """Note that a request's copies need no prefetch: its turn has come, or they were
+        prefetched.
         """
         if place := self._places.get(request_id):
             place.open = False
 
     def passed(self) -> None:
-        """Note that a step's allocations are over: who waits now was passed over."""
+        """Note that a step's allocations are over: requests that still wait were passed over."""
         self._steps += 1
 
     def next(self) -> Waiting | None:
-        """The first of those in sight whose copies may come."""
+        """Return the first request near the head whose copies may be loaded; None if there is
+        none.
+        """
         ahead = 0
         for _, request_id in islice(self._order, self._in_sight):
             place = self._places[request_id]
@@ -112,13 +113,13 @@ class WaitingLine:
         return None
 
 
-# ``LackingCopies``: which copies a request waits for that is not looked up by vLLM yet.
+# ``LackingCopies``: the copies needed by a waiting request that vLLM has not looked up yet.
 
 
 class LackingCopies:
-    """What the pool lacks of one request's prompt; looked up once, and then given out in parts.
-    ``is_there``: a block is in the pool or on its way there. ``is_faster``: loading blocks takes no
-    longer than computing them.
+    """The blocks of one request's prompt that the pool lacks; looked up once, then returned in
+    parts. ``is_there``: whether a block is in the pool or on its way there. ``is_faster``: whether
+    loading blocks takes no longer than computing them.
     """
 
     def __init__(
@@ -134,8 +135,8 @@ class LackingCopies:
         self._left: list[bytes] = []
 
     def take(self, request: Request, most: int) -> tuple[list[bytes], bool]:
-        """Hashes of the next blocks to load for ``request``, ``most`` at most, and whether those
-        are the last.
+        """Return the hashes of the next blocks to load for ``request``, ``most`` at most, and
+        whether they are the last ones.
         """
         if request.request_id != self._request_id:
             self._request_id, self._left = request.request_id, self._look_up(request)
@@ -158,12 +159,12 @@ class LackingCopies:
         return found if found and self._is_faster(request.request_id, found) else []
 
 
-_MOST_AT_ONCE: Final = 64  # blocks begun per step; chosen
+_MOST_AT_ONCE: Final = 64  # loads of blocks started per step; chosen
 _MOST_UNUSED_SHARE: Final = 2  # at most 1/2 of the pool may hold blocks not yet hit; chosen
-_MEMORY: Final = 128  # blocks over which the share of hits is measured; chosen
+_MEMORY: Final = 128  # blocks over which the hit rate is measured; chosen
 _LEAST_TRUST: Final = 0.25  # floor, so that prefetching can recover; chosen
 _LEAST_FREE_SHARE: Final = 8  # at least 1/8 of the pool stays free for requests; chosen
-_SCAN: Final = 512  # suggestions, or blocks of prompts, looked at per step; chosen
+_SCAN: Final = 512  # suggestions, or blocks of prompts, checked per step; chosen
 
 
 class Prefetcher:
@@ -192,8 +193,8 @@ class Prefetcher:
         self.held: list[KVCacheBlock] = []  # blocks that a load is filling
 
     def offered(self, order: Keys | None) -> int:
-        """Take the sidecar's newest order, if there is one; returns how many blocks a step would
-        take at most, for it and for a request that waits.
+        """Adopt the sidecar's newest order, if there is one. Returns the most blocks that a step
+        would take, for the order and for a waiting request.
         """
         if order is not None and order is not self._order:
             self._order, self._next = order, 0
@@ -205,8 +206,8 @@ class Prefetcher:
         return min(self._left + awaited, _MOST_AT_ONCE)
 
     def step(self, spare: int) -> None:
-        """Begin with what requests that wait lack, and then with the next suggestions, in ``spare``
-        blocks, which can be taken without losing anything.
+        """Start loading what waiting requests lack, then the next suggestions, into ``spare``
+        blocks that can be taken without losing anything.
         """
         spare = min(spare, _MOST_AT_ONCE)
         spare -= self._serve_line(spare)

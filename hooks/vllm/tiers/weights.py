@@ -1,4 +1,4 @@
-"""Notices calls of an engine's workers after which its weights may be others."""
+"""Detects calls of an engine's workers that may change its weights."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ those of a trainer's own worker, and functions that are sent to the workers."""
 
 
 def follow_worker_calls() -> None:
-    """Have the connector of every engine in this process told (``weights_changed``) when its
-    workers are called from outside of the engine in a way that may change weights.
+    """Call ``weights_changed`` on the connector of every engine in this process when its workers
+    are called from outside the engine in a way that may change weights.
     """
     try:
         from vllm.v1.engine.core import EngineCore
