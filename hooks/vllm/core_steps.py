@@ -31,7 +31,7 @@ _BEHIND: Final = 4
 ARRANGE: Final = 8  # perhaps rearrange: ``finish`` checks whether it is due
 _HOLD: Final = 16
 DECIDES: Final = _TAKE | ARRANGE
-"""Of these, what changes the queue, or may."""
+"""Of these, the work that changes the queue, or may."""
 
 
 class CoreDemand(PromptDemand):

@@ -78,8 +78,9 @@ def _mappings(parts: object) -> list[Mapping[str, Any]]:
 logger = logging.getLogger(__name__)
 
 _STOPPED: Final = "finished_stopped"
-"""vLLM's status of an answer that the model, or a stop token, ended. One that was cut at a length,
-aborted or preempted shows nothing by its last tokens."""
+"""vLLM's status of an answer that the model or a stop token ended. The last tokens of an answer cut
+at a length, aborted or preempted show nothing.
+"""
 
 
 class AnswerEnds:

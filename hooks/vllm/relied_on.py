@@ -13,7 +13,8 @@ from typing import Final, NamedTuple
 # A name in vLLM that the hooks need, what a given vLLM has under it, and whether the two fit.
 
 Shape = tuple[str, ...] | None
-"""What stands under a name: None: nothing; ``VALUE``: a value; else a callable's parameters.
+"""What is found under a name: None for nothing, ``VALUE`` for a value, else a callable's
+parameters.
 
 A parameter with a default ends in ``=``; ``*args`` and ``**kwargs`` are spelled so.
 """
@@ -406,8 +407,9 @@ RELIED_ON: Final[tuple[Need, ...]] = (
 # new place is reported before it affects an engine.
 
 SET: Final = "kv_transfer_config"
-"""The one value of vLLM's configuration that we set. Its connector is ours, and it has no role
-unless there are tiers, so that only what asks whether it is there at all sees a difference."""
+"""The one value of vLLM's configuration that we set. Its connector is ours and has no role unless
+there are tiers, so only code that asks whether the value is set at all behaves differently.
+"""
 _NOT_LOOKED_AT: Final = "distributed/kv_transfer/"  # the connectors themselves
 
 KNOWN: Final = frozenset(
@@ -458,9 +460,10 @@ KNOWN: Final = frozenset(
         "v1/worker/worker_base.py:WorkerBase.__init__",
     }
 )
-"""Places that read it in the releases that were compared. What of them is not as in stock vLLM is
-declined before the start (``shapes.reason_to_decline``), set right (``plugin.keep_cpu_threads``),
-or said in docs/engines.md."""
+"""Places that read ``SET`` in the compared releases. If one makes vLLM differ from stock, it is
+declined before the start (``shapes.reason_to_decline``), corrected (``plugin.keep_cpu_threads``),
+or described in docs/engines.md.
+"""
 
 
 def unknown_places(package: Path) -> list[str]:

@@ -59,7 +59,7 @@ _FETCHERS: Final = (
     "NixlConnector", "NixlPullConnector", "NixlPushConnector", "MooncakeConnector",
     "MoRIIOConnector",
 )  # fmt: skip
-"""Connectors that read ``do_remote_prefill``. Of others, an engine that only consumes does."""
+"""Connectors that read ``do_remote_prefill``; other connectors read it only in consumer engines."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 _NO_CONNECTOR: Final = "DeepseekV41"
 _ITEM_BYTES: Final = {"float32": 4, "float": 4, "half": 2, "float16": 2, "bfloat16": 2}
-"""Of vLLM's names for what a cache holds; the others stand for a byte or less."""
+"""Bytes per number for vLLM's names of cache types; all other types take one byte or less."""
 
 
 def reason_to_decline(config: VllmConfig) -> str | None:

@@ -81,7 +81,7 @@ class PackedHashes(Sequence[bytes]):
 Cached = tuple["Request", Sequence["KVCacheBlock"], int, int]
 """Blocks ``[first, end)`` of a request, among all of its blocks, entered the prefix cache."""
 CachedRun = tuple[Sequence[bytes], Sequence["KVCacheBlock"], int, int]
-"""The same, for later: the request's hashes in place of itself, which may hold images."""
+"""As ``Cached``, for later use: hashes in place of the request, which may hold images."""
 _Call = tuple[tuple[Any, ...], dict[str, Any]]
 _Reader = Callable[[tuple[Any, ...], dict[str, Any]], Any]
 

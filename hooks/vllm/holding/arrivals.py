@@ -77,7 +77,9 @@ class SessionNames:
             self._known.move_to_end(name)
 
     def is_new(self, name: SessionName) -> bool:
-        """Return whether ``name`` was never scheduled here; False while few names ever return."""
+        """Return whether ``name`` was never scheduled here; False while names look like request
+        ids.
+        """
         return name not in self._known and self._returning_share >= _TRUSTED
 
     def is_one_session(self, name: SessionName, waiting: int) -> bool:

@@ -92,7 +92,7 @@ _LONGEST_REST: Final = 64  # steps after which whatever depends on time alone is
 
 
 PassedStep = tuple[int, int, float]
-"""A step that was not decided on: the blocks that it took, the cached ones among them, and when."""
+"""A step without a decision: the blocks that it took, the cached ones among them, and its time."""
 
 
 class Rest:

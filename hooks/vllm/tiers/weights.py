@@ -19,8 +19,9 @@ _LEAVE_WEIGHTS: Final = frozenset(
         "update_max_model_len",
     }
 )  # fmt: skip
-"""Methods of vLLM's workers that change no weights. All others may, as ``reload_weights`` does, and
-those of a trainer's own worker, and functions that are sent to the workers."""
+"""Methods of vLLM's workers that do not change weights. All others may, such as ``reload_weights``,
+methods of a trainer's own worker, and functions sent to the workers.
+"""
 
 
 def follow_worker_calls() -> None:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 OpenRecords = Callable[["VllmConfig", "PagedKv"], "tuple[Records, str] | None"]
-"""Opens the shared store's records of one worker's shard, and says what they are called."""
+"""Opens the shared store's records of one worker's shard; returns them and their name."""
 
 
 @dataclass
@@ -210,8 +210,9 @@ _FROM_FILES: Final = (
     "auto", "bitsandbytes", "fastsafetensors", "gguf", "hf", "instanttensor", "mistral", "npcache",
     "pt", "runai_streamer", "runai_streamer_sharded", "safetensors", "sharded_state",
 )  # fmt: skip
-"""Formats whose loaders read the files of the model's own path, or of its hub's commit. All others
-make weights up (dummy) or take them from elsewhere (a daemon, a peer, a URI, a plugin's)."""
+"""Formats whose loaders read the files at the model's own path or of its hub commit. All others
+invent weights (dummy) or take them from elsewhere (a daemon, a peer, a URI, a plugin's).
+"""
 
 CHANGES_NOTHING: Final[Mapping[str, frozenset[str]]] = MappingProxyType(
     {
@@ -288,7 +289,7 @@ CHANGES_NOTHING: Final[Mapping[str, frozenset[str]]] = MappingProxyType(
         }.items()
     }
 )
-"""Fields of vLLM's configuration, by class, of which KV is independent. See ``disk_identity``."""
+"""Fields of vLLM's configuration, by class, on which KV does not depend. See ``disk_identity``."""
 
 _OF_ARITHMETIC: Final = re.compile(
     "PRECISION|INVARIANT|QUANT|E8M0|DTYPE|ACCUM|AITER|AWQ|DEEP_?GEMM|EMULATION|SIMULATION|LAYOUT"
@@ -296,13 +297,14 @@ _OF_ARITHMETIC: Final = re.compile(
     "|DISABLED_KERNELS|HW_AGNOSTIC"  # of kernels for quantised layers, some quantise what they read
     "|VIDEO_LOADER|MEDIA_CONNECTOR"  # of a picture that its client names, only the name is hashed
 )
-"""vLLM's environment variables that say in which numbers, or in which order of a block, it
-computes; a new one is known by such a word in its name."""
+"""Parts of the names of vLLM's environment variables that choose number formats or the order of
+numbers in a block; a new variable is recognised by such a word.
+"""
 _OF_LIBRARIES: Final = (
     "DNNL_DEFAULT_FPMATH_MODE", "HIPBLASLT_ALLOW_TF32", "NVIDIA_TF32_OVERRIDE",
     "ONEDNN_DEFAULT_FPMATH_MODE", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
 )  # fmt: skip
-"""Variables by which what vLLM calls multiplies floats in fewer bits."""
+"""Variables that make libraries used by vLLM multiply floats with fewer bits."""
 
 
 def disk_identity(config: VllmConfig) -> str:
@@ -443,7 +445,9 @@ def _stat(file: Path, name: str) -> tuple[str, str, int, int]:
 # The order of a cache's axes that tiers request from vLLM: all layers of a block contiguous.
 
 BLOCKS_OUTERMOST: Final = "BLHNC"
-"""vLLM's name for it: a block is one copy there, and one per layer in the usual orders."""
+"""vLLM's name for that layout: copying a block takes one copy, but one per layer in the usual
+ones.
+"""
 
 
 def wanted_layout(config: VllmConfig) -> str | None:
