@@ -1,4 +1,4 @@
-"""``assemble``: makes the parts of a sidecar by its configuration, and connects them."""
+"""``assemble``: creates the parts of a sidecar from its configuration, and connects them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 class Sidecar:
     """The parts of a sidecar, without its HTTP surface."""
 
-    token: str  # opens a tcp endpoint, and HTTP answers about sessions and blocks
+    token: str  # grants access to a tcp endpoint, and to sessions and blocks over HTTP
     wake: Wake  # wakes the loop
     front: EngineListener
     graph: KVCacheGraph
@@ -59,7 +59,7 @@ def assemble(
     tap: Tap | None,
     clock: Callable[[], float],
 ) -> Sidecar:
-    """Make every part. Engines can connect from here on, and are not read yet.
+    """Create all parts. Engines can connect from now on, but are not read yet.
     Raises ConfigError.
     """
     wake, graph = Wake(), new_graph(config, clock)
