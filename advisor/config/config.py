@@ -45,7 +45,7 @@ Layers = Mapping[str, Mapping[str, Any]]  # name, highest priority first → con
 
 
 def explain_errors(error: ValidationError, model: type[BaseModel], layers: Layers) -> ConfigError:
-    """The first error in ``error``, as a ConfigError that counts the others."""
+    """Return the first error in ``error``, as a ConfigError that counts the others."""
     details = error.errors(include_url=False)
     text = _explain(details[0], model, layers)
     more = f" (and {len(details) - 1} more)" if len(details) > 1 else ""
@@ -53,7 +53,9 @@ def explain_errors(error: ValidationError, model: type[BaseModel], layers: Layer
 
 
 def unknown_key(key: str, known: Iterable[str], origin: str) -> ConfigError:
-    """The error for an unknown ``key``, suggesting the most similar of the ``known`` ones."""
+    """Return the error for an unknown ``key``, suggesting the most similar of the ``known``
+    ones.
+    """
     section, _, name = key.rpartition(".")
     prefix = f"{section}." if section else ""
     close = difflib.get_close_matches(name, list(known), n=1)
@@ -170,8 +172,8 @@ def load(path: Path | None = None, overrides: Mapping[str, Any] | None = None) -
 
     Args:
         path: A TOML file; None: the one that ``KVGRAPH_CONFIG`` names, if any.
-        overrides: What the command line sets, as in ``{"score.age": "0.02"}``; wins over the
-            environment, which wins over the file.
+        overrides: Values set on the command line, as in ``{"score.age": "0.02"}``; they take
+            precedence over the environment, which takes precedence over the file.
 
     Raises:
         ConfigError: A key or value is wrong; names it, its origin and what is allowed.
@@ -200,7 +202,7 @@ def config_path() -> Path | None:
 
 
 def check_regular(path: Path) -> None:
-    """Refuse what somebody has put in a file's place meanwhile: a pipe would be waited for, and a
+    """Refuse anything but a regular file: reading a pipe put in a file's place would block, and a
     running loop must not wait. Raises ConfigError.
     """
     if path.exists() and not path.is_file():

@@ -1,4 +1,4 @@
-"""The pools that shadows simulate: LRU's, and those that policies rank."""
+"""The simulated pools: LRU's, and those that policies rank."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from ..policies.shadow import RankedShadow
 
 
 class GuardedPool:
-    """A pool of another size, or ranked otherwise, under a guard of its own: so does the live pool
-    live, see ``policies.guard``.
+    """A simulated pool of another size, or ranked otherwise, with a guard of its own as the live
+    pool has; see ``policies.guard``.
 
-    While LRU rules, the policy proves itself on what it would hold alone.
+    While LRU ranks it, the policy is judged by what it would hold on its own.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class GuardedPool:
 
     @property
     def is_guarded(self) -> bool:
-        """Whether LRU ranks where it finds more."""
+        """Whether LRU ranks if it finds more."""
         return self._selector is not None
 
     @property
@@ -53,7 +53,7 @@ class GuardedPool:
             self._selector.capacity = capacity
 
     def found(self, there: list[int], by_lru: int, walked: int) -> int:
-        """How many blocks are held, from the first on without a gap."""
+        """Return how many blocks are held, from the first on without a gap."""
         found = there[self._held.number]
         if self._selector is not None:
             by_policy = found if self._selector.trusted else there[self._alone.number]
@@ -61,7 +61,9 @@ class GuardedPool:
         return found
 
     def start(self, rows: Rows, keys: Keys) -> None:
-        """Hold these blocks from now on, the last used first, whatever the pools beside it hold."""
+        """Hold these blocks from now on, the most recently used first, whatever related pools
+        hold.
+        """
         self._held.restart(rows, keys)
         if not self._policy_ranks:
             self._alone.restart(rows, keys)
@@ -71,7 +73,7 @@ class GuardedPool:
         self._alone.leave()
 
     def rank(self, keys: Keys, scores: Callable[[Rows], Scores]) -> None:
-        """Rank by whichever of policy and LRU found more, and update the policy's ranking."""
+        """Rank by policy or LRU, whichever found more, and update the policy's ranking."""
         if self._selector is not None and self._selector.is_due_for_change():
             self._selector.change_hands()
             if self._selector.trusted:
@@ -88,23 +90,23 @@ class GuardedPool:
         self._alone.restart(rows, keys[rows])
 
 
-# ``OtherWeights``: a policy as it would score with weights and rules that are not in force.
+# ``OtherWeights``: a policy as it would score with weights and rules that are not in use.
 
 
 @dataclass(frozen=True, slots=True)
 class OtherWeights:
-    """A policy with other weights and rules; it shares what the policy learns. Asked under the
-    graph's lock: the policy is given these weights for as long as it scores.
+    """A policy with other weights and rules, which shares what the policy learns. Called under the
+    graph's lock: the policy has these weights while it scores.
     """
 
     policy: Policy
-    weights: Weights | None  # None for a policy that heeds none
+    weights: Weights | None  # None for a policy that uses none
     rules: Rules
-    said: str = ""  # which these are, in words
+    said: str = ""  # description of the weights
 
     @classmethod
     def in_force(cls, graph: KVCacheGraph, said: str = "") -> OtherWeights:
-        """The weights and rules that a graph has now, kept while others are tried."""
+        """Return the weights and rules that a graph has now, kept while others are tried."""
         policy = graph.policy
         weights = policy.weights if isinstance(policy, Weighted) else None
         return cls(policy, weights, graph.rules, said)
@@ -119,21 +121,21 @@ class OtherWeights:
 
 
 CAPACITIES: Final = (1.0, 0.75, 1.25, 2.0)
-"""Of the live pool's: as it is, a quarter less and more, and twice."""
+"""Relative to the live pool: the same size, a quarter less and more, and twice."""
 
-OTHERWISE: Final = "other weights"  # the name of the shadow of weights that are not in force
+OTHERWISE: Final = "other weights"  # name of the simulated pool whose weights are not in use
 
 
 Guarding = Callable[[int], PolicySelector | None]
-"""Makes the guard of a shadow pool of this many blocks; None: no guard."""
+"""Creates the guard of a simulated pool of this many blocks; None: no guard."""
 
 
 class FoundCounts(NamedTuple):
-    # ``asked``, ``ours``: that all sessions asked for, and of these what the live pool found.
+    # ``asked``, ``ours``: blocks requested by all sessions, and those that the live pool found.
     asked: int = 0
     ours: int = 0
-    sampled: int = 0  # that sessions of the sample asked for
-    # ``known``, ``control``: what LRU found in a pool as large as another: of ``asked``, of
+    sampled: int = 0  # blocks requested by sessions of the sample
+    # ``known``, ``control``: blocks that LRU found in a pool of the same size: of ``asked``, and of
     # ``sampled``.
     known: int = 0
     control: int = 0
@@ -147,13 +149,13 @@ NOTHING: Final = FoundCounts()
 
 @dataclass(slots=True)
 class LruPool:
-    """A simulated pool under LRU, which follows all sessions; needs no rankings, and is cheap."""
+    """A simulated pool under LRU, which follows all sessions; it needs no rankings and is cheap."""
 
     name: str
     capacity: float  # its size, as a factor of the live pool's
     blocks: int  # the same in blocks
-    found: int = 0  # blocks that it found, of those that all sessions asked for
-    sampled_found: int = 0  # of these, those that sessions of the sample asked for
+    found: int = 0  # blocks that it found, of those requested by all sessions
+    sampled_found: int = 0  # of these, blocks requested by the sample
     has_tiers: bool = False  # whether copies in colder tiers count, as additional blocks
 
     @property
@@ -166,13 +168,13 @@ class PolicyPool:
     """A simulated pool that a policy ranks, guarded as the live one; it follows a sample."""
 
     name: str
-    policy_name: str  # who ranks it
-    # Of blocks, under the rules, chains whole; higher goes first.
+    policy_name: str  # the policy that ranks it
+    # Scores of blocks under the rules, chains whole; higher is evicted first.
     scores: Callable[[View, Selection], Scores]
-    beside: LruPool  # LRU in a pool as large, by which its sample stands for all
+    beside: LruPool  # LRU in a pool of the same size, which relates the sample to all sessions
     pool: GuardedPool
-    found: int = 0  # blocks that it found, of those that the sample asked for
-    # When it began, if that was later than the others; ``before``: what had been counted by then.
+    found: int = 0  # blocks that it found, of those requested by the sample
+    # When it started, if later than the others; ``before``: what had been counted by then.
     since: float | None = None
     before: FoundCounts = NOTHING
 
@@ -190,16 +192,16 @@ class PolicyPool:
 
 
 def for_all(found: int, control: int, sampled: int, known: int, asked: int) -> float | None:
-    """The share of all blocks that a shadow of a sample would have found; None before any.
+    """Return the share of all blocks that the simulated pool would have found; None before any.
 
-    A sample's sessions find more or less than all do, whoever keeps the pool. So only what a shadow
-    found beside LRU is taken from the sample, and what LRU found from all: a difference estimator
-    (W. G. Cochran, Sampling Techniques, 7.3).
+    A sample's sessions find more or less than all sessions do, under any order. So only the
+    difference to LRU is taken from the sample, and LRU's hits from all sessions: a difference
+    estimator (W. G. Cochran, Sampling Techniques, 7.3).
 
     Args:
-        found, control: Of the ``sampled`` blocks that the sample asked for: what the shadow found,
-            and what LRU did in a pool as large, which all sessions shared.
-        known: What LRU found there of the ``asked`` blocks of all sessions.
+        found, control: Of the ``sampled`` blocks requested by the sample, those that the simulated
+            pool found, and those that LRU found in a pool of the same size shared by all sessions.
+        known: Blocks that LRU found there, of the ``asked`` blocks of all sessions.
     """
     if not asked:
         return None
@@ -212,7 +214,7 @@ def size_of(pool: LruPool | PolicyPool) -> int:
 
 
 def in_sample(name: str) -> str:
-    """Under which name steps count what an LRU pool found of the sample."""
+    """Return the name under which an LRU pool's hits for the sample are counted in steps."""
     return f"{name} in the sample"
 
 
@@ -223,7 +225,9 @@ def lru_pool(blocks: int, capacity: float) -> LruPool:
 def policy_pools(
     pools: Sequence[LruPool], policies: Sequence[Policy], guard: Guarding, uses: core.RankedPools
 ) -> list[PolicyPool]:
-    """The live policy at every size, the others at the live pool's."""
+    """Return pools for the live policy at every size, and for the others at the live pool's
+    size.
+    """
     return [
         policy_pool(pool, _name(policy.name, pool.capacity), policy, guard, uses)
         for place, policy in enumerate(policies)
@@ -234,8 +238,8 @@ def policy_pools(
 def policy_pool(
     beside: LruPool, name: str, policy: Policy, guard: Guarding, uses: core.RankedPools
 ) -> PolicyPool:
-    """A policy's pool, as large as one of LRU. What leaves a pool and is copied is found as if it
-    had stayed: so pool and tiers are one pool, as large as both.
+    """Return a policy's pool, as large as one of LRU. A block that leaves a pool and is copied is
+    found as if it had stayed: so pool and tiers are one pool of their total size.
     """
     pool = GuardedPool(beside.blocks, guard(beside.blocks), uses)
     return PolicyPool(
@@ -251,7 +255,7 @@ def otherwise_pool(
     view: View,
     before: FoundCounts,
 ) -> PolicyPool:
-    """A pool that begins now, ranked by weights that are not in force."""
+    """Return a pool that starts now, ranked by weights that are not in use."""
     pool = GuardedPool(beside.blocks, guard(beside.blocks), uses)
     scores = weights.whole_scores
     return PolicyPool(OTHERWISE, OTHERWISE, scores, beside, pool, since=view.now, before=before)

@@ -1,4 +1,4 @@
-"""``ShadowRunner``: a thread that feeds engines' requests to shadows."""
+"""``ShadowRunner``: a thread that feeds engines' requests to simulated pools."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from .pools import (
     size_of,
 )
 
-# Which sessions shadows follow: a share of them, chosen by a hash of their names.
+# The sessions that simulated pools follow: a share of them, chosen by a hash of their names.
 
 LEAST: Final = 1 / 64  # the smallest share of sessions; chosen
 _SPAN: Final = 1 << 32
@@ -55,9 +55,9 @@ _UPPER: Final = np.uint64(32)
 class SessionSample:
     """A share of sessions, and of the blocks that they walk.
 
-    A session is in a smaller sample only if it is in all larger ones: when the share is halved,
-    what was counted so far stays true of those that remain. Each has a place below ``2 ** 32``, and
-    is followed if that is below the share of it.
+    A session in a smaller sample is in all larger ones: when the share is halved, earlier counts
+    stay valid for the remaining sessions. Each session has a number below ``2 ** 32``, and is
+    followed if that number is below the share of ``2 ** 32``.
     """
 
     def __init__(self) -> None:
@@ -68,7 +68,7 @@ class SessionSample:
         self._least: npt.NDArray[np.uint32] = np.zeros(0, dtype=np.uint32)
 
     def has(self, session: str) -> bool:
-        """Whether a session is followed; ``session`` is its tenant's and its own name."""
+        """Return whether a session is followed; ``session`` is its tenant's and its own name."""
         place = _place(session)
         if place >= self.share * _SPAN:
             return False
@@ -80,14 +80,14 @@ class SessionSample:
         self._note(rows, keys, np.full(len(rows), _place(session), dtype=np.uint32))
 
     def seeded(self, rows: Rows, keys: Keys) -> None:
-        """Note blocks of sessions that are not known, as if each were one session's own."""
+        """Note blocks whose sessions are unknown, as if each belonged to a session of its own."""
         self._note(rows, keys, ((keys * _MULTIPLIER) >> _UPPER).astype(np.uint32))
 
     def part_of(self, rows: Rows, keys: Keys) -> float:
-        """Which share of these blocks sessions of the sample walked.
+        """Return the share of these blocks that sessions of the sample walked.
 
-        A prefix that many share is nearly whole in any sample of them; so this share, and not the
-        share of sessions, says how large a pool is for the sample.
+        A prefix that many sessions share is nearly complete in any sample; so this share, and not
+        the share of sessions, determines the pool size for the sample.
         """
         if self.share == 1.0 or not len(rows):
             return self.share
@@ -97,7 +97,9 @@ class SessionSample:
         return float(np.count_nonzero(ours) / len(known))
 
     def halve(self) -> bool:
-        """Follow half as many from now on; False if there is nothing left to halve."""
+        """Follow half as many sessions from now on; returns False if there are none left to
+        halve.
+        """
         if self.share <= LEAST:
             return False
         self.share /= 2
@@ -121,17 +123,17 @@ def _place(session: str) -> int:
     return int.from_bytes(digest, "little")
 
 
-# One engine's shadows: what each would have found, request by request.
+# One engine's simulated pools: what each would have found, request by request.
 
 STEP_S: Final = 10.0  # chosen
-_STEPS: Final = 1440  # of these: four hours, as of the tokens of prompts
+_STEPS: Final = 1440  # four hours, as for prompt tokens
 _ROUNDING: Final = 1e-6  # blocks
 _COUNTED: Final = ("tokens", "asked", "ours", "sampled")
 
 
 class ShadowSet:
-    """All shadows of one engine. ``asked``, ``ours``: blocks that all sessions asked for, and what
-    the live pool found; ``sampled``: those that sessions of the sample asked for.
+    """All simulated pools of one engine. ``asked``, ``ours``: blocks requested by all sessions, and
+    those that the live pool found; ``sampled``: blocks requested by sessions of the sample.
     """
 
     def __init__(
@@ -177,7 +179,9 @@ class ShadowSet:
                 each.since = math.inf
 
     def wake(self, policies: Sequence[Policy], view: View) -> None:
-        """Have policies' shadows follow from now on, and hold what the live pool does."""
+        """Make policies' simulated pools follow requests from now on, with the live pool's
+        contents.
+        """
         self.awake = True
         self._begin(policies)
         rows = newest_resident(view.tables, view.engine)
@@ -190,14 +194,14 @@ class ShadowSet:
         self.belady, self.beside_belady = Ceiling(), {}
 
     def sleep(self, policies: Sequence[Policy]) -> None:
-        """Have policies' shadows follow nothing until ``wake``, and take no room."""
+        """Make policies' simulated pools follow nothing until ``wake``, and free their memory."""
         self.awake = False
         self.weigh_alike()
         self._begin(policies)
 
     @property
     def pools(self) -> list[LruPool | PolicyPool]:
-        """All shadows, those of LRU first, and last that of other weights."""
+        """Return all simulated pools, LRU's first, and the one of other weights last."""
         return [*self.lru, *self.of_policies]
 
     @property
@@ -205,7 +209,7 @@ class ShadowSet:
         return [*self.ranked, *([] if self.otherwise is None else [self.otherwise])]
 
     def hear(self, walk: ReplayedWalk) -> None:
-        """Follow a request that began or ended."""
+        """Follow a request that started or ended."""
         followed = self.awake and self.sample.has(walk.session)
         if followed:
             new = slice(0 if walk.found >= 0 else walk.reach, None)  # its start told the others
@@ -249,7 +253,9 @@ class ShadowSet:
         self.steps.add(counts, walk.at)
 
     def rate(self, pool: LruPool | PolicyPool) -> float | None:
-        """The share of all sessions' blocks that a shadow would have found; None before any."""
+        """Return the share of all sessions' blocks that a pool would have found; None before
+        any.
+        """
         if isinstance(pool, LruPool):
             return pool.found / self.asked if self.asked else None
         if not self.awake:
@@ -258,7 +264,7 @@ class ShadowSet:
         return for_all(pool.found, heard.control, heard.sampled, heard.known, heard.asked)
 
     def asked_of(self, pool: LruPool | PolicyPool) -> int:
-        """Blocks that the requests followed by a shadow asked for, of which it found ``found``."""
+        """Return the blocks requested in what a pool followed, of which it found ``found``."""
         return self.asked if isinstance(pool, LruPool) else self.heard_by(pool).sampled
 
     def heard_by(self, pool: PolicyPool) -> FoundCounts:
@@ -268,13 +274,17 @@ class ShadowSet:
         return FoundCounts(self.asked, self.ours, self.sampled, lru.found, lru.sampled_found)
 
     def counts(self) -> array[int]:
-        """What was counted so far: of all, of pools under LRU, and of those that policies rank."""
+        """Return the counts so far: of all requests, of pools under LRU, and of pools that policies
+        rank.
+        """
         of_lru = (count for each in self.lru for count in (each.found, each.sampled_found))
         of_policies = (each.found for each in self.ranked)
         return array("q", (self.asked, self.ours, self.sampled, *of_lru, *of_policies))
 
     def beside(self, window: Sequence[WindowRequest]) -> dict[str, CeilingShare]:
-        """What each shadow that has followed all of these last requests found of them, by name."""
+        """Return how many of these last requests' blocks each pool that followed them all found, by
+        name.
+        """
         first = next((each.counts for each in window if each.counts is not None), None)
         if first is None:
             return {}
@@ -298,8 +308,9 @@ class ShadowSet:
 
     @property
     def is_bounded(self) -> bool:
-        """Whether the ceiling is known, and of the same requests as all others: it stands above who
-        has no more room. A sample is an estimate, which may say more while little was heard.
+        """Whether the ceiling is known, and for the same requests as all others, so that no pool
+        without more room exceeds it. A sample is an estimate, and may exceed it while there are few
+        requests.
         """
         within = self.blocks + self.copies
         beside = (self.beside_belady.get(x.name) for x in self.pools if size_of(x) <= within)
@@ -313,7 +324,7 @@ class ShadowSet:
         return self.window.taken(), self.blocks
 
     def hold_what_is_there(self, view: View) -> None:
-        """Fill all shadows with what the live pool holds, the last used on top."""
+        """Fill all simulated pools with the live pool's contents, the most recently used on top."""
         rows = newest_resident(view.tables, view.engine)
         keys = view.blocks.keys[rows]
         self._stack.use(rows, keys)
@@ -322,8 +333,8 @@ class ShadowSet:
             self.sample.seeded(rows, keys)
 
     def weigh_otherwise(self, weights: OtherWeights, view: View) -> None:
-        """Follow other weights from now on, in a pool that holds what the live one does; whatever
-        other weights were followed before are not any more.
+        """Follow other weights from now on, in a pool with the live pool's contents; replaces any
+        other weights followed before.
         """
         lru = self.lru[0]
         self.weigh_alike()
@@ -333,14 +344,14 @@ class ShadowSet:
         self.otherwise.pool.start(held, view.blocks.keys[held])
 
     def weigh_alike(self) -> None:
-        """Follow no other weights any more."""
+        """Stop following other weights."""
         if self.otherwise is not None:
             self.otherwise.pool.leave()
             self.otherwise = None
 
     def ranking(self, view: View) -> Iterator[None]:
-        """Rank what each policy's shadow holds again, and resize it to what the sample now asks
-        for; shadow by shadow.
+        """Rank again what each policy's simulated pool holds, and resize it to what the sample now
+        requests; one pool at a time.
         """
         blocks = view.blocks
         resident = blocks.holding(view.engine).rows
@@ -354,18 +365,18 @@ class ShadowSet:
 logger = logging.getLogger(__name__)
 
 INTERVAL_S: Final = 0.5  # as often as the planner ranks
-# Of a core, over so many seconds: once it is used up, shadows do less. Chosen.
+# Share of a core, over this many seconds: once it is used up, simulated pools do less. Chosen.
 _SHARE_OF_A_CORE: Final = 0.02
 _JUDGED_OVER_S: Final = 10.0
 _RANK_AT_LEAST_EVERY_S: Final = 64.0  # chosen
 _CEILING_EVERY_S: Final = 60.0
 _CEILINGS_SHARE: Final = 1 / 60  # of a core, for all ceilings; chosen
-_ASKED_LATELY_S: Final = 120.0  # a ceiling is worked out only while somebody looks
-_FOLLOWED_S: Final = 600.0  # after the last look policies' shadows still follow; chosen
+_ASKED_LATELY_S: Final = 120.0  # a ceiling is computed only while a client requests it
+_FOLLOWED_S: Final = 600.0  # after the last request for it, policies' pools still follow; chosen
 
 
 class ShadowRunner:
-    """Shadows of all engines; see ``ShadowSet``."""
+    """The simulated pools of all engines; see ``ShadowSet``."""
 
     def __init__(
         self,
@@ -429,7 +440,7 @@ class ShadowRunner:
                 shadows.weigh_alike()
 
     def tick(self) -> None:
-        """Take what happened since the last tick, and rank again."""
+        """Process everything since the last tick, and rank again."""
         began = self._cpu()
         with self._graph.lock:
             heard = self._graph.tables.history.listen()

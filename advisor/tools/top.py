@@ -1,4 +1,4 @@
-"""``kvgraph top``: shows live what running sidecars report, until Ctrl-C."""
+"""``kvgraph top``: shows continuously what running sidecars report, until Ctrl-C."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Watched:
     url: str
     now: Mapping[str, Any] | None = None  # its `/v1/now`; None: it never answered
     misses: Mapping[str, Any] | None = None  # its `/v1/misses`
-    trouble: str | None = None  # why it does not answer now
+    trouble: str | None = None  # why it does not answer at present
 
 
 class Watcher:
@@ -44,7 +44,7 @@ class Watcher:
         self.polls = 0
 
     def first_poll(self) -> None:
-        """Poll once; raises RemoteError where no sidecar answers."""
+        """Poll once; raises RemoteError if no sidecar answers."""
         found = [_asked(Watched(each), True) for each in sidecar_urls(self._url)]
         if all(each.now is None for each in found):
             raise RemoteError(found[0].trouble or "no sidecar answers")
@@ -128,7 +128,9 @@ def _sidecar(watched: Watched) -> Iterable[RenderableType]:
 
 
 def windows_table(windows: Sequence[Mapping[str, Any]]) -> RenderableType:
-    """Where prompt tokens came from, per time window; windows without requests are left out."""
+    """Return a table of where prompt tokens came from, per time window; windows without requests
+    are left out.
+    """
     cells = [_window(each) for each in windows if each["asked"]]
     if not cells:
         return Text(windows[-1]["verdict"])
@@ -167,7 +169,7 @@ def _history(history: Mapping[str, Any]) -> Text:
 
 
 def shade(share: float) -> str:
-    """A character that is fuller for a larger share."""
+    """Return a character that is fuller for a larger share."""
     return _SHADES[max(1, min(len(_SHADES) - 1, round(share * (len(_SHADES) - 1))))]
 
 
