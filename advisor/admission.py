@@ -1,6 +1,6 @@
-"""``Admission``: how much new context an engine has room for. While it computes again much of what
-it held a moment ago (that share of its prompts is its regret), new context starts only in the room
-that live, resident sessions leave.
+"""``Admission``: how much new context an engine has room for. While an engine computes much again
+that its pool held a short time ago (that share of its prompts is its regret), new context starts
+only in the room that live, resident sessions leave.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from .words.waits import OFF
 Rows = npt.NDArray[np.intp]
 Floats = npt.NDArray[np.float64]
 
-LIVE_S: Final = 600.0  # of silence, and a session is not live: its user turned away; chosen
+LIVE_S: Final = 600.0  # idle seconds after which a session is no longer live; chosen
 
-_FADE_S: Final = 300.0  # over which silence makes a return unlikely (to 1/e); chosen
+_FADE_S: Final = 300.0  # idle seconds after which a return is unlikely (1/e); chosen
 _OF_A_PAUSE: Final = 2.0  # a tool may take this many times the expected pause; chosen
 
 
@@ -37,7 +37,7 @@ class Demand:
 
     live: int  # sessions that run, or were seen within `LIVE_S` and have not ended
     warm: int  # of these, with half or more of their context in the pool
-    blocks: int  # of warm contexts, each times the probability of a return soon
+    blocks: int  # blocks of warm contexts, weighted by the probability of a return soon
     usual: int  # mean context of a warm session, in blocks; at least 1
 
 
@@ -79,64 +79,64 @@ def _chance(sessions: SessionTable, rows: Rows, now: float) -> Floats:
     return np.asarray(chance)
 
 
-# Chosen in the closed loop of the replay lab, on other sessions than those of the figures; how the
-# limit moves, by recorded agents on a real engine.
-_MEMORY: Final = 2.0  # pools' worth of asked blocks over which regret fades by half
-_CLOSES: Final = 0.2  # of the asked blocks, computed again
-_CALM: Final = 0.06  # … of the same: below this, what was closed may open
-_HIGH: Final = 0.25  # of the computed blocks, computed before: above this the limit falls …
-_LOW: Final = 0.1  # … and below this it rises
-_FALL: Final = 0.15  # of the limit, for a pool's worth of asked blocks
-_RISE: Final = 0.05  # of the pool, for as much
+# Chosen in the closed loop of the replay lab, on other sessions than those of the figures; the
+# changes of the limit, with recorded agents on a real engine.
+_MEMORY: Final = 2.0  # pools' worth of requested blocks after which regret has halved
+_CLOSES: Final = 0.2  # closes above this share of requested blocks computed again
+_CALM: Final = 0.06  # below this share it may open again
+_HIGH: Final = 0.25  # share of computed blocks computed before: above this the limit falls
+_LOW: Final = 0.1  # below this it rises
+_FALL: Final = 0.15  # share of the limit, per pool's worth of requested blocks
+_RISE: Final = 0.05  # share of the pool, likewise
 _LEAST, _MOST = 0.5, 1.1  # bounds of the limit, in pools
-_CALM_POOLS: Final = 3.0  # asked so long with room to spare: opens
-_USELESS: Final = 0.8  # of the asked blocks: if more are computed again while a limit holds …
-_FEW: Final = 0.1  # of a pool: waste is a share of at least this many computed blocks
-_TRIAL_POOLS: Final = 4.0  # … for so many pools of prompts under a limit, it is lifted …
-_BARRED_POOLS: Final = 32.0  # … for so many pools of prompts; twice as many after each such time
-_MOST_FAILED: Final = 6  # such times that are counted
+_CALM_POOLS: Final = 3.0  # opens after this many pools' worth of requests with room to spare
+_USELESS: Final = 0.8  # if a larger share of requested blocks is computed again under a limit
+_FEW: Final = 0.1  # share of a pool: waste is measured over at least as many computed blocks
+_TRIAL_POOLS: Final = 4.0  # for this many pools of prompts under a limit, it is lifted
+_BARRED_POOLS: Final = 32.0  # for this many pools of prompts, doubled after each failure
+_MOST_FAILED: Final = 6  # failures that are counted
 
 
 @dataclass(slots=True)
 class Valve:
-    """Limits by feedback how much of one engine's pool live contexts may take."""
+    """Limits how much of one engine's pool live contexts may take, by feedback."""
 
     pool: int  # blocks
     limit: float | None = None  # blocks that live contexts may take; None: open
-    _asked: float = 0.0  # blocks; fades
-    _computed: float = 0.0  # of these, computed
-    _again: float = 0.0  # of those, computed before
-    _roomy: float = 0.0  # blocks asked since room was last short
-    _closed: float = 0.0  # blocks asked while it was closed and requests were held
-    _barred: float = 0.0  # blocks that must be asked before it may close again
+    _asked: float = 0.0  # blocks requested; fades
+    _computed: float = 0.0  # of these, blocks computed
+    _again: float = 0.0  # of these, blocks computed before
+    _roomy: float = 0.0  # blocks requested since room was last short
+    _closed: float = 0.0  # blocks requested while it was closed and requests were held
+    _barred: float = 0.0  # blocks to be requested before it may close again
     _failed: int = 0  # times in a row that it opened because it saved nothing
     _seen: tuple[int, int, int] = (0, 0, 0)
 
     @property
     def regret(self) -> float:
-        """Share of recently asked blocks that were computed again."""
+        """Share of recently requested blocks that were computed again."""
         return self._again / max(self._asked, self.pool)
 
     @property
     def wasted(self) -> float:
         """Share of recently computed blocks that had been computed before.
 
-        What agents ask is mostly found, so a small regret may be most of what is computed.
+        Most of what agents request is found, so a small regret may be most of what is computed.
         """
         return self._again / max(self._computed, _FEW * self.pool)
 
     @property
     def barred_pools(self) -> int:
-        """Pools' worth of blocks that must be asked before it may close again."""
+        """Pools' worth of blocks that must be requested before it may close again."""
         return math.ceil(max(0.0, self._barred) / self.pool)
 
     def update(
         self, prompts: Prompts, demand: Demand, *,
         waits: bool | None = None, queued: int = 0, again: int = 0,
     ) -> None:  # fmt: skip
-        """Close, open or move the limit. While no request ``waits`` for room (None: not known), it
-        is not on trial; ``queued``: blocks of the prompts in the engine's queue, of which ``again``
-        will be computed again.
+        """Close, open or move the limit. It is on trial only while a request ``waits`` for room
+        (None: unknown). ``queued`` are the blocks of prompts in the engine's queue, of which
+        ``again`` will be computed again.
         """
         new = self._note(prompts)
         if self.limit is None:
@@ -191,9 +191,9 @@ class Valve:
 
 logger = logging.getLogger(__name__)
 
-_UNUSED_BLOCKS: Final = 1  # of every pool: vLLM keeps one for itself
-# Seconds for which an unchanged graph is not asked again while there is room for all: time alone
-# makes returns less likely, and nobody waits for that. Chosen.
+_UNUSED_BLOCKS: Final = 1  # blocks of every pool: vLLM keeps one for itself
+# Seconds for which an unchanged graph is not evaluated again while there is room for all: time
+# alone makes returns less likely, and no request waits for that. Chosen.
 _LASTS_S: Final = 5.0
 
 
@@ -217,7 +217,7 @@ class Admission:
         self, tables: Tables, engine: int, now: float, version: int | None = None
     ) -> AdmissionAdvice:
         """Advise one engine, by its residency column; called under the graph's lock. ``version``
-        rises with each change of the graph; None: nobody counts.
+        rises with each change of the graph; None: changes are not counted.
         """
         valve = self._valve(engine, tables.pool_blocks.get(engine, 0) - _UNUSED_BLOCKS)
         was_open = valve.limit is None

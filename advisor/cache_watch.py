@@ -19,8 +19,8 @@ from ..graph.wire.events import MAX_NAME
 from .page.caches import MOST_STEPS
 from .tools.remote import EditEndpoint, RemoteError
 
-PERIOD_S: Final = 0.5  # between two reports; chosen: the page polls once a second
-_ANSWER_S: Final = 2.0  # for the sidecar's answer; chosen
+PERIOD_S: Final = 0.5  # seconds between two reports; chosen: the page polls once a second
+_ANSWER_S: Final = 2.0  # timeout of the sidecar's answer; chosen
 
 _log = logging.getLogger(__name__)
 
@@ -38,12 +38,12 @@ class Traced(Protocol):
 
 
 class CacheWatch:
-    """Reports to a sidecar twice a second what a cache holds, from a thread of its own.
+    """Reports what a cache holds to a sidecar twice a second, on its own thread.
 
-    The model never waits for it. One warning is logged where no sidecar answers, or several run and
-    none is named, and another line when reporting succeeds; the last ``MOST_STEPS`` steps are then
-    shown. Without ``url``, a sidecar that restarts is found under any port. Leaving the context
-    waits up to four seconds.
+    The model never waits for it. One warning is logged if no sidecar answers, or if several run and
+    none is named; another line when reporting succeeds, and the last ``MOST_STEPS`` steps are then
+    shown. Without ``url``, a restarted sidecar is found under any port. Leaving the context waits
+    up to four seconds.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class CacheWatch:
 
     @property
     def told(self) -> int:
-        """How many steps were reported, or skipped as too many at once."""
+        """Return how many steps were reported, or skipped as too many at once."""
         return self._told[1]
 
     def __enter__(self) -> Self:

@@ -1,4 +1,4 @@
-"""The command line. A command's module is imported when it is asked for, and no other."""
+"""The command line. Only the module of the command in use is imported."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ _BUILD: Final = "Build and measure kvgraph"
 
 class _Command(NamedTuple):
     panel: str
-    place: str | None  # `module:name` below this package; None: an entry point has it
+    place: str | None  # `module:name` below this package; None: an entry point
     help: str
-    extra: str | None = None  # without which its module cannot be imported
+    extra: str | None = None  # extra that its module needs; None: none
 
 
-# In the order in which `kvgraph --help` lists them; a test compares the texts with the commands'.
+# In the order of `kvgraph --help`; a test compares the texts with those of the commands.
 _COMMANDS: Final = {
     "serve": _Command(_OPERATE, "cli:serve", "Run a sidecar."),
     "status": _Command(_OPERATE, "tools.terminal:status",
@@ -80,7 +80,7 @@ _COMMANDS: Final = {
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line; expected failures end in one line, and with the error's exit code."""
+    """Run the command line; an expected failure prints one line and sets the error's exit code."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     try:
         build_app(arguments[0] if arguments else None)(arguments, prog_name="kvgraph")
@@ -90,7 +90,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def build_app(command: str | None) -> typer.Typer:
-    """Make the command line; only ``command`` is imported, of the others the help is listed.
+    """Build the command line; only ``command`` is imported, of others only the help text is listed.
     Raises KvGraphError.
     """
     entries = {each.name: each for each in importlib.metadata.entry_points(group=COMMAND_GROUP)}

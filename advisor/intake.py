@@ -17,9 +17,9 @@ from .process.process import RateLimitedLog
 from .sockets.kv_events import KvEventSource
 from .sockets.subscriber import EventSubscriber, ReceivedBatch
 
-_OVER_S: Final = 5.0  # over which the share is a mean; chosen
-_TOO_BUSY: Final = 0.7  # from here on a loop is overloaded: bursts no longer fit; chosen
-_EASED: Final = 0.4  # … until its share is below this; chosen
+_OVER_S: Final = 5.0  # seconds over which the share is averaged; chosen
+_TOO_BUSY: Final = 0.7  # a busier loop is overloaded, since bursts no longer fit; chosen
+_EASED: Final = 0.4  # until its share is below this; chosen
 
 
 class BusyMeter:
@@ -32,7 +32,7 @@ class BusyMeter:
         self._last = now
 
     def worked(self, began: float, ended: float) -> None:
-        """Note the work of one turn; the loop has waited since the turn before."""
+        """Note the work of one turn; the loop was waiting since the previous one."""
         span = ended - self._last
         if span <= 0.0:
             return
@@ -51,16 +51,16 @@ logger = logging.getLogger(__name__)
 Tap = Callable[[str, Sequence[AnyEvent]], None]
 
 MESSAGES_A_TURN: Final = 256  # chosen
-TURN_S: Final = 0.25  # of receiving, and of watching, before advice goes out again; chosen
+TURN_S: Final = 0.25  # of receiving and watching before advice is sent again; chosen
 KEYS_AT_ONCE: Final = 1 << 16  # chosen
-_BREATH_S: Final = 1e-4  # a pause, so that others get the graph's lock; chosen
-_BREATHLESS_S: Final = 1e-3  # without one, at most, between two engines' events; chosen
+_BREATH_S: Final = 1e-4  # a pause, so that other threads get the graph's lock; chosen
+_BREATHLESS_S: Final = 1e-3  # longest time without one between two engines' events; chosen
 _AUDIT_EVERY_S: Final = 1.0  # chosen
-_AUDIT_SLACK: Final = 1024  # chosen: blocks on their way out while others are reported stored
+_AUDIT_SLACK: Final = 1024  # blocks; chosen: some are leaving while others are reported stored
 
 
 class Intake:
-    """Receives events and applies them; the thread that calls it owns the sockets."""
+    """Receives events and applies them; the calling thread owns the sockets."""
 
     def __init__(
         self,
@@ -118,7 +118,7 @@ class Intake:
         self._woke = self._clock()
 
     def seconds_to_wait(self, most: float) -> float:
-        """Seconds until the next deadline, at most ``most``."""
+        """Return the seconds until the next deadline, at most ``most``."""
         due = [self._subscriber.next_expiry(), *(source.deadline for source in self._sources)]
         soonest = min((each - self._clock() for each in due if each is not None), default=most)
         return min(max(soonest, 0.0), most)

@@ -31,7 +31,7 @@ class PrefetchOrder(NamedTuple):
 
 
 class PrefetchOrders:
-    """Keeps one prefetch order per engine. Callers hold the graph's lock unless a method says
+    """Keeps one prefetch order per engine. Callers hold the graph's lock unless a method states
     otherwise.
     """
 
@@ -47,8 +47,8 @@ class PrefetchOrders:
         self.latest: Mapping[str, PrefetchOrder] = MappingProxyType({})
 
     def cannot_wait(self, seconds: float) -> bool:
-        """Whether a session is expected back within ``seconds`` that was not due before. Takes no
-        lock.
+        """Return whether a session that was not due before is expected back within ``seconds``.
+        Takes no lock.
         """
         tables, within_s = self._graph.tables, min(seconds, self._graph.rules.horizon_s)
         if not self.bounds.enabled or tables.sessions.soonest >= self._clock() + within_s:
@@ -56,14 +56,14 @@ class PrefetchOrders:
         return any(reports.tiers for reports in list(tables.reports.values()))
 
     def find_due(self, _: str = "") -> None:
-        """Find the sessions, of any engine, that are expected back soon; see ``due``."""
+        """Find the sessions of any engine that are expected back soon; see ``due``."""
         sessions = self._graph.tables.sessions
         sessions.soonest = math.inf
         self.due = sessions.soon(self._graph.rules.horizon_s, self._clock()).tolist()
 
     def made(self, engine: str) -> PrefetchOrder:
         """Return an engine's prefetch order. The last one is returned again if it was empty,
-        nothing changed on the engine since, and no session is due.
+        nothing has changed on the engine since, and no session is due.
         """
         # With a session due it is computed even for an unchanged graph: its return comes closer.
         version, before = self._graph.changes.of(engine), self.latest.get(engine)
@@ -75,7 +75,7 @@ class PrefetchOrders:
         return PrefetchOrder(self._clock(), self._graph.prefetch_order(engine, limit))
 
     def keep(self, orders: dict[str, PrefetchOrder]) -> None:
-        """Publish ``orders``, and forget all other engines'."""
+        """Publish ``orders``, and forget those of all other engines."""
         self._versions = {each: self._versions[each] for each in orders.keys() & self._versions}
         self.latest = MappingProxyType(orders)
 
@@ -83,17 +83,17 @@ class PrefetchOrders:
 logger = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
-# Even an unchanged graph is ranked again then, since hints expire. Age alone moves all blocks by
-# the same amount and reorders nothing.
+# Even an unchanged graph is ranked again after this time, since hints expire. Age alone lowers all
+# blocks by the same amount and reorders nothing.
 RERANK_AFTER_S: Final = 10.0
-_TELL_EVERY_S: Final = 0.1  # in a round of many engines; chosen
-_ROOMY: Final = 0.25  # blank share of a pool, from which on no ranking is needed; chosen
+_TELL_EVERY_S: Final = 0.1  # between publications in a round of many engines; chosen
+_ROOMY: Final = 0.25  # blank share of a pool above which no ranking is needed; chosen
 _REST: Final = 4.0  # seconds of rest per second of ranking; chosen
-_ORDERS_APART_S: Final = 0.02  # seconds of rest at least where only orders were made; chosen
+_ORDERS_APART_S: Final = 0.02  # least seconds of rest after making orders only; chosen
 # Seconds of rest per second of ranking while rankings and orders are all empty, at most
-# `_LONGEST_REST_S`: a fortieth of a core. Chosen; docs/results.md says what it loses.
+# `_LONGEST_REST_S`: a fortieth of a core. Chosen; docs/results.md shows the cost.
 _LONG_REST: Final = 39.0
-_LONGEST_REST_S: Final = 0.6  # chosen: advice that names nothing is hardly older than other
+_LONGEST_REST_S: Final = 0.6  # chosen: empty advice is hardly older than other advice
 
 
 class _Basis(NamedTuple):
@@ -110,7 +110,7 @@ class _Basis(NamedTuple):
 
 
 class GraphEvictionAdvisor:
-    """Ranks each live engine's blocks and copies, on a thread of its own."""
+    """Ranks each live engine's blocks and copies, on its own thread."""
 
     def __init__(
         self,
@@ -163,13 +163,12 @@ class GraphEvictionAdvisor:
             self._thread.join()
 
     def applied(self, engine: str | None = None, *, intended: bool = False) -> None:
-        """Note that the graph changed, by events of this engine or of whichever (None), and rank at
-        once what cannot wait for the interval.
+        """Note that events of this engine (None: of any) changed the graph, and rank at once
+        whatever cannot wait for the interval.
 
-        That is: a change that somebody ``intended``; the first protected blocks; an engine of whose
-        pool more than ``PRESSING_SHARE`` was turned over since its last ranking. Where only a
-        session is expected back before the next round, prefetch orders are renewed and nothing is
-        ranked.
+        That is: a change that a person ``intended``; the first protected blocks; an engine of whose
+        pool more than ``PRESSING_SHARE`` was turned over since its last ranking. If only a session
+        is expected back before the next round, prefetch orders are renewed and nothing is ranked.
         """
         if intended or self._is_first_protected():
             self._rank_now = True
@@ -223,7 +222,7 @@ class GraphEvictionAdvisor:
         self.latest, self.admissions = MappingProxyType(rankings), MappingProxyType(admissions)
 
     def order(self) -> None:
-        """Renew the prefetch orders of the last round's engines, and nothing else."""
+        """Renew the prefetch orders of the last round's engines, and do nothing else."""
         self._try(self._locked(self.orders.find_due))
         orders, before = {}, self.orders.latest
         for engine in self._heard:

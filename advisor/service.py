@@ -34,12 +34,12 @@ from .shadows.pools import OtherWeights
 
 logger = logging.getLogger(__name__)
 
-_AFTER_FAILURE_S: Final = 0.05  # what failed may fail again: it must not take a core; chosen
+_AFTER_FAILURE_S: Final = 0.05  # after an error, which may recur: it must not take a core; chosen
 _LONGEST_SLEEP_S: Final = 1.0  # then the configuration file and the parent are checked; chosen
 
 
 class Service:
-    """One sidecar. Everything that touches a socket happens in the thread that calls ``run``.
+    """One sidecar. All sockets are used only by the thread that calls ``run``.
     Raises ConfigError.
     """
 
@@ -86,7 +86,7 @@ class Service:
         return self._http.url
 
     def run(self) -> None:
-        """Serve until ``stop`` is called or the parent is gone."""
+        """Serve until ``stop`` is called or the parent process has ended."""
         parts = self.parts
         parts.snapshots.restore()
         for part in (parts.snapshots, parts.planner, parts.shadows, parts.tracing, self._http):
@@ -103,7 +103,7 @@ class Service:
         self.parts.wake.set()
 
     def reload(self) -> None:
-        """Ask for the configuration file to be read again; safe in a signal handler."""
+        """Request that the configuration file is read again; safe in a signal handler."""
         self.parts.watch.ask()
         self.parts.wake.set()
 
@@ -200,7 +200,7 @@ def _http_server(status: Status, http: HttpConfig, token: str) -> HttpServer:
 def serve(
     path: Path | None, overrides: Mapping[str, Any], parent: int | None, tap: Tap | None = None
 ) -> None:
-    """Serve until a signal, or until process ``parent`` is gone; raises ConfigError."""
+    """Serve until a signal, or until process ``parent`` has ended; raises ConfigError."""
     logging.basicConfig(
         level=logging.INFO, format="kvgraph sidecar %(asctime)s %(levelname)s %(message)s"
     )

@@ -1,4 +1,4 @@
-"""Sends finished requests as OpenTelemetry traces, where an endpoint is configured."""
+"""Sends finished requests as OpenTelemetry traces, if an endpoint is configured."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from .words.times import UnixTime
 
 logger = logging.getLogger(__name__)
 
-BATCH: Final = 64  # requests of one message, and of one hold of the graph's lock; chosen
+BATCH: Final = 64  # requests per message, and per hold of the graph's lock; chosen
 _EVERY_S: Final = 1.0  # chosen
-_LAST_WORDS_S: Final = 1.0  # that a sidecar's end waits for the last traces; chosen
+_LAST_WORDS_S: Final = 1.0  # time that a sidecar's end waits for the last traces; chosen
 
 
 class SpanFeed:
-    """Takes finished requests from the log and sends them, on a thread of its own."""
+    """Takes finished requests from the log and sends them, on its own thread."""
 
     def __init__(
         self,
@@ -157,8 +157,8 @@ Span = tuple[str, float, float, dict[str, Any]]
 def spans_of(request: RequestView) -> list[Span]:
     """Return a request's own span, and then those within it.
 
-    Names and keys are those of the HTTP API. vLLM's own traces have the beginning of
-    ``kvgraph.request`` as ``gen_ai.request.id``: the engine adds a random part to it.
+    Names and keys are those of the HTTP API. vLLM's own traces have ``kvgraph.request``, with a
+    random part added by the engine, as ``gen_ai.request.id``.
     """
     ended = request.at if request.ended_at is None else max(request.at, request.ended_at)
     attributes = {
@@ -198,8 +198,8 @@ _NS: Final = 1_000_000_000
 class OtlpSender:
     """Sends requests as spans over OTLP/HTTP, with OpenTelemetry's own encoder and client.
 
-    Samplers, headers, certificates and timeouts are those of OpenTelemetry's variables, and so is
-    the address without ``url``.
+    Samplers, headers, certificates and timeouts are read from OpenTelemetry's variables, and so is
+    the address if ``url`` is empty.
     """
 
     def __init__(self, url: str | None) -> None:
@@ -227,7 +227,7 @@ class OtlpSender:
         self._tracer = provider.get_tracer("kvgraph", __version__)
 
     def send(self, requests: Sequence[RequestView]) -> bool:
-        """Send a trace of each request; returns whether the receiver took them."""
+        """Send a trace of each request; returns whether the receiver accepted them."""
         from opentelemetry.sdk.trace.export import SpanExportResult
 
         for request in requests:
@@ -237,7 +237,7 @@ class OtlpSender:
         return not spans or self._exporter.export(spans) is SpanExportResult.SUCCESS
 
     def close(self) -> None:
-        """Abort what is under way, retries included."""
+        """Abort a transfer in progress, including retries."""
         self._exporter.shutdown()  # type: ignore[no-untyped-call]
 
     def _make(self, spans: Sequence[Span]) -> None:

@@ -1,3 +1,3 @@
-"""What people look at: the sidecar's HTTP surface, its metrics, and its page (TypeScript in
-``web``, built into ``page``).
+"""What people see: the sidecar's HTTP surface, its metrics, and its page (TypeScript in ``web``,
+built into ``page``).
 """

@@ -42,13 +42,15 @@ def edit_token(secret: str) -> str:
 
 
 def page_address(url: str, secret: str, *, edit: bool = False) -> str:
-    """The page's address for a browser; with ``edit``, one that allows changes."""
+    """Return the page's address for a browser; with ``edit``, one that allows changes."""
     address = f"{url}/open?token={page_token(secret)}"
     return f"{address}#edit={edit_token(secret)}" if edit else address
 
 
 def derived(secret: str, use: str) -> str:
-    """48 hexadecimal digits for one use; they reveal neither the secret nor other uses' digits."""
+    """Return 48 hexadecimal digits for one use; they reveal neither the secret nor other uses'
+    digits.
+    """
     return hmac.new(secret.encode(), f"kvgraph {use}".encode(), hashlib.sha256).hexdigest()[:48]
 
 
@@ -125,7 +127,7 @@ POLICY: Final = (
     "connect-src 'self'; worker-src 'self'; base-uri 'none'; form-action 'none'; "
     "frame-ancestors 'none'"
 )
-"""Only this sidecar's files run or style anything, and nothing is sent elsewhere."""
+"""Only this sidecar's files can run or style anything, and nothing is sent elsewhere."""
 
 _TYPES: Final = {
     ".html": "text/html; charset=utf-8",
@@ -180,7 +182,9 @@ def wants_page(request: Request) -> bool:
 
 
 def sent(file: PageFile, request: Request) -> Response:
-    """``file``, compressed if the client accepts that; 304 if it has it already."""
+    """Return ``file``, compressed if the client accepts that, or 304 if the client has it
+    already.
+    """
     headers = {**_HEADERS, "ETag": file.tag}
     if request.headers.get("if-none-match") == file.tag:
         return Response(status_code=304, headers=headers)

@@ -46,7 +46,7 @@ class Notice(Part):
 
 
 def as_json(content: Any, status_code: int = 200) -> Response:
-    """Structs, dataclasses and plain values as JSON; nothing is kept by a browser."""
+    """Return structs, dataclasses and plain values as JSON, which browsers must not store."""
     body = orjson.dumps(content, default=_plain, option=orjson.OPT_NON_STR_KEYS)
     headers = {"X-Content-Type-Options": "nosniff", "Cache-Control": "no-store"}
     return Response(body, status_code, headers, media_type="application/json")
@@ -59,7 +59,7 @@ def _plain(value: Any) -> Any:
 
 
 def parse_key(text: str) -> BlockKey:
-    """A block key from decimal digits or ``0x`` and hexadecimal ones; HTTP 400 otherwise."""
+    """Return a block key from decimal digits or ``0x`` and hexadecimal ones; HTTP 400 otherwise."""
     digits, base = (text[2:], 16) if text[:2].lower() == "0x" else (text, 10)
     if digits.isascii() and digits.isalnum():
         try:
@@ -78,12 +78,14 @@ def parse_key(text: str) -> BlockKey:
 
 
 def mark_of(name: str, number: int) -> str:
-    """The mark of a record; the log's name has no ``-`` in it."""
+    """Return the mark of a record; the log's name must not contain ``-``."""
     return f"{name}-{number}"
 
 
 def number_in(mark: str, name: str, end: float = inf) -> int | None:
-    """The record of a mark of the log ``name``; None for another log's, or one from ``end`` on."""
+    """Return the record of a mark of the log ``name``; None for another log's, or one from ``end``
+    on.
+    """
     whose, _, number = mark.partition("-")
     is_number = number.isascii() and number.isdigit()
     known = int(number) if whose == name and is_number else None

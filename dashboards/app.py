@@ -46,7 +46,7 @@ def create_app(
     # the other requests that may not change anything
     pages: Pages,
 ) -> FastAPI:
-    """Make the application; starts nothing. Wrong input is answered with 4xx and a ``detail``; an
+    """Create the application; starts nothing. Wrong input is answered with 4xx and a ``detail``, an
     unknown block or session with 404.
     """
     app = FastAPI(title="kvgraph", docs_url=None, redoc_url=None, openapi_url=None)

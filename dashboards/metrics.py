@@ -1,4 +1,4 @@
-"""Prometheus metrics of a sidecar: few series, and labels whose values are ours and bounded."""
+"""Prometheus metrics of a sidecar: few series, with label values from a bounded set of our own."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ _DIGEST: Final = 4  # bytes
 
 
 def cut(text: str) -> str:
-    """A label value, cut if it is long; all families cut alike, so that their labels match."""
+    """Return a label value, shortened if long; the same in all families, so that their labels
+    match.
+    """
     if len(text) <= _LENGTH:
         return text
     # Engines whose ids begin alike, as of hosts in one cluster, must not become one series.
@@ -77,7 +79,7 @@ class _OfEngines(NamedTuple):
     kind: type[GaugeMetricFamily] | type[CounterMetricFamily]
     name: str
     text: str
-    part: str  # of ``EngineStatus``, with dots; where it is None, an engine has no sample
+    part: str  # path in ``EngineStatus``, with dots; if it is None, the engine has no sample
     samples: Callable[[Any], _Samples]
     labels: tuple[str, ...]
 

@@ -1,4 +1,4 @@
-"""Serves the application from a thread of its own."""
+"""Serves the application from its own thread."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 # Deadlines for HTTP connections: silent clients and slow readers are cut off.
 
-# For a whole request to arrive, and for its answer to be read; chosen, far above any need.
+# For a whole request to arrive, and for its answer to be read; chosen, far above what is needed.
 DEADLINE_S: Final = 8.0
 # Then the kernel drops data of a closed connection that its client does not take.
 _ORPHAN_MS: Final = int(2e3 * DEADLINE_S)
@@ -33,8 +33,8 @@ LOOPBACK: Final = frozenset({"127.0.0.1", "::1"})
 
 
 class TimeoutProtocol(H11Protocol):
-    """uvicorn's HTTP/1.1 protocol with deadlines; its own waits for ever for a request to arrive.
-    With too many connections, the one silent for longest is cut.
+    """uvicorn's HTTP/1.1 protocol with deadlines; its own waits forever for a request to arrive.
+    With too many connections, the one silent for longest is closed.
     """
 
     deadline_s: float = DEADLINE_S
@@ -127,13 +127,15 @@ def reset(transport: asyncio.BaseTransport) -> None:
 
 
 def held_by_kernel(connection: socket.socket | None, queue: int = termios.TIOCOUTQ) -> int:
-    """Bytes written to a connection that its peer has not acknowledged; or in another ``queue``."""
+    """Return the bytes written to a connection that its peer has not acknowledged; or in another
+    ``queue``.
+    """
     if connection is None or connection.fileno() < 0:
         return 0
     return int.from_bytes(fcntl.ioctl(connection.fileno(), queue, bytes(4)), "little")
 
 
-# What any client can have uvicorn log by requests that are no HTTP, as often as it likes.
+# Lines that any client can make uvicorn log by malformed requests, as often as it likes.
 _ODD: Final = (
     "Invalid HTTP request received", "Unsupported upgrade request",
     "No supported WebSocket library detected", "Exception in ASGI application",
@@ -142,8 +144,8 @@ _LOG_EVERY_S: Final = 10.0  # of each of them; chosen
 
 
 class OddRequestFilter(logging.Filter):
-    """Lets through one line in ten seconds for each kind of malformed request, and no line about
-    an answer that was too late because such a request had ended its connection.
+    """Passes one line in ten seconds for each kind of malformed request, and no line about an
+    answer that came too late because such a request had ended its connection.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -166,9 +168,9 @@ class OddRequestFilter(logging.Filter):
         return True
 
 
-_OVER: Final = "state=MUST_CLOSE"  # in what h11 says of an answer after an error of the client's
+_OVER: Final = "state=MUST_CLOSE"  # part of h11's text about an answer after a client's error
 ODD_REQUESTS: Final = OddRequestFilter()
-"""Of this process: a filter that is added twice is there once."""
+"""One per process, so that adding it twice has no effect."""
 
 
 class HttpServer:
@@ -242,7 +244,7 @@ class _QuietServer(uvicorn.Server):
             await self._ended.wait()
 
 
-# Refuses bodies longer than any question: they are read before a token is checked.
+# Refuses bodies longer than any valid request, since they are read before a token is checked.
 
 MOST_BODY_BYTES: Final = 2 << 20  # chosen: the longest valid body (256 wishes) has 1.2 MB
 _REFUSED: Final = f"the body is too long; allowed: {MOST_BODY_BYTES} bytes"
@@ -329,8 +331,8 @@ class TrustedHosts:
 
 
 def host_name(authority: str) -> str:
-    """The name or address in ``host[:port]``, without the brackets of an IPv6 address and without
-    the dot at the end of a name that is written out in full.
+    """Return the name or address in ``host[:port]``, without the brackets of an IPv6 address and
+    without the dot at the end of a fully qualified name.
     """
     if authority.startswith("["):
         return authority[1:].partition("]")[0].lower()

@@ -37,28 +37,28 @@ class EngineStatus:
     gaps: int
     resyncs: int
     ranking_epoch: int | None = None
-    ranking_age_s: float | None = None  # of the last one sent to it
+    ranking_age_s: float | None = None  # age of the last ranking sent to it
     ranked: int = 0
     ranked_protected: int = 0
     graph: EngineStats | None = None
     tiers: TierReport | None = None  # None without colder tiers
-    ruling: PolicyChoice | None = None  # of policy and LRU; None where nothing is compared
+    ruling: PolicyChoice | None = None  # whether policy or LRU ranks; None if they are not compared
     room: AdmissionAdvice | None = None  # how much new context may start there
-    ranked_by: str = "lru"  # a policy's name; lru where the engine keeps its own order
-    hashing: str = ""  # how it hashes blocks, in words
+    ranked_by: str = "lru"  # a policy's name; lru if the engine keeps its own order
+    hashing: str = ""  # how it hashes blocks, as text
     left_out: int = 0  # KV events of a watched engine that could not be read …
-    last_left_out: str = ""  # … and why the last of them
+    last_left_out: str = ""  # and why the last of them was left out
 
 
 @dataclass(frozen=True, slots=True)
 class LogTotals:
     """What the logs counted since the start, for metrics."""
 
-    tokens: Mapping[str, int]  # of prompts, by source: pool, loaded, prefetched, computed
+    tokens: Mapping[str, int]  # prompt tokens by source: pool, loaded, prefetched, computed
     reasons: Mapping[str, tuple[int, int]]  # reason of a miss → requests, blocks they computed
-    lost: Mapping[str, int]  # recomputed blocks, by whether they were own turns' or shared
+    lost: Mapping[str, int]  # recomputed blocks, of own turns or of shared prefixes
     rules: Mapping[tuple[str, str], tuple[int, int]]  # engine, rule → evictions, regretted ones
-    # Engine, shadow → blocks asked for, found; `ours` is the live pool.
+    # Engine, shadow → blocks requested, found; `ours` is the live pool.
     shadows: Mapping[tuple[str, str], tuple[int, int]]
     log_bytes: int
 
@@ -88,13 +88,13 @@ class StatusSource(Protocol):
     """The sidecar's state; thread-safe. Methods raise BusyError while the graph is busy."""
 
     def is_healthy(self) -> bool:
-        """Whether the loop turns and all rankings are fresh."""
+        """Return whether the loop runs and all rankings are fresh."""
 
     def not_ready(self) -> str | None:
-        """Why engines get no advice yet, in words; None once all linked engines do."""
+        """Return why engines get no advice yet, as text; None once all linked engines do."""
 
     def totals(self) -> LogTotals:
-        """What the logs counted; cheap."""
+        """Return the logs' counts; cheap."""
 
     def status(self) -> SidecarStatus:
-        """The state of everything, now."""
+        """Return the state of everything, now."""

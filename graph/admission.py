@@ -17,13 +17,13 @@ _REST: Final = 0.25
 """After a request that started without room, the rest before the next one, as a share of the time
 until the engine could take another. Chosen in the closed loop of the replay lab, on other sessions
 than those of the figures."""
-_CALM: Final = 0.06  # of what is computed, computed again: so little is chance
+_CALM: Final = 0.06  # share of computed blocks computed again that may be chance
 _WASTE: Final = 5.0
 """How much the rest grows per share of what is computed again beyond ``_CALM``. A start without
 room evicts blocks that another session needs soon, the sooner the shorter its pauses are compared
 with prefill: then such starts gain nothing. Chosen: a higher value computes less again, but
 finishes fewer turns."""
-_LATEST: Final = 0.2  # weight of the newest prompt in the time that a block takes; chosen
+_LATEST: Final = 0.2  # weight of the newest prompt in the mean time per block; chosen
 
 
 class Pacing:
@@ -45,7 +45,7 @@ class Pacing:
         self._block_s: float | None = None
 
     def measures(self, now: float) -> bool:
-        """Whether the prompts that started last are still being computed, for all that is known."""
+        """Return whether the prompts started last are still being computed, as far as is known."""
         return self._began is not None and now - self._began < self._most_s
 
     def begin(self, now: float, blocks: int) -> None:
@@ -53,17 +53,17 @@ class Pacing:
         self._began, self._blocks = now, blocks
 
     def takes(self, blocks: int) -> float:
-        """Seconds that ``blocks`` recently took from start to end, turns in between included.
-        Infinite before the first measurement.
+        """Return the seconds that ``blocks`` blocks recently took from start to end, including
+        other requests' turns in between. Infinite before the first measurement.
         """
         return math.inf if self._block_s is None else blocks * self._block_s
 
     def note_step(
         self, now: float, *, free: bool, prefills: bool = False, wasted: float = 0.0
     ) -> None:
-        """Update at each step whether the engine could take another request: it is ``free`` if no
-        request is queued and the prompt of the last one released has been computed. ``wasted``:
-        share of what was computed lately that had been computed before.
+        """Note at each step whether the engine could take another request: it is ``free`` if no
+        request is queued and the prompt of the last one released has been computed. ``wasted`` is
+        the share of recently computed blocks that had been computed before.
         """
         self._free = free
         if prefills or not free:
@@ -80,12 +80,12 @@ class Pacing:
             self._block_s = before + _LATEST * (block_s - before)
 
     def give_up(self) -> None:
-        """Measure the last start no further: nobody saw when its prompt was computed."""
+        """Stop measuring the last start, since its prompt's end was not observed."""
         self._began = None
 
     def may_start(self, now: float, *, hurries: bool) -> bool:
-        """Whether another request may start; ``hurries`` skips the rest between two. A rest is for
-        the turns of others: it is over once there were none for a while.
+        """Return whether another request may start; ``hurries`` skips the rest between two starts.
+        The rest leaves time for others' turns, so it ends early once there were none for a while.
         """
         rested = now >= self._from or now - self._worked_at >= self._enough
         return self._free and (hurries or rested)
@@ -126,7 +126,9 @@ class RoomLedger:
         self._taken -= self._promised.pop(request_id, 0)
 
     def remaining(self, advice: AdmissionAdvice) -> float:
-        """Blocks of new context that may still start; drops starts that ``advice`` accounts for."""
+        """Return how many blocks of new context may still start; forgets starts that ``advice``
+        includes.
+        """
         if advice.room_blocks is None:
             return float("inf")
         self._drop_until(max(advice.known_of, advice.ts - _SURELY_KNOWN_S))
@@ -146,7 +148,7 @@ SATURATED: Final = 0.4
 """Share of requests that found others queued from which the engine counts as saturated. Chosen in
 the closed loop of the replay lab, on other sessions than those of the figures: there an engine that
 keeps up shows at most 0.2, and one whose cache thrashes 1. From 0.3 to 0.5 nothing changes."""
-AT_EASE: Final = 0.15  # below this share a saturated engine no longer counts as such; chosen
+AT_EASE: Final = 0.15  # a saturated engine below this share is no longer saturated; chosen
 
 
 class Saturation:
@@ -186,14 +188,16 @@ context is that small. Chosen."""
 
 
 def is_short(prompt: int, pool: int) -> bool:
-    """Whether a prompt of so many blocks takes little room in a pool of so many."""
+    """Return whether a prompt of ``prompt`` blocks takes little room in a pool of ``pool``
+    blocks.
+    """
     return prompt * _SHORT <= pool
 
 
 def new_context_blocks(prompt: int, found: int, pool: int, *, new: bool) -> int:
-    """Blocks of new context that a request needs, of a ``prompt`` of which so many, from the first
-    on, are ``found``; 0 if the prompt is short for the ``pool``, or its session is live and
-    resident: not ``new`` here, and at least half of the prompt is found.
+    """Return how many blocks of new context a request needs, given that the first ``found`` of its
+    ``prompt`` blocks are in the pool. 0 if the prompt is short for the ``pool``, or if its session
+    is live and resident: not ``new`` here, with at least half of the prompt found.
     """
     if is_short(prompt, pool):
         return 0
@@ -245,8 +249,8 @@ class HoldingRule:
         self, asks: Held, advice: AdmissionAdvice | None, *, idle: bool, queued: bool
     ) -> bool:
         """Decide whether to hold a request that arrived at ``asks.since``. ``advice`` is None if
-        the sidecar is silent; ``idle``: the engine has no work but held requests; ``queued``: other
-        requests are in its queue.
+        the sidecar is silent; ``idle``: the engine has no work except held requests; ``queued``:
+        other requests are in its queue.
         """
         if self._met is None:  # those that arrive together do not count as meeting one another
             # Who waits for room would stand in the queue otherwise: without these, holding would
@@ -262,8 +266,8 @@ class HoldingRule:
         return self.turn_comes(asks, advice)
 
     def turn_comes(self, asks: Held, advice: AdmissionAdvice | None) -> bool:
-        """Decide again whether to hold a request that is about to start. Its context may have been
-        evicted while it queued.
+        """Decide again whether to hold a request that is about to start, since its context may have
+        been evicted while it queued.
         """
         if self.is_let_in(asks.request_id):
             return False
@@ -288,8 +292,8 @@ class HoldingRule:
     # Steps --------------------------------------------------------------------------------------
 
     def passes(self, advice: AdmissionAdvice | None, now: float) -> bool:
-        """Note a step in which no request is held and there is room for all. False: nothing was
-        noted, and ``released`` must be called.
+        """Note a step in which no request is held and there is room for all. Returns False if
+        nothing was noted, so that ``released`` must be called.
         """
         if len(self._order) or self._pacing.measures(now):
             return False
@@ -299,8 +303,8 @@ class HoldingRule:
         return True
 
     def rested(self, at: float) -> None:
-        """Note that steps passed, the last at this time, in which ``passes`` would have said True
-        and was not asked; -inf: none did.
+        """Note that ``passes`` was not called in recent steps in which it would have returned True,
+        the last one at this time; -inf: there was none.
         """
         if at > self._ran_at:
             self._met, self._ran_at = None, at
@@ -309,15 +313,15 @@ class HoldingRule:
         self, advice: AdmissionAdvice | None, now: float, *, idle: bool, free: bool,
         prefills: bool = False,
     ) -> list[tuple[Held, str]]:  # fmt: skip
-        """Requests that may start now, in this order, each with its reason (of ``HOLD_ENDS``). For
-        ``idle`` see ``arrives``, for ``free`` see ``Pacing.note_step``; ``prefills``: a prompt is
-        being computed, whoever's it is.
+        """Return the requests that may start now, in order, each with its reason (of
+        ``HOLD_ENDS``). For ``idle`` see ``arrives``, for ``free`` see ``Pacing.note_step``;
+        ``prefills``: the prompt of any request is being computed.
 
-        If there is no room, a request that was patient starts once no other is queued, and with it
-        as many as one step computes with it, as ``Pacing`` allows: a prefill that stands before a
-        resident session's turn may evict that session's blocks. It was patient if it has waited
-        ``HOLD_PATIENCE_S``, or as long as a whole pool of prompts takes to compute if that is less;
-        while few prompts queue, any wait is enough.
+        Without room, a patient request starts once no other is queued, together with as many as one
+        step computes, as far as ``Pacing`` allows: a prefill before a resident session's turn may
+        evict that session's blocks. A request is patient if it has waited ``HOLD_PATIENCE_S``, or
+        as long as a whole pool of prompts takes to compute if that is less; while few prompts
+        queue, any wait is enough.
         """
         self._met = None
         if not idle or not len(self._order):

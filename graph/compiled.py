@@ -1,4 +1,4 @@
-"""The graph's compiled loops, ``kvgraph._graph``, or a stand-in that raises what is missing."""
+"""The graph's compiled loops, ``kvgraph._graph``, or a stand-in that raises an error naming it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,9 @@ else:
 
 
 def require_compiled() -> None:
-    """Say at once, and not at the first event, what is missing; raises CompiledPartMissingError."""
+    """Raise CompiledPartMissingError now, rather than at the first event, if the compiled part is
+    missing.
+    """
     _ = core.find
 
 

@@ -9,7 +9,7 @@ KvGraphError
 ├── SnapshotError    a snapshot that cannot be written, or must not be loaded
 └── CompiledPartMissingError   kvgraph was installed without its compiled part
 
-Errors of one room are defined there: ``dashboards.source.BusyError``,
+Errors of a single module are defined there: ``dashboards.source.BusyError``,
 ``advisor.remote.RemoteError``.
 """
 
@@ -22,8 +22,8 @@ class KvGraphError(Exception):
     """Base of every deliberate kvgraph error.
 
     Attributes:
-        exit_code: Of a command that ends with it. 2: what it was given is wrong, so that there is
-            no use in trying again; 1: all else.
+        exit_code: Exit code of a command that ends with this error. 2: its input is wrong, so
+            retrying is useless; 1: anything else.
     """
 
     exit_code: ClassVar[int] = 1
@@ -60,4 +60,4 @@ class SnapshotError(KvGraphError):
 
 
 class CompiledPartMissingError(KvGraphError):
-    """What makes a graph needs ``kvgraph._graph``, which is not installed here."""
+    """Creating a graph needs ``kvgraph._graph``, which is not installed here."""

@@ -177,7 +177,7 @@ def neighbors(tables: Tables, row: int) -> list[dict[str, Any]]:
 
 
 def block_attributes(tables: Tables, row: int) -> dict[str, Any]:
-    """A block's properties that are meaningful to people."""
+    """Return a block's properties that are meaningful to people."""
     blocks, sessions = tables.blocks, tables.sessions
     session, tokens = int(blocks.session[row]), blocks.tokens[row]
     depth = int(known_depth(blocks.depth[row : row + 1])[0])
@@ -202,7 +202,7 @@ def block_attributes(tables: Tables, row: int) -> dict[str, Any]:
 
 
 def explain(view: View, order: RankingSources, row: int) -> dict[str, Any]:
-    """A block's score terms, its rank, and the rules that protect or demote it."""
+    """Return a block's score terms, its rank, and the rules that protect or demote it."""
     tables, blocks, policy, now = view.tables, view.blocks, order.policy, view.now
     only = Selection(blocks, np.array([row], dtype=np.int32))
     terms = {name: float(values[0]) for name, values in terms_of(policy, view, only).items()}
@@ -227,7 +227,7 @@ def explain(view: View, order: RankingSources, row: int) -> dict[str, Any]:
 
 
 def explain_session(view: View, name: str, tenant: str | None) -> dict[str, Any]:
-    """What a session is doing, and which blocks it holds."""
+    """Return what a session is doing, and which blocks it holds."""
     tables, now = view.tables, view.now
     row = session_row(tables, name, tenant)
     sessions, blocks, only = tables.sessions, tables.blocks, np.array([row], dtype=np.int32)
@@ -272,8 +272,8 @@ def _parent(tables: Tables, row: int) -> str | None:
 
 
 def session_row(tables: Tables, name: str, tenant: str | None) -> int:
-    """The row of a session; without a tenant, the one without tenant or the only one of that name.
-    Raises GraphError.
+    """Return the row of a session; without ``tenant``, the session without a tenant or the only one
+    of that name. Raises GraphError.
     """
     if tenant is not None:
         row = tables.sessions.find(name, tables.tenants.find(tenant))
@@ -346,8 +346,8 @@ def _identity(tables: Tables, row: int) -> str | None:
 
 
 def row_of(tables: Tables, key: BlockKey) -> int:
-    """The row of the block with this key; among several models' blocks, a held one, the latest
-    used. Raises GraphError.
+    """Return the row of the block with this key. Among blocks of several models, it prefers one in
+    a pool, then the one used last. Raises GraphError.
     """
     if not 0 <= key < 1 << 64:
         raise GraphError(f"a block key is a number from 0 to 2**64 - 1, not {key}")
@@ -361,18 +361,18 @@ def row_of(tables: Tables, key: BlockKey) -> int:
 
 
 def blocks_of_memory(edges: EdgeStore, memory: int) -> Rows:
-    """int32 ``[n]``: rows of the blocks that refer to a memory."""
+    """Return the rows of the blocks that refer to a memory, int32 ``[n]``."""
     if not edges.counts[EdgeType.MEMORY_REF]:
         return np.empty(0, dtype=np.int32)
     links = edges.of_kind(EdgeType.MEMORY_REF)
     return np.unique(edges.source[links[edges.target[links] == memory]]).astype(np.int32)
 
 
-_SHOWN: Final = 16  # blocks
+_SHOWN: Final = 16  # most blocks listed
 
 
 def explain_memory(view: View, name: str) -> dict[str, Any]:
-    """A memory's properties, and the blocks that hold it; raises GraphError."""
+    """Return a memory's properties, and the blocks that hold it; raises GraphError."""
     tables, blocks = view.tables, view.tables.blocks
     memory = tables.memories.find(name)
     if memory == NO_ROW:

@@ -32,8 +32,8 @@ class Verdict(StrEnum):
     """The outcome of an intent."""
 
     ACCEPTED = "accepted"
-    CLIPPED = "clipped"  # done in part: up to a bound, or for the blocks that are known
-    DEFERRED = "deferred"  # it will be done, as room or time allows
+    CLIPPED = "clipped"  # done in part: up to a bound, or for the known blocks
+    DEFERRED = "deferred"  # will be done, as room or time allows
     REJECTED = "rejected"
     MISSING = "missing"  # no block or session that it names is known
 
@@ -53,7 +53,7 @@ class Target:
 
     @property
     def named(self) -> int:
-        """How many of the first four fields are given."""
+        """Number of the first four fields that are given."""
         given = (self.block, self.session, self.identity, self.memory_id)
         return sum(each is not None for each in given)
 
@@ -62,7 +62,7 @@ class Target:
 class Intent:
     kind: IntentKind
     target: Target
-    # How long a lease or a prefetch order lasts; None: as long as allowed.
+    # Seconds that a lease or a prefetch order lasts; None: as long as allowed.
     seconds: float | None = None
     importance: float = 1.0  # for ``RETAIN``: from 0 to 1
 
@@ -72,8 +72,8 @@ class IntentAnswer:
     verdict: Verdict
     reason: str
     blocks: int = 0  # blocks that it was applied to
-    asked: int = 0  # blocks of its target
-    seconds: float | None = None  # how long it holds; None: no time limit
+    asked: int = 0  # blocks in its target
+    seconds: float | None = None  # how long it lasts; None: no time limit
 
 
 NOTHING: Final = IntentAnswer(Verdict.MISSING, "no block of that target is known for this tenant")
@@ -84,12 +84,12 @@ Mask = npt.NDArray[np.bool_]
 
 POOL_SHARE: Final = 0.25
 """Share of a pool for all leases together; never more than protection may keep there. Chosen."""
-TENANT_SHARE: Final = 0.125  # of a pool, for one named tenant's leases; chosen
-LONGEST_S: Final = 900.0  # of a lease or a prefetch order; chosen
+TENANT_SHARE: Final = 0.125  # share of a pool, for one named tenant's leases; chosen
+LONGEST_S: Final = 900.0  # longest lease or prefetch order, in seconds; chosen
 
 
 def leasable(tables: Tables, rows: Rows, now: float, arriving: int | None = None) -> Rows:
-    """The first of ``rows``, all of one tenant, that may be leased together.
+    """Return the first of ``rows``, all of one tenant, that may be leased together.
 
     Blocks outside every pool are left out, unless they are about to enter the pool of the engine
     ``arriving``. In each pool concerned, other leases and the same tenant's leases count against
@@ -124,8 +124,8 @@ def _room(tables: Tables, engine: int, pool: int, leased: Mask, tenant: int) -> 
 
 
 def target_rows(tables: Tables, target: Target) -> Rows:
-    """int32 ``[n]``: the target's rows, nearest to the start of their chains first. Rows of other
-    tenants are left out. Raises GraphError.
+    """Return the target's rows, int32 ``[n]``, those nearest to the start of their chains first.
+    Rows of other tenants are left out. Raises GraphError.
     """
     if target.named != 1:
         raise GraphError(
@@ -152,7 +152,7 @@ def _named(tables: Tables, target: Target) -> Rows:
 
 
 def chain_of(tables: Tables, row: int) -> Rows:
-    """int32 ``[n]``: a block and all blocks before it in its chain."""
+    """Return a block and all blocks before it in its chain, int32 ``[n]``."""
     parent, chain = tables.blocks.parent, []
     while row != NO_ROW:
         chain.append(row)
@@ -199,7 +199,7 @@ class IntentBook:
         self._clock = clock
 
     def signal(self, signal: SessionSignal) -> IntentAnswer:
-        """Apply what a caller states about a session outside any request."""
+        """Apply a caller's statement about a session, made outside any request."""
         if signal.waiting_for_tool is None and not signal.ended:
             return IntentAnswer(Verdict.REJECTED, _NO_SIGNAL)
         if not self._signalled(signal, self._clock()):
@@ -207,7 +207,7 @@ class IntentBook:
         return IntentAnswer(Verdict.ACCEPTED, "it counts, unless a request of the session runs")
 
     def apply(self, intent: Intent) -> IntentAnswer:
-        """Apply an intent; a target that cannot be found is answered, never raised."""
+        """Apply an intent; a target that cannot be found is reported in the answer, not raised."""
         now = self._clock()
         try:
             rows = target_rows(self._tables, intent.target)

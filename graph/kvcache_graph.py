@@ -48,12 +48,12 @@ class ChangeCounts:
         self._own: Counter[str] = Counter()
 
     def of(self, engine: str) -> int:
-        """The engine's count."""
+        """Return the engine's count."""
         return self._all + self._own[engine]
 
     def changed(self, engine: str) -> None:
         """Count a change by this engine's events. Other engines that hold the same blocks are not
-        counted: an engine without events loses no block.
+        counted, since an engine without events loses no block.
         """
         self._own[engine] += 1
         self.total += 1
@@ -64,7 +64,7 @@ class ChangeCounts:
         self.total += 1
 
     def forget(self, engine: str) -> None:
-        """Remove an engine that is gone; no count falls."""
+        """Remove an engine that is gone; no other count falls."""
         self._all += self._own.pop(engine, 0) + 1
         self.total += 1
 
@@ -77,20 +77,20 @@ _SIGNS_OF_LIFE = (
 class KVCacheGraph:
     """Typed-edge graph over KV blocks, kept in columns.
 
-    One thread applies events; any other thread that reads holds ``lock`` meanwhile. Times are
+    One thread applies events; any other thread must hold ``lock`` while reading. Times are
     monotonic seconds of ``clock``.
 
     Args:
-        profile: The classic policy's weights, and rules, where no others are given.
+        profile: Weights of the classic policy and rules, used if no others are given.
 
     Attributes:
-        policy: Scores blocks; assign another to change it while running.
+        policy: Scores blocks; may be replaced while running.
         rules: Bind every policy; see ``configure``.
-        referee: Says where the policy may rank. Elsewhere, and with the policy ``lru``, the
-            engine's own order holds, apart from protected blocks.
+        referee: Decides where the policy may rank. Elsewhere, and with the policy ``lru``, the
+            engine keeps its own order, apart from protected blocks.
         models: The models of engines that do not report theirs, by engine id.
-        intents: Intents stated outside requests; use under ``lock``, and count the change.
-        changes: Tell when a ranking is out of date.
+        intents: Intents stated outside requests; use it under ``lock``, and count the change.
+        changes: Change counts, which tell when a ranking is out of date.
 
     Raises:
         CompiledPartMissingError: kvgraph was installed without ``kvgraph._graph``.
@@ -118,31 +118,32 @@ class KVCacheGraph:
         self.intents = IntentBook(self.tables, self._ingest.signalled, clock)
 
     def configure(self, rules: Rules, limits: GraphLimits | None = None) -> None:
-        """Use other rules and limits from now on; earlier rankings are out of date."""
+        """Use these rules and limits from now on; earlier rankings become out of date."""
         self.rules, self.tables.limits = rules, limits or self.tables.limits
         self.tables.protected_share = rules.protected_share
         self.changes.all_changed()
 
     @property
     def counters(self) -> Counter[str]:
-        """Counts since the start, such as evictions by layer, refused events and tokens."""
+        """Counts since the start, such as evictions by layer, refused events, and tokens."""
         return self._ingest.counters
 
     @property
     def engines(self) -> list[str]:
-        """Engines that have a residency column."""
+        """The engines that have a residency column."""
         return list(self.tables.engines)
 
     def apply(self, engine: str, events: Sequence[AnyEvent]) -> None:
-        """Apply events of one engine, in their order; raises as ``slices``."""
+        """Apply events of one engine, in order; raises as ``slices`` does."""
         for _ in self.slices(engine, events):
             pass
 
     def slices(self, engine: str, events: Sequence[AnyEvent]) -> Iterator[None]:
-        """Apply events, one slice per step: a thread that reads waits for one slice at most.
+        """Apply events in slices, one per iteration, so that a reading thread waits for one slice
+        at most.
 
-        Whoever takes the steps holds ``lock`` during each, takes all of them, and applies nothing
-        else meanwhile. Between two steps the tables are whole.
+        The caller holds ``lock`` during each iteration, runs all of them, and applies nothing else
+        meanwhile. Between two iterations the tables are consistent.
 
         Raises:
             GraphError: There are ``MAX_ENGINES`` other engines already.
@@ -153,7 +154,7 @@ class KVCacheGraph:
             self.changes.changed(engine)
 
     def resident_count(self, engine: str) -> int:
-        """Blocks that the engine says are in its pool; 0 if it never reported."""
+        """Return the number of blocks in the engine's pool, as it reported; 0 if it never did."""
         column = self.tables.engines.get(engine)
         return 0 if column is None else len(self.tables.blocks.holding(column))
 
@@ -163,7 +164,7 @@ class KVCacheGraph:
             pass
 
     def forgetting(self, engine: str) -> Iterator[None]:
-        """``forget_engine`` in slices, as ``slices`` does.
+        """As ``forget_engine``, in slices as of ``slices``.
 
         The engine is unlisted from the first slice on. If it returns before the last one, it starts
         with a new column.
@@ -176,20 +177,20 @@ class KVCacheGraph:
             yield from self._ingest.forgetting(column, self.clock())
 
     def ruling(self, engine: str) -> PolicyChoice | None:
-        """Whether policy or LRU ranks this engine's blocks; None without a referee, or before it
-        saw the engine.
+        """Return whether the policy or LRU ranks this engine's blocks; None without a referee, or
+        before it has seen the engine.
         """
         if self.referee is None:
             return None
         return self.referee.policy_choices().get(self.tables.engines.get(engine, NO_ROW))
 
     def rank(self, engine: str, limit: int, *, for_copies: bool = True) -> EvictionRanking:
-        """Rank what this engine should evict first; empty for an unknown engine.
+        """Rank the blocks that this engine should evict first; empty for an unknown engine.
 
-        Holds ``lock`` only while it reads columns; a caller that holds it already lets nobody in.
+        Holds ``lock`` only while reading columns, unless the caller holds it already.
 
         Args:
-            for_copies: Whether somebody asks which of the blocks are worth a copy.
+            for_copies: Whether to include which of the blocks are worth a copy.
         """
         column = self.tables.engines.get(engine)
         if column is None:
@@ -198,7 +199,7 @@ class KVCacheGraph:
         return rank_by_ruler(view, self.policy, self.referee, limit, for_copies)
 
     def suggest_eviction(self, n: int, engine: str | None = None) -> list[BlockKey]:
-        """The ``n`` blocks to evict first; protected ones only when nothing else is left."""
+        """Return the ``n`` blocks to evict first; protected ones only if nothing else is left."""
         named = next(iter(self.tables.engines), "") if engine is None else engine
         ranking = self.rank(named, n)
         both = np.concatenate([ranking.order, ranking.protected])
@@ -206,14 +207,16 @@ class KVCacheGraph:
         return listed
 
     def prefetch_order(self, engine: str, limit: int) -> Keys:
-        """uint64 ``[≤ limit]``: copies that this engine should load back, most useful first."""
+        """Return the copies that this engine should load back, most useful first, uint64 ``[≤
+        limit]``.
+        """
         column, blocks = self.tables.engines.get(engine), self.tables.blocks
         if column is None or not blocks.had_copies:
             return as_keys([])
         return blocks.wire_keys(prefetch_candidates(self._view(column), limit))
 
     def neighbors(self, key: BlockKey) -> list[dict[str, Any]]:
-        """The edges at a block: other node, type, direction and weight."""
+        """Return the edges at a block: other node, type, direction and weight."""
         return views.neighbors(self.tables, row_of(self.tables, key))
 
     def explain(
@@ -223,39 +226,39 @@ class KVCacheGraph:
 
         Args:
             known: Recent rankings by engine. Blocks are ranked again only for an engine whose
-                ranking does not name the block.
+                ranking does not contain the block.
 
         Raises:
-            GraphError: The graph knows no such block.
+            GraphError: The graph does not know the block.
         """
         order = RankingSources(self.policy, self.referee, known or {})
         return views.explain(self._view(), order, row_of(self.tables, key))
 
     def explain_session(self, name: str, tenant: str | None = None) -> dict[str, Any]:
-        """What a session is doing and holds; raises GraphError if none or several match."""
+        """Return what a session is doing and holds; raises GraphError if none or several match."""
         return views.explain_session(self._view(), name, tenant)
 
     def explain_memory(self, name: str) -> dict[str, Any]:
-        """Which requests recall a memory; raises GraphError if no block names it."""
+        """Return which requests recall a memory; raises GraphError if no block refers to it."""
         return views.explain_memory(self._view(), name)
 
     def held(self, session: str, tenant: str | None = None) -> dict[str, float]:
-        """Engine → seconds for which it has held a request of this session."""
+        """Return engine → seconds for which it has held a request of this session."""
         now, since = self.clock(), self._ingest.held.since(session, tenant)
         engines = self.tables.engines.items()
         return {name: now - since[column] for name, column in engines if column in since}
 
     def waiting(self) -> dict[str, float]:
-        """Request id → seconds for which its engine has held it."""
+        """Return request id → seconds for which its engine has held it."""
         now = self.clock()
         return {held.request.request_id: now - held.since for held in self._ingest.held.all()}
 
     def stats(self) -> GraphStats:
-        """Counts and sizes as of now."""
+        """Return counts and sizes as of now."""
         return graph_stats(self._view(), self.counters, self._ingest.semantic.nbytes)
 
     def embeddings(self) -> dict[str, npt.NDArray[Any]]:
-        """Embedding arrays for ``adopt``; empty if no block has one."""
+        """Return embedding arrays for ``adopt``; empty if no block has one."""
         return self._ingest.semantic.vectors()
 
     def adopt(self, tables: LoggedTables, embeddings: dict[str, npt.NDArray[Any]]) -> None:

@@ -10,13 +10,16 @@ from itertools import islice
 from typing import Any, Final, NamedTuple, TypeGuard
 
 _MOST_TENANTS: Final = 4096
-"""Tenants remembered that were served once, and as many that were served again; the one that
-started a request longest ago is forgotten. Chosen."""
+"""Most tenants remembered that were served once, and as many that were served again; the tenant
+whose last request started longest ago is forgotten first. Chosen.
+"""
 _UNKNOWN: Final = "\0strangers"  # no tenant has this name
 """Tenants that were never served count as this one, since a caller may take a new name, or cache
 salt, for each request."""
-_DEAD_ENTRIES: Final = 64  # in the heap, besides one for each that waits; chosen
-_MOST_EXAMINED: Final = 64  # lanes of a priority, requests of a lane, in ``pop_patient``; chosen
+_DEAD_ENTRIES: Final = 64  # stale heap entries allowed besides one per waiting tenant; chosen
+_MOST_EXAMINED: Final = (
+    64  # lanes of a priority, and requests of a lane, in ``pop_patient``; chosen
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,30 +38,31 @@ class Held:
 class _Place(NamedTuple):
     """A request's place in its lane."""
 
-    since: float  # value of ``HoldingOrder._now`` on its arrival
-    number: int  # requests that arrived before it
+    since: float  # value of ``HoldingOrder._now`` when it arrived
+    number: int  # number of requests that arrived before it
     held: Held
-    # The tenant charged for it: its own, or the one that stands for all unknown tenants.
+    # The tenant charged for it: its own, or the stand-in for all unknown tenants.
     payer: str | None
 
 
 _Lane = OrderedDict[str, _Place]
 """Requests of one tenant, priority and kind (returning or new), by id, in order of arrival."""
 _Turn = tuple[int, bool, float, int, int, _Lane]
-"""A lane's place in the order, by its first request, and the lane's ``id``, so that lanes
-themselves are never compared, not even after a request moved to another lane."""
+"""A lane's position in the order, by its first request, and the lane's ``id``, so that lanes
+themselves are never compared, even after a request moved to another lane.
+"""
 
 
 class HoldingOrder:
-    """Held requests, by age for the bound on waiting, and by fair order for the room.
+    """Held requests, by age for the limit on waiting, and in fair order for free room.
 
     The fair order: by priority; within one, sessions served here before come first; then fairly
     among tenants, by blocks of context (start-time fair queueing, Goyal et al., 1996), each
     tenant's own requests in order of arrival. A client with a thousand sessions therefore delays
     only itself. A tenant is charged for requests that start, not for those that are cancelled.
     Tenants that were never served count as one, so that a client that uses a new name for each
-    request gets the share of one. Each operation costs amortised O(log n) of the held requests.
-
+    Tenants never served before count as one, so a client that uses a new name for each request gets
+    the share of one tenant. Each operation costs amortised O(log n) of the held requests.
     Without room, a request's size counts too: see ``pop_patient``.
     """
 
@@ -80,19 +84,19 @@ class HoldingOrder:
 
     @property
     def entries(self) -> int:
-        """Entries of the heap, stale ones included: a measure of its cost."""
+        """Entries of the heap, including stale ones: a measure of its cost."""
         return len(self._turns)
 
     @property
     def tenants(self) -> int:
-        """Tenants whose last started request is remembered."""
+        """Number of tenants whose last started request is remembered."""
         return len(self._ends) + len(self._once)
 
     def __len__(self) -> int:
         return len(self._held)
 
     def add(self, held: Held) -> None:
-        """Add ``held`` behind its tenant's other requests."""
+        """Add ``held`` after its tenant's other requests."""
         self._count += 1
         self._held[held.request_id] = held
         tenant = held.tenant
@@ -111,7 +115,7 @@ class HoldingOrder:
         return next(iter(self._held.values()), None)
 
     def peek(self) -> Held | None:
-        """The next request in order; None if none is held. Updates the top of the heap."""
+        """Return the next request in order; None if none is held. Updates the top of the heap."""
         turns = self._turns
         while turns:
             lane = turns[0][-1]
@@ -145,7 +149,9 @@ class HoldingOrder:
         return self.take(best.request_id)
 
     def take(self, request_id: str) -> Held | None:
-        """Remove and return a request that starts, and charge its tenant; None if not held."""
+        """Remove and return a request that starts, and charge its tenant; None if it is not
+        held.
+        """
         place = self._remove(request_id)
         if place is None:
             return None
@@ -162,7 +168,7 @@ class HoldingOrder:
         return held
 
     def drop(self, request_id: str) -> Held | None:
-        """Remove and return a request that will never start; None if not held."""
+        """Remove and return a request that will never start; None if it is not held."""
         place = self._remove(request_id)
         return place.held if place is not None else None
 

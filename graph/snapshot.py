@@ -33,7 +33,7 @@ from .tables.sessions import SessionTable
 
 _MAGIC: Final = b"KVGSNAP\x0c"
 _DIGEST_BYTES: Final = 32
-_MOST_BYTES: Final = 8 << 30  # of a file that is read; a block takes some hundred; chosen
+_MOST_BYTES: Final = 8 << 30  # largest file read; a block takes some hundred bytes; chosen
 _INTERNERS: Final = ("segment_names", "tenants", "memories")
 
 
@@ -46,8 +46,8 @@ class _Names(msgspec.Struct):
 
 
 def save(graph: KVCacheGraph, path: Path) -> int:
-    """Write a snapshot, and return its bytes; an earlier file stays in place until the new one is
-    complete. Raises SnapshotError.
+    """Write a snapshot and return its size in bytes; an earlier file stays in place until the new
+    one is complete. Raises SnapshotError.
     """
     with graph.lock:
         arrays = columns_of(graph.tables, graph.clock())
@@ -82,7 +82,7 @@ def load(graph: KVCacheGraph, path: Path) -> None:
 
 
 def columns_of(tables: LoggedTables, now: float) -> dict[str, npt.NDArray[Any]]:
-    """All columns and names that a snapshot keeps, with times relative to ``now``."""
+    """Return all columns and names that a snapshot stores, with times relative to ``now``."""
     names = {name: getattr(tables, name).names for name in _INTERNERS}
     names["sessions"] = tables.sessions.names
     names["tools"] = tables.sessions.tools.names

@@ -24,26 +24,26 @@ from .wire.events import AdmissionReport, AdviceApplied, EngineHello, Pressure, 
 class EngineStats:
     resident: int
     spilled: int  # blocks with a copy in a colder tier
-    protected: int  # by their layer
-    over_share: int  # of these: beyond the share that may be
-    limited: dict[str, int]  # the same, by what bounds them: inferred, tenant, all
+    protected: int  # blocks protected by their layer
+    over_share: int  # of these, those beyond the share that may be protected
+    limited: dict[str, int]  # the same, by what limits them: inferred, tenant, all
     kept: int  # protected or leased, within the share
-    kept_share: float  # of the pool, that may be
-    budget: ProtectionBudget | None  # what that costs; None: nothing was ever named
+    kept_share: float  # share of the pool that may be kept
+    budget: ProtectionBudget | None  # what keeping costs; None: no block was ever to be kept
     protection: str  # the same as a sentence
     layers: dict[str, int]  # resident blocks by layer
     hello: EngineHello | None
     pressure: Pressure | None
     applied: AdviceApplied | None
     tiers: TierReport | None
-    admission: AdmissionReport | None  # None: it never holds requests
+    admission: AdmissionReport | None  # None: the engine never holds requests
 
 
 @dataclass(frozen=True, slots=True)
 class GraphStats:
-    blocks: int  # known, resident or not
+    blocks: int  # known blocks, resident or not
     edges: dict[str, int]
-    sessions: dict[str, int]  # by state
+    sessions: dict[str, int]  # session counts by state
     engines: dict[str, EngineStats]
     counters: dict[str, int]
     bytes: int
@@ -73,8 +73,8 @@ def graph_stats(view: View, counters: Mapping[str, int], embedding_bytes: int) -
 
 
 def protection_said(kept: int, beyond: int, budget: ProtectionBudget | None) -> str:
-    """What protection holds and costs, in words: blocks that are ``kept``, blocks ``beyond`` that
-    are named to be kept and are not, and what that costs; None: nothing was ever named.
+    """Describe what protection holds and costs: ``kept`` blocks, blocks ``beyond`` the share that
+    should be kept and are not, and the ``budget``; None: no block was ever to be kept.
     """
     points = None if budget is None else budget.points
     said = f"protected: {kept:,} blocks"
@@ -131,16 +131,16 @@ a query, and blocks stored together stand in consecutive rows."""
 
 
 class HeldChains(NamedTuple):
-    """How much of each chain an engine holds: int32 ``[chains]`` each, in blocks."""
+    """How much of each chain an engine holds, in blocks: int32 ``[chains]`` each."""
 
-    length: Rows  # blocks of the whole chain; 0: the chain, or what is held of it, is unknown
+    length: Rows  # blocks of the whole chain; 0: the chain, or the held part, is unknown
     pool: Rows  # how many of its first blocks are in the engine's pool
     copied: Rows  # how many of its first blocks are in the pool or in the engine's colder tiers
 
 
 def held_chains(tables: Tables, tips: Rows, engines: EngineColumns) -> HeldChains:
-    """Count what engines, int8 residency columns, below 0 for none, hold of the chains that end at
-    ``tips``, int32 rows, ``NO_ROW`` for no chain.
+    """Count the blocks that engines hold of the chains that end at ``tips``, int32 rows, ``NO_ROW``
+    for no chain. ``engines`` are int8 residency columns, below 0 for none.
 
     Chains are evicted from their tail, so every block before the last one held counts as held.
     """
@@ -157,8 +157,8 @@ def held_chains(tables: Tables, tips: Rows, engines: EngineColumns) -> HeldChain
 
 
 def shared_chains(tables: Tables, tips: Rows) -> Rows:
-    """int32 ``[chains]``: how many first blocks of each chain are in a shared store, as reported by
-    any engine; 0 for a chain that is too long to scan.
+    """Return how many leading blocks of each chain are in a shared store, as reported by any
+    engine, int32 ``[chains]``; 0 for a chain that is too long to scan.
     """
     rows, given_up = _last_held(tables, tips, None, int(Tier.POOL))
     depth = known_depth(tables.blocks.depth[rows])

@@ -16,7 +16,8 @@ Rows = npt.NDArray[np.int32]
 
 MAX_ENGINES: Final = 64
 """Most engines per sidecar: eight machines of eight ranks; chosen. Each has a residency column,
-made when it connects."""
+created when it connects.
+"""
 
 NO_ROW: Final = -1
 NEVER: Final = float("-inf")
@@ -42,8 +43,9 @@ LAYER_NAMES: Final = tuple(layer.name.lower() for layer in SourceLayer)
 LAYER_BY_NAME: Final = {layer.name.lower(): layer for layer in SourceLayer}
 PROTECTED_LAYERS: Final = frozenset({SourceLayer.AXIOMS, SourceLayer.IDENTITY, SourceLayer.RULES})
 MOST_SHARE: Final = 0.5
-"""Most of a pool that may be protected, unless an operator sets another share: the other half still
-serves callers that protect nothing. Chosen."""
+"""Most of a pool that may be protected unless an operator sets another share: the other half still
+serves callers that protect nothing. Chosen.
+"""
 DEFAULT_IMPORTANCE: Final = np.array(
     [1.0, 0.95, 0.9, 0.7, 0.5, 0.5, 0.4, 0.35, 0.3, 0.2], dtype=np.float32
 )
@@ -52,7 +54,7 @@ DEFAULT_IMPORTANCE: Final = np.array(
 
 @lru_cache(maxsize=16)
 def layer_mask(layers: frozenset[SourceLayer]) -> npt.NDArray[np.bool_]:
-    """bool ``[256]``: whether each value of a block's layer byte is one of ``layers``."""
+    """Return whether each value of a block's layer byte is one of ``layers``, bool ``[256]``."""
     mask = np.zeros(256, dtype=np.bool_)
     mask[[int(layer) for layer in layers]] = True
     mask.flags.writeable = False
@@ -77,11 +79,11 @@ class Tier(IntFlag):
     HOT = 1
     WARM = 2
     COLD = 4
-    POOL = 8  # the store that engines share: as far as this engine knows
+    POOL = 8  # the store that engines share, as far as this engine knows
 
 
 HELD: Final = int(Tier.HOT | Tier.WARM | Tier.COLD)
-"""An engine's own tiers; a block that is in POOL alone is held by no engine."""
+"""An engine's own tiers; a block only in POOL is held by no engine."""
 
 
 class EdgeType(IntEnum):
@@ -102,18 +104,18 @@ class StopReason(IntEnum):
     """Why a session's last answer ended."""
 
     UNKNOWN = 0
-    TOOL_CALL = 1  # a tool runs; its result is the next turn
-    END_OF_TURN = 2  # a person reads the answer
+    TOOL_CALL = 1  # a tool is running; its result starts the next turn
+    END_OF_TURN = 2  # a person is reading the answer
     TRUNCATED = 3  # it was cut at a length limit; whether it continues is unknown
 
 
 class SessionState:
     """What a session is doing, as reported by the engine or inferred from its requests. Plain
-    integers: numpy compares its own scalars with an enum fifty times as slowly.
+    integers, since numpy compares them with its own scalars fifty times as fast as an enum.
     """
 
     IDLE: Final = 0  # between turns
-    RUNNING: Final = 1  # a request of it is in the engine
+    RUNNING: Final = 1  # one of its requests is in the engine
     WAITING_FOR_TOOL: Final = 2  # paused, with an expected return
     ENDED: Final = 3
 
@@ -131,7 +133,7 @@ class BlockFlag(IntFlag):
 
 
 def as_keys(values: list[int] | bytes | Keys) -> Keys:
-    """Block keys as a uint64 array; ``bytes`` are little-endian uint64, as on the wire."""
+    """Return block keys as a uint64 array; ``bytes`` are little-endian uint64, as on the wire."""
     if isinstance(values, bytes):
         return np.frombuffer(values, dtype="<u8")
     return np.asarray(values, dtype=np.uint64)

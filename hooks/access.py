@@ -1,5 +1,5 @@
-"""``EndpointAccess``: the keys or token with which an engine opens its sidecar's endpoint. Only its
-owner can connect to an ipc socket; a tcp endpoint wants keys or a token.
+"""``EndpointAccess``: the keys or token with which an engine connects to its sidecar's endpoint. An
+ipc socket admits only its owner; a tcp endpoint requires keys or a token.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ def engine_keys() -> EngineKeys | None:
 
 
 class EndpointAccess:
-    """Authenticates at one endpoint: by keys if the environment names some, else by a token, which
-    the environment or the sidecar's runtime note has. Raises ConfigError.
+    """Authenticates at one endpoint: by keys if the environment names some, else by a token from
+    the environment or the sidecar's runtime file. Raises ConfigError.
     """
 
     def __init__(self, endpoint: str) -> None:
@@ -60,11 +60,13 @@ class EndpointAccess:
 
     @property
     def may_change(self) -> bool:
-        """Tell whether a later attempt may succeed where this one is refused."""
+        """Return whether a later attempt may succeed where the present one is refused."""
         return self._is_tcp
 
     def has_changed(self) -> bool:
-        """Whether to connect again: with another token, or with keys that may be allowed by now."""
+        """Return whether to connect again: with another token, or with keys that may be allowed
+        now.
+        """
         return self._keys is not None or self._known_token() not in ("", self._token)
 
     def _known_token(self) -> str:
@@ -73,13 +75,13 @@ class EndpointAccess:
         return os.environ.get(TOKEN_VARIABLE, "").strip() or token_of(self._endpoint)
 
 
-_PATIENCE_S: Final = 2.0  # for an answer; chosen
-_MOST_BYTES: Final = 16 << 20  # of an answer; chosen
+_PATIENCE_S: Final = 2.0  # wait for an answer; chosen
+_MOST_BYTES: Final = 16 << 20  # largest answer; chosen
 
 
 def answer_of(sidecar: RunningSidecar, path: str) -> dict[str, Any]:
-    """Return a sidecar's JSON answer for ``path``, asked with its token. Raises OSError or
-    http.client.HTTPException if it does not answer, and ValueError if that is no JSON object.
+    """Return a sidecar's JSON answer for ``path``, authorised with its token. Raises OSError or
+    http.client.HTTPException if it does not answer, and ValueError if the answer is no JSON object.
     """
     headers = {"Authorization": f"Bearer {sidecar.token}"}
     request = urllib.request.Request(f"{sidecar.http}{path}", headers=headers)

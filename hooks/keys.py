@@ -47,23 +47,23 @@ def keys_of(hashes: list[bytes]) -> list[int]:
 
 
 def array_in_pool(hashes: Sequence[bytes]) -> Keys:
-    """``key_in_pool`` of at least one hash, all of one length, as an array."""
+    """Return ``key_in_pool`` of at least one hash, all of one length, as an array."""
     return keys_in_table(np.frombuffer(b"".join(hashes), np.uint8).reshape(len(hashes), -1))
 
 
 def keys_in_table(table: np.ndarray[tuple[int, int], np.dtype[np.uint8]]) -> Keys:
-    """``key_in_pool`` of hashes of one length: uint8 ``[hashes, length]``."""
+    """Return ``key_in_pool`` of hashes of one length, given as uint8 ``[hashes, length]``."""
     keys = table[:, -KEY_BYTES - GROUP_BYTES : -GROUP_BYTES]
     return np.ascontiguousarray(keys).view(">u8").ravel().astype(np.uint64)
 
 
 def pack_hash(block_hash: bytes) -> bytes:
-    """One block hash as a packed little-endian uint64 key."""
+    """Return one block hash as a packed little-endian uint64 key."""
     return block_hash[: -KEY_BYTES - 1 : -1]
 
 
 def pack_hashes(hashes: Sequence[bytes]) -> bytes:
-    """Block hashes of one length as packed little-endian uint64 keys."""
+    """Return block hashes of one length as packed little-endian uint64 keys."""
     if _pack is not None and type(hashes) is list:
         return _pack(hashes, 0, len(hashes))
     if len(hashes) < _VECTORISE_FROM:

@@ -1,7 +1,7 @@
 """``EngineSettings``: what the environment sets for an engine.
 
-vLLM imports this module even if kvgraph is off, so it imports nothing of kvgraph, and of others
-only pydantic, which vLLM has loaded already (pydantic-settings, which it has not, takes 0.2 s).
+vLLM imports this module even if kvgraph is off. So it imports nothing of kvgraph, and of other
+packages only pydantic, which vLLM has loaded already (pydantic-settings takes another 0.2 s).
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ CONNECTOR: Final = "KvGraphConnector"
 CONNECTOR_MODULE: Final = "kvgraph.hooks.vllm.connector"
 PLUGIN_GROUP: Final = "vllm.general_plugins"
 
-FILE_PREFIX: Final = "kvgraph-"  # of a disk tier's files
+FILE_PREFIX: Final = "kvgraph-"  # beginning of the names of a disk tier's files
 DISK_SUFFIX: Final = ".tier"
 MOONCAKE: Final = "mooncake://"
 
@@ -98,9 +98,9 @@ _Lower = BeforeValidator(str.lower)
 class EngineSettings(BaseModel):
     """The settings of an engine: field ``hold_max_s`` is variable ``AITHER_KVCACHE_HOLD_MAX_S``.
 
-    An invalid value leaves the field at its default, or a switch at 1, and its complaint to whoever
-    uses the field: some refuse a part of their work, others warn and go on. A field's description
-    states what is allowed.
+    An invalid value leaves the field at its default, or a switch at 1. The error is kept for code
+    that uses the field: some of it refuses a part of its work, some warns and continues. A field's
+    description states what is allowed.
     """
 
     model_config = ConfigDict(frozen=True, defer_build=True)
@@ -113,13 +113,13 @@ class EngineSettings(BaseModel):
         pattern="^((?i:all|session|off)$|secret:)",
         description="all, session, off, or secret:FILE",
     )
-    # JSON: token marks by which answers end; 0: off. Unset, they come from the chat template.
+    # JSON: tokens that end answers; 0: off. If unset, they are learned from the chat template.
     ends: str = ""
-    # 0: a prompt's layers are not found, and hints about messages are ignored. Our own processes
-    # pass message borders in it, beside a user's own connector.
+    # 0: the layers of prompts are not found, and hints about messages are ignored. Beside a user's
+    # own connector, our processes pass message borders in it.
     layers: str = Field("1", pattern=f"^((?i:{'|'.join(ON + OFF)})$|\\{{)", description="1 or 0")
     sections: str = ""  # a JSON object: lines that begin sections of a system text, their layers
-    # Requests are held only while the sidecar measures that the engine thrashes, and prompts queue.
+    # Requests are held only while the sidecar measures that the engine thrashes and prompts queue.
     admission: _Switch = True
     hold_max_s: _Seconds = 300.0  # ``graph.wire.advice.HOLD_MAX_S``
     refuse_after_s: _Seconds = 60.0  # chosen
@@ -128,13 +128,14 @@ class EngineSettings(BaseModel):
     sampling: Annotated[
         float, BeforeValidator(_share), Field(ge=0, lt=1, description="1, 0, or a share between")
     ] = 0.0
-    # Off by default, also with a typo: answers become approximate only for who asked for it.
+    # Off by default, even after a typo: answers become approximate only for callers that ask for
+    # it.
     recall: bool | None = Field(
         None, description="1 (all requests), 0 (none), or unset (those that ask)"
     )
-    recall_always: _Switch = False  # also where computing is quicker: to try it on a small model
-    # Requests without tenant and salt find each other's text. Off: what comes back was computed
-    # behind what its own prompt held, and answers depend on that.
+    recall_always: _Switch = False  # even if computing is faster, to try recall on a small model
+    # Whether requests without tenant and salt may use each other's text. Off by default: loaded
+    # text was computed behind the rest of its own prompt, so answers depend on that prompt.
     recall_shared: _Switch = False
     warm_gib: _Gib = 0.0
     cold_gib: _Gib = 0.0
@@ -147,14 +148,14 @@ class EngineSettings(BaseModel):
         "turn", description="turn, eviction"
     )
     store_salted: _Digit = "0"
-    # The operator knows that Mooncake's clients listen on all interfaces, without a password.
+    # The operator accepts that Mooncake's clients listen on all interfaces, without a password.
     store_open: _Digit = "0"
 
     _wrong: dict[str, str] = PrivateAttr(default_factory=dict)
 
     @classmethod
     def read(cls, environment: Mapping[str, str]) -> EngineSettings:
-        """Return the settings of an environment; the same object for equal ones."""
+        """Return the settings of an environment; the same object for equal environments."""
         texts = ((name, environment.get(PREFIX + name.upper(), "")) for name in cls.model_fields)
         return _settings(tuple((name, text.strip()) for name, text in texts if text.strip()))
 
@@ -173,7 +174,7 @@ class EngineSettings(BaseModel):
 
     @property
     def reads_layers(self) -> bool:
-        """Tell whether a prompt's parts are found by the borders of its messages."""
+        """Whether the layers of prompts are found by the borders of their messages."""
         return self.layers.lower() not in OFF
 
     def tiers(self) -> TierSettings | None:
@@ -243,8 +244,8 @@ def _settings(texts: tuple[tuple[str, str], ...]) -> EngineSettings:
 
 
 def engine_settings(*used: str) -> EngineSettings:
-    """Read the settings from this process's environment; never raises: an invalid variable counts
-    as its default, and is logged if it is among the fields ``used`` next.
+    """Read the settings from this process's environment; never raises. An invalid variable counts
+    as its default, and is logged if it is among the fields in ``used``.
     """
     settings = EngineSettings.read(os.environ)
     for complaint in filter(None, map(settings.complaint, used)):
@@ -254,12 +255,12 @@ def engine_settings(*used: str) -> EngineSettings:
 
 
 def switched_on() -> bool:
-    """Tell whether the environment switches kvgraph on."""
+    """Return whether the environment switches kvgraph on."""
     return bool(os.environ.get(SWITCH_VARIABLE)) and engine_settings().graph
 
 
 def has_python_api() -> bool:
-    """Tell whether requests pass vLLM's Python API server, in which parts of kvgraph run."""
+    """Return whether requests pass vLLM's Python API server, in which parts of kvgraph run."""
     return os.environ.get(RUST_FRONTEND_VARIABLE, "").strip().lower() in ("", *OFF)
 
 
@@ -272,10 +273,10 @@ def _config_error(text: str) -> ValueError:
 @dataclass(frozen=True, slots=True)
 class StoreSettings:
     place: str  # a directory's path, or ``mooncake://HOST:PORT``
-    capacity_bytes: int  # of a directory in all; with Mooncake, what each worker adds to the store
-    # Whether blocks go there when their request ends; else when they are about to be evicted.
+    capacity_bytes: int  # of a directory in all; with Mooncake, what each worker adds
+    # Whether blocks are stored when their request ends, or else when they are about to be evicted.
     at_turn_end: bool = True
-    salted: bool = False  # whether blocks of requests with a cache salt go there too
+    salted: bool = False  # whether blocks of requests with a cache salt are stored too
 
     @property
     def is_mooncake(self) -> bool:
@@ -296,7 +297,7 @@ class TierSettings:
 
     @property
     def keeps_more(self) -> bool:
-        """Tell whether workers may find blocks at their start: on their disks, or in a store."""
+        """Whether workers may find blocks when they start: on their disks, or in a store."""
         return self.cold_bytes > 0 or self.store is not None
 
     def plain(self) -> dict[str, Any]:

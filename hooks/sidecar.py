@@ -22,7 +22,7 @@ from typing import IO, Final
 from ..graph.wire.endpoints import MAX_IPC_PATH
 
 _PREFIX: Final = "kvgraph-"
-_KEY: Final = "owner"  # locked while the owner lives; without it a directory is nobody's to judge
+_KEY: Final = "owner"  # locked while the owner lives; a directory without it is left alone
 _LONGEST_NAME: Final = len("/kvgraph.sock")
 
 
@@ -30,7 +30,7 @@ class SocketDirectory:
     """A new directory that only this user can enter (0700), short enough for a socket's path.
 
     A process that is killed leaves its directory behind. The next process removes it if a lock
-    shows that its owner is gone, also if the owner ran in another container.
+    shows that its owner is gone, even if the owner ran in another container.
     """
 
     def __init__(self) -> None:
@@ -89,14 +89,14 @@ logger = logging.getLogger(__name__)
 
 NICENESS: Final = 10  # the engine goes first; chosen
 MAX_STARTS_PER_MINUTE: Final = 5  # chosen
-REST_S: Final = 60.0  # seconds before the next try, once it died so often; chosen
-_MOST_LINE: Final = 64 << 10  # characters of a line of its output; chosen: it prints hundreds
+REST_S: Final = 60.0  # seconds before the next attempt, after dying that often; chosen
+_MOST_LINE: Final = 64 << 10  # characters of one line of its output; chosen: lines have hundreds
 
 Command = Callable[[str], Sequence[str]]
 
 
 def start_child() -> str:
-    """Start a supervised sidecar and return its endpoint at once; it becomes ready by itself."""
+    """Start a supervised sidecar and return its endpoint at once, before it is ready."""
     sidecar = SidecarChild()
     sidecar.start()
     return sidecar.endpoint

@@ -25,12 +25,14 @@ class Once:
             self._logger.warning(message, *args)
 
     def again(self, what: str) -> None:
-        """Let the next warning of ``what`` be logged again."""
+        """Allow the next warning of ``what`` to be logged again."""
         self._said.discard(what)
 
 
 def shown(run: Callable[[], None]) -> Callable[[], None]:
-    """Wrap ``run`` so that its thread has its name in ``top -H`` too; Linux keeps 15 characters."""
+    """Wrap ``run`` so that ``top -H`` also shows its thread's name, up to 15 characters on
+    Linux.
+    """
 
     def call() -> None:
         path = Path(f"/proc/self/task/{threading.get_native_id()}/comm")
@@ -60,11 +62,11 @@ class TaskThread:
 
     @property
     def alive(self) -> bool:
-        """Tell whether a task is under way, or may still come."""
+        """Return whether a task is running, or may still come."""
         return self._thread.is_alive()
 
     def close(self) -> bool:
-        """Finish the queued tasks; False if that takes too long."""
+        """Finish the queued tasks; returns False if that takes too long."""
         self._tasks.put(None)
         self._thread.join(timeout=_CLOSE_S)
         return not self.alive
@@ -76,7 +78,7 @@ class TaskThread:
 
 
 def log_where_vllm_logs() -> None:
-    """Give kvgraph's loggers vLLM's handlers, unless they were configured."""
+    """Give kvgraph's loggers vLLM's handlers, unless they have been configured already."""
     ours, theirs = logging.getLogger("kvgraph"), logging.getLogger("vllm")
     if ours.handlers or not theirs.handlers:
         return
@@ -87,7 +89,7 @@ def log_where_vllm_logs() -> None:
 
 
 def warn_read_no_more(logger: logging.Logger, what: str, error: Exception) -> None:
-    """Warn that something is not read any more, without the error's text: it may quote a prompt."""
+    """Warn that something is no longer read, without the error's text, which may quote a prompt."""
     logger.warning(
         "kvgraph: %s is read no more (%s); callers may say it",
         what,

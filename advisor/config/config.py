@@ -45,7 +45,7 @@ Layers = Mapping[str, Mapping[str, Any]]  # name, highest priority first → con
 
 
 def explain_errors(error: ValidationError, model: type[BaseModel], layers: Layers) -> ConfigError:
-    """The first error in ``error``, as a ConfigError that counts the others."""
+    """Return the first error in ``error``, as a ConfigError that counts the others."""
     details = error.errors(include_url=False)
     text = _explain(details[0], model, layers)
     more = f" (and {len(details) - 1} more)" if len(details) > 1 else ""
@@ -53,7 +53,9 @@ def explain_errors(error: ValidationError, model: type[BaseModel], layers: Layer
 
 
 def unknown_key(key: str, known: Iterable[str], origin: str) -> ConfigError:
-    """The error for an unknown ``key``, suggesting the most similar of the ``known`` ones."""
+    """Return the error for an unknown ``key``, suggesting the most similar of the ``known``
+    ones.
+    """
     section, _, name = key.rpartition(".")
     prefix = f"{section}." if section else ""
     close = difflib.get_close_matches(name, list(known), n=1)
@@ -205,7 +207,7 @@ def config_path() -> Path | None:
 
 
 def check_regular(path: Path) -> None:
-    """Refuse what somebody has put in a file's place meanwhile: a pipe would be waited for, and a
+    """Refuse anything but a regular file: reading a pipe put in a file's place would block, and a
     running loop must not wait. Raises ConfigError.
     """
     if path.exists() and not path.is_file():

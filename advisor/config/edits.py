@@ -47,7 +47,9 @@ def with_values(text: str, section: str, values: Mapping[str, Any]) -> str:
 
 
 def read_whole(path: Path) -> str:
-    """The text of a file with its line ends; empty if there is no file. Raises ConfigError."""
+    """Return the text of a file with its line ends; empty if there is no file. Raises
+    ConfigError.
+    """
     try:
         return path.read_bytes().decode("utf-8")
     except FileNotFoundError:
@@ -61,8 +63,8 @@ def read_whole(path: Path) -> str:
 def replace_whole(path: Path, text: str) -> None:
     """Replace a file's content atomically; raises ConfigError.
 
-    A symbolic link stays, and its target is written. The mode stays, and so do owner and group
-    where this user may set them; no other user can read the text while it is written.
+    A symbolic link stays, and its target is written. The mode stays, and so do owner and group if
+    this user may set them; no other user can read the text while it is written.
     """
     target = Path(os.path.realpath(path))
     try:
@@ -101,12 +103,12 @@ def _copy_rights(target: Path, number: int) -> None:
 
 logger = logging.getLogger(__name__)
 
-_NO_FILE: Final = Path("the page")  # stands for a file in errors, where there is none
+_NO_FILE: Final = Path("the page")  # stands for a file in errors if there is none
 NO_FILE: Final = (
     "this sidecar was started without a configuration file; start it with --config FILE, or the "
     "engine that starts it with KVGRAPH_CONFIG=FILE"
 )
-_KEPT: Final = 32  # changes that can be taken back
+_KEPT: Final = 32  # changes that can be undone
 
 Change = Mapping[str, Mapping[str, Any]]  # score, score.edge_types or policy → key → value
 
@@ -114,8 +116,8 @@ Change = Mapping[str, Mapping[str, Any]]  # score, score.edge_types or policy �
 class WeightEditor:
     """Edits the [score] and [policy] sections of one configuration file; callable from any thread.
 
-    Every method raises ConfigError where there is no file, it cannot be read or written, or a value
-    is not allowed or is overridden by the environment or the command line.
+    Every method raises ConfigError if there is no file, if it cannot be read or written, or if a
+    value is not allowed or is overridden by the environment or the command line.
     """
 
     def __init__(self, path: Path | None, overrides: Mapping[str, Any]) -> None:
@@ -139,7 +141,7 @@ class WeightEditor:
         return config
 
     def tried(self, change: Change) -> Config:
-        """The configuration that a change would result in; nothing is written."""
+        """Return the configuration that would result from a change; nothing is written."""
         with self._lock:
             path, _, edited = self._edited(change, self._path or _NO_FILE)
             return self._checked(path, edited, change)
@@ -224,12 +226,12 @@ def change_in_words(change: Change) -> str:
 
 POLL_EVERY_S: Final = 1.0  # chosen
 LIVE_SECTIONS: Final = ("score", "graph", "prefetch")  # others need a restart
-LATER_GRAPH_KEYS: Final = ("max_sessions", "max_names")  # do, since they size existing tables
+LATER_GRAPH_KEYS: Final = ("max_sessions", "max_names")  # these do, since they size existing tables
 
 
 class ConfigWatch:
     """Reloads ``path`` when its modification time changes, or on request. An invalid file changes
-    nothing: the present values stay, and one log line says why.
+    nothing: the present values stay, and one log line gives the reason.
     """
 
     def __init__(
@@ -259,7 +261,7 @@ class ConfigWatch:
         self._asked = True
 
     def poll(self) -> Config | None:
-        """The new configuration, once after each valid change; None otherwise."""
+        """Return the new configuration, once after each valid change; None otherwise."""
         now = self._clock()
         if not self._asked and now < self._next_poll:
             return None

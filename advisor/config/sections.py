@@ -35,13 +35,13 @@ Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 Points = Annotated[float, Field(ge=0, le=100, allow_inf_nan=False)]
 Interval = Annotated[float, Field(ge=0.01, le=3600, allow_inf_nan=False)]
 Size = Annotated[int, Field(ge=1, le=1 << 24)]
-# An engine ignores a ranking that is older than 2 s: two intervals must fit, or all are ignored.
+# An engine ignores a ranking older than 2 s: two intervals must fit in, or all are ignored.
 RankInterval = Annotated[float, Field(ge=0.01, le=1.0, allow_inf_nan=False)]
-# It gives a sign of life each 0.4 s, perhaps a tick of 0.2 s late: two of them may be late.
+# An engine sends a heartbeat every 0.4 s, at most a tick of 0.2 s late; two of them may be late.
 EngineTimeout = Annotated[float, Field(ge=1.0, le=60.0, allow_inf_nan=False)]
 MaxStale = Annotated[float, Field(ge=0.1, le=60.0, allow_inf_nan=False)]
 Listed = Annotated[int, Field(ge=1, le=MAX_KEYS)]
-# Where OTLP/HTTP is spoken: a base address, or one with its path.
+# Where OTLP/HTTP is spoken: a base address, or one with the path.
 HttpUrl = Annotated[str, Field(max_length=2048, pattern=r"^https?://[^\s/]+(/\S*)?$")]
 Token = Annotated[str, Field(min_length=16, max_length=128, pattern=r"^[A-Za-z0-9._~+/=-]+$")]
 
@@ -114,7 +114,9 @@ class ObserveConfig(Section):
 
     @property
     def engine(self) -> str:
-        """The engine's id in the graph, unless another one publishes at the same endpoint."""
+        """Return the engine's id in the graph, unless another one publishes at the same
+        endpoint.
+        """
         return f"kv:{self.endpoint}"
 
     @model_validator(mode="after")
@@ -137,14 +139,14 @@ class SidecarConfig(Section):
         keys: Folder of CURVE keys (`kvgraph keys`): a tcp endpoint then authenticates engines by
             key, and may be beyond loopback.
         endpoint: Where engines connect; empty picks a socket in the runtime directory.
-        interval_s: Seconds between rankings; one is made sooner where an engine evicts fast.
+        interval_s: Seconds between rankings; one is made sooner if an engine evicts fast.
         max_stale_s: If a ranking is older than this, ``/healthz`` reports a stall; engines ignore
             it anyway.
-        engine_timeout_s: An engine that is silent for this many seconds is forgotten.
+        engine_timeout_s: Seconds of silence after which an engine is forgotten.
         max_ranked: The most blocks in one ranking.
         token: Required at a tcp endpoint, and for HTTP answers about sessions and blocks. None: a
-            new one is made and left in the runtime note, where this user's engines and commands
-            find it.
+            new one is created and stored in the runtime directory, where this user's engines and
+            commands find it.
         snapshot_path: Where the graph is kept across restarts; None: nowhere.
         snapshot_interval_s: Seconds between snapshots.
         observe: Engines without our hook, followed through their own KV events: a table each, with
@@ -212,8 +214,8 @@ class EdgeTypesConfig(Section):
 
     Attributes:
         prefix_share: Between blocks that several requests walked in sequence.
-        co_attend: Between blocks that the model attends to together, where attention is sampled.
-        semantic: Between blocks with similar key embeddings, where these are sampled.
+        co_attend: Between blocks that the model attends to together, if attention is sampled.
+        semantic: Between blocks with similar key embeddings, if these are sampled.
         temporal: From a block to the next one in its prompt.
         spill_link: From a block to its copies in colder tiers.
         memory_ref: From a block to the item of an external memory that it holds.
@@ -230,8 +232,9 @@ class EdgeTypesConfig(Section):
 class ScoreConfig(Section):
     """The weights of a score's terms, and the rules (see ``graph.ranking.policy.Rules``).
 
-    A higher score goes first. ``degree``, ``edge_weight``, ``importance`` and ``confidence`` count
-    in the default policy, too, within its bounds; the other weights are the classic formula's.
+    A block with a higher score is evicted first. ``degree``, ``edge_weight``, ``importance`` and
+    ``confidence`` also count in the default policy, within its bounds; the other weights are the
+    classic formula's.
 
     Attributes:
         age: Weight of each second since the last use.
@@ -265,8 +268,8 @@ class ScoreConfig(Section):
         return Weights(**{each.name: getattr(self, each.name) for each in fields(Weights)})
 
     def rules(self, horizon_s: float) -> Rules:
-        """The rules that bind every policy; a session expected back within ``horizon_s`` seconds is
-        due.
+        """Return the rules that bind every policy; a session expected back within ``horizon_s``
+        seconds is due.
         """
         own = ScoreConfig.model_fields.keys() & {each.name for each in fields(Rules)}
         said = {name: getattr(self, name) for name in own} | {
@@ -283,30 +286,32 @@ class PolicyConfig(Section):
     Attributes:
         name: ``lifecycle`` learns when sessions return, ``classic`` is the weighted sum of [score],
             ``lru`` leaves engines their own order, apart from protected blocks.
-        guard: Whether LRU ranks until the policy has shown that it finds more, and again whenever
-            it finds less. Without it the policy ranks from the start, whatever that costs.
+        guard: Whether LRU ranks until the policy has shown that it finds more, and whenever it
+            finds less. Without the guard the policy ranks from the start, whatever that costs.
     """
 
     name: PolicyName = DEFAULT
     guard: bool = True
 
     def referee(self) -> Guard:
-        """A new guard, which decides where the policy may rank and how much may be protected."""
+        """Return a new guard, which decides where the policy may rank and how much may be
+        protected.
+        """
         return Guard(self.name, yields=self.guard and self.name != LruPolicy.name)
 
     def policy(self, weights: Weights) -> Policy:
-        """A new policy; ``weights`` are used by policies that have some."""
+        """Return a new policy; ``weights`` are used by policies that have weights."""
         return new_policy(self.name, weights)
 
 
 class PrefetchConfig(Section):
-    """What engines with tiers load back before any request asks for it.
+    """The copies that engines with tiers load back before any request asks for them.
 
     Attributes:
-        enabled: Whether anything is loaded back ahead of requests.
+        enabled: Whether copies are loaded back ahead of requests.
         max_blocks: The most blocks per order.
         horizon_s: Blocks of a session expected back within these seconds are loaded back now, and
-            kept while other copies can make room.
+            kept while other copies can be dropped instead.
     """
 
     enabled: bool = True

@@ -1,3 +1,3 @@
-"""Many engines as one: one router, for the replay lab and ``kvgraph route``, decides which of them
-a request goes to, and counts why.
+"""Many engines as one: a router, used by the replay lab and ``kvgraph route``, decides which engine
+gets a request, and counts the reasons.
 """

@@ -25,8 +25,8 @@ _COUNTS = tuple(each.name for each in fields(Counts))
 
 
 def proxy_status(proxy: FleetProxy) -> dict[str, Any]:
-    """Return what ``GET /fleet`` shows: engines, routing decisions, request counts; no session is
-    named.
+    """Return the content of ``GET /fleet``: engines, routing decisions, request counts, and no
+    session names.
     """
     board, health = proxy.board, proxy.health
     engines = [

@@ -1,5 +1,5 @@
-"""``EngineBoard``: the engines' state in columns: which take requests, how fast they are, what they
-have queued.
+"""``EngineBoard``: the engines' state in columns: whether they take requests, their speeds, and
+their queued tokens.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-_KEPT: Final = 16  # latest timings of an engine, and of the fleet; chosen
-_PRIOR_VARIANCE: Final = 0.5  # of the logarithm of one engine's timings, until it is known; chosen
-_PRIOR_TIMINGS: Final = 8.0  # the prior weighs as much as this many timings; chosen
+_KEPT: Final = 16  # latest timings kept of an engine, and of the fleet; chosen
+_PRIOR_VARIANCE: Final = 0.5  # of the logarithm of one engine's timings, before it is known; chosen
+_PRIOR_TIMINGS: Final = 8.0  # timings that the prior weighs as much as; chosen
 _SLOWEST: Final = 4.0  # times the fastest engine's time per token; chosen: machines are alike
 _OF_MEDIAN: Final = np.pi / 2  # variance of a median over that of a mean, of normal noise
 _NO_MEDIAN: Final = 2  # timings up to which the median is the mean
@@ -25,12 +25,13 @@ Mask = npt.NDArray[np.bool_]
 class MeasuredSpeeds:
     """Estimates seconds per prompt token of each engine from noisy timings.
 
-    Timings are taken relative to the fleet's level at that time, since load slows all engines. One
-    timing says little: a prompt shared its step with others, or waited for a compiler. An engine
-    wrongly taken to be fast gets most requests, and one wrongly taken to be slow gets too few to be
-    timed again. So an engine's median is drawn towards the fleet's mean as far as the difference is
-    explained by noise: a random-effects model in logarithms, whose variance between engines is
-    estimated by moments (Hedges 1983). No engine is taken to be slower than ``_SLOWEST`` times the
+    Timings are taken relative to the fleet's level at that time, since load slows all engines. A
+    single timing shows little: the prompt may have shared its step with others, or waited for a
+    compiler. An engine wrongly taken to be fast gets most requests, and one wrongly taken to be
+    slow gets too few to be timed again. So an engine's median is drawn towards the fleet's mean as
+    far as noise explains the difference: a random-effects model in logarithms, whose variance
+    between engines is estimated by moments (Hedges 1983). No engine is taken to be slower than
+    ``_SLOWEST`` times the
     fastest.
     """
 
@@ -60,7 +61,7 @@ class MeasuredSpeeds:
         self._effects = self._shrunk()
 
     def seconds(self) -> Floats | None:
-        """float64 ``[engines]``: seconds per prompt token; an engine without timings has the
+        """Return seconds per prompt token, float64 ``[engines]``; an engine without timings has the
         fleet's mean. None before any timing.
         """
         if not self._latest:
@@ -95,12 +96,12 @@ _COLUMNS: Final = (
     "up", "draining",
 )  # fmt: skip
 MOST_REFUSING: Final = 8  # refusals in a row that are counted; chosen
-_UNKNOWN_POOL: Final = 500_000  # tokens of pools where no engine says how large its own is; chosen
+_UNKNOWN_POOL: Final = 500_000  # tokens per pool, if no engine reports its pool's size; chosen
 
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """Speeds assumed of an engine until they are measured; only prefill is measured so far.
+    """Speeds assumed for an engine until they are measured; only prefill is measured so far.
 
     The defaults are chosen: an 8B model on a GPU whose host memory is behind PCIe 5, and a store
     behind a network of 40 Gbit/s.
@@ -114,23 +115,23 @@ class Speed:
 
 
 class EngineBoard:
-    """Columns over engines. An engine's number is its index, and is never given to another one.
+    """Columns over engines. An engine's number is its index, and is never reused.
 
     Attributes:
         names: One per engine.
         compute_s: float64 ``[engines]``: seconds to compute a token of a prompt.
         load_s: float64 ``[engines]``: seconds to load a token's KV from the engine's own copies.
         fetch_s: float64 ``[engines]``: seconds to fetch a token's KV from the shared store.
-        asked: float64 ``[engines]``: prompt tokens sent there, found or computed. They count half
-            each time that the fleet got as many tokens as all its pools hold.
+        asked: float64 ``[engines]``: prompt tokens sent there, found or computed. They are halved
+            each time that the fleet has received as many tokens as all its pools hold.
         waiting: int64 ``[engines]``: tokens of requests that are queued or running there.
         live: int64 ``[engines]``: tokens of the live sessions whose home it is.
         pool: int64 ``[engines]``: tokens that its pool holds; 0: unknown.
-        fresh: int64 ``[engines]``: of ``live``, tokens of sessions that have had one turn so far.
-        refusing: int64 ``[engines]``: requests in a row that it refused, or dropped while another
-            engine answered them; at most ``MOST_REFUSING``.
+        fresh: int64 ``[engines]``: of ``live``, tokens of sessions with only one turn so far.
+        refusing: int64 ``[engines]``: consecutive requests that it refused, or dropped while
+            another engine answered them; at most ``MOST_REFUSING``.
         up: bool ``[engines]``: whether the engine answers health checks.
-        draining: bool ``[engines]``: whether it finishes what it has and gets no new requests.
+        draining: bool ``[engines]``: whether it finishes its requests and gets no new ones.
     """
 
     def __init__(self) -> None:
@@ -168,7 +169,9 @@ class EngineBoard:
 
     @property
     def takes(self) -> Mask:
-        """bool ``[engines]``: whether the engine is up, not draining, and gets requests."""
+        """Return whether each engine gets requests, bool ``[engines]``: it is up and not
+        draining.
+        """
         return self.up & ~self.draining
 
     def ask(self, number: int, tokens: int) -> None:

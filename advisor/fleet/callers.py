@@ -1,6 +1,4 @@
-"""``Callers``: reads a request: its caller, its session, its prompt, and whether it may be
-repeated.
-"""
+"""``Callers``: reads a request: its caller, session and prompt, and whether it may be repeated."""
 
 from __future__ import annotations
 
@@ -27,25 +25,25 @@ MOST_VALUES: Final = 2 << 20
 """Commas, and so about values, of the longest body that is read here; chosen: twice the longest
 context in token ids. All other requests wait while JSON is parsed: a second for 64 MiB of numbers.
 """
-MOST_NAME: Final = 128  # characters of a name that an engine is told unasked; chosen
+MOST_NAME: Final = 128  # characters of a name passed to an engine that did not ask for it; chosen
 _LONGEST_KEPT: Final = (
-    512  # characters of a session's name; of a longer one the digest counts. Chosen
+    512  # characters of a session's name; a longer one is replaced by its digest. Chosen
 )
-_NOT_IN_NAMES: Final = frozenset("@/\\\0")  # of those: vLLM's rule for cache salts
-_NOBODY: Final = frozenset({"null", "none", "undefined"})  # what a client writes that has no name
-_SERVED: Final = ("/tokenize", "/detokenize", "/version")  # beside what is below /v1/
-_DECODINGS: Final = 3  # of a path that servers in turn may do; chosen: one more than double
+_NOT_IN_NAMES: Final = frozenset("@/\\\0")  # by vLLM's rule for cache salts
+_NOBODY: Final = frozenset({"null", "none", "undefined"})  # what clients without a name write
+_SERVED: Final = ("/tokenize", "/detokenize", "/version")  # served paths besides those below /v1/
+_DECODINGS: Final = 3  # times that servers in turn may decode a path; chosen: one more than twice
 _GENERATES: Final = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages")
-# What changes nothing in an engine but its cache; of those that generate, the body decides, too.
+# Requests that change nothing in an engine but its cache; for generating ones, the body counts too.
 _REPEATABLE: Final = frozenset({*_GENERATES, *_SERVED, "/v1/embeddings"})
 _CLIENTS_TOOLS: Final = (None, "function", "custom")  # types of tools that the client runs itself
 _ACTS: Final = (
     "background", "previous_response_id", "conversation", "mcp_servers", "container",
     "web_search_options",
 )  # fmt: skip
-"""Fields that make a server go on after its answer, continue what it keeps, or run tools."""
-_STORES: Final = "/v1/responses"  # keeps its answers unless it is told not to
-_SESSION: Final = b"x-session-id"  # vLLM reads it for all of its APIs
+"""Fields that make a server continue after its answer, continue stored responses, or run tools."""
+_STORES: Final = "/v1/responses"  # answers here are stored unless the request says otherwise
+_SESSION: Final = b"x-session-id"  # vLLM reads it in all of its APIs
 HARNESSES: Final[dict[str, tuple[str, ...]]] = {
     "Claude Code": ("X-Claude-Code-Session-Id",),
     "Codex": ("session-id", "session_id", "conversation_id"),
@@ -71,21 +69,22 @@ FIELDS: Final[tuple[tuple[str, ...], ...]] = (
     ("metadata", "chat_id"), ("metadata", "sessionId"), ("client_metadata", "session_id"),
     ("litellm_session_id",), ("conversation",), ("conversation", "id"), ("vllm_xargs", "job_id"),
 )  # fmt: skip
-"""Fields of bodies in which they do; the first one present counts."""
+"""Fields of bodies in which they do so; the first one present counts."""
 _USERS: Final = (("metadata", "user_id"), ("user",))
-"""Claude Code's has a session in it; LiteLLM makes the second of the first."""
+"""Claude Code's contains a session; LiteLLM derives the second from the first."""
 _IN_USER: Final = re.compile(r"_session_([0-9A-Za-z-]+)$")
 _CACHE_KEY: Final = ("prompt_cache_key",)
 """Names a session with Codex and opencode, but a whole application elsewhere."""
 _MOST_CHATS: Final = 16
-"""Chats with different beginnings under one cache key, above which the key names no session.
-Chosen: subagents share their session's key."""
-_MOST_KEPT: Final = 100_000  # cache keys that are remembered, and stored responses; chosen
-_LONGEST_HEAD: Final = 64 << 10  # bytes of an answer in which a response's id is looked for; chosen
+"""Chats with different beginnings under one cache key above which the key names no session. Chosen:
+subagents share their session's key.
+"""
+_MOST_KEPT: Final = 100_000  # cache keys, and stored responses, that are remembered; chosen
+_LONGEST_HEAD: Final = 64 << 10  # bytes of an answer searched for a response's id; chosen
 _RESPONSE: Final = re.compile(rb'"id"\s*:\s*"(resp_[\w-]{1,128})"')
-_KEYS: Final = (b"authorization", b"x-api-key")  # headers: OpenAI's clients', and Anthropic's
-_UNNAMED: Final = "~"  # where a named session has its scope, in hexadecimal digits
-# They belong to one connection; lengths change with the body, and the host is the engine.
+_KEYS: Final = (b"authorization", b"x-api-key")  # headers of OpenAI's and Anthropic's clients
+_UNNAMED: Final = "~"  # replaces the scope, hexadecimal digits in names of named sessions
+# They belong to one connection; lengths change with the body, and the host is the engine's.
 _HOP_BY_HOP: Final = frozenset(
     b"connection keep-alive proxy-authenticate proxy-authorization proxy-connection te trailer "
     b"transfer-encoding upgrade host content-length expect".split()
@@ -93,7 +92,7 @@ _HOP_BY_HOP: Final = frozenset(
 
 
 class BadRequestError(Exception):
-    """A request that is not sent to any engine; its text says why."""
+    """A request that is not sent to any engine; the text gives the reason."""
 
     def __init__(self, why: str, status: int = 400) -> None:
         super().__init__(why)
@@ -101,7 +100,7 @@ class BadRequestError(Exception):
 
 
 class Body:
-    """A request's body, kept for as long as the request may be sent again."""
+    """A request's body, kept as long as the request may be sent again."""
 
     def __init__(self, data: bytes) -> None:
         self.data = data
@@ -114,21 +113,21 @@ class Body:
 
 
 class SideEffect(IntEnum):
-    """What a generating request may have changed on its engine, beside the KV cache."""
+    """What a generating request may have changed on its engine, besides the KV cache."""
 
     NONE = 0
-    KEEPS = 1  # its answer is kept, if there is one
-    ACTS = 2  # it may have changed something: tools ran, or the request cannot be read
+    KEEPS = 1  # its answer, if any, is stored
+    ACTS = 2  # it may have changed something: tools ran, or the request is unreadable
 
 
 class Turn(NamedTuple):
-    """A request with a prompt, and the session that it belongs to."""
+    """A request with a prompt, and its session."""
 
     session: str  # unique over all callers
     name: str  # the caller's name for the session, or a generated one
     prompt: Prompt
     ends: bool  # whether the session ends with this answer
-    # The name that is sent to the engine; empty: none, and the engine infers its own sessions.
+    # The name sent to the engine; empty: none is sent, and the engine infers its own sessions.
     engine_name: str = ""
 
     @property
@@ -160,12 +159,12 @@ class Call(NamedTuple):
 
 
 def keys_of(headers: Headers) -> list[bytes]:
-    """Return the API keys in a request's headers; they identify its caller."""
+    """Return the API keys in a request's headers, which identify its caller."""
     return [value for key, value in headers if key.lower() in _KEYS]
 
 
 def is_served(path: str) -> bool:
-    """Tell whether requests for a path are sent to engines."""
+    """Return whether requests for a path are sent to engines."""
     return path.startswith("/v1/") or path in _SERVED
 
 
@@ -184,7 +183,7 @@ def check_path(path: str) -> None:
 
 class _Name(NamedTuple):
     name: str
-    engine_name: str  # as engines know it; empty: they are not told
+    engine_name: str  # name known to engines; empty: they get none
     shared: bool = False  # whether several sessions may have it
 
     def accepted(self) -> _Name:
@@ -195,8 +194,8 @@ class _Name(NamedTuple):
 
 
 class Callers:
-    """Reads requests and finds their sessions. Safe to use from several threads. Where
-    ``harnesses``, the session names of known agent harnesses count; one such name may stand for
+    """Reads requests and finds their sessions. Safe to use from several threads. With
+    ``harnesses``, session names given by known agent harnesses count; one such name may stand for
     several chats at a time.
     """
 
@@ -217,7 +216,7 @@ class Callers:
         self._last.note(turn.prompt, turn.session)
 
     def answered(self, turn: Turn, first: bytes) -> None:
-        """Remember the id of a turn's response, so that the next turn may continue it."""
+        """Remember the id of a turn's response, so that the next turn can continue it."""
         if found := _RESPONSE.search(first, 0, _LONGEST_HEAD):
             with self._lock:
                 self._responses[turn.prompt.scope, found[1].decode()] = turn.session

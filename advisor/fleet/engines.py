@@ -1,4 +1,4 @@
-"""The engines behind the proxy: which are listed (``EngineRoster``), which are up
+"""The engines behind the proxy: which are listed (``EngineRoster``), and which are up
 (``HealthWatch``).
 """
 
@@ -27,15 +27,15 @@ from .upstream import (
 )
 
 _CACHE: Final = "vllm:cache_config_info"
-_STATED: Final = "kv_cache_size_tokens"  # vLLM's own word
+_STATED: Final = "kv_cache_size_tokens"  # vLLM's own name for it
 _LONGEST_NAME: Final = 40  # characters; chosen
-_LONGEST_LINE: Final = 400  # characters that the log shows of an engine's words; chosen
+_LONGEST_LINE: Final = 400  # characters of an engine's text shown in the log; chosen
 _MOST: Final = 1 << 53  # tokens; chosen: beyond any pool
 
 
 class CacheFacts(NamedTuple):
-    tokens: int = 0  # capacity of its pool over all ranks; 0 where it does not say
-    hashing: str = ""  # block size and hash algorithm in words; empty where it does not say
+    tokens: int = 0  # capacity of its pool over all ranks; 0 if not reported
+    hashing: str = ""  # block size and hash algorithm as text; empty if not reported
 
 
 def cache_facts(exposition: str) -> CacheFacts:
@@ -72,19 +72,24 @@ def _tokens(rank: dict[str, str]) -> int:
 
 
 INTERVAL_S: Final = 0.5
-"""Seconds between two health checks; chosen: a death that no request notices is known within a
-second."""
+"""Seconds between two health checks; chosen: a failure that no request notices is known within a
+second.
+"""
 TIMEOUT_S: Final = 2.0  # seconds for an answer; chosen
-_LATE_S: Final = 0.25  # if that time ends later than by this, this process was busy; chosen
+_LATE_S: Final = 0.25  # a timeout that fires later than this: this process was busy; chosen
 SLOW: Final = 3
-"""Health checks in a row that may time out before an engine is down: a busy one is slow. Chosen."""
-_LONGEST_DOUBT_S: Final = 30.0  # chosen: about as long as an engine takes to start anew
+"""Consecutive health checks that may time out before an engine is down: a busy one is slow.
+Chosen.
+"""
+_LONGEST_DOUBT_S: Final = 30.0  # chosen: about as long as an engine takes to restart
 REPLACED_S: Final = 60.0
-"""Seconds without any engine of the known models, after which other models may take their place;
-chosen: longer than any doubt."""
+"""Seconds without any engine of the known models after which others may replace them; chosen:
+longer than any time of doubt.
+"""
 AT_FAULT: Final = 2
-"""After so many requests in a row that it dropped and another engine answered, an engine is at
-fault, whatever its health says; one that it refused counts, too. Chosen, as for errors."""
+"""Consecutive requests, dropped by an engine and answered by another, after which it is at fault,
+whatever its health check says; a refused one counts too. Chosen, as for errors.
+"""
 _OK: Final = 200
 NEEDS_KEY: Final = frozenset({401, 403})
 
@@ -118,22 +123,22 @@ class HealthWatch:
     """Checks engines and marks them up or down on the board.
 
     An engine goes down when it refuses a connection, leaves ``SLOW`` health checks unanswered, or
-    drops a request and is not well when it is asked at once. If it is well, the request may be what
-    makes engines drop it, and must not take them from everybody else: then it goes down only if
+    drops a request and fails an immediate health check. If the check succeeds, the request itself
+    may cause engines to drop it, and must not take them all down: then the engine goes down only if
     another engine answered that request, ``AT_FAULT`` times in a row.
 
-    An engine that is down gets no new requests. Those it has are given up at once where its port
-    refuses connections, and otherwise only when it hangs (see ``Upstream``): an engine that is
-    slow, or broke one answer, may still answer them. It comes up again when its health is good, it
-    serves the same models as the others, and a time of doubt has passed, which doubles each time
-    that it was up and went down for requests that it dropped.
+    An engine that is down gets no new requests. Its running ones are given up at once if its port
+    refuses connections, and otherwise only if it hangs (see ``Upstream``): a slow engine, or one
+    that broke a single answer, may still finish them. It comes up again when its health is good, it
+    serves the same models as the others, and a time of doubt has passed, which doubles each time it
+    went down for requests that it dropped.
 
-    The fleet's models are those of the first engine that answered. Other models take their place
-    where no engine is up, and all that answered last serve others or ``REPLACED_S`` have passed.
-    Models behind an API key are unknown and not compared.
+    The fleet's models are those of the first engine that answered. Other models replace them if no
+    engine is up, and all that answered last serve others or ``REPLACED_S`` have passed. Models
+    behind an API key are unknown and not compared.
 
-    Engines that hash blocks otherwise get requests all the same, since the proxy counts in tokens
-    per engine; they are named in the log because they cannot share a store.
+    Engines that hash blocks differently get requests too, since the proxy counts tokens per engine;
+    they are named in the log because they cannot share a store.
     """
 
     def __init__(
@@ -199,7 +204,9 @@ class HealthWatch:
         return "" if status == _OK else "it says that it is not well"
 
     def look_at(self, upstream: Upstream, why: str) -> asyncio.Task[None]:
-        """Ask an engine at once how it is, since it dropped a request; ends when it is known."""
+        """Check an engine's health at once, because it dropped a request; done when the result is
+        known.
+        """
         number = upstream.number
         if (look := self._looks.get(number)) is None:  # one for all that are dropped meanwhile
             look = self._looks[number] = asyncio.create_task(self._look(upstream, why))
@@ -221,7 +228,7 @@ class HealthWatch:
         )
 
     def outdone(self, upstream: Upstream, dropped_at: float) -> None:
-        """Note that another engine answered a request that this one dropped then."""
+        """Note that another engine answered a request that this one dropped at ``dropped_at``."""
         number, board = upstream.number, self._board
         if not board.up[number] or dropped_at < self._up_since.get(number, dropped_at):
             return  # it was down for that already
@@ -230,9 +237,7 @@ class HealthWatch:
             self.dropped(upstream, "it drops requests that others answer")
 
     def dropped(self, upstream: Upstream, why: str) -> None:
-        """Note that an engine is not to be trusted: it is down for a while, whatever its health
-        says.
-        """
+        """Mark an engine as unreliable: it is down for a while, whatever its health check says."""
         number = upstream.number
         doubt = self._doubt_s.get(number, INTERVAL_S / 2)
         if self._board.up[number]:  # one death drops many requests, and is doubted once
@@ -241,7 +246,7 @@ class HealthWatch:
         self._down(upstream, why)
 
     def served(self, upstream: Upstream) -> None:
-        """Note that an engine answered a request to its end: it is trusted again."""
+        """Note that an engine completed a request, which makes it reliable again."""
         self._doubt_s.pop(upstream.number, None)
 
     def differs(self, number: int) -> str | None:
@@ -336,7 +341,7 @@ def _one_line(text: str) -> str:
 
 
 class EngineRoster:
-    """Adds engines to the board as they are listed, and watches them until they are done."""
+    """Adds listed engines to the board, and watches them until they are removed and drained."""
 
     def __init__(
         self,
@@ -404,7 +409,9 @@ class EngineRoster:
             self._watch_listed()
 
     async def start(self) -> None:
-        """Check all engines once, and then for ever; the first one's models count."""
+        """Check all engines once, and then periodically; the first one's models become the
+        fleet's.
+        """
         await self._check(self.upstreams[0])
         await asyncio.gather(*(self._check(each) for each in self.upstreams[1:]))
         self._started = True

@@ -1,4 +1,4 @@
-"""``PoolShadows``: simulates each engine's pool by the prompts sent there."""
+"""``PoolShadows``: simulates each engine's pool from the prompts sent there."""
 
 from __future__ import annotations
 
@@ -12,21 +12,22 @@ from .router import Holdings
 
 MOST_LINKS_HELD: Final = 200_000
 """Links of all engines together; the least recently used are forgotten first. Chosen: about 50 MB,
-and 60 MB for as many that engines lost."""
+plus 60 MB for as many links that engines evicted.
+"""
 
 
 class PromptPrefix(NamedTuple):
-    """A prefix of a prompt: its digest, and about how many tokens it has."""
+    """A prefix of a prompt: its digest, and its approximate length in tokens."""
 
     key: Hashable
     tokens: int
 
 
 class PoolShadows:
-    """Simulates each engine's pool as an LRU cache of the prompts that it got.
+    """Simulates each engine's pool as an LRU cache of the prompts that it received.
 
     A chain's end is evicted before its beginning, as in stock engines. Answers do not count, nor
-    what an engine got from elsewhere.
+    does KV that an engine got from elsewhere.
     """
 
     def __init__(self, most: int = MOST_LINKS_HELD) -> None:
@@ -40,7 +41,7 @@ class PoolShadows:
         return len(self._holders)
 
     def holdings(self, links: Sequence[PromptPrefix], engines: int) -> Holdings:
-        """Estimate how much of a prompt each of the ``engines`` holds; ``lost`` marks those that
+        """Estimate how much of a prompt each of the ``engines`` holds; ``lost`` marks engines that
         held a part and evicted it.
         """
         tokens = np.zeros(engines, dtype=np.int64)
@@ -56,7 +57,7 @@ class PoolShadows:
         return Holdings(tokens, tokens, lost=lost)
 
     def sent(self, links: Sequence[PromptPrefix], engine: int, pool_tokens: int) -> None:
-        """Note that an engine computes a prompt: ``offered`` and ``taken`` in one."""
+        """Note that an engine computes a prompt: ``offered`` and ``taken`` in one call."""
         self.offered(links, engine, pool_tokens)
         self.taken(engine, pool_tokens)
 
@@ -64,7 +65,7 @@ class PoolShadows:
         self, links: Sequence[PromptPrefix], engine: int, pool_tokens: int
     ) -> list[Hashable]:
         """Add a prompt to an engine's pool, unless it is larger than the pool; nothing is evicted
-        for it before ``taken``. Returns keys of the links that the engine did not hold, for
+        for it before ``taken``. Returns the keys of the links that the engine did not hold, for
         ``refused``.
         """
         if not links or 0 < pool_tokens < links[-1].tokens:
@@ -106,7 +107,7 @@ class PoolShadows:
                 _drop_engine(self._holders, key, 1 << engine)
 
     def forget(self, engine: int) -> None:
-        """Empty an engine's pool: it was restarted, or is gone."""
+        """Empty an engine's pool, because the engine was restarted or is gone."""
         if engine < len(self._orders):
             for key in list(self._orders[engine]):
                 self._leaves(key, engine)

@@ -1,4 +1,4 @@
-"""``PromptReader`` makes digests of prompts; ``LastPrompts`` finds the session that a prompt
+"""``PromptReader`` computes digests of prompts; ``LastPrompts`` finds the session that a prompt
 continues.
 """
 
@@ -19,23 +19,23 @@ from cachetools import FIFOCache
 
 from .pools import MOST_LINKS_HELD, PromptPrefix
 
-MOST_LINKS: Final = 2048  # links of one prompt; longer prompts are known by their beginning; chosen
+MOST_LINKS: Final = 2048  # links of one prompt; a longer one is identified by its beginning; chosen
 PIECE: Final = 1024  # characters of a prompt without messages per link; chosen
 PIECE_TOKENS: Final = 256  # tokens per link of a prompt given as token ids; chosen
 CHARACTERS_PER_TOKEN: Final = 4
 """For English text, by OpenAI's rule of thumb; costs, and how much fits a pool, depend on it."""
 BINARY_TOKENS: Final = 1024
-"""Tokens assumed of an image, a sound or a file; chosen: about a large image of Qwen2-VL."""
+"""Tokens assumed for an image, a sound or a file; chosen: about a large image of Qwen2-VL."""
 _BINARY: Final = frozenset(
     {"image", "image_url", "input_image", "audio_url", "input_audio", "video_url", "file"}
     | {"input_file", "document"}
 )
 _LEADING: Final = ("tools", "system", "instructions")  # templates write them before the messages
-_SYSTEM: Final = frozenset({"system", "developer"})  # roles: a prompt of these alone is everybody's
-_MODELS: Final = frozenset({"assistant", "model"})  # roles: what they say only one chat has
+_SYSTEM: Final = frozenset({"system", "developer"})  # roles; prompts of these alone are shared
+_MODELS: Final = frozenset({"assistant", "model"})  # roles; what they say is unique to one chat
 _TEXT: Final = frozenset({"text", "input_text", "output_text", "refusal"})
 _THOUGHTS: Final = frozenset({"thinking", "redacted_thinking", "reasoning"})
-"""Types of parts and items that clients and templates leave out of later prompts."""
+"""Types of parts and items that clients and templates omit from later prompts."""
 _ADDRESS: Final = re.compile(r'"https?://[^"]*"')
 _SIGNATURE: Final = re.compile(r"\b(?:signature|sig)=", re.IGNORECASE)
 _CALLS: Final = frozenset({"tool_calls", "function_call"})
@@ -44,10 +44,10 @@ _SAYS_NOTHING: Final = frozenset(
     {"cache_control", "id", "call_id", "tool_call_id", "tool_use_id", "status", "annotations"}
 )  # fields of parts and items that are about them
 NEAREST: Final = 8
-"""Messages before the last one that may have been the last of the previous prompt; chosen."""
-_MOST_WORDS: Final = 128  # of one text that are kept, the smallest digests: a fair sample. Chosen
-_EXCERPT: Final = 1024  # characters at a text's either end whose words count; chosen
-_WORD: Final = re.compile(r"[!-~]+|\S")  # other scripts do not always write spaces
+"""Messages before the last one that may have been the last one of the previous prompt; chosen."""
+_MOST_WORDS: Final = 128  # words kept of a text, by smallest digest: a fair sample. Chosen
+_EXCERPT: Final = 1024  # characters at either end of a text whose words count; chosen
+_WORD: Final = re.compile(r"[!-~]+|\S")  # some scripts do not separate words by spaces
 
 Words = frozenset[int]  # hashes of pairs of neighbouring words
 
@@ -59,10 +59,10 @@ class PromptEnd(NamedTuple):
 
 
 class MessageDigest(NamedTuple):
-    """Digests of a message of a chat, or of a piece of a prompt that is no chat."""
+    """Digests of a chat message, or of a piece of a prompt that is not a chat."""
 
-    digest: bytes  # of it alone: what stands before it may change
-    chain: bytes  # of all messages up to here, without the system prompt
+    digest: bytes  # digest of the message alone, since the text before it may change
+    chain: bytes  # digest of all messages up to here, without the system prompt
     tokens: int  # estimated
     by_model: bool  # whether a model wrote it
 
@@ -70,35 +70,35 @@ class MessageDigest(NamedTuple):
 class Prompt(NamedTuple):
     links: list[PromptPrefix]
     tokens: int  # estimated
-    # None where longer prompts do not continue it: a batch, a system prompt alone, or a chat.
+    # None if longer prompts do not continue it: a batch, a system prompt alone, or a chat.
     end: PromptEnd | None = None
-    pieces: Sequence[Any] = ()  # all of a prompt without messages, in order; not to be kept
+    pieces: Sequence[Any] = ()  # all of a prompt without messages, in order; must not be kept
     # Its messages without the leading system prompt, or its pieces.
     said: Sequence[MessageDigest] = ()
-    texts: Sequence[str] = ()  # texts of the last messages; not to be kept
-    newest: Words = frozenset()  # words of the last message; empty where it has none
+    texts: Sequence[str] = ()  # texts of the last messages; must not be kept
+    newest: Words = frozenset()  # words of the last message; empty if there are none
     system: Words = frozenset()  # words of the system prompt
     scope: bytes = b""  # digest of caller, salt and model
 
     @property
     def known_by(self) -> Prompt:
-        """Return a copy that may be kept: digests without texts."""
+        """Return a copy that may be kept, with digests and without texts."""
         return self._replace(pieces=(), texts=())
 
 
 class PromptReader:
-    """Turns prompts into chains of keyed digests, so that nobody can make two prompts look equal.
+    """Turns prompts into chains of keyed digests, so that two prompts cannot be made to look equal.
 
-    What a chat template does not show is ignored: ids, cache marks, the order of keys, thoughts of
-    earlier turns, space at the ends.
+    Everything that a chat template does not show is ignored: ids, cache marks, the order of keys,
+    reasoning of earlier turns, surrounding white space.
     """
 
     def __init__(self) -> None:
         self._key = secrets.token_bytes(32)
 
     def read(self, body: Mapping[str, Any], scope: bytes) -> Prompt:
-        """Read the prompt of a completion, a chat or a response; it has no links if there is none.
-        ``scope`` is a digest of the prompt's owner: equal prompts of other scopes differ.
+        """Read the prompt of a completion, a chat or a response; without one, the result has no
+        links. ``scope`` is a digest of the prompt's owner: equal prompts of other scopes differ.
         """
         messages = body.get("messages", body.get("input"))
         if isinstance(messages, list):
@@ -160,8 +160,8 @@ class PromptReader:
 
 
 def words_of(text: str) -> Words:
-    """Return the words of a text, each hashed with the one before it; of a long text, those at
-    either end.
+    """Return the words of a text, each hashed with the one before it; of a long text, only those at
+    its two ends.
     """
     if len(text) > 2 * _EXCERPT:
         text = f"{text[:_EXCERPT]} {text[-_EXCERPT:]}"
@@ -334,13 +334,13 @@ def _data(piece: Any) -> bytes:
     return piece if isinstance(piece, bytes) else orjson.dumps(piece)
 
 
-_MOST_TAILS: Final = 64  # prompts that are known to end behind one link, or by one word; chosen
+_MOST_TAILS: Final = 64  # prompts known to end after one link, or to contain one word; chosen
 _MOST_KNOWN: Final = 50_000  # sessions whose last prompt's words are remembered: 150 MB. Chosen
 _FOUND_BY: Final = 4  # words of a message by which it is found again; chosen
-_LEAST_WORDS: Final = 8  # of a system prompt that tells two apart; chosen
-_KEPT: Final = 0.5  # of a last prompt: what keeps more goes on with it, as for the sidecar
+_LEAST_WORDS: Final = 8  # words of a system prompt needed to tell two apart; chosen
+_KEPT: Final = 0.5  # of a last prompt; one that keeps more continues it, as in the sidecar
 
-Digest = Callable[[bytes, Any], bytes]  # digest of a piece, given the digest of what is before it
+Digest = Callable[[bytes, Any], bytes]  # digest of a piece, given that of what precedes it
 
 
 class _MessageOwner(NamedTuple):
@@ -352,10 +352,10 @@ class _MessageOwner(NamedTuple):
 
 class _LastPrompt(NamedTuple):
     at: int  # order in which it was noted
-    # ``messages``, ``tokens``: of it, without the system prompt.
+    # ``messages``, ``tokens``: those of the prompt, without the system prompt.
     messages: int
     tokens: int
-    # ``newest``, ``newest_tokens``, ``digest``: of its last message.
+    # ``newest``, ``newest_tokens``, ``digest``: those of its last message.
     newest: Words
     newest_tokens: int
     digest: bytes
@@ -368,8 +368,8 @@ class LastPrompts:
 
     A prompt continues a session if it begins with the whole of one of its prompts. Otherwise it
     must keep more than half of the session's last prompt, including something that no other session
-    has, and contain an answer to it. Prompts that only begin alike, as with examples, continue
-    nothing.
+    has, and contain an answer to it. Prompts that only begin alike, such as those with the same
+    examples, continue nothing.
     """
 
     def __init__(self, digest: Digest, most: int = MOST_LINKS_HELD) -> None:

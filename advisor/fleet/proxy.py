@@ -1,5 +1,5 @@
-"""``FleetProxy``: sends each request to the engine that the router chooses, or to another if it
-fails.
+"""``FleetProxy``: sends each request to the engine that the router chooses, or to another one if
+that fails.
 """
 
 from __future__ import annotations
@@ -31,42 +31,45 @@ from .upstream import (
 )
 
 DECISIONS: Final = 10_000
-"""Decisions whose times are kept, for percentiles; chosen: a hundred beyond the p99."""
-MOST_TRIES: Final = 3  # engines that one request may see fail; chosen
+"""Decisions whose durations are kept, for percentiles; chosen: a hundred lie beyond the p99."""
+MOST_TRIES: Final = 3  # engines that may fail on one request; chosen
 MOST_DROPS: Final = 2
-"""Of these, engines that may drop a request that they were sent; chosen: it may be what kills them,
-and must not get them all."""
+"""Of these, engines that may drop a request that they received; chosen: the request may be what
+kills them, and must not reach all engines.
+"""
 PAUSE_S: Final = 5.0
-"""Seconds for which a request waits while no engine takes any; chosen: an engine that was slow, or
-dropped a request, is trusted again by then."""
-_LOOK_S: Final = 0.05  # between two looks at the engines meanwhile; chosen
+"""Seconds for which a request waits while no engine takes requests; chosen: an engine that was
+slow, or dropped a request, is trusted again by then.
+"""
+_LOOK_S: Final = 0.05  # between two checks of the engines meanwhile; chosen
 _ELSEWHERE: Final = frozenset({401, 403, 404, 429, 503})
-"""Statuses with which an engine refuses what another may answer: it wants another key, lacks an
-adapter, or is overloaded."""
+"""Statuses with which an engine refuses a request that another one may answer: it expects another
+key, lacks an adapter, or is overloaded.
+"""
 _BEFORE_IT_BEGAN: Final = frozenset({401, 403, 404, 429})
-"""Those of ``_ELSEWHERE`` with which a request is refused before any of it was done."""
-_BROKEN: Final = 2  # errors in a row from which they are the engine's, and no request's; chosen
-_LEAST_TIMED: Final = 512  # tokens to compute from which an engine's speed is measured; chosen
+"""Those of ``_ELSEWHERE`` with which a request is refused before any work on it began."""
+_BROKEN: Final = 2  # consecutive errors that are blamed on the engine and not on a request; chosen
+_LEAST_TIMED: Final = 512  # with fewer tokens to compute, no speed is measured; chosen
 
 
 @dataclass
 class Counts:
-    answered: int = 0  # answered to the end
-    retried: int = 0  # sent to another engine because the first answered nothing
+    answered: int = 0  # answered completely
+    retried: int = 0  # sent to another engine because the first failed without answering
     turned_away: int = 0  # sent to another engine because the first refused it
-    hung: int = 0  # given up because an engine was silent for too long
-    broken: int = 0  # the engine went away in the middle of the answer
-    left: int = 0  # the client left before the end
-    refused: int = 0  # not sent to any engine: the request is invalid
+    hung: int = 0  # given up because an engine was silent too long
+    broken: int = 0  # the engine failed in the middle of the answer
+    left: int = 0  # the client disconnected before the end
+    refused: int = 0  # not sent to any engine, because the request is invalid
     unserved: int = 0  # no engine answered
 
 
 class Placed(NamedTuple):
-    """Where a request was sent, and what to undo if it is not answered there."""
+    """Where a request was sent, and what must be undone if it is not answered there."""
 
     choice: Choice
     wanted: RoutingRequest
-    # ``before``, ``made``: its session's home before, and the home that the request made.
+    # ``before``, ``made``: its session's home before, and the home set by the request.
     before: Home | None = None
     made: Home | None = None
     new: Sequence[Hashable] = ()  # links of its prompt that the engine did not hold
@@ -77,7 +80,7 @@ class _Drop(NamedTuple):
 
     upstream: Upstream
     at: float
-    look: asyncio.Task[None]  # ends once it is known how the engine is
+    look: asyncio.Task[None]  # ends once the engine's state is known
 
 
 class FleetProxy:
@@ -121,8 +124,8 @@ class FleetProxy:
     async def begin(self, asked: Call) -> tuple[Reply, Upstream]:
         """Get the first bytes of an answer; afterwards the request's body is dropped.
 
-        What one engine refuses, another one is asked once, if it may answer it.
-        Raises NoEngineError or NothingAnsweredError.
+        A request refused by one engine is sent to one other engine, if that may answer it. Raises
+        NoEngineError or NothingAnsweredError.
         """
         reply, upstream, placed = await self._begun(asked, frozenset())
         if reply.failed and self._refused(asked, placed, reply):
@@ -188,7 +191,7 @@ class FleetProxy:
         raise AssertionError("unreachable")
 
     async def rest(self, reply: Reply, upstream: Upstream) -> AsyncGenerator[bytes, None]:
-        """Yield all bytes of an answer that has begun; raises BrokenAnswerError."""
+        """Yield all bytes of a started answer; raises BrokenAnswerError."""
         upstream.running += 1
         try:
             async with contextlib.aclosing(reply.chunks()) as chunks:

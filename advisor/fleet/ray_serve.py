@@ -21,10 +21,10 @@ _log = logging.getLogger(__name__)
 class FleetRequestRouter(RequestRouter):  # type: ignore[misc]
     """Sends a session's later turns to the replica that has its KV.
 
-    A request's body is its first argument that is a mapping or a pydantic model; its session is the
-    handle's ``session_id``, what the body says, or inferred from prompts that extend each other.
-    Ray alone knows which replicas live; where the chosen one has ``max_ongoing_requests``, Ray goes
-    on to the next.
+    A request's body is its first argument that is a mapping or a pydantic model. Its session is the
+    handle's ``session_id``, the one named in the body, or inferred from prompts that extend each
+    other. Only Ray knows which replicas are alive; if the chosen one has ``max_ongoing_requests``,
+    Ray tries the next.
     """
 
     def initialize_state(
@@ -44,7 +44,7 @@ class FleetRequestRouter(RequestRouter):  # type: ignore[misc]
         candidate_replicas: list[RunningReplica],
         pending_request: PendingRequest | None = None,
     ) -> list[list[RunningReplica]]:
-        """Return every candidate in a group of its own, the chosen one first."""
+        """Return every candidate in its own group, the chosen one first."""
         if pending_request is None or not candidate_replicas:
             return [list(candidate_replicas)]
         by_name = {each.replica_id.unique_id: each for each in candidate_replicas}

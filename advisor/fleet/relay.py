@@ -1,5 +1,5 @@
-"""``Relay``: the HTTP side that `kvgraph route` and `kvgraph memory` share: bodies in, answers
-out.
+"""``Relay``: the HTTP part shared by `kvgraph route` and `kvgraph memory`: reads bodies, streams
+answers.
 """
 
 from __future__ import annotations
@@ -20,27 +20,28 @@ from .callers import MOST_BODY, BadRequestError, Call, Callers, is_served
 from .router import NoEngineError
 from .upstream import BrokenAnswerError, NothingAnsweredError, Reply
 
-BODY_S: Final = 25.0  # seconds in which a whole body must arrive; chosen
+BODY_S: Final = 25.0  # seconds within which a whole body must arrive; chosen
 MOST_BODIES: Final = 256 << 20
-"""Bytes of all bodies that are held at a time; chosen: four of the largest."""
+"""Bytes of all bodies held at a time; chosen: four of the largest."""
 _SMALL: Final = 1 << 20
 _FOR_LARGE: Final = 0.75
-"""Share of ``MOST_BODIES`` open to bodies above ``_SMALL``; the rest is kept for small ones, so
-that large or endless bodies do not keep everybody out. Chosen."""
+"""Share of ``MOST_BODIES`` open to bodies above ``_SMALL``; the rest is reserved for small ones, so
+that large or endless bodies do not block everyone. Chosen.
+"""
 NOT_SERVED: Final = "not served here; requests go to /v1/…"
-_READ_APART: Final = 256 << 10  # bytes from which a body is parsed on a thread; chosen
+_READ_APART: Final = 256 << 10  # size in bytes from which a body is parsed on a thread; chosen
 
 
 class FullError(BadRequestError):
-    """The bodies that are held leave no room for another one."""
+    """The bodies already held leave no room for another one."""
 
     def __init__(self) -> None:
         super().__init__("too many large requests at a time; try again soon", 503)
 
 
 class BodyRoom:
-    """Memory that all request bodies share until they are sent on: ``taken`` of ``most``
-    bytes are in use.
+    """Memory shared by all request bodies until they are sent on: ``taken`` of ``most`` bytes are
+    in use.
     """
 
     def __init__(self, most: int | None = None) -> None:
@@ -71,7 +72,7 @@ Known = TypeVar("Known")  # what a proxy passes from ``begin`` to ``rest``
 
 
 class Refusals(Protocol):
-    """Counts of requests that got no whole answer."""
+    """Counts of requests that were not answered completely."""
 
     refused: int
     unserved: int
@@ -94,11 +95,11 @@ class RelayedProxy(Protocol[Known]):
         ...
 
     def rest(self, reply: Reply, known: Known) -> AsyncGenerator[bytes, None]:
-        """Yield all bytes of an answer that has begun; raises BrokenAnswerError."""
+        """Yield all bytes of a started answer; raises BrokenAnswerError."""
         ...
 
     def why(self, call: Call, error: NothingAnsweredError) -> str:
-        """Say why ``begin`` got no answer."""
+        """Describe why ``begin`` got no answer."""
         ...
 
     def finished(self, asked: Call) -> None: ...
@@ -182,7 +183,7 @@ class Relay(Generic[Known]):
 
 
 async def read_body(request: Request, share: BodyShare) -> bytes:
-    """Read a whole body, chunk by chunk, as ``share`` permits it."""
+    """Read a whole body, chunk by chunk, as ``share`` permits."""
     parts: list[bytes] = []
     async for chunk in request.stream():
         share.take(len(chunk))
@@ -213,7 +214,7 @@ def served_app(
     relay: Relay[Any],
     lifespan: Lifespan[Any],
 ) -> Router:
-    """Return an ASGI application of views by path, which sends all else on."""
+    """Return an ASGI application of views by path, which sends all other requests on."""
     routes = [Route(path, view, methods=METHODS) for path, view in views.items()]
     return Router(routes, default=relay, lifespan=lifespan, redirect_slashes=False)
 

@@ -1,4 +1,4 @@
-"""``ReplicaChoice``: routes requests over replicas that are known by name and come and go."""
+"""``ReplicaChoice``: routes requests over named replicas that come and go."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from .callers import Callers, Turn
 from .pools import PoolShadows
 from .router import OVERLOAD, Choice, FleetRouter, Reason, RoutingRequest
 
-_MOST_RUNNING: Final = 100_000  # requests that are tracked until they end; chosen
+_MOST_RUNNING: Final = 100_000  # requests tracked until they end; chosen
 
 
 class ReplicaChoice:
-    """A ``FleetRouter`` over replicas that come and go. Numbers are never reused: a replica that is
-    gone costs a decision what an engine costs that is down.
+    """A ``FleetRouter`` over replicas that come and go. Numbers are never reused: a removed replica
+    costs a decision as much as an engine that is down.
     """
 
     def __init__(self, overload: float = OVERLOAD, speed: Speed | None = None) -> None:
@@ -49,8 +49,8 @@ class ReplicaChoice:
         replicas: Sequence[str],  # those that may be chosen
         session: str = "",  # as the caller's header names it; empty: it does not
     ) -> list[str]:
-        """Return ``replicas``, the one chosen for a request first and then by cost; the choice is
-        kept until ``routed``.
+        """Return ``replicas``, the chosen one first and the others by cost; the choice is kept
+        until ``routed``.
         """
         turn = self._callers.turn(body, [], session)
         board = self.router.board
@@ -66,7 +66,7 @@ class ReplicaChoice:
         return sorted(others, key=lambda replica: replica != chosen)
 
     def routed(self, request: str, replica: str, now: float) -> None:
-        """Note which replica a request went to; it may be another than the chosen one."""
+        """Note which replica a request went to, which may differ from the chosen one."""
         if (found := self._chosen.pop(request, None)) is None:
             return
         turn, wanted, choice = found

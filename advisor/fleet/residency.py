@@ -1,4 +1,4 @@
-"""``ResidencyView``: what engines really hold of sessions, as their sidecars report it."""
+"""``ResidencyView``: what engines hold of sessions, as reported by their sidecars."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _Blocks = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class AdvisedEngine(NamedTuple):
-    """An engine's name at its sidecar; another sidecar's engine may have the same name."""
+    """An engine's name at its sidecar; an engine of another sidecar may have the same name."""
 
     sidecar: str
     name: str
@@ -42,7 +42,8 @@ class HeldContext(NamedTuple):
 
 
 def sessions_in(sidecar: str, content: bytes) -> dict[str, HeldContext]:
-    """Parse a sidecar's ``/v1/sessions``; sessions that two tenants name alike are left out.
+    """Parse a sidecar's ``/v1/sessions``; sessions that two tenants give the same name are left
+    out.
 
     Raises one of BAD_PAYLOAD.
     """
@@ -53,7 +54,7 @@ def sessions_in(sidecar: str, content: bytes) -> dict[str, HeldContext]:
 
 
 def hashing_in(content: bytes) -> dict[str, str]:
-    """Parse a sidecar's ``/status``: engine name → how it hashes blocks, in words.
+    """Parse a sidecar's ``/status``: engine name → description of its block hashing.
 
     Raises one of BAD_PAYLOAD.
     """
@@ -98,8 +99,8 @@ def _held(sidecar: str, told: _Session) -> HeldContext | None:
 
 
 INTERVAL_S: Final = 1.0  # seconds between two rounds; chosen: a sidecar ranks twice a second
-TIMEOUT_S: Final = 2.0  # seconds for all of a sidecar's answer; chosen
-MOST_SESSIONS: Final = 1000  # the sidecar's own bound: those heard of last
+TIMEOUT_S: Final = 2.0  # timeout for a sidecar's whole answer; chosen
+MOST_SESSIONS: Final = 1000  # the sidecar's own limit: those active last
 
 _OK, _BUSY = 200, 503
 _SILENT: Final = (aiohttp.ClientError, TimeoutError)
@@ -114,8 +115,8 @@ _log = logging.getLogger(__name__)
 class ResidencyView:
     """Polls sidecars for what their engines hold of sessions, and merges the answers.
 
-    Where each machine has a sidecar, each reports on a session that was on several machines. A
-    session that two tenants of one sidecar name alike is left out.
+    With a sidecar per machine, each reports on a session that was on several machines. A session to
+    which two tenants of one sidecar give the same name is left out.
     """
 
     def __init__(
@@ -140,7 +141,7 @@ class ResidencyView:
         return len(self._held)
 
     async def watch(self) -> None:
-        """Poll for ever; errors are logged and counted."""
+        """Poll endlessly; errors are logged and counted."""
         while True:
             try:
                 await self.poll()
@@ -151,7 +152,7 @@ class ResidencyView:
             await asyncio.sleep(INTERVAL_S)
 
     def unheard_s(self, sidecar: str) -> float:
-        """Return the seconds since a sidecar answered, or since the start if it never did."""
+        """Return the seconds since a sidecar last answered; if it never did, since the start."""
         return self._clock() - self._answered_at.get(sidecar, self._began)
 
     async def poll(self) -> None:
@@ -166,16 +167,16 @@ class ResidencyView:
         self._held = held
 
     def note_home(self, name: str, engine: int) -> None:
-        """Learn that the engine that a sidecar names for this session has this number.
+        """Learn that this number is that of the engine that a sidecar names for this session.
 
-        Where several sidecars know the session, the one that saw it last counts. A sidecar may not
-        yet know that a session moved, so the number with most votes wins.
+        If several sidecars know the session, the one that saw it last counts. A sidecar may not
+        know yet that a session moved, so the number with the most votes wins.
         """
         if held := self._held.get(name):
             self._votes.setdefault(held[0].engine, Counter())[engine] += 1
 
     def hashing(self, number: int) -> str:
-        """Describe how an engine hashes blocks; empty while unknown. All ranks' ways are named."""
+        """Describe how an engine hashes blocks, for all of its ranks; empty while unknown."""
         ways = {
             way
             for sidecar, engines in self._hashing.items()
@@ -185,9 +186,9 @@ class ResidencyView:
         return "; ".join(sorted(ways))
 
     def corrected(self, name: str, remembered: Holdings) -> Holdings:
-        """Correct the estimate of what engines hold, by what each got, by what sidecars report:
-        these alone know what their engines lost, which may evict in another order, and have
-        copies.
+        """Correct an estimate of what engines hold, made from the prompts sent there, by the
+        sidecars' reports: only these know what their engines evicted, in whatever order, and which
+        copies they have.
         """
         pool, copied = remembered.pool.copy(), remembered.copied.copy()
         lost = remembered.lost.copy()

@@ -1,4 +1,4 @@
-"""``FleetRouter``: chooses the engine of a request. The replay lab and the proxy run the same
+"""``FleetRouter``: chooses the engine for a request. The replay lab and the proxy run the same
 object.
 """
 
@@ -16,7 +16,7 @@ from .board import EngineBoard, Floats, Mask, Tokens
 LIVE_S: Final = 600.0
 """Idle seconds after which a session no longer counts as live, as for admission."""
 MOST_SESSIONS: Final = 1_000_000
-"""Sessions whose home is remembered; the longest idle are forgotten first. Chosen: 300 MB."""
+"""Sessions whose home is remembered; those idle longest are forgotten first. Chosen: 300 MB."""
 
 
 class Home(NamedTuple):
@@ -25,12 +25,12 @@ class Home(NamedTuple):
     engine: int
     tokens: int
     seen_at: float  # time of its last turn
-    fresh: bool = True  # whether it has had one turn so far
+    fresh: bool = True  # whether it has had only one turn so far
 
 
 class Homes:
-    """Remembers sessions' homes, the longest idle first; keeps the board's ``live`` and ``fresh``
-    columns.
+    """Remembers sessions' homes, the longest idle first; updates the board's columns ``live`` and
+    ``fresh``.
     """
 
     def __init__(self, board: EngineBoard, most: int = MOST_SESSIONS) -> None:
@@ -45,12 +45,12 @@ class Homes:
 
     @property
     def return_rate(self) -> float:
-        """Return the share of sessions that came back after their first turn; 1 before any did."""
+        """Return the share of sessions that returned after their first turn; 1 before any did."""
         return (self._came_back + 1) / (self._began + 1)
 
     def counted(self, session: Hashable) -> float:
-        """Return a session's expected live tokens: its last context, times ``return_rate`` after
-        one turn.
+        """Return a session's expected live tokens: its last context, times ``return_rate`` if it
+        has had only one turn.
         """
         home = self._live.get(session)
         if home is None:
@@ -58,7 +58,7 @@ class Homes:
         return home.tokens * (self.return_rate if home.fresh else 1.0)
 
     def live(self) -> Floats:
-        """float64 ``[engines]``: expected tokens of live sessions; see ``counted``."""
+        """Return the expected tokens of live sessions, float64 ``[engines]``; see ``counted``."""
         board = self._board
         expected: Floats = board.live - (1.0 - self.return_rate) * board.fresh
         return expected
@@ -76,7 +76,7 @@ class Homes:
         self._expire(now)
 
     def put_back(self, session: Hashable, made: Home | None, before: Home | None) -> None:
-        """Undo ``settle`` for a turn that was not answered, unless there was a later one."""
+        """Undo ``settle`` for a turn that was not answered, unless a later turn followed."""
         if made is None or self.of(session) is not made:
             return
         self._began -= before is None
@@ -128,17 +128,17 @@ class Reason(StrEnum):
 
 
 class Holdings(NamedTuple):
-    """What each engine holds of one prompt, in tokens from its start."""
+    """What each engine holds of one prompt, in tokens from the prompt's start."""
 
     pool: Tokens = _NOTHING  # int64 ``[engines]`` (or ``[1]``, for all): in the engine's pool
     copied: Tokens = _NOTHING  # int64, likewise: in its pool or its own tiers; at least ``pool``
     shared: int = 0  # tokens in a store that engines share
-    # bool ``[engines]`` (or ``[1]``, for all): what is missing was there and is gone; False: it may
+    # bool ``[engines]`` (or ``[1]``, for all): whether the missing part was evicted; False: it may
     # never have been sent.
     lost: Mask = _NONE_LOST
 
     def within(self, tokens: int) -> Holdings:
-        """Cut to a prompt's length: a session's last context may have been longer."""
+        """Limit to a prompt's length, since a session's last context may have been longer."""
         return Holdings(
             np.minimum(self.pool, tokens),
             np.minimum(self.copied, tokens),
@@ -148,47 +148,49 @@ class Holdings(NamedTuple):
 
 
 class RoutingRequest(NamedTuple):
-    session: Hashable | None  # whose turn it is; None: that is unknown
-    tokens: int  # of its prompt
-    refused_by: frozenset[int] = frozenset()  # numbers of the engines that refused it already
+    session: Hashable | None  # session of the turn; None: unknown
+    tokens: int  # tokens of its prompt
+    refused_by: frozenset[int] = frozenset()  # numbers of engines that have refused it
 
 
 class Choice(NamedTuple):
-    """Where a request goes, and why."""
+    """The engine for a request, and the reason."""
 
     engine: int  # its number
     seconds: float  # expected time to first token there
     reason: Reason
-    tokens: int  # prompt tokens that the engine has to compute: what the request adds to its queue
+    tokens: int  # prompt tokens to compute: what the request adds to the engine's queue
 
 
 class NoEngineError(Exception):
-    """No engine takes requests."""
+    """No engine takes requests at present."""
 
 
 OVERLOAD: Final = 4.0
-"""By how much a session's home may cost more than the best other engine, in units of the time that
-the home takes to compute the whole prompt: what is short for a slow engine is long for a fast one.
-Chosen: of 0 to 4 and none, prompts of recorded agents wait least with it."""
+"""How much more a session's home may cost than the best other engine, in units of the time that the
+home takes to compute the whole prompt: what is short for a slow engine is long for a fast one.
+Chosen: of 0 to 4 and none, recorded agents' prompts wait least with it.
+"""
 _KEPT: Final = 0.5
-"""Share of its last context that a session's home must hold. Chosen: with less, most of it is
-computed again anyway, wherever that is."""
+"""Share of its last context that a session's home must hold. Chosen: with less, most of it must be
+computed again on any engine.
+"""
 
 
 class FleetRouter:
-    """Costs each engine in seconds; sends later turns home unless that is down, overloaded, or
-    holds too little of what they had there.
+    """Rates each engine by a cost in seconds; sends later turns to the session's home unless that
+    is down, overloaded, or holds too little of the session's context.
 
-    A request costs the seconds to compute what the engine does not hold, to load what it holds in
-    tiers, and until the tokens that wait there are computed. A session without a home, or one that
-    leaves it, also pays for what it displaces:
+    A request costs the time to compute what the engine does not hold, to load what it holds in
+    tiers, and to compute the tokens queued there. A session without a home, or one that leaves it,
+    also pays for what it displaces:
 
-    - KV of live sessions beyond the pool, which has to be computed again;
-    - one token for each token that it computes, times how much this engine was asked for lately
-      over the mean;
-    - the whole prompt as often as this engine refused requests lately, one after the other.
+    - KV of live sessions beyond the pool's size, which must be computed again;
+    - one token for each token that it computes, times this engine's share of recent requests
+    relative to the mean;
+    - the whole prompt for each consecutive request that this engine refused lately.
 
-    Sessions with one turn so far count by the share of such sessions that came back. Among equal
+    Sessions with only one turn count by the share of such sessions that returned. Among equal
     costs, the engine whose live sessions have the least KV is chosen.
     """
 
@@ -199,7 +201,7 @@ class FleetRouter:
         self._overload = overload
 
     def route(self, wanted: RoutingRequest, holdings: Holdings, now: float) -> Choice:
-        """Choose the engine of a request, and note that it waits there; raises NoEngineError."""
+        """Choose the engine for a request, and note that it waits there; raises NoEngineError."""
         choice = self.choose(wanted, holdings)
         self.take(choice, wanted, now)
         return choice
@@ -212,11 +214,11 @@ class FleetRouter:
             self.homes.settle(wanted.session, choice.engine, wanted.tokens, now)
 
     def computed(self, choice: Choice) -> None:
-        """Note that an engine computed a request's prompt, or never got the request."""
+        """Note that an engine computed a request's prompt, or that the request never reached it."""
         self.board.waiting[choice.engine] -= choice.tokens
 
     def choose(self, wanted: RoutingRequest, holdings: Holdings) -> Choice:
-        """Choose the engine of a request without noting anything; raises NoEngineError."""
+        """Choose the engine for a request without noting anything; raises NoEngineError."""
         takes = self.board.takes
         takes[list(wanted.refused_by)] = False
         if not takes.any():
@@ -235,7 +237,9 @@ class FleetRouter:
         return Choice(engine, float(costs[engine]), reason, max(0, left))
 
     def costs(self, wanted: RoutingRequest, holdings: Holdings) -> Floats:
-        """float64 ``[engines]``: seconds that a request takes at each engine, up or not."""
+        """Return the seconds that a request takes at each engine, float64 ``[engines]``, up or
+        not.
+        """
         return self._costs(wanted, holdings.within(wanted.tokens))
 
     def _costs(self, wanted: RoutingRequest, holdings: Holdings) -> Floats:

@@ -20,10 +20,11 @@ from .callers import Call, check_path
 
 FIRST_BYTE_S: Final = 600.0
 """Seconds for which an engine may be silent before an answer's first byte; chosen: twice as long as
-admission holds a request, and as long as OpenAI's clients wait."""
+admission holds a request, and as long as OpenAI's clients wait.
+"""
 MOST_ENGINES: Final = 1024  # chosen: decisions are measured with 1,000
 
-MOST_SHOWN: Final = 80  # characters of a bad address that an error shows; chosen
+MOST_SHOWN: Final = 80  # characters of a bad address shown in an error; chosen
 
 
 class EngineAddress(NamedTuple):
@@ -42,7 +43,9 @@ def engine_in(words: str) -> EngineAddress:
 
 
 def is_address(url: str) -> bool:
-    """Whether this is ``http(s)://HOST[:PORT][/PATH]``, without user, password, query, fragment."""
+    """Return whether this is ``http(s)://HOST[:PORT][/PATH]`` without user, password, query or
+    fragment.
+    """
     try:
         parts = urlsplit(url)
         host = (parts.hostname or "").encode("idna")  # a name that cannot be looked up raises
@@ -69,7 +72,7 @@ def engines_in(path: Path) -> list[EngineAddress]:
 
 
 def checked(engines: list[EngineAddress]) -> list[EngineAddress]:
-    """Return the same engines; raises ConfigError."""
+    """Return the engines unchanged, if their list is valid; raises ConfigError."""
     urls = [each.url for each in engines]
     twice = {url for url in urls if urls.count(url) > 1}
     if twice:
@@ -80,43 +83,41 @@ def checked(engines: list[EngineAddress]) -> list[EngineAddress]:
 
 
 CONNECT_S: Final = 2.0
-"""Seconds until a connection stands; chosen: engines are on this machine or beside it."""
-IDLE_S: Final = 3.0  # seconds for which an idle connection is kept: uvicorn closes one after five
-HEALTH_S: Final = 2.0  # seconds for an engine's health after it answered an error; chosen
+"""Seconds in which to connect; chosen: engines are on this machine or next to it."""
+IDLE_S: Final = 3.0  # seconds that an idle connection is kept: uvicorn closes one after five
+HEALTH_S: Final = 2.0  # timeout of an engine's health check after it answered an error; chosen
 _LEAST_ERROR, _LEAST_OF_SERVER = 400, 500  # statuses
-_STATUSES: Final = range(200, 600)  # that an answer may end with; servers send no others
+_STATUSES: Final = range(200, 600)  # statuses that an answer may end with; servers send no others
 _ERRORS: Final = (b'data: {"error"', b"event: error")
-"""First bytes of a streamed answer of which the engine computed nothing."""
+"""First bytes of a streamed answer for which the engine computed nothing."""
 _PREAMBLES: Final = (b"event: response.created", b"event: response.in_progress")
 """Events of a streamed response that an engine sends before computing."""
-_LONGEST_PREAMBLE: Final = 1 << 20  # bytes: such events repeat what was asked; chosen
+_LONGEST_PREAMBLE: Final = 1 << 20  # bytes; such events repeat the request; chosen
 _MOST_LINE: Final = 64 << 10  # bytes of one header of an answer; chosen
 _KEEPALIVE: Final = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 5}
-"""TCP keepalive: a machine that is gone is noticed after 15 s; one that is busy still replies.
-Chosen."""
+"""TCP keepalive: a machine that is gone is noticed after 15 s; a busy one still replies. Chosen."""
 ENGINE_HEADER: Final = b"x-kvgraph-engine"
 """Header of an answer with the engine's number, as in ``GET /fleet``."""
 MOST_ANSWER: Final = 16 << 20
-"""Bytes of an answer to a question of the proxy's own; chosen: several times the largest
-``/metrics``."""
-AS_IT_IS: Final = {"Accept-Encoding": "identity"}  # headers of such a question
+"""Largest answer to the proxy's own requests; chosen: several times the largest ``/metrics``."""
+AS_IT_IS: Final = {"Accept-Encoding": "identity"}  # headers of such a request
 _OF_JSON: Final = {"Content-Type": "application/json"}
 _OURS: Final = frozenset(
     {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL}
 )
-"""Errors of a machine that lacks descriptors, memory or ports for one more connection."""
+"""Errors of a machine that lacks descriptors, memory or ports for another connection."""
 _DROPPED: Final = frozenset(
     b"connection keep-alive transfer-encoding te trailer upgrade date server".split()
 ) | {ENGINE_HEADER}
 
 
 class NothingAnsweredError(Exception):
-    """An engine went away before the first byte of its answer.
+    """An engine failed before the first byte of its answer.
 
     Attributes:
         sent: It may have received the request.
         refused: Nothing listens at any address of its host.
-        ours: This process could open no connection, which says nothing of the engine.
+        ours: This process could not open a connection, which shows nothing about the engine.
     """
 
     def __init__(
@@ -127,31 +128,31 @@ class NothingAnsweredError(Exception):
 
 
 class SilentError(NothingAnsweredError):
-    """An engine holds a request for too long without a byte of its answer."""
+    """An engine holds a request too long without a byte of its answer."""
 
 
 class BrokenAnswerError(Exception):
-    """An engine went away in the middle of its answer."""
+    """An engine failed in the middle of its answer."""
 
 
 class Reply(NamedTuple):
     status: int
     headers: list[tuple[bytes, bytes]]
-    first: bytes  # its first bytes; empty where it has none
+    first: bytes  # its first bytes; empty if it has none
     response: aiohttp.ClientResponse
 
     @property
     def failed(self) -> bool:
-        """Tell whether the engine computed nothing: an error status, or an error as a stream."""
+        """Whether the engine computed nothing: an error status, or an error sent as a stream."""
         return self.status >= _LEAST_ERROR or self.first.startswith(_ERRORS)
 
     @property
     def is_of_server(self) -> bool:
-        """Tell whether the engine failed, rather than refused the request."""
+        """Whether the engine failed, rather than refused the request."""
         return self.status >= _LEAST_OF_SERVER
 
     async def chunks(self) -> AsyncGenerator[bytes, None]:
-        """Yield the answer's bytes as they come; raises BrokenAnswerError."""
+        """Yield the answer's bytes as they arrive; raises BrokenAnswerError."""
         try:
             chunk = self.first
             while chunk:
@@ -163,7 +164,7 @@ class Reply(NamedTuple):
             self.close()
 
     def close(self) -> None:
-        """Give up what has not been read; the engine notices that its connection is closed."""
+        """Discard what has not been read; the engine notices the closed connection."""
         self.response.close()
 
 
@@ -173,11 +174,11 @@ class OwnAnswer(NamedTuple):
 
 
 class Upstream:
-    """An engine behind the proxy; made where a loop runs.
+    """An engine behind the proxy; must be created within a running event loop.
 
     Attributes:
-        asked: Requests that it has and has not begun to answer.
-        running: Requests whose answers it has begun and not ended.
+        asked: Requests sent to it whose answers have not begun.
+        running: Requests whose answers have begun and not ended.
         is_silent: Whether it leaves health checks unanswered.
     """
 
@@ -225,8 +226,8 @@ class Upstream:
         return asking.result()
 
     async def ask(self, path: str, timeout_s: float, body: bytes | None = None) -> OwnAnswer:
-        """Return the answer to a question of the proxy's own, which has a JSON body or none.
-        Raises SilentError or NothingAnsweredError.
+        """Return the answer to one of the proxy's own requests, with a JSON body or none. Raises
+        SilentError or NothingAnsweredError.
         """
         method, headers = ("GET", AS_IT_IS) if body is None else ("POST", AS_IT_IS | _OF_JSON)
         unlimited = aiohttp.ClientTimeout(total=None)
@@ -245,7 +246,7 @@ class Upstream:
             raise NothingAnsweredError(_why(error)) from None
 
     def drop_unanswered(self) -> None:
-        """Give up unanswered requests: nothing listens at the engine's port any more."""
+        """Give up unanswered requests, because nothing listens at the engine's port any more."""
         for each in self._unanswered:
             each.cancel()
 
@@ -370,15 +371,15 @@ class _Transport(_Around):
 
 
 class TooLargeError(aiohttp.ClientError, ValueError):
-    """An answer to a question of the proxy's own has more than ``MOST_ANSWER`` bytes."""
+    """An answer to one of the proxy's own requests has more than ``MOST_ANSWER`` bytes."""
 
 
 async def whole_answer(answer: aiohttp.ClientResponse) -> bytes:
-    """Return the bytes of an answer, of a session that does not unpack them; raises
+    """Return all bytes of an answer, from a client session that does not decompress; raises
     aiohttp.ClientError if it ends early or is too large.
 
-    What is compressed although we asked for it as it is stays so: a few KiB may become gigabytes,
-    and everybody else's requests would wait for that.
+    An answer compressed although we requested it uncompressed stays compressed: a few KiB may
+    become gigabytes, for which all other requests would wait.
     """
     content = bytearray()
     async for chunk in answer.content.iter_any():

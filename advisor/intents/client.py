@@ -34,7 +34,7 @@ class IntentClient:
 
     Args:
         url: The sidecar's URL; None: that of this user's only sidecar.
-        token: The sidecar's token; None: from its runtime note or the environment.
+        token: The sidecar's token; None: from its runtime file or the environment.
 
     Raises:
         RemoteError: No sidecar is running, or several are. Every method raises it as well, if the
@@ -82,7 +82,7 @@ class IntentClient:
         return self._send("signal", _of(session, tenant), waiting_for_tool=False)
 
     def ended(self, session: str, tenant: str | None = None) -> Reply:
-        """State that a session is over."""
+        """State that a session has ended."""
         return self._send("signal", _of(session, tenant), session_ended=True)
 
     def _send(self, kind: str, of: IntentTarget, **fields: object) -> Reply:
@@ -173,7 +173,7 @@ def _checked(hint: MessageHint) -> dict[str, Any]:
     return plain
 
 
-_LONGEST_S: Final = 1e9  # of a lease or a pause; chosen, engines keep leases for less
+_LONGEST_S: Final = 1e9  # longest lease or pause; chosen, engines keep leases for less
 _MOST: Final = {
     "importance": 1.0, "priority": 100.0, "pinned": _LONGEST_S, "expected_return_s": _LONGEST_S,
 }  # fmt: skip

@@ -25,15 +25,15 @@ Signal = Callable[[IntentClient], Any]
 # Engines report the ends of requests five times per second, and a busy sidecar applies them later.
 # A signal counts only while no request of its session runs. Chosen, as for ``kvgraph precache``.
 SETTLE_S: Final = 0.5
-_MOST: Final = 1024  # sessions whose signal waits to be sent; chosen
-_NAME: Final = 256  # characters of a name, as requests' hints are cut
-_REST_S: Final = 10.0  # without a question to a sidecar that did not answer; chosen
+_MOST: Final = 1024  # sessions whose signals wait to be sent; chosen
+_NAME: Final = 256  # characters of a name, the length to which request hints are cut
+_REST_S: Final = 10.0  # pause after a sidecar did not answer; chosen
 
 
 class _Due(NamedTuple):
     at: float  # when it is due, in monotonic seconds
     signal: Signal
-    waits: bool  # it states that the session waits for a tool
+    waits: bool  # whether it states that the session waits for a tool
     again: bool = False  # it was sent before, to a sidecar that did not know the session yet
 
 
@@ -73,11 +73,11 @@ class SessionSignals:
                 del self._signals[session]
 
     def turn_ended(self, session: str) -> None:
-        """Signal that a session's turn is over, and a person reads the answer."""
+        """Signal that a session's turn ended, and that a person reads the answer."""
         self._put(session, lambda to: to.turn_ended(session[:_NAME], self._tenant))
 
     def ended(self, session: str) -> None:
-        """Signal that a session is over and will not return."""
+        """Signal that a session has ended and will not return."""
         self._put(session, lambda to: to.ended(session[:_NAME], self._tenant))
 
     def close(self, wait_s: float = 1.0) -> None:
@@ -161,7 +161,7 @@ if TYPE_CHECKING:
 
     Saver = TypeVar("Saver", bound=BaseCheckpointSaver[Any])
 
-_MOST_RUNS: Final = 4096  # whose end is awaited: what is cancelled has none; chosen
+_MOST_RUNS: Final = 4096  # runs whose end is awaited, since cancelled ones have none; chosen
 
 
 class LangGraphCallbacks(BaseCallbackHandler):
@@ -181,7 +181,7 @@ class LangGraphCallbacks(BaseCallbackHandler):
         ImportError: ``kvgraph[langgraph]`` is not installed.
     """
 
-    run_inline = True  # in the order of events, and not by a pool of threads: nothing takes time
+    run_inline = True  # in the order of events, and not in a thread pool; callbacks are fast
 
     def __init__(
         self, url: str | None = None, token: str | None = None, tenant: str | None = None
@@ -193,7 +193,7 @@ class LangGraphCallbacks(BaseCallbackHandler):
 
     @property
     def ignore_llm(self) -> bool:
-        """True: an engine sees requests itself, and tokens are many."""
+        """True: the engine sees requests itself, and there are many tokens."""
         return True
 
     def on_chain_start(
@@ -244,12 +244,12 @@ class LangGraphCallbacks(BaseCallbackHandler):
         self.on_tool_end(None, run_id=run_id)
 
     def thread_deleted(self, thread_id: str) -> None:
-        """Signal that a thread's session is over."""
+        """Signal that a thread's session has ended."""
         self._signals.ended(thread_id)
 
     def watch(self, checkpointer: Saver) -> Saver:
-        """Signal it for each thread that ``checkpointer`` deletes from now on; returns the
-        checkpointer.
+        """Signal ``thread_deleted`` for each thread that ``checkpointer`` deletes from now on;
+        returns the checkpointer.
         """
         delete, adelete = checkpointer.delete_thread, checkpointer.adelete_thread
 

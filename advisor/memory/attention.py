@@ -1,4 +1,4 @@
-"""How much each block is about what the user says, and how much the model attends to it."""
+"""How closely each block relates to the user's message, and how much the model attends to it."""
 
 from __future__ import annotations
 
@@ -28,10 +28,11 @@ _WORDS: Final = r"(?u)\w+"
 _WORD: Final = re.compile(_WORDS)
 _LENGTH_COUNTS: Final = 0.3
 """BM25's ``b``, commonly 0.75. Chosen: blocks have two to thousands of words, and people do not
-speak less of a file because it is long."""
+mention a file less because it is long.
+"""
 _TIMEOUT_S: Final = 30.0  # for an embedding endpoint; chosen
 _MOST_VECTORS: Final = 20_000  # vectors to keep; chosen: 80 MB of 1,024 dimensions
-_AT_ONCE: Final = 64  # texts of one request; chosen: servers that bound their number allow as many
+_AT_ONCE: Final = 64  # texts per request; chosen: servers that limit the number allow as many
 _LONGEST: Final = 8192  # characters of a text that are embedded; chosen: most windows are shorter
 
 Shares = npt.NDArray[np.float64]
@@ -39,15 +40,15 @@ _Vector = npt.NDArray[np.float32]
 
 
 class SimilarityError(Exception):
-    """The server that compares texts did not answer, or with something else than vectors."""
+    """The server that compares texts did not answer, or its answer has no vectors."""
 
 
 class Similarity(Protocol):
     """Compares blocks with a text."""
 
     async def of(self, said: str, blocks: Sequence[Block]) -> Shares:
-        """Return how much each of ``blocks`` is about ``said``: float64 ``[blocks]``, each from 0
-        to 1. Raises SimilarityError.
+        """Return how closely each of ``blocks`` relates to ``said``: float64 ``[blocks]``, each
+        from 0 to 1. Raises SimilarityError.
         """
         ...
 
@@ -55,7 +56,8 @@ class Similarity(Protocol):
 
 
 async def relevance_of(similarity: Similarity, said: str, blocks: Sequence[Block]) -> Shares:
-    """Return how much each block adds on what ``said`` is about: float64 ``[blocks]``, from 0 to 1.
+    """Return how much each block adds about the topic of ``said``: float64 ``[blocks]``, from 0 to
+    1.
 
     A block whose words are all in ``said``, such as the same question asked before, adds nothing.
     Raises SimilarityError.
@@ -172,9 +174,9 @@ def _by_words(said: str, texts: Sequence[str]) -> Shares:
 _PATH: Final = "/v1/sampled"
 _MOST_BLOCKS: Final = 1000  # most blocks of one answer of the page
 _MOST_S: Final = 1.0  # of one question; chosen: a client waits for it
-_EVERY_S: Final = 1.0  # between questions about one chat; chosen: samples change no faster
-_SOON_S: Final = 0.1  # between those about a chat of which nothing was sampled yet; chosen
-_MOST_CHATS: Final = 10_000  # whose last answer is kept; chosen
+_EVERY_S: Final = 1.0  # seconds between questions about one chat; chosen: samples change no faster
+_SOON_S: Final = 0.1  # the same for a chat of which nothing was sampled yet; chosen
+_MOST_CHATS: Final = 10_000  # chats whose last answer is kept; chosen
 _WITHOUT_S: Final = 10.0  # until one that did not answer is asked again; chosen: a start takes that
 
 _log = logging.getLogger(__name__)
@@ -192,8 +194,8 @@ class _Sampled(msgspec.Struct):
 class SampledAttention:
     """Asks a sidecar's page for the attention that the engine sampled.
 
-    If it does not answer, does not know the session, or has no samples of it, the log says so once,
-    and every block's attention is 0.
+    If it does not answer, does not know the session, or has no samples for it, one log line is
+    written, and every block's attention is 0.
     """
 
     def __init__(self, url: str) -> None:

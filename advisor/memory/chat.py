@@ -1,4 +1,4 @@
-"""``ChatSession`` and its ``Block`` s: messages that leave a prompt, and come back to it,
+"""``ChatSession`` and its ``Block`` s: groups of messages that leave a prompt, and come back,
 together.
 """
 
@@ -15,13 +15,13 @@ import orjson
 
 Message = dict[str, Any]
 Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 53)]
-MOST_TOKENS: Final = 1 << 32  # of one prompt; chosen: an engine that says more says nonsense
+MOST_TOKENS: Final = 1 << 32  # of one prompt; chosen: a larger number from an engine is an error
 
 _SOURCES: Final = {"system": "system", "developer": "system", "tool": "tool", "function": "tool"}
 _THOUGHT: Final = re.compile(r"\A(?:\s*<think>)?(?:(?!<think>).)*?</think>\s*", re.DOTALL)
 _THOUGHTS_END: Final = "</think>"
 THOUGHTS: Final = ("reasoning_content", "reasoning")
-"""Fields of a message that have an assistant's thoughts."""
+"""Fields of a message that hold an assistant's reasoning."""
 
 
 class Block(msgspec.Struct):
@@ -31,8 +31,8 @@ class Block(msgspec.Struct):
 
     name: str  # unique name within the chat
     source: str  # ``system``, ``user``, ``assistant`` or ``tool``
-    messages: list[Message]  # as sent to engines; empty if dropped from memory for want of room
-    digests: list[bytes]  # one for each message, of what clients repeat of it
+    messages: list[Message]  # as sent to engines; empty if dropped to save memory
+    digests: list[bytes]  # one per message, of the parts that clients repeat
     turn: Count  # turn in which it was said, or last came back
     place: Count | None  # order in the prompt, ascending; None if it has left
     tokens: Count = 0  # size in a prompt; 0 if not counted yet
@@ -45,19 +45,19 @@ class Block(msgspec.Struct):
 
     @property
     def identity(self) -> str:
-        """The name by which an engine knows it: the client's, or else its own."""
+        """The name by which an engine knows it: the client's, or else this proxy's."""
         said = self.tags.get("identity")
         return said if isinstance(said, str) and said else self.name
 
     @property
     def priority(self) -> float:
-        """The least score that its client asks for, from 0 to 1."""
+        """The least score that its client requests, from 0 to 1."""
         said = self.tags.get("priority")
         return min(max(said / 100, 0.0), 1.0) if isinstance(said, int | float) else 0.0
 
     @property
     def pinned(self) -> bool:
-        """Whether its client asks that it always stays."""
+        """Whether its client requests that it always stays."""
         return bool(self.tags.get("pinned"))
 
     @property
@@ -135,7 +135,7 @@ def _is_text(part: object) -> bool:
 
 
 LONGEST_NAME: Final = 128  # characters, before a number
-_FILES: Final = ("path", "file_path", "filename", "file")  # of a tool's arguments: what it is about
+_FILES: Final = ("path", "file_path", "filename", "file")  # arguments of a tool that name its file
 
 
 class BlockNames:
@@ -146,7 +146,7 @@ class BlockNames:
             self._note(name)
 
     def of(self, message: Message) -> str:
-        """Return a name for the block that a message begins: its kind, and a number from 0."""
+        """Return a name for the block that starts with a message: its kind, and a number from 0."""
         source = source_of(message)
         return self._numbered(_about(message) if source == "tool" else source)
 
@@ -194,22 +194,22 @@ class ChatSession(msgspec.Struct, weakref=True):
 
     key: str  # identifies the chat to requests: its owner, and its name
     name: str  # the client's name for it
-    # ``caller``, ``salt``: digests of its API keys and cache salt; who has both may read it; an
-    # empty salt stands for none.
+    # ``caller``, ``salt``: digests of its API keys and cache salt; a caller with both may read it.
+    # An empty salt stands for none.
     caller: str
     salt: str = ""
     named: bool = True  # whether the client named it
     blocks: list[Block] = []  # in the client's order, oldest first
     turn: Count = 0  # number of requests in which the user spoke
     requests: Count = 0  # number of requests
-    places: Count = 0  # next free place in the prompt
-    fixed: Count = 0  # tokens of a prompt that belong to no block, such as the tools' descriptions
+    places: Count = 0  # next free position in the prompt
+    fixed: Count = 0  # tokens of a prompt outside of blocks, such as tools' descriptions
     # ``evictions``, ``recalls``: how many blocks have left the prompt, and have come back.
     evictions: Count = 0
     recalls: Count = 0
     crumb: Count = 0  # tokens of the line in the prompt that names the blocks that left
-    gone_on: Count = 0  # orders versions by when a client last continued each; 0 for never
-    # Another version of the chat, see ``version_for``; that one has none itself.
+    gone_on: Count = 0  # order in which clients last continued the versions; 0 for never
+    # Another version of the chat, see ``version_for``; that version has none itself.
     other: ChatSession | None = None
 
     @property
@@ -238,13 +238,13 @@ class ChatSession(msgspec.Struct, weakref=True):
 
         Clients also ask for titles and tags under a chat's name, which must not truncate it. So
         messages that share nothing with the chat get a version of their own. Messages that keep
-        half of it or less, as after an edit, become the chat at once, and the version before is
-        kept as the other. A version that the client continues becomes the chat. Beside the newest
-        version, the one continued last is kept.
+        half of it or less, as after an edit, become the chat at once, and the previous version is
+        kept as the other one. A version that the client continues becomes the chat. Besides the
+        newest version, the one continued last is kept.
 
         Returns:
             The chat from now on, and the version that ``messages`` belong to: the same, or its
-                other.
+        other one.
         """
         digests = [digest_of(each) for each in messages]
         fits = [_Fit(each, messages, digests) for each in self.versions]
@@ -275,7 +275,7 @@ class ChatSession(msgspec.Struct, weakref=True):
         """Apply a client's messages; return the blocks that are new or grew.
 
         Leading system messages replace the chat's own. A client that repeats its chat may have
-        changed it: what it no longer contains is forgotten.
+        changed it: messages that are no longer in it are forgotten.
         """
         self.requests += 1
         digests = [digest_of(each) for each in messages]
@@ -310,7 +310,7 @@ class ChatSession(msgspec.Struct, weakref=True):
         return changed
 
     def drop_thoughts(self, ended: bool) -> None:
-        """Remove the assistant's thoughts of earlier turns, and of the current one once it has
+        """Remove the assistant's reasoning of earlier turns, and of the current one once it has
         ``ended``.
         """
         spoke = [number for number, block in enumerate(self.blocks) if block.source == "user"]

@@ -20,7 +20,7 @@ from .chat import MOST_TOKENS, THOUGHTS, Block, ChatSession, Message
 from .requests import ChatRequest
 from .settings import MemorySettings, Mode
 
-_MOST: Final = 32  # names in a line; chosen: it reminds, and is no list
+_MOST: Final = 32  # names in a line; chosen: a reminder, not a list
 _NAME: Final = re.compile(r"((?:file|tool):)?(.*?)(#\d+)?", re.DOTALL)  # ours: kind, and number
 _ODD: Final = re.compile(r"[^\w./-]")
 
@@ -64,14 +64,14 @@ def _escaped(odd: re.Match[str]) -> str:
 
 _WRAPPING: Final = 8  # estimated tokens around a message's text; chosen
 _AT_ONCE: Final = 8  # concurrent requests; chosen
-_MOST_S: Final = 5.0  # of one count; chosen: a client waits for it, and an engine may hang
+_MOST_S: Final = 5.0  # for one count; chosen: a client waits for it, and an engine may hang
 _WITHOUT_S: Final = 60.0  # until one that had none, or hung, is asked again; chosen: it may change
 _OK, _NO_SUCH_PATH = 200, 404
 
 
 class TokenCounter:
-    """Counts tokens by the engine's ``/tokenize``, for ``most_s`` seconds a time; what is not
-    counted is estimated: four characters are a token.
+    """Counts tokens by the engine's ``/tokenize``, for ``most_s`` seconds at a time; other texts
+    are estimated at four characters per token.
     """
 
     def __init__(self, upstream: Upstream, most_s: float = _MOST_S) -> None:
@@ -125,7 +125,7 @@ def about(block: Block) -> int:
 @dataclass
 class MemoryCounts:
     turns: int = 0  # requests of chats
-    # ``refused``, ``unserved``, ``left``: as the proxy counts them.
+    # ``refused``, ``unserved``, ``left``: as counted by the proxy.
     refused: int = 0
     unserved: int = 0
     left: int = 0
@@ -133,9 +133,9 @@ class MemoryCounts:
     evicted: int = 0
     recalled: int = 0
     beyond: int = 0  # prompts longer than the budget because no further block may leave
-    as_sent: int = 0  # requests that the engine refused in our form and got in their client's
+    as_sent: int = 0  # requests refused by the engine in our form, and sent in their client's
     plain: int = 0  # requests sent without hints, because the engine rejects them
-    unscored: int = 0  # how often the similarity's server did not answer
+    unscored: int = 0  # times that the similarity server did not answer
 
     def note(self, chat: ChatSession, left: int, back: int) -> None:
         """Count blocks that left a chat's prompt and that came back, in the chat too."""
@@ -147,9 +147,9 @@ class MemoryCounts:
 
 _SIMILARITY, _RECENCY = 0.6, 0.4  # weights of both in a score; chosen
 _HALF_LIFE: Final = 8.0  # turns after which recency has halved; chosen
-_MOST_SAID: Final = 3  # messages in which a user says one thing; chosen
+_MOST_SAID: Final = 3  # messages that count as one statement of the user; chosen
 _FLOORS: Final = {"system": 1.0, "user": 0.2, "assistant": 0.1, "tool": 0.0}
-"""Least score of a block by its source. Chosen: what people say is short and means much."""
+"""Least score of a block by its source. Chosen: what people write is short and means much."""
 
 
 def scores(
@@ -169,8 +169,8 @@ def scores(
 
 
 def stays(chat: ChatSession, by: MemorySettings) -> set[int]:
-    """Return the ``id`` of the blocks that never leave: the system's, the first, the newest, pinned
-    ones.
+    """Return the ``id`` of the blocks that never leave: the system's, the first, the newest, and
+    pinned ones.
 
     While a turn is in progress, its user message stays, and the last ``tail`` blocks after it.
     """
@@ -217,7 +217,7 @@ def evict(
 
 
 def recall(chat: ChatSession, about: Shares, by: MemorySettings, room: int) -> list[Block]:
-    """Bring back the blocks that a message is about, as far as there is room; return them."""
+    """Bring back the blocks that a message refers to, as far as there is room; return them."""
     if by.mode is not Mode.KV_RESTORE:
         return []
     back: list[int] = []
@@ -261,16 +261,16 @@ def _newest(chat: ChatSession, by: MemorySettings) -> list[Block]:
     return newest[::-1] if moved <= by.most_moved else []
 
 
-_ANSWER: Final = 8  # the part of the budget that is kept for an answer of unknown length; chosen
-_MOST_ANSWER: Final = 2  # the part that is kept for one at most: the rest is the prompt's; chosen
+_ANSWER: Final = 8  # fraction of the budget reserved for an answer of unknown length; chosen
+_MOST_ANSWER: Final = 2  # largest fraction reserved for one; the rest is the prompt's; chosen
 _LINE: Final = 8
-"""The part of a prompt's room that the line of names takes at most; chosen: it tells little."""
+"""Largest fraction of a prompt's room for the line of names; chosen: the line says little."""
 
 _log = logging.getLogger(__name__)
 
 
 class PromptChooser:
-    """Lets blocks leave and come back; the caller must hold the chat's lock."""
+    """Chooses the blocks that leave and come back; the caller must hold the chat's lock."""
 
     def __init__(
         self,
@@ -287,8 +287,8 @@ class PromptChooser:
     async def choose(
         self, chat: ChatSession, new: Sequence[Block], request: ChatRequest
     ) -> tuple[list[Block], str]:
-        """Bring back the blocks that the user speaks of, and let others leave until all fits;
-        returns the blocks that came back and stay, and the line that names what has left, if any.
+        """Bring back the blocks that the user refers to, and let others leave until all fits.
+        Returns the blocks that came back and stay, and the line that names those that left, if any.
         """
         by, room = self._settings, self._room(request)
         # A harness may put rules behind what the user says.
@@ -312,7 +312,7 @@ class PromptChooser:
         return back, line
 
     async def relieve(self, chat: ChatSession) -> None:
-        """Let blocks leave if an answer left too many in the prompt."""
+        """Let blocks leave if the prompt is too long after an answer."""
         by = self._settings
         if chat.tokens > by.high * by.budget:
             gone = await self._evict(chat, await self._about(chat), int(by.low * by.budget))

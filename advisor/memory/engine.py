@@ -17,9 +17,10 @@ from .requests import ChatRequest
 
 _PLAIN_S: Final = 600.0
 """Seconds until an engine that rejected hints gets some again. Chosen: it may have been replaced by
-then, and one refusal costs little."""
+then, and a refusal costs little.
+"""
 _OK: Final = 200
-_REFUSED: Final = frozenset({400, 403, 422})  # for what a request has in it
+_REFUSED: Final = frozenset({400, 403, 422})  # refusals for a request's content
 _FAILED: Final = frozenset({500, 501})  # so servers may answer what they cannot read, or write
 
 
@@ -27,7 +28,7 @@ class Form(IntEnum):
     """Forms of a request, in the order in which they are tried."""
 
     OURS = 0  # our messages, with hints
-    PLAIN = 1  # our messages alone: servers exist that refuse, or fail on, unknown fields
+    PLAIN = 1  # our messages alone: some servers refuse or fail on unknown fields
     OWN = 2  # the client's own messages: some templates require alternating roles
 
 
@@ -37,10 +38,10 @@ class EnginePrompt(NamedTuple):
     request: ChatRequest
     sent: Sequence[Message]  # our messages
     tags: Sequence[object]  # hints about them
-    recalls: bool  # whether recall is asked for, unless the client says otherwise
+    recalls: bool  # whether recall is requested, unless the client decides
     # The client's own messages: the body as it came, or the whole chat if the client appends.
     own: bytes | Sequence[Message]
-    salt: str = ""  # cache salt where text may come back; empty for the client's own
+    salt: str = ""  # cache salt if text may come back; empty for the client's own
 
     def body(self, form: Form) -> bytes:
         if form is Form.OURS:
@@ -95,7 +96,7 @@ _log = logging.getLogger(__name__)
 
 
 async def warn_if_unreachable(engine: Upstream) -> None:
-    """Log a warning if the engine does not answer at the start; it may come later."""
+    """Log a warning if the engine does not answer at the start; it may start later."""
     try:
         await engine.ask(_PATH, _START_S)
     except NothingAnsweredError as error:
@@ -106,14 +107,14 @@ async def warn_if_unreachable(engine: Upstream) -> None:
         )
 
 
-_MOST: Final = 64 << 20  # bytes of an answer that are read; chosen: beyond any
+_MOST: Final = 64 << 20  # most bytes of an answer that are read; chosen: beyond any
 _DONE: Final = b"[DONE]"  # the last event of a stream
 _TEXTS: Final = ("content", "reasoning_content", "reasoning", "refusal")
 
 
 class CompletionReader:
     """Collects the assistant's message from the first choice of a completion; malformed answers
-    give none.
+    yield none.
     """
 
     def __init__(self, streams: bool) -> None:

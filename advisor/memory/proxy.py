@@ -36,7 +36,9 @@ from .store import ChatStore
 
 
 class ChatQueue:
-    """Lets requests that append to a chat run one at a time: each needs the answer before it."""
+    """Makes requests that append to a chat run one at a time, since each needs the previous
+    answer.
+    """
 
     def __init__(self) -> None:
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
@@ -62,7 +64,7 @@ class ChatTurn(NamedTuple):
     before: bytes  # the encoded version before the request, to restore if no answer comes
     number: int  # number of the request within the chat
     model: object  # the model's name in the request
-    over: Callable[[], None]  # called when the answer is stored, or none will come
+    over: Callable[[], None]  # called when the answer is stored, or will not come
     # Tokens of the blocks in the prompt; None if the engine got the client's own messages.
     counted: int | None = None
     back: tuple[str, ...] = ()  # names of blocks that came back
@@ -111,7 +113,7 @@ def prompt_of(
 
 
 def caller_of(headers: Headers) -> str:
-    """Return 16 hexadecimal digits that stand for a request's API keys, and so for its caller."""
+    """Return 16 hexadecimal digits that represent a request's API keys, and so its caller."""
     return hashlib.blake2b(b"\0".join(keys_of(headers)), digest_size=8).hexdigest()
 
 
@@ -119,8 +121,8 @@ def caller_salt(headers: Headers, salt: object, key: bytes | None) -> str:
     """Return a cache salt, 32 hexadecimal digits, that no other API key gets, whatever salt it
     sends; empty if the request has no API key, or ``key`` is None.
 
-    Text that comes back was computed behind other text, so an answer can depend on it; it must not
-    be another caller's.
+    Text that comes back was computed after other text, on which an answer may depend; that text
+    must not be another caller's.
     """
     keys = keys_of(headers)
     if key is None or not keys:
@@ -165,8 +167,8 @@ class MemoryProxy:
         """Send a request on, a chat with the prompt that the memory chooses for it.
 
         Returns the engine's answer as far as it has begun, and the chat's turn, to which the rest
-        of the answer must be given; None where the request is no chat.
-        Raises BadRequestError or NothingAnsweredError.
+        of the answer must be given; None if the request is not a chat. Raises BadRequestError or
+        NothingAnsweredError.
         """
         # Answers are read: nothing may compress them.
         plain = [(key, value) for key, value in asked.headers if key != b"accept-encoding"]
@@ -180,7 +182,7 @@ class MemoryProxy:
         return await self.upstream.begin(call), None
 
     def why(self, call: Call, error: NothingAnsweredError) -> str:
-        """Say why ``begin`` got no answer: the engine's address, and what is known."""
+        """Describe why ``begin`` got no answer: the engine's address, and what is known."""
         what = "dropped this request" if error.sent else "cannot be reached"
         may = ", and may have done what it asks" if error.sent and not call.repeatable else ""
         return f"the engine at {self.upstream.url} {what}{may}: {error}"

@@ -17,7 +17,7 @@ _PARAMS, _OURS, _MEMORY, _RECALL = "kv_transfer_params", "kvgraph", "memory", "r
 _TAGS: Final = frozenset(
     {"layer", "importance", "priority", "pinned", "identity", "memory_id"}
 )  # of a message's hints: docs/hints.md
-_NOT_SENT: Final = (_MEMORY, "messages")  # of the client's hints: ours stand in their place
+_NOT_SENT: Final = (_MEMORY, "messages")  # fields of the client's hints that are replaced by ours
 _APPEND, _OFF = "append", "off"
 _LIMITS: Final = ("max_completion_tokens", "max_tokens")
 
@@ -34,7 +34,7 @@ class ChatRequest(NamedTuple):
 
     @property
     def answer(self) -> int:
-        """Most tokens of the answer; 0 if the request does not say."""
+        """Most tokens of the answer; 0 if the request states none."""
         said = [self.fields.get(name) for name in _LIMITS]
         return next((each for each in said if isinstance(each, int) and each > 0), 0)
 
@@ -58,7 +58,9 @@ class ChatRequest(NamedTuple):
         return self._with(messages, {_OURS: ours}, salted)
 
     def plain(self, messages: Sequence[Message]) -> bytes:
-        """The body for an engine that rejects hints, with ``messages`` in place of the client's."""
+        """Return the body for an engine that rejects hints, with ``messages`` in place of the
+        client's.
+        """
         return self._with(messages, {_OURS: {}})
 
     def _with(
@@ -74,7 +76,7 @@ class ChatRequest(NamedTuple):
 
 
 def read_chat_request(body: bytes) -> ChatRequest | None:
-    """Parse a request's body; None if it is no chat, or its client wants no memory.
+    """Parse a request's body; returns None if it is not a chat, or its client wants no memory.
     Raises BadRequestError.
     """
     try:
@@ -98,8 +100,8 @@ def read_chat_request(body: bytes) -> ChatRequest | None:
 
 
 def with_salt(body: bytes, salt_for: Callable[[object], str]) -> bytes:
-    """Return a body that goes on in its client's own form, with ``salt_for`` its cache salt in the
-    place of that one if it asks for recall. Raises BadRequestError.
+    """Return a body in its client's own form, with its cache salt replaced by ``salt_for`` of it if
+    it asks for recall. Raises BadRequestError.
     """
     if _RECALL.encode() not in body:  # escaped, it only joins others without a salt of ours
         return body

@@ -12,8 +12,9 @@ from ...graph.errors import ConfigError
 
 LEAST_BUDGET: Final = 64  # tokens; chosen: less holds no question and answer
 ATTENTION_WEIGHT: Final = 0.3
-"""Weight of attention in a score where a sidecar reports it. Chosen: samples of a few steps count
-for less than what the user speaks of."""
+"""Weight of attention in a score, if a sidecar reports it. Chosen: samples of a few steps count
+less than what the user refers to.
+"""
 
 
 class Mode(StrEnum):
@@ -32,23 +33,23 @@ class MemorySettings:
     high: float = 0.9
     low: float = 0.7
     mode: Mode = Mode.KV_RESTORE  # what happens to them
-    top: int = 4  # how many blocks a user's message may be about
-    least_similarity: float = 0.1  # below it, a message is not about a block
+    top: int = 4  # most blocks that a user's message can refer to
+    least_similarity: float = 0.1  # below it, a message does not refer to a block
     resident_gate: bool = True  # whether blocks in the prompt count among ``top``
     # Weight of the model's attention in a score; similarity and recency share the rest.
     attention: float = 0.0
-    sinks: int = 1  # blocks after the system's at the beginning of a chat that always stay
+    sinks: int = 1  # blocks at the beginning, after the system's, that always stay
     tail: int = 2  # newest blocks that always stay
-    # Tokens of the newest blocks that stand after what comes back, because an engine splices only
-    # next to whole blocks that it holds; chosen: two of the largest common blocks.
+    # Tokens of the newest blocks that are placed after returning ones, because an engine splices
+    # only next to whole blocks that it holds; chosen: two of the largest common blocks.
     settled: int = 64
-    # If those newest blocks take more tokens than this, what comes back stands after them; chosen,
-    # for engines that compute what moves.
+    # If those newest blocks have more tokens than this, returning blocks are placed after them;
+    # chosen, for engines that compute what moves.
     most_moved: int = 1024
     shortest: int = 32  # shortest block in tokens that engines splice; chosen: their default
-    strip_think: bool = True  # whether an assistant's thoughts leave the prompt after their turn
-    # Key of the hash that gives each API key its own cache salt where recall is asked for; None
-    # lets one caller's text come back for another.
+    strip_think: bool = True  # whether an assistant's reasoning leaves the prompt after its turn
+    # Key of the hash that gives each API key its own cache salt if recall is used; with None, one
+    # caller's text may be reused for another.
     salt_key: bytes | None = field(default_factory=lambda: secrets.token_bytes(32), repr=False)
 
     def __post_init__(self) -> None:

@@ -23,17 +23,17 @@ from ...graph.wire.frames import BAD_PAYLOAD
 from .chat import Block, ChatSession
 from .settings import ChatStoreSettings
 
-# A file is a line that names its format, a digest of the rest, and the chat. A damaged or foreign
-# file is renamed, and its chat begins anew.
+# A file has a line that names its format, a digest of the rest, and the chat. A damaged or foreign
+# file is renamed, and its chat starts anew.
 
 _SUFFIX: Final = ".chat"
-_UNFINISHED: Final = ".new"  # of a file that is being written
-_ASIDE: Final = ".unreadable"  # behind the name of a file that is no chat
+_UNFINISHED: Final = ".new"  # ending of a file that is being written
+_ASIDE: Final = ".unreadable"  # ending of a file that holds no chat
 _OURS: Final = re.compile(r"([0-9a-f]{16})-([0-9a-f]{32})\.chat")
 _BEGUN: Final = re.compile(r"[0-9a-f]{16}-[0-9a-f]{32}\.[a-z0-9_]{8}\.new")
 _HEAD: Final = b"kvgraph chat 3\n"
 _DIGEST: Final = 32  # bytes
-_BODY: Final = len(_HEAD) + _DIGEST  # where the chat begins
+_BODY: Final = len(_HEAD) + _DIGEST  # offset of the chat
 
 _log = logging.getLogger(__name__)
 
@@ -44,10 +44,10 @@ class _File(NamedTuple):
 
 
 class ChatFiles:
-    """Writes each chat to a file of its own; the least recently used go first.
+    """Writes each chat to its own file; the least recently used are removed first.
 
     The directory is scanned once, at the start, because no other process of ours writes to it.
-    Files of others are left alone. Raises ConfigError.
+    Other files are left alone. Raises ConfigError.
     """
 
     def __init__(self, directory: Path, most: int) -> None:
@@ -245,7 +245,9 @@ def _owner(name: str, caller: str) -> str:
 
 
 _OF_MESSAGE: Final = 600
-"""Bytes of memory that a message takes beside its text. Chosen: measured on short messages."""
+"""Bytes of memory that a message takes in addition to its text. Chosen: measured on short
+messages.
+"""
 
 
 class ChatStore:
@@ -303,7 +305,9 @@ class ChatStore:
         return [chat for chat in found.values() if (chat.caller, chat.salt, chat.name) == asked]
 
     def holds(self, chat: ChatSession) -> bool:
-        """Return whether a chat, or a version of it, was neither forgotten nor replaced."""
+        """Return whether a chat, or a version of it, is still stored: neither forgotten nor
+        replaced.
+        """
         whole = self._in_use.get(chat.key)
         return whole is not None and any(each is chat for each in whole.versions)
 

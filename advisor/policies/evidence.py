@@ -1,6 +1,6 @@
-"""``PolicySelector``: chooses whether a policy or LRU ranks a pool, by how many blocks more either
-finds, request by request. Until an engine's own evidence is sure, that of all engines, which serve
-the same traffic, may let the policy begin there.
+"""``PolicySelector``: chooses whether a policy or LRU ranks a pool, by how many more blocks one of
+them finds, request by request. Until an engine's own evidence is conclusive, that of all engines,
+which serve the same traffic, may let the policy start there.
 """
 
 from __future__ import annotations
@@ -10,29 +10,29 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
-# All chosen, with generated and recorded traffic of several kinds in sight.
+# All chosen, based on generated and recorded traffic of several kinds.
 _MEMORY: Final = 40.0  # pools' worth of walked blocks over which evidence fades by half
-# Standard deviations by which the policy must be ahead. With a whole one it begins so late that it
-# finds a tenth less of what it finds beyond LRU in the first 800 requests of recorded agents.
+# Standard deviations by which the policy must be ahead. With one whole deviation it starts so late
+# that it loses a tenth of its gain over LRU in the first 800 requests of recorded agents.
 _SURE: Final = 0.5
-# … and LRU, to take over: with half of one, chance alone takes the rank from a policy that finds
+# Likewise for LRU to take over: with half a deviation, chance alone replaces a policy that finds
 # more in the long run.
 _SURE_OF_LRU: Final = 1.0
-_AHEAD: Final = 0.02  # … and by this share of a pool's blocks
+_AHEAD: Final = 0.02  # and share of a pool's blocks by which it must be ahead
 
 
 @dataclass(slots=True)
 class Evidence:
-    """Blocks that a policy found more than LRU: their sum over requests, negative if LRU found
-    more, and the sum of squares.
+    """Blocks that a policy found beyond LRU: their sum over requests, negative if LRU found more,
+    and the sum of their squares.
     """
 
     ahead: float = 0.0
     spread: float = 0.0
 
     def note(self, difference: int, fade: float) -> None:
-        """Add a request in which the policy found ``difference`` more blocks; earlier evidence
-        counts ``fade`` times, in [0, 1].
+        """Add a request in which the policy found ``difference`` more blocks than LRU; earlier
+        evidence is multiplied by ``fade``, in [0, 1].
         """
         self.ahead = self.ahead * fade + difference
         self.spread = self.spread * fade + difference * difference
@@ -50,11 +50,11 @@ class PolicySelector:
 
     capacity: int  # blocks of the pool
     trusted: bool = False  # whether the policy ranks
-    changes: int = 0  # how often either took over from the other
-    decided: bool = False  # whether either ever did, also before the pool was emptied
+    changes: int = 0  # how often one replaced the other
+    decided: bool = False  # whether that ever happened, even before the pool was emptied
     since: Evidence = field(default_factory=Evidence)  # the evidence since then
     ever: Evidence = field(default_factory=Evidence)  # all evidence, under either order
-    asked: float = 0.0  # blocks of the requests that it comes from; fades alike
+    asked: float = 0.0  # blocks requested in that evidence; fades likewise
 
     @property
     def points_ahead(self) -> float:
@@ -71,17 +71,17 @@ class PolicySelector:
         self.asked = self.asked * fade + walked
 
     def is_due_for_change(self) -> bool:
-        """Tell whether the other order is surely better here."""
+        """Return whether the other order is better here, beyond chance."""
         # Each change that was taken back makes the next one harder: two equals do not take turns.
         least = _AHEAD * self.capacity * (1 + self.changes // 2)
         return self.since.is_sure(least) and (self.since.ahead > 0) != self.trusted
 
     def may_begin(self, fleet: Iterable[PolicySelector]) -> bool:
-        """Tell whether the policy is surely better on all engines together, and nothing was decided
-        here yet.
+        """Return whether the policy is better on all engines together, beyond chance, and nothing
+        was decided here yet.
 
         An engine whose own evidence favours LRU does not follow the others. If the policy finds
-        less here, that costs what it takes to be sure of it, once.
+        less here, the price is paid once, until the evidence is conclusive.
         """
         least = _AHEAD * self.capacity
         is_for_lru = self.ever.is_sure(least) and self.ever.ahead < 0
@@ -102,9 +102,7 @@ class PolicySelector:
 
 
 def fading(walked: int, capacity: int) -> float:
-    """Return the factor for earlier evidence after so many walked blocks, in a pool of
-    ``capacity``.
-    """
+    """Return the factor for earlier evidence after ``walked`` blocks, in a pool of ``capacity``."""
     return float(0.5 ** (walked / (_MEMORY * capacity)))
 
 

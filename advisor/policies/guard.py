@@ -1,6 +1,6 @@
 """``Guard``: keeps every engine at least as good as LRU, by simulating the order that does not
-rank: its hits in a shadow pool are compared with the other's, request by request, over a memory of
-some pools' worth of blocks. Further shadows measure what protecting blocks costs.
+rank. Its hits in a simulated pool are compared with those of the other order, request by request,
+over some pools' worth of blocks. Further simulated pools measure what protecting blocks costs.
 """
 
 from __future__ import annotations
@@ -25,17 +25,18 @@ from .shadow import RankedShadow, newest_resident
 logger = logging.getLogger(__name__)
 
 _OF_THE_GAIN: Final = 0.02
-"""Share of the policy's gain over LRU that protection may cost: where the gain is small, half a
-point would be much of it. Chosen; a tenth costs callers who name layers besides signals a hundredth
-of the way from LRU to Belady."""
+"""Share of the policy's gain over LRU that protection may cost: if the gain is small, half a point
+would be a large part of it. Chosen; a tenth costs callers who name layers besides signals a
+hundredth of the way from LRU to Belady.
+"""
 _HERE: Final = "finds more than"
 _TOGETHER: Final = "finds more on all engines of its model together than"
 
 
 class Guard:
-    """Decides for each engine whether the policy called ``name`` may rank. Where it ``yields``, LRU
+    """Decides for each engine whether the policy called ``name`` may rank. If it ``yields``, LRU
     ranks where it finds more; otherwise the policy ranks from the start, and only the cost of
-    protection is judged.
+    protection is measured.
     """
 
     def __init__(self, name: str, yields: bool = True) -> None:
@@ -44,7 +45,7 @@ class Guard:
         self._cases: dict[int, _Case] = {}
 
     def trusts(self, engine: int) -> bool:
-        """Tell whether the policy ranks this engine's blocks; otherwise LRU does."""
+        """Return whether the policy ranks this engine's blocks; otherwise LRU does."""
         case = self._cases.get(engine)
         return not self.yields or (case is not None and case.selector.trusted)
 
@@ -132,7 +133,7 @@ class Guard:
             )
 
     def forget(self, engine: int) -> None:
-        """Forget an engine that is gone: the next one in its column begins under LRU."""
+        """Forget an engine that is gone, so that the next one in its column starts under LRU."""
         self._cases.pop(engine, None)
 
     def _fleet(self, tables: Tables, engine: int) -> Iterator[PolicySelector]:
@@ -189,7 +190,7 @@ class _Case:
         self.ranked.use(rows, keys)
 
 
-# Under LRU the engine gets no order, and so does not put first what is superseded or over; pools
-# with and without protection do so alike, and only their difference counts.
+# Under LRU the engine gets no order, and so does not evict superseded or ended blocks first. Pools
+# with and without protection are treated alike, and only their difference counts.
 def _by_lru(view: View, picked: Selection) -> ScoredRuns:
     return whole_runs(view, LruPolicy(), picked)

@@ -31,7 +31,7 @@ Singles = npt.NDArray[np.float32]
 Features = Singles
 Weights = list[Singles]
 
-# Borders of the age bins, model seconds: about four per doubling of the odds where tools answer,
+# Borders of the age bins in model seconds: about four per doubling of the odds where tools answer,
 # and wider where people do; chosen.
 AGES: Final = np.array(
     [0, 1, 2, 3, 4, 5, 6, 8, 10, 12, 15, 18, 22, 27, 33, 40, 50, 62, 78, 100, 130, 170, 220, 300,
@@ -44,16 +44,16 @@ _WIDTHS: Final = np.diff(AGES)
 _NETWORKS: Final = 3  # chosen
 _HIDDEN: Final = 48  # units of a layer; chosen
 _BATCH: Final = 256  # waits per step of learning; chosen
-_SMOOTH: Final = 0.002  # how strongly neighbouring bins are drawn to each other; chosen
+_SMOOTH: Final = 0.002  # how strongly neighbouring bins attract each other; chosen
 FAR: Final = 3.0  # spreads from the mean; chosen
-_BENT: Final = 30.0  # beyond this, a swish is a line or nothing
+_BENT: Final = 30.0  # beyond this, a swish is linear or zero
 _LEAST_LOG_RATE, _MOST_LOG_RATE = -14.0, 1.0
 # Without a prior: two of five sessions return, log-logistically around two minutes; chosen.
 _RETURNS, _MEDIAN_S, _SHAPE = 0.4, 120.0, 1.4
 
 
 class Batch(NamedTuple):
-    """Waits that steps learn from, one step after the other; see ``ReturnModel.learn``."""
+    """Waits from which steps learn, one step after the other; see ``ReturnModel.learn``."""
 
     features: Features
     age: Floats
@@ -68,11 +68,11 @@ class Batch(NamedTuple):
 
 
 class Cohort(NamedTuple):
-    # Gives float32 ``[m, features]`` of ``m`` waits, by their places; NaN where one does not apply.
-    # A batch is small beside a cohort.
+    # Returns float32 ``[m, features]`` of ``m`` waits, given their indices; NaN where one does not
+    # apply. A batch is small compared with a cohort.
     features: Callable[[npt.NDArray[np.int64]], Features]
-    age: Floats  # how long each lasted, or lasts
-    returned: npt.NDArray[np.bool_]  # whether it ended by a return
+    age: Floats  # how long each wait has lasted
+    returned: npt.NDArray[np.bool_]  # whether it ended with a return
     weight: Floats  # how many waits each stands for
 
 
@@ -83,8 +83,8 @@ class ReturnModel:
         scales: float32 ``[2, features]``: mean and spread of each feature.
         prior: Weights to start from, as ``weights`` returns them; None: a built-in constant.
         step: Step size of Adam.
-        pull: How strongly weights are drawn to where they started, in waits: the prior weighs less
-            as evidence accumulates.
+        pull: How strongly weights are drawn to their initial values, in waits: the prior weighs
+            less as evidence accumulates.
     """
 
     def __init__(
@@ -105,7 +105,9 @@ class ReturnModel:
         self._room: _Room | None = None  # for a step of learning
 
     def log_rates(self, features: Features) -> Singles:
-        """float32 ``[n, bins]``: the natural logarithm of the rate in each age bin, 1/s."""
+        """Return the natural logarithm of the rate in each age bin, float32 ``[n, bins]``, in
+        1/s.
+        """
         return np.asarray(self._forward(self._inputs(features)).mean(axis=0))
 
     def learn(self, cohort: Cohort, steps: int) -> None:
@@ -121,7 +123,7 @@ class ReturnModel:
         return Batch(features(places), age[places], returned[places], weight[places])
 
     def take(self, drawn: Batch, waits: float) -> None:
-        """Take gradient steps on what was drawn from so many ``waits``; by one thread at a time."""
+        """Take gradient steps on a sample drawn from ``waits`` waits; by one thread at a time."""
         for start in range(0, len(drawn.age), _BATCH):
             self._differentiate(drawn.part(slice(start, start + _BATCH)))
             self._descend(waits)
@@ -243,11 +245,11 @@ def _bound(lines: Singles, base: Singles) -> None:
 
 
 def gittins(rate: Floats, age: Floats) -> Floats:
-    """float64 ``[n]``, 1/s: the best rate of returns per second of waiting from now on.
+    """Return the best rate of returns per second of waiting from now on, float64 ``[n]``, 1/s.
 
-    ``max over τ of P(return within τ) / E[seconds waited until the return or τ]``: Gittins' index
-    of a wait. A block is worth keeping while its session's index is above the price of space,
-    whatever that price is; so blocks go in the order of their index.
+    ``max over τ of P(return within τ) / E[seconds waited until the return or τ]``: the Gittins
+    index of a wait. A block is worth keeping while its session's index is above the price of space,
+    whatever that price is; so blocks are evicted in the order of their index.
 
     Args:
         rate: float64 ``[n, bins]``, 1/s in each age bin.

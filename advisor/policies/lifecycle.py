@@ -24,23 +24,22 @@ from ...graph.types import DEFAULT_IMPORTANCE, BlockFlag, Rows, SessionState, So
 from .hazard import AGES, FAR, OLDEST, Batch, Floats, ReturnModel, Singles, Weights, gittins
 from .waits import PROMPT_FEATURE, Sessions, Waits, features, fitted, stranger
 
-# How this traffic differs from the traffic that the prior was learned from: in pace and in
-# size.
+# How this traffic differs, in pace and size, from the traffic from which the prior was learned.
 
-_STRENGTH: Final = 30.0  # values that the prior's mean counts for; chosen
-_MEMORY: Final = 2000.0  # values over which the mean moves on; chosen
+_STRENGTH: Final = 30.0  # values that the prior's mean weighs as much as; chosen
+_MEMORY: Final = 2000.0  # values over which the mean forgets; chosen
 
 
 class Drift:
-    """Scales times or sizes of this traffic to those that the prior was learned from.
+    """Scales times or sizes of this traffic to those from which the prior was learned.
 
-    A fleet that goes fourteen times as fast looks the same to the model: ages and pauses are
+    The model treats a fleet that is fourteen times as fast like any other: ages and pauses are
     multiplied by the ``exp(shift)`` of pauses, and numbers of tokens by that of prompts.
 
     Args:
-        usual: Mean logarithm where the prior was learned.
-        slack: Differences up to this are not scaled away, and of larger ones only the excess:
-            scaling removes what the measure itself would tell.
+        usual: Mean logarithm in the traffic from which the prior was learned.
+        slack: Differences up to this are not scaled away, and of larger ones only the excess is,
+            because scaling removes information.
     """
 
     def __init__(self, usual: float, slack: float = 0.0) -> None:
@@ -55,16 +54,16 @@ class Drift:
         return math.copysign(max(0.0, abs(off) - self._slack), off)
 
     def note(self, logarithms: Floats) -> None:
-        """Take in new values; float64 ``[n]``."""
+        """Add new values; float64 ``[n]``."""
         if not len(logarithms):
             return
         self._seen = min(self._seen + len(logarithms), max(_MEMORY, len(logarithms)))
         self._mean += (float(logarithms.mean()) - self._mean) * len(logarithms) / self._seen
 
 
-# What recorded agents teach about sessions in general: where ``LifecyclePolicy`` starts from.
+# What recorded agents show about sessions in general: the initial state of ``LifecyclePolicy``.
 #
-# ``kvgraph prior`` makes the file from recorded sessions; it holds weights and no traffic.
+# ``kvgraph prior`` creates the file from recorded sessions; it contains weights and no traffic.
 
 FILE: Final = "prior.npz"
 _WEIGHTS: Final = ("into", "bias", "across", "offset", "out", "base")
@@ -91,20 +90,20 @@ def packed(prior: Prior) -> dict[str, np.ndarray]:
     return {"scales": prior.scales, "pause": np.array(prior.pause), **arrays}
 
 
-# How fast each session returns: by a prior, this traffic's pace and size, and what it taught.
+# How fast each session returns: from a prior, this traffic's pace and size, and what was learned.
 
 _WAITS_A_STEP: Final = 2  # new waits per step of learning; chosen
 _MOST_STEPS: Final = 8  # of learning per call; chosen
 _STEPS_PER_S: Final = 64.0  # of learning at most, for all engines together; chosen
 _FEW_WAITS: Final = 64
-_COHORT: Final = 7200.0  # model seconds of waits that are learned from; chosen
-# Of Adam, and how strongly weights are drawn to the prior, in waits: at the prior's own pace, and
-# at another by a factor of e or more, where the traffic is another too. Chosen on traffic of both
-# kinds.
+_COHORT: Final = 7200.0  # age in model seconds of the waits learned from; chosen
+# Step size of Adam, and how strongly weights are drawn to the prior, in waits: at the prior's own
+# pace, and at a pace that differs by a factor of e or more, where the traffic is different too.
+# Chosen on traffic of both kinds.
 _STEPS: Final = (2e-4, 1e-3)
 _PULLS: Final = (1000.0, 30.0)
-_STALE: Final = 32  # steps of learning after which a session's rates are computed again; chosen
-_RENEWED: Final = 256  # sessions at most per look; chosen
+_STALE: Final = 32  # learning steps after which a session's rates are recomputed; chosen
+_RENEWED: Final = 256  # most sessions recomputed per call; chosen
 
 
 class Waiting(NamedTuple):
@@ -112,7 +111,7 @@ class Waiting(NamedTuple):
     age: Floats  # float64 `[n]`, model seconds waited so far
 
     def rates(self) -> Floats:
-        """float64 ``[n]``, 1/model second: each session's rate of return from then on."""
+        """Return each session's rate of return from now on, float64 ``[n]``, 1/model second."""
         rates = np.exp(self.log_rates, dtype=np.float64)
         return gittins(rates, np.minimum(self.age, OLDEST - 1e-3))
 
@@ -139,12 +138,14 @@ class Returns:
         return float(np.exp(self._pace.shift))
 
     def observe(self, sessions: SessionTable, now: float) -> None:
-        """Take in who waits and who returned, and take learning steps as new waits allow."""
+        """Note which sessions wait and which returned, and take learning steps as new waits
+        allow.
+        """
         self.look(sessions, now)()
 
     def look(self, sessions: SessionTable, now: float) -> Callable[[], None]:
-        """Take in who waits and who returned; what is returned learns from it, and reads no
-        session.
+        """Note which sessions wait and which returned. The returned function learns from that, and
+        reads no session.
         """
         news = self._waits.observe(sessions)
         self._pace.note(news.pauses)
@@ -172,16 +173,16 @@ class Returns:
             self._steps += steps
 
     def waiting(self, sessions: SessionTable, rows: Sessions, now: float) -> Waiting:
-        """Return what the idle sessions' rates of return from now on are computed from, so that
-        this can be done later.
+        """Return the inputs for the idle sessions' rates of return from now on, so that these can
+        be computed later.
         """
         self._renew(sessions, rows)
         age = np.maximum(0.0, now - sessions.last_seen[rows]) * self.speed
         return Waiting(self._log_rates[rows], age)
 
     def stranger_rates(self) -> Floats:
-        """float64, by ``AGES``: the rate for blocks of no session, as of an unknown session's first
-        turn, 1/model second.
+        """Return the rates for blocks of no session, float64, by ``AGES``, in 1/model second: those
+        of an unknown session's first turn.
         """
         known = np.repeat(stranger(), len(AGES), axis=0)
         return Waiting(self._model.log_rates(known), AGES).rates()
@@ -227,13 +228,14 @@ SCALE: Final = 1000.0  # points of score per factor of e in the rate of returns;
 _OFF_CHAIN: Final = 4.0  # a block off the chain is worth a factor of e^4 less; chosen
 _LEAST_RATE: Final = 1e-9  # 1/s; chosen
 _RUNNING_RATE: Final = 10.0  # 1/s: blocks of a running session are in use; chosen
-# What the graph knows besides time is a bounded factor, which cannot outweigh time. All chosen.
+# What the graph knows besides time contributes a bounded factor, which cannot outweigh time. All
+# chosen.
 _STEER: Final = 0.35  # natural logarithm of the largest factor, either way
-_WORTH: Final = 40.0  # points of the configured weights that give three quarters of it
+_WORTH: Final = 40.0  # points of the configured weights that give three quarters of that factor
 _USUAL_WORTH: Final = 10.0  # points of an ordinary block of a conversation
 _ORDINARY: Final = float(DEFAULT_IMPORTANCE[SourceLayer.USER_TURN])  # who says nothing
 _FARTHEST: Final = np.int32(np.iinfo(np.int32).max)
-_IDLE_FACTOR: Final = 10.0  # by which a shared block's idle time counts more than its interval
+_IDLE_FACTOR: Final = 10.0  # factor by which a shared block's idle time outweighs its interval
 
 
 class LifecyclePolicy:
@@ -241,8 +243,8 @@ class LifecyclePolicy:
 
     The rate (``Returns``) starts from recorded agents and is learned further from this sidecar's
     sessions. Blocks that several sessions share have a rate of their own, from how often they are
-    walked. Edges and importance, by the configured weights, are a bounded factor of the rate. The
-    score is ``-1000 · ln(rate)``, so that a factor of e in the rate is a thousand points.
+    walked. Edges and importance, by the configured weights, multiply the rate by a bounded factor.
+    The score is ``-1000 · ln(rate)``, so that a factor of e in the rate is a thousand points.
     """
 
     name: Final = "lifecycle"
@@ -255,7 +257,7 @@ class LifecyclePolicy:
         self.look(view)()
 
     def look(self, view: View) -> Callable[[], None]:
-        """``observe`` in two parts; see ``graph.ranking.policy.Learner``."""
+        """As ``observe``, in two parts; see ``graph.ranking.policy.Learner``."""
         return self._returns.look(view.sessions, view.now)
 
     def scores(self, view: View, picked: Selection) -> Scores:
@@ -263,7 +265,7 @@ class LifecyclePolicy:
         return self.detached(view, picked.of(view.blocks.session)).scores(view, picked)
 
     def terms(self, view: View, picked: Selection) -> Terms:
-        """Return the score's terms: the session's rate of return, sharing, the place in the
+        """Return the score's terms: the session's rate of return, sharing, and the place in the
         chain.
         """
         return self.detached(view, picked.of(view.blocks.session)).terms(view, picked)
@@ -291,14 +293,14 @@ class _Scorer:
     """``LifecyclePolicy`` as of a moment: by session, and last for blocks of none."""
 
     weights: ScoreWeights
-    # float64 `[sessions + 1]`: 1000 · ln of the rate at which it returns, of those that do not wait
+    # float64 `[sessions + 1]`: 1000 · ln of the return rate, of sessions that do not wait
     known: Floats
-    # the sessions that do, and how; None: `known` has all of them
+    # the waiting sessions, and how they wait; None: `known` has all of them
     waiting: tuple[Rows, Waiting] | None
-    ends: Rows  # int32 `[sessions + 1]`: the depth of its last turn's end
-    begins: Floats  # float64 `[sessions + 1]`: when its last turn began
-    speed: float  # model seconds of a second
-    # float64, by `AGES`: rates of blocks of no session; None: there are none
+    ends: Rows  # int32 `[sessions + 1]`: depth at its last turn's end
+    begins: Floats  # float64 `[sessions + 1]`: start of its last turn
+    speed: float  # model seconds per second
+    # float64, by `AGES`: rates of blocks of no session; None: there are no such blocks
     strangers: Floats | None
     name: str = "lifecycle"
 

@@ -25,16 +25,16 @@ from .shadow import RankedShadow, newest_first
 Scoring = Callable[[View, Selection], ScoredRuns]
 _Group = tuple[int, int]  # a tenant's row, and how much of a prompt is named: 0 nothing, 2 most
 
-# All chosen, with recorded agents in sight.
+# All chosen, based on recorded agents.
 _LEAST_SHARE: Final = 1 / 128  # below it nothing is kept
-_SETTLING: Final = 2.0  # pools' worth of walked blocks until a simulated pool shows what it costs
-_LEAST_ASKED: Final = 6.0  # … and from then on until it may be called cheap
-_REST: Final = 80.0  # … after which what was too dear is tried again
-_LONGER: Final = 16.0  # … and at most this many times as long where it proved too dear before
-_AHEAD: Final = 0.02  # of a pool's blocks: a smaller difference is none
-_MOST_GROUPS: Final = 32  # that are told apart
+_SETTLING: Final = 2.0  # pools' worth of walked blocks until a simulated pool shows its cost
+_LEAST_ASKED: Final = 6.0  # likewise, until the cost may be called low
+_REST: Final = 80.0  # likewise, until a share that was too expensive is tried again
+_LONGER: Final = 16.0  # at most this many times as long if it was too expensive before
+_AHEAD: Final = 0.02  # share of a pool's blocks; a smaller difference is ignored
+_MOST_GROUPS: Final = 32  # groups that are distinguished
 _OTHERS: Final[_Group] = (NO_ROW, -1)
-_RANK_EVERY_S: Final = 2.0  # and whenever a quarter of the pool was walked
+_RANK_EVERY_S: Final = 2.0  # or whenever a quarter of the pool was walked
 _TURNED: Final = 0.25
 
 
@@ -44,7 +44,7 @@ class _Loss:
 
     # blocks missed that a pool without protection would have; old ones fade
     cost: Evidence = field(default_factory=Evidence)
-    asked: float = 0.0  # of how many; fades alike
+    asked: float = 0.0  # number of requested blocks; fades likewise
 
     def note(self, lost: int, walked: int, fade: float) -> None:
         self.cost.note(lost, fade)
@@ -65,8 +65,8 @@ class _Arm:
     share: float
     pool: RankedShadow
     all: _Loss = field(default_factory=_Loss)  # loss of all requests together
-    # loss by tenant and by how much of its prompt a request protects: what one group loses is not
-    # made good by what another gains
+    # loss by tenant and by how much of its prompt a request protects: one group's loss is
+    # not offset by another group's gain
     groups: dict[_Group, _Loss] = field(default_factory=dict)
     settling: float = 0.0  # walked blocks until losses count
 
@@ -120,7 +120,7 @@ class ProtectionPrice:
         self._hard: float | None = None  # an operator's share
 
     def start(self, rows: Rows, keys: Keys) -> None:
-        """Fill the simulated pools with these blocks, the last used first."""
+        """Fill the simulated pools with these blocks, the most recently used first."""
         self._uses.use(rows, keys)
 
     def follow(self, view: View, walk: Walk) -> None:
@@ -142,9 +142,7 @@ class ProtectionPrice:
             self._more.note(group, bare - there[self._more.pool.number], walked, fade)
 
     def rank(self, view: View, scores: Scoring) -> bool:
-        """Rank the simulated pools as the engine's pool, if it is time to; returns whether it
-        was.
-        """
+        """Rank the simulated pools as the engine's pool, if it is time; returns whether it did."""
         turned = self._walked >= _TURNED * self._capacity
         if view.now - self._ranked_at < _RANK_EVERY_S and not turned:
             return False
@@ -161,8 +159,8 @@ class ProtectionPrice:
         return True
 
     def settle(self, view: View, allowed: float, by_policy: bool) -> bool:
-        """Decide how much may be kept from now on, at a cost of ``allowed`` percentage points;
-        returns whether that changed. ``by_policy``: the policy ranks, and not LRU.
+        """Decide how much may be kept from now on, at a cost of up to ``allowed`` percentage
+        points; returns whether that changed. ``by_policy``: the policy ranks, not LRU.
         """
         hard, said = view.rules.protected_share, (by_policy, view.rules.protected_price_points)
         # LRU and the policy changed places, or the configuration changed.

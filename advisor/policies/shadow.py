@@ -1,10 +1,11 @@
-"""What an engine's pool would hold under another order: counted, not stored. As in vLLM's pool, the
-blocks of a request are in use from its start, and join the free queue tail first at its end.
+"""Simulates what an engine's pool would hold under another order; it counts and stores no KV. As in
+vLLM's pool, the blocks of a request are in use from its start, and join the free queue tail first
+at its end.
 
-``core.LruStack`` is pools of several sizes under LRU, exactly: one stack, cut at each size (Mattson
-et al., 1970). ``core.RankedPools`` has the last use of each block, and which of several ranked
-pools hold it: pools that follow the same requests share one, so that a request costs little more
-for many pools than for one. What both take in memory grows with their pools, not with the graph.
+``core.LruStack`` simulates pools of several sizes under LRU exactly, as one stack cut at each size
+(Mattson et al., 1970). ``core.RankedPools`` stores the last use of each block, and which of several
+ranked pools hold it: pools that follow the same requests share one, so that a request costs little
+more for many pools than for one. Their memory grows with their pools, not with the graph.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from ...graph.types import Keys, Rows
 
 
 def newest_first(uses: core.RankedPools, rows: Rows) -> Rows:
-    """The same rows, the last used first."""
+    """Return the same rows, the most recently used first."""
     used = np.empty(len(rows), dtype=np.int64)
     uses.used(rows, used)
     ordered: Rows = rows[np.argsort(-used, kind="stable")]
@@ -30,20 +31,19 @@ def newest_first(uses: core.RankedPools, rows: Rows) -> Rows:
 
 
 def newest_resident(tables: Tables, engine: int) -> Rows:
-    """int32: the blocks of an engine's pool, the last used first."""
+    """Return the blocks of an engine's pool, int32, the most recently used first."""
     resident = tables.blocks.holding(engine)
     return resident.rows[np.argsort(-resident.last_used(), kind="stable")]
 
 
 class RankedShadow:
-    """A pool that evicts by rankings; a block that was used after a ranking was made is exempt from
-    it.
+    """A pool that evicts by rankings; a block used after a ranking was made is exempt from it.
 
-    When a ranking is used up, the longest unused block goes. Of a full pool, a 512th is emptied
-    ahead: a policy is judged by a pool that is smaller by half of that on average, never by a
-    larger one. Pools of fewer blocks are exact.
+    When a ranking is used up, the least recently used block is evicted. A full pool is emptied by a
+    512th ahead of need: so a policy is judged by a pool that is smaller by half of that on average,
+    never by a larger one. Pools of fewer blocks are exact.
 
-    What it follows are ``uses``, if others follow that too; at most 16 do.
+    It follows ``uses``, which at most 16 pools may share.
     """
 
     def __init__(self, capacity: int, uses: core.RankedPools | None = None) -> None:
@@ -54,7 +54,7 @@ class RankedShadow:
 
     @property
     def capacity(self) -> int:
-        """Blocks that it has room for; another number counts from the next use on."""
+        """Number of blocks that it has room for; a change applies from the next use on."""
         return self._capacity
 
     @capacity.setter
@@ -68,26 +68,26 @@ class RankedShadow:
         return self._uses.held(self.number) if self._follows else 0
 
     def restart(self, resident: Rows, keys: Keys) -> None:
-        """Hold these blocks from now on, the last used first: those of the engine's own pool."""
+        """Hold these blocks of the engine's own pool from now on, the most recently used first."""
         self.leave()
         self.number, self._follows = self._uses.join(self._capacity), True
         most = self._capacity
         self._uses.seed(self.number, resident[:most], keys[:most])
 
     def leave(self) -> None:
-        """Follow nothing any more, and hold nothing, until ``restart``."""
+        """Stop following requests and hold nothing, until ``restart``."""
         if self._follows:
             self._uses.leave(self.number)
             self._follows = False
 
     def rows(self, keys: Keys) -> Rows:
-        """int32, ascending: the rows of the blocks that are held."""
+        """Return the rows of the blocks held, int32, ascending."""
         if not self._follows:
             return np.empty(0, dtype=np.int32)
         return np.frombuffer(self._uses.rows(self.number, keys), dtype=np.int32)
 
     def adopt(self, rows: Rows, scores: Scores, lengths: Places | None = None) -> None:
-        """Evict these from now on, the highest score first; of equals the first of them.
+        """Evict these from now on, the highest score first; of equal scores the first.
 
         With ``lengths``, ``rows`` and ``scores`` are those of runs; see ``ScoredRuns``.
         """
@@ -95,12 +95,12 @@ class RankedShadow:
             self._uses.adopt(self.number, rows, scores, lengths)
 
     def use_up(self) -> None:
-        """Evict by no ranking any more, until there is another one."""
+        """Stop evicting by a ranking, until there is another one."""
         if self._follows:
             self._uses.use_up(self.number)
 
     def found(self, rows: Rows, keys: Keys) -> int:
-        """How many of these blocks are held, from the first on without a gap."""
+        """Return how many of these blocks are held, from the first on without a gap."""
         return self._uses.found(rows, keys)[self.number]
 
     def use(self, rows: Rows, keys: Keys) -> None:

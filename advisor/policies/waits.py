@@ -15,7 +15,7 @@ from .hazard import Cohort, Features, Floats
 Sessions = npt.NDArray[np.int64]
 
 _LEAST_S: Final = 0.01  # the shortest pause, in seconds; chosen
-_KEPT: Final = 4096  # waits that ended, and the same number that have not; chosen
+_KEPT: Final = 4096  # ended waits, and as many that have not ended; chosen
 
 
 FEATURES: Final = (  # their order is that of ``core/returns.hpp``
@@ -24,8 +24,9 @@ FEATURES: Final = (  # their order is that of ``core/returns.hpp``
     "other_pause", "stated_pause",
 )  # fmt: skip
 """What is known of a session when its turn ends: natural logarithms of counts, tokens and seconds.
-``grown`` is by how many tokens its prompt extended the turn before; ``stop`` is 1 after a tool call
-and 0 after an end of turn; the others are columns of sessions."""
+``grown`` is the number of tokens by which its prompt extended the turn before; ``stop`` is 1 after
+a tool call and 0 after an end of turn; the others are columns of sessions.
+"""
 
 _TIMED: Final = np.array([name.endswith("_pause") for name in FEATURES])
 PROMPT_FEATURE: Final = FEATURES.index("prompt")
@@ -33,19 +34,20 @@ _WRITTEN_FEATURES: Final = [FEATURES.index("written"), FEATURES.index("mean_writ
 _GROWN_FEATURE: Final = FEATURES.index("grown")
 STATED_FEATURE: Final = FEATURES.index("stated_pause")
 STOP_FEATURES: Final = [FEATURES.index(n) for n in ("stop", "tool_pause", "other_pause")]
-"""Features that are known only where callers, or the engine's reading of answers, state why answers
-end."""
+"""Features known only if callers state, or the engine reads, why answers end."""
 
 
 def stranger() -> Features:
-    """float32 ``[1, features]``: a first turn of which only a usual size is known."""
+    """Return the features of a first turn of which only an average size is known, float32 ``[1,
+    features]``.
+    """
     known = np.full((1, len(FEATURES)), np.nan, dtype=np.float32)
     known[0, :3] = 0.0, np.log(4096), np.log1p(150)
     return known
 
 
 def features(sessions: SessionTable, rows: Sessions | Rows) -> Features:
-    """float32 ``[n, features]``: see ``FEATURES``; NaN where unknown."""
+    """Return float32 ``[n, features]``: see ``FEATURES``; NaN where unknown."""
     known = np.empty((len(rows), len(FEATURES)), dtype=np.float32)
     core.features(
         sessions.turns, sessions.tokens, sessions.written, sessions.grown, sessions.stop,
@@ -80,8 +82,8 @@ _NO_WAITS: Final = NewWaits(np.empty(0), np.empty(0))
 
 
 class Waits:
-    """Follows every session's present wait, and keeps the last waits that ended. A wait ends with
-    the next turn. A session that its caller has ended is in no wait: no return is expected.
+    """Tracks every session's present wait, and keeps recently ended waits. A wait ends with the
+    next turn. A session ended by its caller is not waiting: no return is expected.
     """
 
     def __init__(self) -> None:
@@ -96,7 +98,9 @@ class Waits:
         self.begun = 0  # waits ever seen
 
     def observe(self, sessions: SessionTable) -> NewWaits:
-        """Take in changed sessions; of several engines' calls at one moment, the first does."""
+        """Note which sessions have changed; of several engines' calls at one time, only the first
+        does so.
+        """
         seen = (sessions, sessions.changes)
         if seen == self._seen:
             return _NO_WAITS
@@ -121,8 +125,8 @@ class Waits:
         return NewWaits(np.log(np.maximum(lasted, _LEAST_S)), prompts)
 
     def cohort(self, now: float, oldest_s: float) -> Cohort:
-        """Return the waits that began in the last ``oldest_s`` seconds, ended or not. Were only
-        ended ones learned from, short waits would be counted too often.
+        """Return the waits that began in the last ``oldest_s`` seconds, ended or not. Learning only
+        from ended ones would count short waits too often.
         """
         began = now - oldest_s
         if self._done > _KEPT:

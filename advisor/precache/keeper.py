@@ -1,4 +1,4 @@
-"""``PrefixKeeper``: keeps prefixes warm, those of a file and those of open sessions."""
+"""``PrefixKeeper``: keeps prefixes in the cache, those of a file and those of open sessions."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ from .prefixes import (
     warming_messages,
 )
 
-_MOST_SAID: Final = 300  # bytes of a refusal that are passed on; chosen
+_MOST_SAID: Final = 300  # bytes of a refusal that are shown; chosen
 _MOST_ANSWERED: Final = 1 << 20  # bytes of an answer, one token or a list of models; chosen
-_FINAL: Final = (400, 413, 422)  # statuses of a body that is refused whenever it comes
+_FINAL: Final = (400, 413, 422)  # statuses of a body that will always be refused
 _HEARD_S: Final = 0.5  # an engine reports five times per second, and a sidecar may be busy; chosen
 _TRIES: Final = 4  # to lease, while the sidecar does not know the blocks yet; chosen
-_RENEW: Final = 0.8  # share of its time to live after which an untouched prefix is warmed again
+_RENEW: Final = 0.8  # share of its time to live after which an unused prefix is computed again
 
 
 @dataclass(slots=True)
@@ -47,8 +47,8 @@ class Prefix:
     tools: tuple[dict[str, Any], ...]
     seconds: float  # its time to live
     touched: float | None = None  # when it was last computed or leased
-    lasts: float = 0.0  # seconds that it is kept from then on
-    broken: str = ""  # why it is not tried any more
+    lasts: float = 0.0  # seconds for which it is kept after that
+    broken: str = ""  # why it is no longer tried
 
     def touch(self, now: float, leased: float) -> None:
         self.touched, self.lasts = now, min(self.seconds, leased or self.seconds)
@@ -62,30 +62,30 @@ class WarmResult(NamedTuple):
     """The result of warming one prefix.
 
     Attributes:
-        said: The beginning of what the server answered to a prefix that failed; it may quote the
-            prefix, so it belongs in no log.
+        said: The beginning of the server's answer for a prefix that failed; it may quote the
+            prefix, so it must not be logged.
     """
 
     key: str
     how: str  # cold (was computed), warm (was cached), unknown which, leased, or failed
-    tokens: int = 0  # of the prompt; 0 if the server does not say
+    tokens: int = 0  # tokens of the prompt; 0 if the server does not report it
     cached: int = 0
     reason: str = ""  # why it failed or is cold again
     said: str = ""
 
 
 Ask = Callable[[str, dict[str, Any] | None], Any]
-# Leases a session's blocks, by its name, for some seconds; returns for how many all of them are
-# leased, and 0 if some are not.
+# Leases a session's blocks by its name, for some seconds; returns the seconds for which all of them
+# are leased, and 0 if some are not.
 Lease = Callable[[str, float], float]
 
 
 class Warmer:
-    """Has a server compute prefixes, by requests for one token at temperature 0.
+    """Makes a server compute prefixes, by requests for one token at temperature 0.
 
-    If a sidecar leases, a computed prefix is leased at once, so that other traffic does not evict
-    it. A prefix that the server refuses is not tried again; one that could not be sent is tried in
-    the next sweep.
+    If a sidecar grants leases, a computed prefix is leased at once, so that other traffic does not
+    evict it. A prefix that the server refuses is not tried again; one that could not be sent is
+    tried in the next sweep.
     """
 
     def __init__(
@@ -165,10 +165,10 @@ def _warmed(prefix: Prefix, tokens: int, cached: int | None) -> WarmResult:
 
 
 class ServerRefusalError(KvGraphError):
-    """A server did not do what was asked.
+    """A server did not do what it was asked.
 
     Attributes:
-        is_final: It would refuse again.
+        is_final: Whether it would refuse again.
         said: The beginning of its answer.
     """
 
@@ -201,8 +201,8 @@ def ask_server(server: ServerConfig, path: str, body: dict[str, Any] | None) -> 
 
 logger = logging.getLogger(__name__)
 
-# An unused session is not kept warm any more then. Chosen: a session that is never closed must not
-# cost requests for ever.
+# Time after which an unused session is no longer kept. Chosen: a session that is never closed must
+# not cost requests forever.
 FORGOTTEN_S: Final = 3600.0
 _LEASED: Final = ("accepted", "clipped")
 
@@ -215,7 +215,7 @@ class PrefixKeeper:
         keeper.used("chat-7")                                        # a turn has just begun with it
         keeper.close("chat-7")
 
-    Requests are sent by a thread of its own, so that opening a session never waits.
+    Requests are sent by its own thread, so that opening a session never waits.
 
     Args:
         file: A configuration file of ``kvgraph precache``.
@@ -300,7 +300,7 @@ class PrefixKeeper:
         self._opened.put(prefix)
 
     def used(self, conversation: str) -> None:
-        """Note that a session's request has begun with its prefix, which is therefore warm."""
+        """Note that a session's request has begun with its prefix, which is therefore cached."""
         prefix = self._prefixes.get(prefix_key(conversation))
         if prefix is not None:
             prefix.touch(now := self._clock(), 0.0)

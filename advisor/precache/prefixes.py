@@ -19,17 +19,17 @@ from ..config.config import check_regular
 from ..config.edits import read_whole
 
 Message = dict[str, Any]
-# Makes the messages of a turn from its variables; everything before the mark must be stable.
+# Makes the messages of a turn from its variables; all text before the mark must be stable.
 Render = Callable[[Mapping[str, str]], Sequence[Message]]
 
 NOTHING: Final = "."  # text of a warming request's last message, in place of a user's
 
 
 def stable_messages(render: Render, drop_from: str, variables: Mapping[str, str]) -> list[Message]:
-    """The messages before the mark ``drop_from``; the one that contains it is cut there.
+    """Return the messages before the mark ``drop_from``; the one that contains it is cut there.
 
-    The renderer of real turns also renders this, so that both begin with the same bytes.
-    Raises ConfigError.
+    The renderer of real turns also renders this, so that both start with the same bytes. Raises
+    ConfigError.
     """
     kept: list[Message] = []
     for message in as_messages(render({**variables, "drop_from": drop_from})):
@@ -42,7 +42,9 @@ def stable_messages(render: Render, drop_from: str, variables: Mapping[str, str]
 
 
 def as_messages(made: object, what: str = "messages") -> list[Message]:
-    """A list named ``what``, checked to be objects that JSON can hold; raises ConfigError."""
+    """Return ``made`` as a list, checked to be objects that JSON can hold; raises ConfigError,
+    which names it ``what``.
+    """
     if not isinstance(made, list | tuple):
         raise ConfigError(f"{what}: {type(made).__name__!r}; allowed: a list of objects")
     for number, each in enumerate(made):
@@ -57,14 +59,14 @@ def as_messages(made: object, what: str = "messages") -> list[Message]:
 
 
 def warming_messages(stable: Sequence[Message]) -> list[Message]:
-    """The messages to send for a prefix; templates need a user's message at the end."""
+    """Return the messages to send for a prefix; templates require a user's message at the end."""
     if stable and stable[-1].get("role") == "user":
         return [*stable]
     return [*stable, {"role": "user", "content": NOTHING}]
 
 
 def renderer(name: str, directory: Path) -> Render:
-    """The function that ``FILE.py:FUNCTION`` names, relative to ``directory``."""
+    """Return the function that ``FILE.py:FUNCTION`` names, relative to ``directory``."""
     file, _, function = name.rpartition(":")
     path = directory / file
     spec = importlib.util.spec_from_file_location(path.stem, path) if file else None
@@ -127,12 +129,12 @@ class PrefixConfig(_Section):
     """One prefix.
 
     Attributes:
-        conversation: The conversation that it belongs to; without one, its key is made of its
+        conversation: The conversation that it belongs to; without one, its key is derived from its
             texts.
         system: The system text, or ``file:PATH`` of it, relative to the TOML file.
         messages: The messages after it.
-        render: Instead of both, ``FILE.py:FUNCTION`` relative to the TOML file, which makes the
-            messages of a turn, given the mark as ``drop_from``.
+        render: Instead of both, ``FILE.py:FUNCTION`` relative to the TOML file; the function makes
+            the messages of a turn, given the mark as ``drop_from``.
         tools: Tools of the requests that begin with it.
         drop_from: The mark from which rendered text is dropped; empty if all of it is stable.
         ttl: How long the server is expected to keep it.
@@ -173,7 +175,7 @@ class PrefixConfig(_Section):
         return stable_messages(lambda _: whole, self.drop_from, {})
 
     def key(self, directory: Path) -> str:
-        """Its key: from its conversation, its tools, its texts, or all of its messages."""
+        """Return its key: from its conversation, its tools, its texts, or all of its messages."""
         if self.conversation:
             return prefix_key(self.conversation)
         stable = self.stable(directory)
@@ -193,8 +195,8 @@ class PrecacheConfig(_Section):
 
     Attributes:
         sweep_s: Seconds between two sweeps.
-        pin: Whether a sidecar may be asked to lease what is still cached, instead of sending a
-            request.
+        pin: Whether a sidecar may be asked to lease a prefix that is still cached, instead of
+            sending a request.
     """
 
     server: ServerConfig = ServerConfig()
@@ -220,7 +222,7 @@ def read_precache(path: Path) -> PrecacheConfig:
 
 
 def new_prefix(**fields: Any) -> PrefixConfig:
-    """An application's prefix, checked as one of a file."""
+    """Return an application's prefix, checked like one from a file."""
     try:
         return PrefixConfig.model_validate(fields)
     except ValidationError as error:

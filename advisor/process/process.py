@@ -51,15 +51,15 @@ class ParentWatch:
             self.fd = None
 
 
-_OBJECTS: Final = 50_000  # made since the last collection, at which there is one; chosen
-_YOUNG: Final = 20  # of these collections, at which one also looks at older objects; chosen
+_OBJECTS: Final = 50_000  # objects created between two collections; chosen
+_YOUNG: Final = 20  # collections after which one also scans older objects; chosen
 
 
 def collect_seldom() -> None:
-    """Collect garbage seldom from now on, and never look at what this process has loaded so far.
+    """Collect garbage rarely from now on, and never scan what this process has loaded so far.
 
-    A full collection stops all threads for tens of milliseconds, also one that holds the graph's
-    lock. Next to nothing here is in cycles.
+    A full collection stops all threads for tens of milliseconds, including one that holds the
+    graph's lock. Almost no objects here are in cycles.
     """
     gc.collect()
     gc.freeze()
@@ -72,11 +72,12 @@ _LARGE: Final = 1 << 20  # bytes; chosen
 
 
 def tame_memory() -> None:
-    """Take memory in small pages from now on, and give large arrays back once they are freed.
+    """Use small memory pages from now on, and return large arrays to the system once they are
+    freed.
 
-    numpy asks for pages of 2 MiB. For one of these the kernel may move others' memory first: up to
-    30 ms of a thread that holds the graph's lock. And once an array of up to 32 MiB was freed,
-    glibc keeps what is freed of arrays up to that size: tables that are rebuilt leave holes.
+    numpy requests pages of 2 MiB, for which the kernel may first move other memory: up to 30 ms, in
+    a thread that holds the graph's lock. And once an array of up to 32 MiB was freed, glibc keeps
+    all freed arrays up to that size, so tables that are rebuilt leave holes.
     """
     with contextlib.suppress(OSError, AttributeError):  # it is no Linux, or has another malloc
         system = ctypes.CDLL(None)
@@ -110,7 +111,7 @@ class RateLimitedLog:
         self._logger.warning(message + "%s", *args, suffix)
 
     def failed(self, kind: str, what: str, error: Exception) -> None:
-        """``warn`` of ``what``, by the error's type alone: its text may quote what callers said."""
+        """Warn about ``what`` with only the error's type, because its text may quote callers."""
         self.warn(kind, "%s (%s)", what, type(error).__name__)
         self._logger.debug(what, exc_info=error)
 
@@ -120,7 +121,7 @@ class RateLimitedLog:
             self._logger.warning(message, *args)
 
 
-# uvicorn logs this when an answer ends early, as ours do when an engine is gone, which we log.
+# uvicorn logs this when an answer ends early, as ours do when an engine has failed, which we log.
 _TRUNCATED: Final = "ASGI callable returned without completing response"
 
 
@@ -140,24 +141,24 @@ def log_for_people() -> None:
 
 # HTTP serving in front of engines.
 
-# Of load balancers and orchestrators: whether it takes requests, and whether it runs at all.
+# Probes of load balancers and orchestrators: whether it takes requests, and whether it runs.
 PROBES: Final = frozenset({"/health", "/healthz", "/ping", "/ready", "/readyz"})
 LIVENESS: Final = frozenset({"/live", "/livez"})
 METHODS: Final = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
-# A stopping service still serves for so long, but tells probes that it is stopping. Chosen:
+# A stopping service still serves for this long, but tells probes that it is stopping. Chosen:
 # Kubernetes' proxies and most load balancers have noticed by then.
 NOT_READY_S: Final = 5.0
 _MOST_HEADERS: Final = 64 << 10  # bytes of one request's headers; chosen
 _STOP_S: Final = 24  # for running requests to finish; chosen: Kubernetes gives a pod 30 s in all
-_OF_DESCRIPTORS: Final = 0.5  # that the process may have: for connections; chosen
-_MOST_CONNECTIONS: Final = 8192  # whatever it may have: each costs memory; chosen
-_CHECKS: Final = 5  # at a client that does not read, in ``read_s``; chosen
-_LEAST_READ: Final = 16 << 10  # bytes of an answer that one reads between two of them; chosen
+_OF_DESCRIPTORS: Final = 0.5  # share of the process's descriptors for connections; chosen
+_MOST_CONNECTIONS: Final = 8192  # upper limit, since each costs memory; chosen
+_CHECKS: Final = 5  # checks of a client that does not read, within ``read_s``; chosen
+_LEAST_READ: Final = 16 << 10  # bytes that a client must read between two checks; chosen
 _NAME: Final = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_])?")
 
 
 def most_connections() -> int:
-    """How many connections of clients leave descriptors enough for those to engines."""
+    """Return how many client connections leave enough descriptors for those to engines."""
     allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if allowed == resource.RLIM_INFINITY:
         return _MOST_CONNECTIONS
@@ -169,9 +170,9 @@ class HeadDeadline(H11Protocol):
     the one that has sent no request for longest is closed.
     """
 
-    # uvicorn's own HTTP/1.1 protocol waits for ever for both. Chosen: as long as for a whole body.
-    head_s: float = 25.0  # for a request's whole head
-    read_s: float = 25.0  # that a client may leave an answer unread once buffers are full
+    # uvicorn's own HTTP/1.1 protocol waits forever for both. Chosen: as long as for a whole body.
+    head_s: float = 25.0  # for a request's complete head
+    read_s: float = 25.0  # for which an answer may be left unread once buffers are full
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -301,7 +302,7 @@ class _Server(uvicorn.Server):
 
 
 def checked_hosts(names: Sequence[str]) -> list[str]:
-    """``names``; raises ConfigError if one is no valid host name."""
+    """Return ``names``; raises ConfigError if one is not a valid host name."""
     for name in names:
         if not _NAME.fullmatch(name) and not _is_ipv6(name):
             raise ConfigError(
@@ -319,7 +320,7 @@ def _is_ipv6(name: str) -> bool:
 
 
 async def check_address(host: str, port: int) -> None:
-    """Refuse an address where nothing can listen: uvicorn would end with a code of its own.
+    """Refuse an address on which nothing can listen, because uvicorn would exit with its own code.
     Raises ConfigError.
     """
     loop = asyncio.get_running_loop()

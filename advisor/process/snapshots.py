@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 class SnapshotKeeper:
     """Saves ``graph`` to ``path`` every ``interval_s`` seconds, on its own thread. A full or
-    read-only disk costs one log line, until it works again: the sidecar serves from memory.
+    read-only disk is logged once until it works again; the sidecar continues from memory.
     """
 
     def __init__(

@@ -18,7 +18,7 @@ from ..policies.shadow import RankedShadow
 from ..replay.fast import belady
 from .pools import OtherWeights
 
-MOST_BLOCKS: Final = 400_000  # that are remembered; chosen: 3 MB, and a second to look at
+MOST_BLOCKS: Final = 400_000  # blocks remembered; chosen: 3 MB, and a second to process
 
 
 class WindowRequest(NamedTuple):
@@ -26,16 +26,16 @@ class WindowRequest(NamedTuple):
 
     keys: Keys
     reach: int
-    found: int  # by the live pool
-    # False: no prompt asked for these blocks: they are a request's answer.
+    found: int  # blocks found by the live pool
+    # False: no prompt requested these blocks, which are an answer.
     asked: bool = True
-    there: int = 0  # found by the live pool, or by a shadow as large that found more
-    counts: array[int] | None = None  # what shadows had counted before it (``ShadowSet.counts``)
+    there: int = 0  # found by the live pool, or by a simulated one of its size that found more
+    counts: array[int] | None = None  # the simulated pools' counts before it (``ShadowSet.counts``)
 
 
 class Ceiling(NamedTuple):
-    """Blocks that some requests asked for, and what of them Belady's algorithm would have found and
-    the live engine did.
+    """Blocks that some requests asked for, and how many of them Belady's algorithm and the live
+    engine found.
     """
 
     asked: int = 0
@@ -64,7 +64,7 @@ class RequestWindow:
         self._add(WindowRequest(keys, reach, found, True, max(found, there), counts))
 
     def answered(self, keys: Keys) -> None:
-        """Add the blocks that an answer left: the next turn may ask for them."""
+        """Add the blocks that an answer left, which the next turn may ask for."""
         if len(keys):
             self._add(WindowRequest(keys, 0, 0, asked=False))
 
@@ -76,14 +76,14 @@ class RequestWindow:
             self._blocks -= len(self._asked.popleft().keys)
 
     def begin(self) -> None:
-        """Note that policies' shadows follow from now on: see ``since_begun``."""
+        """Note that simulated pools of policies start to follow now: see ``since_begun``."""
         self._since = 0
 
     def taken(self) -> list[WindowRequest]:
         return list(self._asked)
 
     def since_begun(self) -> list[WindowRequest]:
-        """As ``taken``, without what came before the last ``begin``."""
+        """As ``taken``, without requests from before the last ``begin``."""
         return list(self._asked)[max(0, len(self._asked) - self._since) :]
 
 
@@ -92,10 +92,11 @@ def blocks_asked(window: Sequence[WindowRequest]) -> int:
 
 
 def ceiling(window: Sequence[WindowRequest], capacity: int) -> Ceiling:
-    """What Belady's algorithm would have found in the window.
+    """Return what Belady's algorithm would have found in the window.
 
-    Blocks that the live pool or a shadow as large had at their first use here were there when the
-    window began: Belady's pool starts with them too, so that none of these pools finds more.
+    Blocks that the live pool, or a simulated one of its size, had at their first use here were
+    there when the window began. Belady's pool starts with them too, so that none of these pools
+    finds more.
     """
     if not window or capacity < 1:
         return Ceiling()
@@ -127,18 +128,18 @@ def _there_at_first(
 # ``WindowPlay``: the remembered requests once more, in a pool that evicts by given scores.
 
 _RANKED_EVERY: Final = 16  # requests; chosen
-_MOST_BLOCKS: Final = 100_000  # of the last requests that are played; chosen: a second at most
+_MOST_BLOCKS: Final = 100_000  # of the last requests, to be replayed; chosen: a second at most
 
 
 class WindowPlay:
     """The last requests of a window, oldest first.
 
-    Scores are as of now, since nobody keeps what blocks were like at each request: so what is found
-    tells two weightings apart, and is not what a pool would have found then.
+    Scores are those of now, since blocks' states at each request are not stored: so the result
+    compares two weightings, and is not what a pool would have found then.
 
     Attributes:
-        keys: uint64 ``[n]``: the blocks that are asked for, each once; ``scores`` belong to them.
-        asked: Blocks that are asked for, in all.
+        keys: uint64 ``[n]``: the requested blocks, each once; ``scores`` are in this order.
+        asked: Number of blocks requested in all.
     """
 
     def __init__(self, window: Sequence[WindowRequest], capacity: int) -> None:
@@ -152,7 +153,9 @@ class WindowPlay:
         self.requests, self.asked = sum(each.asked for each in last), blocks_asked(last)
 
     def scores(self, view: View, weights: OtherWeights) -> Scores:
-        """float64 ``[n]``: as ``weights`` score them now; what is no longer known goes first."""
+        """Return scores under ``weights`` as of now, float64 ``[n]``; unknown blocks are evicted
+        first.
+        """
         rows = view.blocks.find(self.keys)
         known = np.flatnonzero(rows != NO_ROW)
         known = known[np.argsort(rows[known])]
@@ -161,7 +164,9 @@ class WindowPlay:
         return found
 
     def found(self, scores: Scores) -> int:
-        """How many of the blocks a pool finds that evicts the highest of these scores first."""
+        """Return how many of the blocks a pool finds that evicts those with the highest scores
+        first.
+        """
         pool, total = RankedShadow(self._capacity), 0
         keys = grown(self.keys, len(self.keys) + 1)
         for number, (rows, reach) in enumerate(zip(self._asked, self._reach, strict=False)):

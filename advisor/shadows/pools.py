@@ -1,4 +1,4 @@
-"""The pools that shadows simulate: LRU's, and those that policies rank."""
+"""The simulated pools: LRU's, and those that policies rank."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from ..policies.shadow import RankedShadow
 
 @dataclass(frozen=True, slots=True)
 class OtherWeights:
-    """A policy with other weights and rules; it shares what the policy learns. Asked under the
-    graph's lock: the policy is given these weights for as long as it scores.
+    """A policy with other weights and rules, which shares what the policy learns. Called under the
+    graph's lock: the policy has these weights while it scores.
     """
 
     policy: Policy
-    weights: Weights | None  # None for a policy that heeds none
+    weights: Weights | None  # None for a policy that uses none
     rules: Rules
-    said: str = ""  # which these are, in words
+    said: str = ""  # description of the weights
 
     @classmethod
     def in_force(cls, graph: KVCacheGraph, said: str = "") -> OtherWeights:
-        """The weights and rules that a graph has now, kept while others are tried."""
+        """Return the weights and rules that a graph has now, kept while others are tried."""
         policy = graph.policy
         weights = policy.weights if isinstance(policy, Weighted) else None
         return cls(policy, weights, graph.rules, said)
@@ -47,13 +47,13 @@ class OtherWeights:
 
 
 CAPACITIES: Final = (1.0, 0.75, 1.25, 2.0)
-"""Of the live pool's: as it is, a quarter less and more, and twice."""
+"""Relative to the live pool: the same size, a quarter less and more, and twice."""
 
-OTHERWISE: Final = "other weights"  # the name of the shadow of weights that are not in force
+OTHERWISE: Final = "other weights"  # name of the simulated pool whose weights are not in use
 
 
 Guarding = Callable[[int], PolicySelector | None]
-"""Makes the guard of a shadow pool of this many blocks; None: no guard."""
+"""Creates the guard of a simulated pool of this many blocks; None: no guard."""
 
 
 class FoundCounts(NamedTuple):
@@ -166,7 +166,9 @@ def lru_pool(blocks: int, capacity: float) -> LruPool:
 def policy_pools(
     pools: Sequence[LruPool], policies: Sequence[Policy], guard: Guarding, uses: core.RankedPools
 ) -> list[PolicyPool]:
-    """The live policy at every size, the others at the live pool's."""
+    """Return pools for the live policy at every size, and for the others at the live pool's
+    size.
+    """
     return [
         policy_pool(pool, _name(policy.name, pool.capacity), policy, guard, uses)
         for place, policy in enumerate(policies)
@@ -177,8 +179,8 @@ def policy_pools(
 def policy_pool(
     beside: LruPool, name: str, policy: Policy, guard: Guarding, uses: core.RankedPools
 ) -> PolicyPool:
-    """A policy's pool, as large as one of LRU. What leaves a pool and is copied is found as if it
-    had stayed: so pool and tiers are one pool, as large as both.
+    """Return a policy's pool, as large as one of LRU. A block that leaves a pool and is copied is
+    found as if it had stayed: so pool and tiers are one pool of their total size.
     """
 
     def scores(view: View, picked: Selection) -> Scores:

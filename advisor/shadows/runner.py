@@ -1,4 +1,4 @@
-"""``ShadowRunner``: a thread that feeds engines' requests to shadows."""
+"""``ShadowRunner``: a thread that feeds engines' requests to simulated pools."""
 
 from __future__ import annotations
 
@@ -89,7 +89,9 @@ class ShadowSet:
                 each.since = math.inf
 
     def wake(self, policies: Sequence[Policy], view: View) -> None:
-        """Have policies' shadows follow from now on, and hold what the live pool does."""
+        """Make policies' simulated pools follow requests from now on, with the live pool's
+        contents.
+        """
         self.awake = True
         self._begin(policies)
         rows = newest_resident(view.tables, view.engine)
@@ -101,7 +103,7 @@ class ShadowSet:
         self.belady, self.beside_belady = Ceiling(), {}
 
     def sleep(self, policies: Sequence[Policy]) -> None:
-        """Have policies' shadows follow nothing until ``wake``, and take no room."""
+        """Make policies' simulated pools follow nothing until ``wake``, and free their memory."""
         self.awake = False
         self.weigh_alike()
         self._begin(policies)
@@ -196,7 +198,7 @@ class ShadowSet:
         return self.window.taken(), self.blocks
 
     def hold_what_is_there(self, view: View) -> None:
-        """Fill all shadows with what the live pool holds, the last used on top."""
+        """Fill all simulated pools with the live pool's contents, the most recently used on top."""
         rows = newest_resident(view.tables, view.engine)
         keys = view.blocks.keys[rows]
         self._stack.use(rows, keys)
@@ -204,8 +206,8 @@ class ShadowSet:
             self._uses.use(rows, keys)
 
     def weigh_otherwise(self, weights: OtherWeights, view: View) -> None:
-        """Follow other weights from now on, in a pool that holds what the live one does; whatever
-        other weights were followed before are not any more.
+        """Follow other weights from now on, in a pool with the live pool's contents; replaces any
+        other weights followed before.
         """
         lru = self.lru[0]
         self.weigh_alike()
@@ -217,7 +219,7 @@ class ShadowSet:
         self.otherwise.start(held, view.blocks.keys[held])
 
     def weigh_alike(self) -> None:
-        """Follow no other weights any more."""
+        """Stop following other weights."""
         if self.otherwise is not None:
             self.otherwise.leave()
             self.otherwise = None
@@ -232,18 +234,18 @@ class ShadowSet:
 logger = logging.getLogger(__name__)
 
 INTERVAL_S: Final = 0.5  # as often as the planner ranks
-# Of a core, over so many seconds: once it is used up, shadows do less. Chosen.
+# Share of a core, over this many seconds: once it is used up, simulated pools do less. Chosen.
 _SHARE_OF_A_CORE: Final = 0.02
 _JUDGED_OVER_S: Final = 10.0
 _RANK_AT_LEAST_EVERY_S: Final = 1024.0  # chosen
 _CEILING_EVERY_S: Final = 60.0
 _CEILINGS_SHARE: Final = 1 / 60  # of a core, for all ceilings; chosen
-_ASKED_LATELY_S: Final = 120.0  # a ceiling is worked out only while somebody looks
-_FOLLOWED_S: Final = 600.0  # after the last look policies' shadows still follow; chosen
+_ASKED_LATELY_S: Final = 120.0  # a ceiling is computed only while a client requests it
+_FOLLOWED_S: Final = 600.0  # after the last request for it, policies' pools still follow; chosen
 
 
 class ShadowRunner:
-    """Shadows of all engines; see ``ShadowSet``."""
+    """The simulated pools of all engines; see ``ShadowSet``."""
 
     def __init__(
         self,
@@ -307,7 +309,7 @@ class ShadowRunner:
                 shadows.weigh_alike()
 
     def tick(self) -> None:
-        """Take what happened since the last tick, and rank again."""
+        """Process everything since the last tick, and rank again."""
         began = self._cpu()
         with self._graph.lock:
             heard = self._graph.tables.history.listen()

@@ -29,11 +29,11 @@ from ...graph.wire.frames import MAX_FRAME_BYTES
 _ZAP: Final = "inproc://zeromq.zap.01"
 _PLAIN: Final = 8  # version, request id, domain, address, identity, mechanism, name, password
 _CURVE: Final = 7  # … mechanism, public key
-_MECHANISM: Final = 5  # its place
+_MECHANISM: Final = 5  # index of the mechanism in these
 
 
 class Authenticator:
-    """Authenticates connections for ZeroMQ (ZAP): by token, or by key where there are keys."""
+    """Authenticates connections for ZeroMQ (ZAP): by token, or by key if there are keys."""
 
     def __init__(
         self, context: zmq.Context[zmq.Socket[bytes]], token: str, keys: SidecarKeys | None = None
@@ -77,7 +77,7 @@ class Authenticator:
         return is_curve and z85.encode(request[-1]) in self._keys.allowed()
 
 
-_LOCKED_S: Final = 5.0  # a start or an end of another sidecar takes milliseconds; chosen
+_LOCKED_S: Final = 5.0  # starting or ending another sidecar takes milliseconds; chosen
 _AGAIN_S: Final = 0.005
 
 
@@ -95,7 +95,7 @@ def bind(socket: zmq.Socket[bytes], endpoint: str) -> str:
 
 
 def unlink(endpoint: str) -> None:
-    """Remove an ipc endpoint's file, unless another sidecar serves it by now."""
+    """Remove an ipc endpoint's file, unless another sidecar is using it now."""
     if not endpoint.startswith("ipc://"):
         return
     path = Path(endpoint.removeprefix("ipc://"))

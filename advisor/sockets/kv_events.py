@@ -91,10 +91,10 @@ class KvEventSource:
         context: Creates the sockets; only the thread that calls ``receive`` may use this object.
         config: The publisher's endpoint, and its replay endpoint if it has one.
         replay_timeout_s: A replay attempt ends after this many seconds without a message.
-        engine: Its id in the graph; empty for that of its endpoint.
+        engine: Its id in the graph; if empty, derived from the endpoint.
 
     Attributes:
-        last_seen: When its last message arrived; None before the first.
+        last_seen: Time of its last message; None before the first.
         last_left_out: Why the last skipped event was skipped; ``kv_left_out`` counts them.
     """
 
@@ -140,11 +140,11 @@ class KvEventSource:
 
     @property
     def deadline(self) -> float | None:
-        """When ``receive`` should be called even if nothing arrives."""
+        """Time at which ``receive`` should be called even if nothing arrives."""
         return self._replay.deadline
 
     def receive(self, limit: int, until: float = math.inf) -> Iterator[Observed]:
-        """Events to apply, from up to about ``limit`` batches that arrived.
+        """Return events to apply, from up to about ``limit`` batches that arrived.
 
         Once the clock has passed ``until``, no further batch is taken; the rest waits.
         """

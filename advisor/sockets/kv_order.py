@@ -49,7 +49,7 @@ class KvReplay:
 
     @property
     def deadline(self) -> float | None:
-        """When the present attempt ends; None without a gap."""
+        """Time at which the present attempt ends; None without a gap."""
         return self._deadline if self.active else None
 
     @property
@@ -89,7 +89,9 @@ class KvReplay:
 
 
 def is_end(frames: list[bytes]) -> bool:
-    """Whether a replayed message is the END marker, which does not prove that all batches came."""
+    """Return whether a replayed message is the END marker, which does not prove that all batches
+    came.
+    """
     return len(frames) in (3, 4) and frames[-2] == _END
 
 
@@ -112,14 +114,14 @@ class SourceState(StrEnum):
     WAITING = "waiting"  # not connected
     FOLLOWING = "synced"
     REPLAYING = "replaying"  # a gap is being filled; live batches wait
-    PARTIAL = "partial"  # it was joined late, or events were left out: some of it is unknown
+    PARTIAL = "partial"  # joined late, or events were left out: partly unknown
     DEGRADED = "degraded"  # a gap could not be filled
 
 
 @dataclass(slots=True)
 class PublisherRun:
-    known: SourceState  # how much of the run was seen
-    joining: bool = True  # no batch of it was applied yet
+    known: SourceState  # how much of the publisher's run was seen
+    joining: bool = True  # whether no batch of it was applied yet
     first: bytes | None = None  # digest of its batch 0, if that was seen
     topic: bytes | None = None  # of its first message
     decoder: KvEventDecoder = field(default_factory=KvEventDecoder)
@@ -127,7 +129,7 @@ class PublisherRun:
 
 class KvOrder:
     """Follows a publisher's sequence numbers, and decides what happens to each batch. It opens no
-    socket: ``replay`` requests what is missing. Its owner shares ``counters``.
+    socket: ``replay`` requests missing batches. Its owner shares ``counters``.
     """
 
     def __init__(
@@ -154,7 +156,7 @@ class KvOrder:
         self._replay.close()
 
     def connected(self) -> None:
-        """Note a new connection; earlier batches are missing."""
+        """Note a new connection; batches from before it are missing."""
         if self.life.known is SourceState.WAITING:
             logger.info("watching KV events at %s", self._name)
             self.life.known = SourceState.FOLLOWING
@@ -162,7 +164,7 @@ class KvOrder:
                 self._start_replay()
 
     def take_first(self, digest: bytes) -> Iterator[Batch]:
-        """Take a batch 0; if its content changed, the publisher was restarted unnoticed."""
+        """Take a batch 0; if its content has changed, the publisher was restarted unnoticed."""
         known = self.life.first
         if known != digest and (known is not None or self._expected > 0):
             self._counters["kv_restarts"] += 1
@@ -185,7 +187,9 @@ class KvOrder:
             self.life.known = SourceState.PARTIAL
 
     def wants(self, seq: int) -> bool:
-        """Whether a replayed batch is next; others are known, or requested by the next attempt."""
+        """Return whether a replayed batch is next; others are known, or requested by the next
+        attempt.
+        """
         return self.sequence.classify(seq) is Arrival.NEXT
 
     def take_replayed(self, seq: int, events: list[KvEvent]) -> Iterator[Batch]:
@@ -251,7 +255,7 @@ class KvOrder:
         yield from self.next_attempt("holes in the replay")
 
     def next_attempt(self, why: str) -> Iterator[Batch]:
-        """Request once more, or give up."""
+        """Request the gap once more, or give up."""
         if self._replay.attempts >= MAX_ATTEMPTS:
             yield from self._give_up(why)
         else:

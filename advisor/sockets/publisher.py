@@ -27,7 +27,7 @@ from ...graph.wire.advice import (
 from ..planner import PrefetchOrder
 from .subscriber import Peer
 
-TIPS_S: Final = 10.0  # for which engines are asked to report tips only; chosen
+TIPS_S: Final = 10.0  # period for which engines are asked to report only last keys; chosen
 
 _NO_ADVICE: Final[Mapping[str, AdmissionAdvice]] = MappingProxyType({})
 
@@ -35,8 +35,8 @@ _NO_ADVICE: Final[Mapping[str, AdmissionAdvice]] = MappingProxyType({})
 class AdvicePublisher:
     """Sends each engine its newest ranking, or a few bytes if it has not changed.
 
-    Sending never blocks: what an engine cannot take now is dropped and counted, and the next
-    ranking supersedes it. The ROUTER has ``ROUTER_MANDATORY`` set.
+    Sending never blocks: messages that an engine cannot take now are dropped and counted, and the
+    next ranking supersedes them. The ROUTER has ``ROUTER_MANDATORY`` set.
     """
 
     def __init__(self, socket: zmq.Socket[bytes], clock: Callable[[], float]) -> None:
@@ -62,8 +62,8 @@ class AdvicePublisher:
         wanted: Mapping[str, PrefetchOrder],
         admissions: Mapping[str, AdmissionAdvice] = _NO_ADVICE,
     ) -> None:
-        """Send what is new. Mappings are replaced by whoever changes them, and not changed: they
-        are not looked through again, which is far more often asked for than there is news.
+        """Send what is new. The mappings must be replaced, not changed: an unchanged mapping is not
+        scanned again, since this is called far more often than there is news.
         """
         peers = list(peers)
         standing = [(peer.identity, peer.synced) for peer in peers]
@@ -86,7 +86,7 @@ class AdvicePublisher:
                 self._send_admission(peer.identity, advice)
 
     def take_unreachable(self) -> set[bytes]:
-        """Engines found disconnected when last written to; each is returned once."""
+        """Return engines found disconnected when last written to, each once."""
         gone, self._unreachable = self._unreachable, set()
         return gone
 
@@ -95,7 +95,9 @@ class AdvicePublisher:
         self._send(identity, ResyncRequest(reason))
 
     def ask_for_tips(self, peers: Iterable[Peer]) -> None:
-        """Ask engines to report tips only for a while, renewed before it ends."""
+        """Ask engines to report only the last key of each chain, for a limited time; renewed before
+        it ends.
+        """
         now = self._clock()
         if now - self._tips_asked >= TIPS_S / 4:
             self._tips_asked = now
@@ -104,7 +106,7 @@ class AdvicePublisher:
             self.counters["tips_asked"] += 1
 
     def give_key(self, peers: Iterable[Peer]) -> None:
-        """Send each engine, once, the key for content digests of salted prompts."""
+        """Send each engine, once, the key for digests of salted prompts."""
         for peer in peers:
             if peer.synced and not self._keyed.get(peer.identity):
                 self._keyed[peer.identity] = self._send(peer.identity, self._content_key)

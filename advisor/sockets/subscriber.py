@@ -32,8 +32,8 @@ class Arrival(Enum):
     """How a sequence number relates to the expected one."""
 
     NEXT = "next"
-    DUPLICATE = "duplicate"  # or reordered: its place has passed
-    GAP = "gap"  # at least one number before it never came
+    DUPLICATE = "duplicate"  # or reordered: its number has passed
+    GAP = "gap"  # at least one earlier number never arrived
 
 
 class SequenceTracker:
@@ -65,28 +65,28 @@ class SequenceTracker:
         return arrival
 
 
-RESYNC_EVERY_S: Final = 0.5  # seconds between two requests, at least; chosen
-_PATIENT_RESYNCS: Final = 4  # after this many in vain, pauses double; chosen
+RESYNC_EVERY_S: Final = 0.5  # least seconds between two requests; chosen
+_PATIENT_RESYNCS: Final = 4  # after this many without success, pauses double; chosen
 _LONGEST_PAUSE_S: Final = 30.0
-_REST: Final = 10.0  # seconds between two listings per second that the last one took; chosen
-_STEADY_S: Final = 10.0  # synced for this long: the next loss is by chance; chosen
+_REST: Final = 10.0  # seconds between two listings, per second that the last one took; chosen
+_STEADY_S: Final = 10.0  # synced for this long, the next loss counts as chance; chosen
 _UNKNOWN: Final = 256  # identities whose last answer is remembered; chosen
-_LOST: Final = 16  # engines that went are remembered, the last ones; chosen
-_LAST_LOOK_MS: Final = 50  # at what arrives, before an engine is called silent; chosen
+_LOST: Final = 16  # most recently lost engines that are remembered; chosen
+_LAST_LOOK_MS: Final = 50  # last check for messages before an engine is called silent; chosen
 
 
 @dataclass(slots=True)
 class Peer:
     identity: bytes
     hello: EngineHello
-    last_seen: float  # when its last new batch arrived
+    last_seen: float  # time when its last new batch arrived
     sequence: SequenceTracker = field(default_factory=SequenceTracker)
-    synced: bool = False  # its residency is known completely; without that it gets no advice
-    heard: int = 0  # position up to which the graph knows its batches; lost ones count
+    synced: bool = False  # whether its residency is known completely; otherwise it gets no advice
+    heard: int = 0  # batches that the graph has processed, lost ones included
     last_resync: float = float("-inf")
     resyncs: int = 0
-    fruitless: int = 0  # resyncs since it was last in step for a while
-    listed: float = float("-inf")  # when its last list of blocks was taken in
+    fruitless: int = 0  # resyncs since it was last synced for a while
+    listed: float = float("-inf")  # time when its last list of blocks was applied
     listing_s: float = 0.0  # how long that took
     engine: str = field(init=False)  # see `engine_id`
 
@@ -111,8 +111,8 @@ class Peer:
 
 
 def engine_id(identity: bytes) -> str:
-    """An engine's public id, derived from its socket identity, which must stay secret. Whoever knew
-    the identity could take the engine's place.
+    """Return an engine's public id, derived from its socket identity, which must stay secret: with
+    the identity, others could impersonate the engine.
     """
     return hashlib.blake2b(identity, digest_size=8, person=b"kvgraph engine").hexdigest()
 
@@ -125,7 +125,7 @@ Send = Callable[[bytes, str], None]
 class ReceivedBatch(NamedTuple):
     engine: str
     events: list[AnyEvent]
-    batches: int  # that the engine has sent, this one included
+    batches: int  # number of batches that the engine has sent, including this one
 
 
 class EventSubscriber:
@@ -165,7 +165,7 @@ class EventSubscriber:
 
     @property
     def peers(self) -> list[Peer]:
-        """A copy of the known engines, callable from any thread."""
+        """Return a copy of the known engines; callable from any thread."""
         return list(self._peers.copy().values())
 
     def lost(self) -> dict[str, float]:
@@ -174,7 +174,7 @@ class EventSubscriber:
         return {name: now - at for name, at in self._lost.copy().items()}
 
     def receive(self, limit: int, seconds: float = float("inf")) -> Iterator[ReceivedBatch]:
-        """Events in order; reads at most ``limit`` messages, for at most ``seconds``."""
+        """Yield events in order; reads at most ``limit`` messages, for at most ``seconds``."""
         self._emptied_at = None
         until = self._clock() + seconds
         for _ in range(limit):
@@ -210,7 +210,9 @@ class EventSubscriber:
         return self._forget(gone, "gone")
 
     def may_answer(self, identity: bytes) -> bool:
-        """Whether an unknown sender is answered now, and was not just before; notes the answer."""
+        """Return whether an unknown sender is answered now, and was not just before; notes the
+        answer.
+        """
         if identity in self.answered:
             return False
         self.answered[identity] = True
@@ -228,7 +230,7 @@ class EventSubscriber:
         return [peer.engine for peer in gone]
 
     def next_expiry(self) -> float | None:
-        """When the next engine times out if none sends anything; None without engines."""
+        """Return when the next engine times out if none sends anything; None without engines."""
         return min((p.last_seen + self._timeout_s for p in self._peers.values()), default=None)
 
     def peer(self, engine: str) -> Peer | None:

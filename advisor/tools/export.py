@@ -17,7 +17,7 @@ from ...graph.snapshot import load
 from ..page.graph import GraphView, graph_view
 from .remote import ask_patiently, only_sidecar_url
 
-MOST_NODES: Final = 200_000  # the API's bound
+MOST_NODES: Final = 200_000  # the API's limit
 _NOT_XML: Final = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 """Characters that no XML document may hold, escaped or not (XML 1.0, production 2)."""
 
@@ -94,8 +94,8 @@ _SUPERSEDED, _SHARED = 1, 2  # flags of the API
 
 
 def node_link(view: GraphView) -> dict[str, Any]:
-    """The graph as node-link data, as networkx and d3 read it; nodes are blocks and memories.
-    ``networkx.node_link_graph(…, edges="edges")`` reads it.
+    """Return the graph as node-link data, readable by networkx and d3; nodes are blocks and
+    memories. For networkx use ``networkx.node_link_graph(…, edges="edges")``.
     """
     names = _block_names(view.nodes.key)
     memories = [f"memory:{name}" for name in view.names.memories]

@@ -20,8 +20,8 @@ from ...graph.wire.opener import opener
 TIMEOUT_S: Final = 5.0  # for an answer; chosen
 TOKEN_VARIABLE: Final = "KVGRAPH_SIDECAR__TOKEN"
 _MAX_ANSWER: Final = 64 << 20  # bytes; chosen
-_TRIES: Final = 10  # of a question to a busy sidecar; chosen
-_LONGEST_S: Final = 60.0  # between two of them; chosen
+_TRIES: Final = 10  # attempts at asking a busy sidecar; chosen
+_LONGEST_S: Final = 60.0  # longest pause between two attempts; chosen
 _opener: Final = opener(through_proxies=False)  # the sidecar is on this machine
 
 
@@ -36,11 +36,11 @@ class AddressError(RemoteError):
 
 
 class UnknownError(RemoteError):
-    """The sidecar does not know what it was asked about."""
+    """The sidecar does not know the object of the request."""
 
 
 class BusySidecarError(RemoteError):
-    again_in_s = 1.0  # seconds until then
+    again_in_s = 1.0  # seconds after which to retry
 
 
 class RefusedError(RemoteError):
@@ -81,7 +81,9 @@ def only_sidecar_url(url: str | None) -> str:
 
 
 class EditEndpoint:
-    """A path of a sidecar that accepts changes: of ``url``, or of this user's only sidecar."""
+    """A path of a sidecar that accepts changes; the sidecar is at ``url``, or this user's only
+    one.
+    """
 
     MOST_ANSWERED: Final = 1 << 20  # bytes; chosen: an answer is read while others wait
 
@@ -117,7 +119,7 @@ def ask(url: str, path: str, timeout_s: float = TIMEOUT_S) -> Any:
 def answer_to(
     request: urllib.request.Request, timeout_s: float = TIMEOUT_S, most_bytes: int = _MAX_ANSWER
 ) -> Any:
-    """Send a request and decode the JSON answer; ``timeout_s`` is for each read of the socket.
+    """Send a request and decode the JSON answer; ``timeout_s`` applies to each read of the socket.
     Raises UnknownError, RefusedError, BusySidecarError or RemoteError.
     """
     url = f"{request.type}://{request.host}"
@@ -135,7 +137,7 @@ def answer_to(
 
 
 def ask_patiently(url: str, path: str, timeout_s: float = TIMEOUT_S) -> Any:
-    """``ask``, with some retries while the sidecar is busy."""
+    """As ``ask``, with some retries while the sidecar is busy."""
     for _ in range(_TRIES - 1):
         try:
             return ask(url, path, timeout_s)
@@ -145,7 +147,7 @@ def ask_patiently(url: str, path: str, timeout_s: float = TIMEOUT_S) -> Any:
 
 
 def secret_of(url: str) -> str:
-    """The sidecar's token, from its note or the environment; empty if unknown."""
+    """Return the sidecar's token, from its runtime file or the environment; empty if unknown."""
     return token_of(url) or os.environ.get(TOKEN_VARIABLE, "")
 
 

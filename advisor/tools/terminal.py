@@ -1,4 +1,4 @@
-"""What ``kvgraph status``, ``open``, ``why`` and ``explain`` print."""
+"""The output of ``kvgraph status``, ``open``, ``why`` and ``explain``."""
 
 from __future__ import annotations
 
@@ -34,7 +34,9 @@ TableJsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instea
 
 
 def plain(text: object) -> Text:
-    """Text without markup or control characters, which could move the cursor or reverse writing."""
+    """Return text without markup or control characters, which could move the cursor or reverse
+    writing.
+    """
     return Text(
         "".join(
             c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}" for c in str(text)
@@ -43,7 +45,7 @@ def plain(text: object) -> Text:
 
 
 def facts_table(title: str, facts: Iterable[tuple[str, str]]) -> Table:
-    """A row per fact: its name and text, both folded if too long."""
+    """Return a table with a row per fact: its name and text, both folded if too long."""
     table = Table(title=plain(title), show_header=False, title_justify="left")
     table.add_column(style="bold", overflow="fold")
     table.add_column(overflow="fold")
@@ -101,13 +103,13 @@ def status_report(status: Mapping[str, Any]) -> RenderableType:
 
 
 def hashing_warnings(engines: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Warnings about engines, of any sidecar, that hash blocks differently."""
+    """Return warnings about engines, of any sidecars, that hash blocks differently."""
     told = (BlockHashing(each["name"], each["model"], each["hashing"]) for each in engines)
     return [f"{said} {REMEDY}" for said in disagreements(told)]
 
 
 def facts_report(title: str, facts: Mapping[str, Any]) -> RenderableType:
-    """A table of facts; nested ones are listed below their name."""
+    """Return a table of facts; nested ones are listed below their name."""
     return facts_table(title, ((name, _line(value)) for name, value in facts.items()))
 
 
@@ -216,10 +218,10 @@ def _flat(value: object) -> str:
 # ``kvgraph open`` and ``kvgraph why``.
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of sentences.")]
-_PREFIXES: Final = ("", "cmpl-", "chatcmpl-")  # before a client's X-Request-Id, by vLLM
+_PREFIXES: Final = ("", "cmpl-", "chatcmpl-")  # put before a client's X-Request-Id by vLLM
 _MOST: Final = 1_000  # requests of one answer; chosen
 _LONGEST: Final = 256  # characters that can be searched for, by the API
-_READ_WITHIN_S: Final = 10.0  # s that a browser has to start and read a file; chosen
+_READ_WITHIN_S: Final = 10.0  # seconds for a browser to start and read a file; chosen
 _LEADING_ON: Final = """<!doctype html>
 <meta charset="utf-8">
 <meta name="referrer" content="no-referrer">
@@ -264,7 +266,7 @@ def _show(addresses: Sequence[str]) -> None:
 
 @contextlib.contextmanager
 def leading_to(address: str) -> Iterator[Path]:
-    """A private page in the runtime directory that redirects a browser to ``address``."""
+    """Create a private page in the runtime directory that redirects a browser to ``address``."""
     folder = runtime_dir()
     try:
         number, name = tempfile.mkstemp(prefix="open-", suffix=".html", dir=folder)
@@ -310,7 +312,7 @@ def why(
 
 
 def requests_of(urls: Sequence[str], target: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Requests with this id, or else of this session, each with its sidecar's URL."""
+    """Yield the requests with this id, or else of this session, each with its sidecar's URL."""
     asked = f"/v1/requests?limit={_MOST}&search={quote(target[:_LONGEST], safe='')}"
     for url in urls:
         for request in matching(ask(url, asked)["requests"], target):
@@ -318,7 +320,7 @@ def requests_of(urls: Sequence[str], target: str) -> Iterator[tuple[str, Mapping
 
 
 def matching(requests: Sequence[Mapping[str, Any]], target: str) -> list[Mapping[str, Any]]:
-    """Requests with this id, or else of this session.
+    """Return the requests with this id, or else of this session.
 
     The engine's id of a request is ``ID-0-1f3a5b7c`` if the client's is ``ID``: vLLM appends the
     prompt's index and a random part. ``ID`` is ``chatcmpl-NAME`` if the client's ``X-Request-Id``
@@ -345,7 +347,7 @@ def _why_held(url: str, session: str) -> Sequence[str]:
 
 
 def held_sentence(held: Mapping[str, Any]) -> str:
-    """Why a request, or the next one of a session, has not begun."""
+    """Describe why a request, or the next one of a session, has not begun."""
     if "session" in held:
         return f"The next request of session {held['session']} has not begun: {held['why']}."
     return (
@@ -356,7 +358,7 @@ def held_sentence(held: Mapping[str, Any]) -> str:
 
 
 def why_sentence(request: Mapping[str, Any]) -> str:
-    """What a request found, why no more, and what would have made it faster."""
+    """Describe what a request found, why no more, and what would have made it faster."""
     blocks, miss = request["blocks"], request["miss"]
     parts = [f"{blocks['pool']} in the pool"]
     parts += [
@@ -389,7 +391,7 @@ def _took(request: Mapping[str, Any]) -> Iterator[str]:
 
 # ``kvgraph explain``.
 
-# A block's key, or the beginning of one.
+# A block's key, or the first digits of one.
 _HEXADECIMAL: Final = re.compile(r"(0x)?[0-9a-f]+(…|\.\.\.)?", re.IGNORECASE)
 _WHOLE_KEY: Final = (
     "a block is named by its whole key: a decimal number, or 0x and up to 16 hexadecimal digits"

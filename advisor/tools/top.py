@@ -1,4 +1,4 @@
-"""``kvgraph top``: shows live what running sidecars report, until Ctrl-C."""
+"""``kvgraph top``: shows continuously what running sidecars report, until Ctrl-C."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Watched:
     url: str
     now: Mapping[str, Any] | None = None  # its `/v1/now`; None: it never answered
     misses: Mapping[str, Any] | None = None  # its `/v1/misses`
-    trouble: str | None = None  # why it does not answer now
+    trouble: str | None = None  # why it does not answer at present
 
 
 def first_look(url: str | None) -> list[Watched]:
@@ -100,7 +100,9 @@ def _sidecar(watched: Watched) -> Iterable[RenderableType]:
 
 
 def windows_table(windows: Sequence[Mapping[str, Any]]) -> RenderableType:
-    """Where prompt tokens came from, per time window; windows without requests are left out."""
+    """Return a table of where prompt tokens came from, per time window; windows without requests
+    are left out.
+    """
     cells = [_window(each) for each in windows if each["asked"]]
     if not cells:
         return Text(windows[-1]["verdict"])
@@ -133,7 +135,7 @@ def _history(history: Mapping[str, Any]) -> Text:
 
 
 def shade(share: float) -> str:
-    """A character that is fuller for a larger share."""
+    """Return a character that is fuller for a larger share."""
     return _SHADES[max(1, min(len(_SHADES) - 1, round(share * (len(_SHADES) - 1))))]
 
 

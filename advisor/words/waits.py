@@ -19,13 +19,13 @@ class FirstMiss(NamedTuple):
     detail: int  # of the reason; see `graph.logs.requests.Miss`
     block: int  # its index in the prompt, from 0
     short: int = 0  # blocks that the pool lacked to keep what was computed again; 0: unknown
-    pool: int = 0  # its blocks; 0: unknown
+    pool: int = 0  # the pool's blocks; 0: unknown
     was_there: bool = False  # evicted only after the request arrived
     copies: int = 0  # blocks that the engine's host memory and disk can hold
 
 
 def miss_remedy(missing: FirstMiss) -> str | None:
-    """What would have let a request find more; None if unknown."""
+    """Describe what would have let a request find more; None if unknown."""
     detail = missing.detail
     match missing.reason:
         case Reason.NEVER_SEEN:
@@ -43,14 +43,14 @@ def miss_remedy(missing: FirstMiss) -> str | None:
 
 
 def could_find_more(reason: Reason, detail: int) -> bool:
-    """Whether a cache that keeps or shares more would have saved anything."""
+    """Return whether a cache that keeps or shares more would have saved anything."""
     if reason is Reason.NOT_CACHEABLE:
         return Detail(detail) in _IN_ANY_CASE
     return reason not in (Reason.NEVER_SEEN, Reason.LOAD_SLOWER, Reason.IN_STORE)
 
 
 def larger_pool(short: int, pool: int) -> str:
-    """The pool that would have kept what was computed again; 0 blocks: unknown."""
+    """Describe the pool that would have kept the blocks computed again; 0 blocks: unknown."""
     if short == 0:
         return "a larger pool"
     if short > pool > 0:
@@ -195,7 +195,9 @@ def room_sentence(
 
 
 def admission_facts(engine: Mapping[str, Any]) -> dict[str, str]:
-    """Rows on admission, of an engine in ``/status``; empty if nothing is ever held there."""
+    """Return the facts on admission for an engine in ``/status``; empty if it never holds
+    requests.
+    """
     room, report = engine["room"], (engine["graph"] or {}).get("admission")
     if room is None or (report is None and room["room_blocks"] is None):
         return {}
@@ -238,22 +240,22 @@ def _held(report: Mapping[str, Any]) -> dict[str, str]:
 
 
 _MUCH_AGAIN: Final = 0.25  # share of the tokens computed ahead of it; chosen
-_MOSTLY: Final = 0.5  # of a wait: held for this share of it, a request waited for room; chosen
-_ALL_BUT: Final = 0.1  # of a wait: a smaller rest is not mentioned; chosen
+_MOSTLY: Final = 0.5  # share of a wait: if held for longer, a request waited for room; chosen
+_ALL_BUT: Final = 0.1  # share of a wait: a shorter remainder is not mentioned; chosen
 
 
 class WorkAhead(NamedTuple):
     """What an engine did while a request queued."""
 
-    queued_s: float  # without the time it was held
+    queued_s: float  # without the time for which it was held
     running: int  # requests that ran when it arrived
     freed_s: float | None  # until the first of these ended; None: none did before the request began
     runner: str | None  # session of the latest of these
-    prompts: int  # begun in that time
+    prompts: int  # number of prompts started in that time
     tokens: int  # computed for these prompts, or else for the last prompt begun before
     again: int  # tokens of these that had been in the engine's pool before
     short: int  # blocks that the pool lacked for the largest loss among them; 0: unknown
-    pool: int  # its blocks; 0: unknown
+    pool: int  # the pool's blocks; 0: unknown
     copies: int  # blocks that the engine's host memory and disk can hold
     rate: float  # prompt tokens that the engine computes per second; 0: unknown
     who: str | None  # session of the prompt with most computed tokens
@@ -323,7 +325,7 @@ def _time_of(work: WorkAhead) -> str:
 
 
 def wait_remedy(work: WorkAhead, hold: Hold | None) -> tuple[str, float | None]:
-    """What would have let the request start sooner, and the most seconds it saves, if known."""
+    """Return what would have let the request start sooner, and the most seconds saved, if known."""
     held_s = 0.0 if hold is None else hold.seconds
     if held_s >= _MOSTLY * (work.queued_s + held_s):
         return _ROOM, held_s

@@ -20,7 +20,7 @@ from ...graph.wire.events import CacheGroup, GroupKind
 from ..policies.lifecycle import SCALE
 from .times import seconds
 
-_A_MOMENT_S: Final = 0.01  # what the log of evictions counts in
+_A_MOMENT_S: Final = 0.01  # resolution of the eviction log
 _STATES: Final = (
     "idle between turns", "running", "waiting for a tool", "over", "of no session that is known"
 )  # fmt: skip
@@ -31,8 +31,8 @@ class Departure(NamedTuple):
 
     # Between eviction and the request's start; several steps are reported at once. None: not left.
     ago_s: float | None = None
-    waited_s: float = 0.0  # of the request, before its start
-    score: str | None = None  # in words, when the block left
+    waited_s: float = 0.0  # wait of the request before its start
+    score: str | None = None  # as text, when the block left
 
 
 def miss_sentence(
@@ -219,7 +219,9 @@ def ranker(ranked_by: str) -> str:
 
 
 def beside_lru(ahead: float) -> str:
-    """How a policy compares with LRU, to follow "it is"; ``ahead`` is blocks found beyond LRU's."""
+    """Describe how a policy compares with LRU, as a continuation of "it is"; ``ahead`` is the
+    number of blocks found beyond LRU's.
+    """
     blocks = round(abs(ahead))
     if blocks == 0:
         return "level with LRU"
@@ -309,11 +311,11 @@ def scored(terms: Mapping[str, float] | None) -> str | None:
 
 
 def heeded(policy: str) -> str | None:
-    """Which weights a policy uses; None for a custom policy."""
+    """Describe which weights a policy uses; None for a custom policy."""
     return _HEEDED.get(policy)
 
 
 def meanings(names: Iterable[str]) -> dict[str, str]:
-    """Meaning of each of these terms and rules; those of a custom policy are omitted."""
+    """Return the meaning of each of these terms and rules; those of a custom policy are omitted."""
     texts = {**_TERMS, **_RULES}
     return {name: texts[name] for name in names if name in texts}

@@ -1,5 +1,5 @@
 """Applies runs of stored and removed blocks together, as vector operations, and their copies. A run
-that removes a block and stores it afterwards is applied in parts, in none of which that happens.
+that removes a block and stores it again is split, so that no part does both.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ from .slices import SLICE_KEYS
 
 
 class CopyRecorder:
-    """Applies reports about copies in colder tiers to the tier bits, which SPILL_LINKs follow."""
+    """Applies reports about copies in colder tiers to the tier bits, from which SPILL_LINKs
+    derive.
+    """
 
     def __init__(self, tables: LoggedTables, counters: Counter[str]) -> None:
         self._tables = tables
@@ -76,7 +78,7 @@ class CopyRecorder:
             self._tables.history.copies_lost(engine, bare, event.cause)
 
     def forget(self, engine: int, now: float, part: slice) -> None:
-        """Forget an engine's copies in these block rows: they are gone or about to be listed
+        """Forget an engine's copies in these block rows, which are gone or about to be listed
         again.
         """
         blocks = self._tables.blocks
@@ -115,7 +117,7 @@ class CopyRecorder:
         self._tables.history.copies.add(self._tables.blocks.keys[rows], tier, sign, now)
 
     def count_evicted(self, engine: int, rows: Rows, now: float) -> None:
-        """Count evicted blocks of an engine with tiers, by whether each has or deserved a copy."""
+        """Count evicted blocks of an engine with tiers, by whether each had or deserved a copy."""
         copied = self._tables.blocks.has(engine, rows, Tier.WARM | Tier.COLD)
         lost = rows[~copied]
         missed = int(worth_spilling(self._tables, lost, now).sum())
@@ -132,8 +134,8 @@ class CopyRecorder:
 
 
 Churn = BlocksStored | BlocksRemoved
-_LISTED: Final = 32  # parts of a list of resident blocks that are looked up in one slice; chosen
-_PARTS: Final = 64  # of a run that are applied in one slice: some milliseconds; chosen
+_LISTED: Final = 32  # parts of a list of resident blocks looked up in one slice; chosen
+_PARTS: Final = 64  # parts of a run applied in one slice: some milliseconds; chosen
 
 
 def _removes(event: Churn) -> bool:
@@ -144,21 +146,21 @@ _EVICTED_NAMES: Final = [f"evicted_{name}" for name in LAYER_NAMES]
 
 
 class Stores(NamedTuple):
-    hashes: bytes  # uint64: ``blocks`` keys, event after event, and then those before the events
+    hashes: bytes  # uint64: ``blocks`` keys, event after event, then the keys before the events
     blocks: int
-    counts: bytes  # int64 ``[events]``: how many each has
-    has_parent: bytes  # bool ``[events]``: whether there is a key before them
-    sizes: bytes  # uint16 ``[events]``: tokens of a block
-    sessions: list[str | None] | None  # names of the sessions that stored them; None: none is named
+    counts: bytes  # int64 ``[events]``: blocks per event
+    has_parent: bytes  # bool ``[events]``: whether a key precedes them
+    sizes: bytes  # uint16 ``[events]``: tokens per block
+    sessions: list[str | None] | None  # names of the sessions that stored them; None: no names
 
     @property
     def keys(self) -> Keys:
-        """uint64 ``[blocks]``: those that were stored."""
+        """The stored blocks' keys, uint64 ``[blocks]``."""
         return as_keys(self.hashes)[: self.blocks]
 
 
 class ChurnRecorder:
-    """Applies blocks that engines store and remove: rows, links, residency."""
+    """Applies the blocks that engines store and remove: rows, links, residency."""
 
     def __init__(
         self,
@@ -173,7 +175,7 @@ class ChurnRecorder:
         self._counters = counters
 
     def apply(self, engine: int, churn: Sequence[Churn], now: float) -> Iterator[None]:
-        """Apply stored and removed blocks in their order, in slices."""
+        """Apply stored and removed blocks in order, in slices."""
         rest = yield from self._after_step(engine, churn, now)
         yield from self._apply(engine, rest, now)
 
@@ -193,10 +195,11 @@ class ChurnRecorder:
         return churn[first + 1 :]
 
     def listing(self, engine: int, event: BlocksResident, now: float) -> Iterator[None]:
-        """Take these blocks as all that an engine's pool holds, in slices; it lists copies anew.
+        """Replace an engine's pool contents by this list, in slices; the engine lists its copies
+        anew.
 
-        Until the last slice the pool also seems to hold its old contents, and ``tables.listing``
-        has the engine.
+        Until the last slice, the pool also appears to hold its old contents, and ``tables.listing``
+        contains the engine.
         """
         if len(event.hashes) % 8:
             self._counters["events_refused"] += 1

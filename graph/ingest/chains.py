@@ -13,16 +13,16 @@ from ..tables.tables import Tables
 from ..types import NO_ROW, Rows
 
 Flags = npt.NDArray[np.bool_]
-_MOST_RAISED: Final = 1 << 14  # rows above new links that one call looks at; chosen
+_MOST_RAISED: Final = 1 << 14  # rows above new links that one call visits; chosen
 
 
 class ChainLinker:
     """Sets ``parent`` and ``depth``; keeps every parent strictly shallower than its child.
 
-    This invariant makes cycles impossible, whatever an engine or an attacker sends: a link that
-    would break it is not made, and is counted as ``links_refused``. A row's depth only ever
-    decreases, so no link below it needs checking: blocks whose predecessors are unknown start deep
-    (``UNPLACED``) and rise once these are reported.
+    This makes cycles impossible, whatever an engine or an attacker sends: a link that would break
+    it is not made, and is counted as ``links_refused``. A row's depth only ever decreases, so links
+    below it need no check: blocks whose predecessors are unknown start deep (``UNPLACED``) and move
+    up once these are reported.
     """
 
     def __init__(self, tables: Tables, counters: Counter[str]) -> None:
@@ -30,21 +30,22 @@ class ChainLinker:
         self._counters = counters
 
     def extend(self, rows: Rows, new: Flags, follows: bytes, counts: npt.NDArray[np.int64]) -> None:
-        """Link runs of consecutive stored blocks, each behind its own predecessor: int32 ``[n]``
-        rows of which some are ``new``, ``counts[i]`` of run ``i``, and then the predecessors of
-        those for which ``follows``, bool ``[runs]``, says that they have one.
+        """Link runs of consecutive stored blocks, each after its own predecessor. ``rows``, int32
+        ``[n]``, has ``counts[i]`` rows of run ``i``, some of them ``new``, followed by the
+        predecessors of the runs that have one according to ``follows``, bool ``[runs]``.
         """
         self._told(core.extend(self._tables.blocks, rows, new, follows, counts))
 
     def lay(self, rows: Rows, new: Flags, counts: npt.NDArray[np.int64], now: float) -> None:
         """Link whole chains of ``counts[i]`` blocks, int32 ``[n]`` rows of which some are ``new``,
-        from their start, read now: the ``i``-th row of each has depth ``i``.
+        from their start, and note that they were read now. The ``i``-th row of each chain has depth
+        ``i``.
         """
         self._told(core.lay(self._tables.blocks, rows, new, counts, now))
 
     def from_root(self, row: int, length: int) -> Rows:
-        """int32 ``[length]``: the chain that ends at ``row``; empty if its length differs or is
-        unknown.
+        """Return the chain that ends at ``row``, int32 ``[length]``; empty if its length differs or
+        is unknown.
         """
         if row == NO_ROW:
             return np.empty(0, dtype=np.int32)

@@ -42,7 +42,7 @@ from .similarity import CoAttendance, SemanticLinker
 from .slices import CHURN, SINGLE, SLICE_KEYS, TURNS, GhostKeeper, Run, event_runs
 from .turns import HeldBook, Turn, TurnRecorder
 
-_EMA_SHARE: Final = 0.2  # of the newest sample in a block's mean of confidences; chosen
+_EMA_SHARE: Final = 0.2  # weight of the newest sample in a block's mean confidence; chosen
 _OF_A_POOL: Final = (BlocksCleared, BlocksResident, EngineHello)
 
 
@@ -64,7 +64,7 @@ class Ingest:
         )
 
     def slices(self, engine: int, events: Sequence[AnyEvent], now: float) -> Iterator[None]:
-        """Apply one engine's events in order, in slices; meaningless ones are counted."""
+        """Apply one engine's events in order, in slices; meaningless events are counted."""
         keys, before = 0, SINGLE
         for run in event_runs(events):
             if _is_later_step(before, run):
@@ -109,12 +109,12 @@ class Ingest:
             history.open_cases.message_over(engine)
 
     def signalled(self, signal: SessionSignal, now: float) -> bool:
-        """Apply what a caller states about a session; False if the session is unknown."""
+        """Apply a caller's statement about a session; returns False if the session is unknown."""
         return self._turns.signalled(signal, now)
 
     def forgetting(self, engine: int, now: float) -> Iterator[None]:
         """Forget an engine that is gone, and its copies, in slices. Its column is not reused before
-        the last one.
+        the last slice.
         """
         self._tables.leaving.add(engine)
         self._tables.models.pop(engine, None)

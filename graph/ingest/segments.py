@@ -1,4 +1,4 @@
-"""Applies segments, which state what parts of a prompt are, to the blocks that hold them."""
+"""Applies segments, which state the role of parts of a prompt, to the blocks that hold them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class LayerBook:
     """Sets layers and importances of blocks.
 
     An operator's statement takes precedence over a caller's, and a caller's over inference. Among
-    equals the most precious layer holds while a session that stated it lives: until then only the
+    equals, the most precious layer stays while a session that stated it lives; until then only the
     same tenant may lower it.
     """
 
@@ -100,8 +100,8 @@ class MemoryBook:
     def refer(self, rows: Rows, segment: Segment, session: int, now: float) -> None:
         """Link a session's blocks to the memory that a segment names.
 
-        A recall is a memory that is named again by another session, or by the same one at other
-        blocks: what a session carries along from turn to turn is recalled once.
+        A recall is a memory named again by another session, or by the same one for other blocks;
+        text that a session repeats from turn to turn is recalled once.
         """
         memory = self._tables.memories.intern(segment.memory_id or "")
         if memory == NO_ROW or not len(rows):
@@ -136,7 +136,7 @@ class MemoryBook:
 
 
 class SegmentTagger:
-    """Writes segments' layers, names and memories to blocks."""
+    """Writes the layers, names and memories of segments to blocks."""
 
     def __init__(self, tables: Tables, layers: LayerBook, counters: Counter[str]) -> None:
         self._tables = tables

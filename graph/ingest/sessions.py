@@ -1,4 +1,4 @@
-"""Finds the session of a request, and assigns it the blocks that the request walks."""
+"""Finds the session of a request, and assigns the blocks that the request walks to it."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from ..tables.tables import Tables
 from ..types import NO_ROW, BlockFlag, Rows, SessionState
 from ..wire.events import ConfidenceSampled, RequestFinished, RequestStarted
 
-# If no caller names a request's session, it is inferred from the request's blocks.
+# Infers a request's session from its blocks if no caller names it.
 
 SHARED: Final = -2  # owner of a block that several sessions walked
 
-# All chosen, with recorded agents' sessions in sight.
-_NEAR_FULL: Final = 0.75  # of the longest prompt: from here on histories are compacted
-_SETTLED: Final = 5  # turns from which a session has a history to compact
-_TAIL: Final = 1  # blocks at a prompt's end that may differ in the next turn's; Mooncake's do
-_SUMMARY: Final = 0.05  # of the history that it stands for, at least; others start with less
+# All chosen, based on sessions of recorded agents.
+_NEAR_FULL: Final = 0.75  # share of the longest prompt from which histories are compacted
+_SETTLED: Final = 5  # turns after which a session has a history to compact
+_TAIL: Final = 1  # blocks at a prompt's end that may differ in the next turn, as in Mooncake's
+_SUMMARY: Final = 0.05  # least share of the history that a summary has; others start with less
 
 
 def continued(owners: Rows, first_reach: Rows, reach: Rows, turns: Rows) -> int:
-    """The session that a prompt continues; ``NO_ROW`` if it begins a new one.
+    """Return the session that a prompt continues; ``NO_ROW`` if it starts a new one.
 
-    It continues the session that alone walked its deepest known block (a system prompt that many
-    share has no owner), if it keeps more than half of that session's last prompt, or is a summary
-    of it (see ``_compacts``). If it shares only part of that session's first prompt, it begins a
-    new one: two chats with one system prompt look like that. A last block that differs proves
-    nothing.
+    It continues the session that is the only one to have walked its deepest known block (a system
+    prompt shared by many has no owner), if it keeps more than half of that session's last prompt,
+    or is a summary of it (see ``_compacts``). If it shares only part of that session's first
+    prompt, it starts a new session, as with two chats that have one system prompt. A last block
+    that differs proves nothing.
 
     Args:
         owners: int32 ``[n]``: which session walked each block, from the start of its chain;
@@ -53,8 +53,8 @@ def continued(owners: Rows, first_reach: Rows, reach: Rows, turns: Rows) -> int:
 
 
 def deepest(owners: Rows) -> tuple[int, int]:
-    """The owner of the deepest known block (``NO_ROW``: none, ``SHARED``: several), and the number
-    of known blocks. ``owners`` is as in ``continued``.
+    """Return the owner of the deepest known block (``NO_ROW``: none, ``SHARED``: several), and the
+    number of known blocks. ``owners`` is as in ``continued``.
     """
     unseen = np.flatnonzero(owners == NO_ROW)
     known = int(unseen[0]) if len(unseen) else len(owners)
@@ -73,12 +73,14 @@ def _compacts(known: int, blocks: int, before: int, longest: int) -> bool:
 
 
 def owners(blocks: BlockTable, rows: Rows) -> Rows:
-    """int32 ``[len(rows)]``: the session that alone walked each block row; see ``continued``."""
+    """Return the only session that walked each block row, int32 ``[len(rows)]``; see
+    ``continued``.
+    """
     shared = blocks.flagged(rows, BlockFlag.SHARED)
     return np.where(shared, np.int32(SHARED), blocks.session[rows])
 
 
-_MAX_INFERRED: Final = 65_536  # running requests without a name, remembered; chosen
+_MAX_INFERRED: Final = 65_536  # running requests without a name that are remembered; chosen
 
 
 class RequestSessions:
@@ -95,11 +97,11 @@ class RequestSessions:
         return self._tables.tenants.intern(name) if name else NO_ROW
 
     def finished(self, engine: int, request_id: str) -> int:
-        """The session inferred for a request that ends; ``NO_ROW`` if none was."""
+        """Return the session inferred for a request that ends; ``NO_ROW`` if none was."""
         return self._inferred.pop((engine, request_id), NO_ROW)
 
     def answered(self, engine: int, event: ConfidenceSampled) -> int:
-        """The session whose answer was sampled; ``NO_ROW`` if unknown."""
+        """Return the session whose answer was sampled; ``NO_ROW`` if unknown."""
         if event.session:
             tenant = self._tables.tenants.find(event.tenant) if event.tenant else NO_ROW
             return self._tables.sessions.find(event.session, tenant)
@@ -110,7 +112,7 @@ class RequestSessions:
             del self._inferred[request]
 
     def of_request(self, engine: int, event: RequestStarted, rows: Rows, now: float) -> int:
-        """The session that a request names or continues, or a new one."""
+        """Return the session that a request names or continues, or else a new one."""
         tenant = self.tenant(event.tenant)
         if event.session:
             return self._tables.sessions.ensure(event.session, tenant, now)
@@ -161,9 +163,9 @@ class RequestSessions:
     def began(
         self, engine: int, session: int, event: RequestStarted, rows: Rows, whole: bool, now: float
     ) -> None:
-        """Note that a request of the session walks the blocks of its prompt: all of them, if they
-        are ``whole``. Those of the session's last turn that it abandoned are superseded. Not while
-        another request of the session runs: then the two are siblings.
+        """Note that a request of the session walks blocks of its prompt; ``whole``: all of them.
+        Blocks of the session's last turn that it abandons become superseded, unless another request
+        of the session is running: then the two are siblings.
         """
         left = self._tables.sessions.begin_walk(
             self._tables.blocks, session, rows, engine, now, event.prompt_tokens, whole
@@ -174,7 +176,7 @@ class RequestSessions:
             self._belong(rows, event.tenant)
 
     def ended(self, session: int, event: RequestFinished, rows: Rows, now: float) -> None:
-        """Note that a request of the session ended, after these blocks."""
+        """Note that a request of the session ended, with these blocks."""
         self._tables.sessions.end_walk(
             self._tables.blocks, session, rows, now, event.prompt_tokens, event.total_tokens
         )

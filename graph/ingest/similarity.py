@@ -15,15 +15,15 @@ from ..tables.tables import Tables
 from ..types import NO_ROW, Authority, BlockFlag, EdgeType, Rows, as_keys
 from ..wire.events import BlocksAttended, BlocksEmbedded
 
-_MAX_BLOCKS_A_STEP: Final = 16  # the most attended ones: 120 pairs; chosen
-_FADES_S: Final = 60.0  # seconds from one fading of all edges to the next; chosen
-_PART: Final = 1 << 15  # edges that fade in one slice; chosen
+_MAX_BLOCKS_A_STEP: Final = 16  # the most attended blocks of a step: 120 pairs; chosen
+_FADES_S: Final = 60.0  # seconds between two decays of all edges; chosen
+_PART: Final = 1 << 15  # edges decayed in one slice; chosen
 _FLOOR: Final = 0.05
-_MOST_MASS: Final = 1e6  # a share is 1 at most, summed over heads and layers; chosen
-_EMA_SHARE: Final = 0.2  # of the newest sample in the mean of attention; chosen
-_MUCH: Final = 2.0  # times what a block would get if all got the same; chosen
-_GAIN: Final = 0.05  # of what importance lacks to the most, per sample; chosen
-_MOST_IMPORTANT: Final = np.float32(0.8)  # that attention makes of a block; chosen
+_MOST_MASS: Final = 1e6  # a share is at most 1, summed over heads and layers; chosen
+_EMA_SHARE: Final = 0.2  # weight of the newest sample in the mean attention; chosen
+_MUCH: Final = 2.0  # times the mass of a block under uniform attention; chosen
+_GAIN: Final = 0.05  # share of what importance lacks to the maximum, added per sample; chosen
+_MOST_IMPORTANT: Final = np.float32(0.8)  # most importance that attention gives a block; chosen
 _KIND: Final = EdgeType.CO_ATTEND
 _NOTHING: Final = np.empty(0, dtype="<f4")
 
@@ -90,7 +90,9 @@ class CoAttendance:
             yield
 
     def forget(self, gone: Mask) -> None:
-        """Forget rows about to be reused: those where ``gone``, bool ``[blocks.size]``, is true."""
+        """Forget rows about to be reused, those for which ``gone``, bool ``[blocks.size]``, is
+        true.
+        """
         if self._counts:
             lost = gone.tobytes()
             self._counts = {
@@ -131,7 +133,7 @@ class SemanticLinker:
         return int(self._index.memory_usage) if self._index is not None else 0
 
     def accepts(self, dim: int) -> bool:
-        """Whether vectors of this width fit those already stored."""
+        """Return whether vectors of this width fit those already stored."""
         return self._dim in (0, dim)
 
     def embedded(self, engine: int, event: BlocksEmbedded, now: float) -> None:
@@ -152,8 +154,8 @@ class SemanticLinker:
             self.embed(rows[usable], vectors[first[usable]], now)
 
     def embed(self, rows: Rows, vectors: Vectors, now: float) -> None:
-        """Set the embedding of each (distinct) block row, float32 ``[n, dim]``, finite and not
-        zero, and link it to its neighbours; ``accepts(dim)`` holds.
+        """Set the embedding of each (distinct) block row, float32 ``[n, dim]``, finite and
+        non-zero, and link it to its neighbours; ``accepts(dim)`` must hold.
         """
         index = self._ensure(vectors.shape[1])
         self._drop(rows)
@@ -165,7 +167,7 @@ class SemanticLinker:
             self._tables.edges.upsert(EdgeType.SEMANTIC, low, high, cosines, now)
 
     def vectors(self) -> dict[str, npt.NDArray[Any]]:
-        """All embeddings: ``rows`` int32 ``[n]`` and ``vectors`` float16 ``[n, dim]``."""
+        """Return all embeddings: ``rows`` int32 ``[n]`` and ``vectors`` float16 ``[n, dim]``."""
         if self._index is None:
             return {}
         blocks = self._tables.blocks
@@ -175,7 +177,7 @@ class SemanticLinker:
         return {"rows": rows, "vectors": found.reshape(len(rows), self._dim)}
 
     def load_vectors(self, vectors: dict[str, npt.NDArray[Any]]) -> None:
-        """Restore what ``vectors()`` returned; the edges are restored by their store."""
+        """Restore the result of ``vectors()``; the edge store restores the edges."""
         self._tables.blocks.unflag(np.s_[:], BlockFlag.EMBEDDED)
         if vectors and len(vectors["rows"]):
             rows, values = vectors["rows"], vectors["vectors"].astype(np.float32)

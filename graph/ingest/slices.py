@@ -28,8 +28,9 @@ SLICE_KEYS: Final = 4_096
 request with a longer chain exceeds it."""
 
 _LEAST_KEYS: Final = 128
-"""Keys whose time a request or a run takes at least, also without any: tens of microseconds, of
-which a batch that carries no keys has thousands; chosen."""
+"""Least time of a request or run, in keys, even if it has none: tens of microseconds, and a batch
+without keys has thousands; chosen.
+"""
 
 CHURN: Final = (BlocksStored, BlocksRemoved)
 TURNS: Final = (RequestStarted, RequestFinished)
@@ -46,7 +47,7 @@ _BYTES: Final = 8 * SLICE_KEYS
 class Run(NamedTuple):
     kind: tuple[type, ...]  # ``CHURN`` or ``TURNS``; a ``SINGLE`` run has one event
     events: list[AnyEvent]
-    keys: int  # block keys that they carry, or whose time they take
+    keys: int  # block keys that they carry, or the equivalent in time
 
 
 def event_runs(events: Sequence[AnyEvent]) -> Iterator[Run]:
@@ -91,20 +92,21 @@ def _parts(event: AnyEvent) -> Iterator[AnyEvent]:
         yield part
 
 
-# ``oldest`` finds the longest unused rows without copying all their times at once: it looks for the
-# boundary between two times of a sample, this many places around it. It is nearly always there, and
-# few other times are. All chosen.
+# ``oldest`` finds the least recently used rows without copying all times at once. It takes a sample
+# of the times and searches this many places around the boundary in it, where the true boundary
+# nearly always lies, among few other times. All chosen.
 _SAMPLE: Final = 4_096
 _AROUND: Final = 256
-_PARTS: Final = 8  # that are looked at in one slice
+_PARTS: Final = 8  # parts processed in one slice
 
 S = TypeVar("S")
 T = TypeVar("T")
 
 
 def oldest(rows: Sequence[Rows], times: Sequence[Times], count: int) -> Generator[None, None, Rows]:
-    """int32 ``[count]``: the rows with the smallest times, of ``rows``, int32 ``[n]`` each,
-    ascending; among equal ones the first. In slices; there are as many rows.
+    """Return the ``count`` rows with the smallest times, int32, of ``rows``, ascending int32
+    ``[n]`` each; among equal times the first ones. Works in slices; there must be at least
+    ``count`` rows.
     """
     if not count:
         return np.empty(0, dtype=np.int32)
@@ -153,16 +155,16 @@ def _each(parts: Sequence[S], look: Callable[[S], T]) -> Generator[None, None, l
     return found
 
 
-_PART: Final = 1 << 12  # rows that are released in one slice; chosen
-_EDGES: Final = 1 << 13  # edges that are looked at in one slice; chosen
-_AT_ONCE: Final = 1 << 17  # released after one batch of events, the others after the next; chosen
+_PART: Final = 1 << 12  # rows released in one slice; chosen
+_EDGES: Final = 1 << 13  # edges examined in one slice; chosen
+_AT_ONCE: Final = 1 << 17  # rows released after one batch, the rest after the next; chosen
 _NONE: Final[Rows] = np.empty(0, dtype=np.int32)
 
 
 class GhostKeeper:
-    """Releases rows of blocks that no engine holds any more (ghosts), the longest unused first.
-    ``forget_all`` is called once with all that are about to be reused, bool ``[blocks.size]``,
-    ``forget_some`` with each slice's rows, int32, before they are released.
+    """Releases rows of blocks that no engine holds any more (ghosts), the least recently used
+    first. ``forget_all`` is called once with all rows about to be reused, as bool
+    ``[blocks.size]``; ``forget_some`` with each slice's rows, int32, before they are released.
     """
 
     def __init__(
@@ -178,8 +180,8 @@ class GhostKeeper:
         self._above = self._most()  # blocks, from which on ghosts are counted
 
     def releasing(self) -> Iterator[None]:
-        """Release ghosts beyond the limit, slice by slice; no event may be applied meanwhile. First
-        they lose all that refers to them, then their rows.
+        """Release ghosts beyond the limit, slice by slice; no event may be applied meanwhile.
+        References to them are removed first, then their rows.
         """
         rows = yield from self._surplus()
         if not len(rows):

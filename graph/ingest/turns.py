@@ -1,4 +1,4 @@
-"""Applies request starts and ends: to sessions, and to the blocks that they walk."""
+"""Applies starts and ends of requests to sessions, and to the blocks that they walk."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ from .chains import ChainLinker
 from .segments import LayerBook, SegmentTagger
 from .sessions import RequestSessions
 
-_MOST: Final = 16_384  # remembered for one engine; chosen
-_MOST_LET_GO: Final = 1_024  # of them: that wait no longer and have not begun; chosen
+_MOST: Final = 16_384  # held requests remembered per engine; chosen
+_MOST_LET_GO: Final = 1_024  # of these, requests released and not yet started; chosen
 
 
 @dataclass(frozen=True, slots=True)
 class HeldRequest:
-    request: RequestHeld  # the engine's report of it
+    request: RequestHeld  # the engine's report of the request
     since: float  # when the sidecar received it, in monotonic seconds
 
 
 class HeldBook:
-    """Held requests by engine, in the order of arrival."""
+    """Held requests by engine, in order of arrival."""
 
     def __init__(self) -> None:
         self._held: dict[int, dict[str, HeldRequest]] = {}
@@ -65,16 +65,16 @@ class HeldBook:
             del of_engine[next(iter(of_engine))]
 
     def begun(self, engine: int, request_id: str) -> Hold | None:
-        """Take how a request that begins was held; None if it was not."""
+        """Remove and return how a starting request was held; None if it was not."""
         return self._let_go[engine].pop(request_id, None) if engine in self._let_go else None
 
     def all(self) -> list[HeldRequest]:
-        """All held requests, engine by engine, each in the order of arrival."""
+        """Return all held requests, engine by engine, each in order of arrival."""
         return [held for waiting in self._held.values() for held in waiting.values()]
 
     def since(self, session: str, tenant: str | None) -> dict[int, float]:
-        """Engine → since when a request of this session has waited there. Without a tenant, a
-        session of any tenant matches.
+        """Return engine → time since which a request of this session has waited there. Without
+        ``tenant``, sessions of any tenant match.
         """
         found: dict[int, float] = {}
         for engine, waiting in self._held.items():
@@ -110,8 +110,8 @@ class TurnRecorder:
         self._known = KnownChains()
 
     def apply(self, engine: int, turns: Sequence[Turn], now: float) -> None:
-        """Apply requests that started and ended, in order. What their chains show about blocks is
-        written at once for all of them; what they show about sessions, one after the other.
+        """Apply requests that started and ended, in order. Updates of blocks are written for all of
+        them at once, updates of sessions one after the other.
         """
         whole = [turn for turn in turns if len(turn.hashes) % 8 == 0]
         if any(turn.skipped for turn in whole):
@@ -193,7 +193,7 @@ class TurnRecorder:
         self._sessions.forks.works(session, now)
 
     def signalled(self, event: SessionSignal, now: float) -> bool:
-        """Apply what a caller states about a session; False if the session is unknown."""
+        """Apply a caller's statement about a session; returns False if the session is unknown."""
         session = self._tables.sessions.find(event.session, self._sessions.tenant(event.tenant))
         if session == NO_ROW:
             self._counters["signals_of_nobody"] += 1
@@ -205,7 +205,9 @@ class TurnRecorder:
         self._sessions.forget(engine)
 
     def forget(self, gone: Mask) -> None:
-        """Forget rows about to be reused: those where ``gone``, bool ``[blocks.size]``, is true."""
+        """Forget rows about to be reused, those for which ``gone``, bool ``[blocks.size]``, is
+        true.
+        """
         sessions = self._tables.sessions
         tip = sessions.tip[: sessions.size]
         tip[gone[tip] & (tip != NO_ROW)] = NO_ROW

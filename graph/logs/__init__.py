@@ -1,3 +1,3 @@
-"""Bounded logs of evictions, requests, and why they missed: rings of columns, in which the oldest
-record makes room. Ingest calls ``history.History`` at each event.
+"""Bounded logs of evictions, requests, and why these missed: rings of columns in which new records
+overwrite the oldest. Ingest calls ``history.History`` for each event.
 """

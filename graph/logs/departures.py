@@ -1,4 +1,6 @@
-"""Records how blocks left: by which rule, after which ranking, and what was known of them."""
+"""Records how blocks left a pool: by which rule, after which ranking, and what was known of
+them.
+"""
 
 from __future__ import annotations
 
@@ -43,8 +45,8 @@ if TYPE_CHECKING:
     from ..wire.events import CacheGroup
 
 Mask = npt.NDArray[np.bool_]
-_RANKINGS: Final = 4_096  # times that are remembered: half an hour of them; chosen
-_TERMS_EVERY_S: Final = 1.0  # they cost a third of a ranking; chosen
+_RANKINGS: Final = 4_096  # times of rankings remembered: half an hour of them; chosen
+_TERMS_EVERY_S: Final = 1.0  # seconds; computing terms costs a third of a ranking; chosen
 
 
 class _Order:
@@ -84,11 +86,11 @@ class CurrentRanking:
 
     @property
     def is_lru(self) -> bool:
-        """Whether the engine keeps its own order: without a ranking, or with an empty one."""
+        """Whether the engine keeps its own order, without a ranking or with an empty one."""
         return not len(self._order)
 
     def wants_terms(self, now: float) -> bool:
-        """Whether the known score terms are too old."""
+        """Return whether the known score terms are too old."""
         return now - self._termed_at >= _TERMS_EVERY_S
 
     def adopt(
@@ -101,16 +103,16 @@ class CurrentRanking:
             self._termed, self._terms, self._termed_at = self._order, terms, ranking.ts
 
     def unprotected(self, keys: Keys, place: Places, used: npt.NDArray[np.float64]) -> Mask:
-        """Which of these protected blocks the ranking knew and did not protect. Layers are
-        protected up to a share only. ``used`` is when each block was used last.
+        """Return which of these protected blocks the ranking knew but did not protect, since layers
+        are protected only up to a share. ``used`` is when each block was last used.
         """
         made = self._made[-1][0] if self._made else -np.inf
         known: Mask = (place != UNPLACED) | (used <= made)
         return known & ~np.isin(keys, self._kept)
 
     def places_and_terms(self, blocks: BlockTable, rows: Rows) -> tuple[Places, TermsAtRanking]:
-        """uint16: each block's place in the ranking, ``UNPLACED`` if it is not named; and their
-        latest score terms, NaN for blocks the ranking does not name.
+        """Return each block's place in the ranking, uint16, ``UNPLACED`` if it is not in it; and
+        the blocks' latest score terms, NaN for blocks that are not in it.
         """
         if self.is_lru and not self._terms.names:  # nobody asks for their keys
             return np.full(len(rows), UNPLACED, dtype=np.uint16), _no_terms(len(rows))
@@ -127,7 +129,7 @@ class CurrentRanking:
         return self._terms.at(place)
 
     def at(self, then: float) -> int | None:
-        """The epoch of the ranking in force at time ``then``; None without one."""
+        """Return the epoch of the ranking in force at time ``then``; None without one."""
         place = bisect_right(self._made, then, key=lambda each: each[0])
         return self._made[place - 1][1] if place else None
 
@@ -136,7 +138,7 @@ def _no_terms(count: int) -> TermsAtRanking:
     return TermsAtRanking((), np.empty((count, 0), dtype=np.float16))
 
 
-_RULES: Final = bytes(  # those by which most blocks leave, in the order of ``core.departed``
+_RULES: Final = bytes(  # the rules by which most blocks leave, in the order of ``core.departed``
     (
         DepartureRule.LRU,
         DepartureRule.POLICY,
@@ -148,7 +150,7 @@ _RULES: Final = bytes(  # those by which most blocks leave, in the order of ``co
 
 
 class Departures:
-    """Evictions by engine, each with the rule that decided it; written under the graph's lock."""
+    """Evictions by engine, each with the rule that decided it; changed under the graph's lock."""
 
     def __init__(self, tables: Tables) -> None:
         self._tables = tables
@@ -162,18 +164,18 @@ class Departures:
     # Engines ------------------------------------------------------------------------------------
 
     def pool_blocks(self, engine: str) -> int:
-        """Blocks of an engine's pool; 0: unknown."""
+        """Return the size of an engine's pool in blocks; 0: unknown."""
         return self._tables.pool_blocks.get(self._tables.engines.get(engine, NO_ROW), 0)
 
     def reports(self, engine: str) -> EngineReports:
-        """An engine's latest reports about itself; empty for an unknown engine."""
+        """Return an engine's latest reports about itself; empty for an unknown engine."""
         return self._tables.reports_of(engine)
 
     def evictions_of(self, engine: str) -> EvictionLog | None:
         return self.evictions.get(self._tables.engines.get(engine, NO_ROW))
 
     def group(self, engine: str, place: int) -> CacheGroup | None:
-        """One of an engine's KV cache groups; None: unknown."""
+        """Return one of an engine's KV cache groups; None: unknown."""
         hello = self.reports(engine).hello
         groups = () if hello is None else hello.groups
         return groups[place] if place < len(groups) else None
@@ -192,12 +194,12 @@ class Departures:
         self._current.setdefault(engine, CurrentRanking()).adopt(ranking, layers, terms)
 
     def wants_terms(self, engine: int, now: float) -> bool:
-        """Whether a ranking made now should include score terms of its first blocks."""
+        """Return whether a ranking made now should include score terms of its first blocks."""
         current = self._current.get(engine)
         return current is None or current.wants_terms(now)
 
     def ranking_at(self, engine: int, then: float) -> int | None:
-        """The epoch of the ranking in force at time ``then``; None without one."""
+        """Return the epoch of the ranking in force at time ``then``; None without one."""
         current = self._current.get(engine)
         return None if current is None else current.at(then)
 
@@ -231,11 +233,11 @@ class Departures:
         rule[protected & unprotected] = DepartureRule.PROTECTED_SHARE
 
     def emptied(self, engine: int, part: slice, way: int) -> None:
-        """Mark all of the pool's blocks in this part of the table as gone, in the given
+        """Mark all of the pool's blocks in this part of the table as gone, with ``way``, a
         ``RowMark``.
 
-        Call it while they are still listed as resident. An engine that is gone gets no log for
-        this.
+        Must be called while they still count as resident. No log is created for an engine that is
+        gone.
         """
         there = self._tables.blocks.has(engine, part, Tier.HOT)
         is_gone = self._tables.name_of(engine) is None and engine not in self.evictions
@@ -277,7 +279,9 @@ class Departures:
         self._log(engine).marks[rows] |= np.uint8(RowMark.PREFETCHED)
 
     def copied(self, engine: int, rows: Rows) -> None:
-        """Note that blocks now have a copy: why an earlier one was lost no longer matters."""
+        """Note that blocks now have a copy, so that why an earlier one was lost no longer
+        matters.
+        """
         self._log(engine).marks[rows] &= ~np.uint8(RowMark.CAUSE)
 
     def copies_lost(self, engine: int, rows: Rows, cause: int) -> None:
@@ -308,7 +312,7 @@ class Departures:
             del self.evictions[engine]
 
     def tidying(self) -> Iterator[None]:
-        """Make more room ahead of need, in slices."""
+        """Make room before it is needed, in slices."""
         for log in list(self.evictions.values()):
             yield from log.growing(len(self._tables.blocks.alive))
 

@@ -18,8 +18,8 @@ from .requests import Bytes, Origin, as_byte
 if TYPE_CHECKING:
     from ..tables.tables import Tables
 
-RING_BYTES: Final = 65_536  # of an engine: the last 8,192 evictions, where a score has four terms
-Parts = npt.NDArray[np.float16]  # three digits are enough for people
+RING_BYTES: Final = 65_536  # per engine: the last 8,192 evictions, if a score has four terms
+Parts = npt.NDArray[np.float16]  # three digits are enough for display
 _LARGEST: Final = float(np.finfo(np.float16).max)
 
 
@@ -40,7 +40,7 @@ class TermsAtRanking(NamedTuple):
         return cls(tuple(terms), columns.astype(np.float16))
 
     def at(self, places: npt.NDArray[np.uint16]) -> TermsAtRanking:
-        """The terms of the blocks at these places; NaN for places beyond the last."""
+        """Return the terms of the blocks at these places; NaN for places beyond the last."""
         parts = np.full((len(places), len(self.names)), np.nan, dtype=np.float16)
         known = places < len(self.parts)
         parts[known] = self.parts[places[known]]
@@ -51,8 +51,8 @@ NO_TERMS: Final = TermsAtRanking((), np.empty((0, 0), dtype=np.float16))
 
 
 class TermRing:
-    """Score terms of an engine's last evictions, by record id. Terms with other names, as another
-    policy has, restart the ring.
+    """Score terms of an engine's last evictions, by record id. Terms with other names, such as
+    another policy's, restart the ring.
     """
 
     def __init__(self) -> None:
@@ -78,7 +78,7 @@ class TermRing:
             self._parts[ids % room] = known
 
     def of(self, number: int) -> dict[str, float] | None:
-        """The terms of a record; None if unknown or overwritten."""
+        """Return the terms of a record; None if unknown or overwritten."""
         room = len(self._parts)
         if not room or not max(self._first, self._next - room) <= number < self._next:
             return None
@@ -88,22 +88,22 @@ class TermRing:
         return dict(zip(self._names, parts.tolist(), strict=True))
 
 
-LIMIT: Final = 28_672  # records of an engine; chosen: 573 kB. Slots fit 16 bits
-UNPLACED: Final = 65_535  # not named by the ranking, or further down
+LIMIT: Final = 28_672  # records per engine; chosen: 573 kB. Slots fit in 16 bits
+UNPLACED: Final = 65_535  # not in the ranking, or further down
 _GROWTH: Final = 2
-_FIRST_COPY: Final = 1  # the place of WARM's bit among a Tier's: COLD's is the next
+_FIRST_COPY: Final = 1  # bit number of WARM in a Tier; COLD's is the next
 
 _RECORD: Final = np.dtype(
     [
-        ("key", "<u8"),  # the graph's
+        ("key", "<u8"),  # the graph's key
         ("at", "<u4"),  # ticks
-        ("place", "<u2"),  # in the ranking in force
-        ("why", "u1"),  # rule, layer
-        ("worth", "u1"),  # importance, of 255
-        ("hits", "u1"),  # at most 255
-        ("state", "u1"),  # copies, the session's state, shared
-        ("idle", "u1"),  # see small_times
-        ("wanted", "u1"),  # after how long; 0: never
+        ("place", "<u2"),  # place in the ranking in force
+        ("why", "u1"),  # rule and layer
+        ("worth", "u1"),  # importance, times 255
+        ("hits", "u1"),  # hits, 255 at most
+        ("state", "u1"),  # copies, the session's state, whether shared
+        ("idle", "u1"),  # idle time; see small_times
+        ("wanted", "u1"),  # time until requested again; 0: never
     ]
 )
 Places = npt.NDArray[np.uint16]
@@ -111,20 +111,20 @@ Ids = npt.NDArray[np.int64]
 
 
 class EvictedBlocks(NamedTuple):
-    """Blocks that leave an engine's pool together, ``[n]``."""
+    """Blocks that leave an engine's pool at the same time, ``[n]``."""
 
-    engine: int  # its column
+    engine: int  # the engine's column
     rows: Rows  # int32 ``[n]``
-    place: Places  # each one's place in the ranking in force
+    place: Places  # each block's place in the ranking in force
     rule: Bytes  # why it left: a ``DepartureRule``
-    used: npt.NDArray[np.float64]  # float64 ``[n]``: when it was used last
+    used: npt.NDArray[np.float64]  # float64 ``[n]``: when each block was last used
 
 
 class Eviction(NamedTuple):
     rule: DepartureRule
     layer: SourceLayer
     copies: Tier  # colder tiers that had a copy
-    session_state: int  # a ``SessionState``; one above the highest: the block had no session
+    session_state: int  # a ``SessionState``; one above the highest: no session
     shared: bool
 
 
@@ -133,21 +133,21 @@ class RowMark:
     and why its copy is gone.
     """
 
-    HERE: Final = 0  # it did not, or never was there
+    HERE: Final = 0  # it has not left, or never was there
     EVICTED: Final = 1
     RESET: Final = 2
     UNHEARD: Final = 3
     MASK: Final = 0x03
     COMPUTING: Final = 0x04  # a running request computes it
-    CAUSE: Final = 0x70  # why its copy is gone; full: there is no room for an eighth
+    CAUSE: Final = 0x70  # why its copy is gone; all values are used, none is free
     CAUSE_SHIFT: Final = 4
-    PREFETCHED: Final = 0x80  # brought back, and not asked for yet
+    PREFETCHED: Final = 0x80  # loaded back, and not requested yet
 
 
 class EvictionLog:
-    """A ring of eviction records, and each block row's slot of its last one.
+    """A ring of eviction records, with each block row's slot of its latest record.
 
-    Ids count from 0 and never repeat; ``first`` is the oldest still stored. ``owner`` is the
+    Ids count from 0 and never repeat; ``first`` is the oldest one still stored. ``owner`` is the
     engine's id, and ``name`` is unique among logs.
     """
 
@@ -173,7 +173,7 @@ class EvictionLog:
         return int(self._ring.nbytes + by_row + self.terms.nbytes)
 
     def reserve(self, rows: int, capacity: int) -> None:
-        """Make room for so many rows; if there is none, for ``capacity``."""
+        """Make room for ``rows`` rows; if there is not enough, for ``capacity``."""
         self._rows = rows
         if len(self.marks) < rows:
             for _ in self.growing(capacity):
@@ -200,7 +200,7 @@ class EvictionLog:
         self.next += len(left.rows)
 
     def find(self, rows: Rows, keys: Keys) -> Ids:
-        """int64 ``[n]``: the id of each block's last record; -1 if the ring has none."""
+        """Return the id of each block's last record, int64 ``[n]``; -1 if the ring has none."""
         ids = np.full(len(rows), -1, dtype=np.int64)
         if self.next:
             slots = self._slot[rows].astype(np.int64)
@@ -211,7 +211,7 @@ class EvictionLog:
         return ids
 
     def note_wanted(self, ids: Ids, now: float, window_s: float) -> Ids:
-        """Note that a request asks for these again; returns those evicted within the window."""
+        """Note that these are requested again; returns those evicted within ``window_s`` before."""
         slots = ids % LIMIT
         passed = self._origin.ticks(now) - self._ring["at"][slots].astype(np.int64)
         ago = self._origin.seconds(passed)
@@ -223,12 +223,12 @@ class EvictionLog:
         return regretted
 
     def record(self, number: int) -> np.void:
-        """One record; its id must be at least ``first`` and below ``next``."""
+        """Return one record; its id must be at least ``first`` and below ``next``."""
         found: np.void = self._ring[number % LIMIT]
         return found
 
     def eviction(self, number: int) -> Eviction:
-        """Unpack a record; the id as for ``record``."""
+        """Return an unpacked record; the id as for ``record``."""
         record = self.record(number)
         why, state = int(record["why"]), int(record["state"])
         copies, session_state = Tier((state & 3) << _FIRST_COPY), (state >> 2) & 7
@@ -237,17 +237,17 @@ class EvictionLog:
         )
 
     def rules(self, numbers: Ids) -> Bytes:
-        """uint8 ``[n]``: the rules of these records."""
+        """Return the rules of these records, uint8 ``[n]``."""
         found: Bytes = self._ring["why"][numbers % LIMIT] >> np.uint8(4)
         return found
 
     def by_rule(self) -> dict[str, tuple[int, int]]:
-        """Rule name → evictions and how many of them were regretted; only rules that evicted."""
+        """Return rule name → evictions and how many were regretted; only rules that evicted any."""
         counts = zip(RULE_NAMES, self.evicted.tolist(), self.wanted.tolist(), strict=True)
         return {name: (gone, back) for name, gone, back in counts if gone}
 
     def keys_since(self, begin: float) -> tuple[Ids, Keys]:
-        """Ids and graph keys of the records since a time, oldest first."""
+        """Return ids and graph keys of the records since ``begin``, oldest first."""
         numbers = np.arange(self.first, self.next)
         if len(numbers):
             times = self._origin.times(self._ring["at"][numbers % LIMIT])
@@ -255,7 +255,7 @@ class EvictionLog:
         return numbers, self._ring["key"][numbers % LIMIT]
 
     def at(self, number: int) -> float:
-        """When the record was made, in the clock's seconds."""
+        """Return when the record was made, in the clock's seconds."""
         return self._origin.time(self._ring["at"][number % LIMIT])
 
     def lose_copies(self, rows: Rows, cause: Cause) -> None:

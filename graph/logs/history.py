@@ -1,4 +1,4 @@
-"""The history of requests and evictions, which ingest keeps beside the tables."""
+"""The history of requests and evictions, which ingest records beside the tables."""
 
 from __future__ import annotations
 
@@ -25,31 +25,31 @@ from .requests import Hold, Miss, PromptBlocks, RequestLog, RequestNames, Runnin
 if TYPE_CHECKING:
     from ..wire.events import RequestFinished, RequestStarted
 
-MOST_BLOCKS: Final = 1 << 20  # that wait, of all walks: 12 MB; chosen
-_MOST_WALKS: Final = 65_536  # that wait; chosen
+MOST_BLOCKS: Final = 1 << 20  # blocks of all waiting walks: 12 MB; chosen
+_MOST_WALKS: Final = 65_536  # waiting walks; chosen
 
 
 class ReplayedWalk(Struct, frozen=True, gc=False):
-    """A request's start or end, as shadow caches replay it."""
+    """A request's start or end, as replayed in simulated caches."""
 
     engine: int
-    session: str  # the tenant's and the session's name, joined
+    session: str  # the tenant's and the session's names, joined
     rows: Rows  # int32, the chain's block rows; ``keys`` are their graph keys at that time
     keys: Keys
     # How many of them a prefix match could cover; at the request's end, how many belong to the
     # prompt.
     reach: int
-    found: int  # how many of them the engine's pool held; -1 at the request's end
-    tokens: int  # tokens of the prompt; at the request's end, of prompt and answer
+    found: int  # how many of them were in the pool; -1 at the request's end
+    tokens: int  # prompt tokens; at the request's end, prompt and answer
     at: float
     loaded: int = 0  # further blocks to be loaded from a colder tier
     size: int = 0  # tokens per block; 0: unknown
 
 
 class ReplayQueue:
-    """Requests' starts and ends that wait to be replayed in the shadow caches."""
+    """Starts and ends of requests that wait to be replayed in simulated caches."""
 
-    # If there are too many, the oldest are dropped.
+    # Beyond these limits, the oldest are dropped.
 
     def __init__(self) -> None:
         self._walks: deque[ReplayedWalk] = deque()
@@ -63,7 +63,7 @@ class ReplayQueue:
             self._count(self._walks.popleft(), -1)
 
     def take(self) -> list[ReplayedWalk]:
-        """Remove and return all of them, the oldest first."""
+        """Remove and return all walks, the oldest first."""
         taken = list(self._walks)
         self._walks.clear()
         self._blocks = self.nbytes = 0
@@ -78,7 +78,7 @@ class ReplayQueue:
         self.nbytes += sign * (walk.rows.nbytes + walk.keys.nbytes)
 
 
-_BITS: Final = 17  # of a slot's number; chosen: 3.1 MB
+_BITS: Final = 17  # bits of a slot's number; chosen: 3.1 MB
 Slots = npt.NDArray[np.int64]
 _SLOT: Final = np.dtype([("content", "<u8"), ("key", "<u8"), ("salt", "<u8")])
 
@@ -86,8 +86,8 @@ _SLOT: Final = np.dtype([("content", "<u8"), ("key", "<u8"), ("salt", "<u8")])
 class ContentIndex:
     """Finds a block with the same content under another cache salt.
 
-    Contents and salts are digests (see ``ContentKey``), keys the graph's. Each content may stand in
-    two slots; if others occupy both, one of these is overwritten. No memory is used before the
+    Contents and salts are digests (see ``ContentKey``), keys are the graph's. Each content may be
+    in one of two slots; if others occupy both, one is overwritten. No memory is used before the
     first content.
     """
 
@@ -99,8 +99,8 @@ class ContentIndex:
         return int(self._slots.nbytes)
 
     def add(self, contents: Keys, keys: Keys, salt: int) -> None:
-        """Store that block ``keys[i]``, the graph's uint64, has the content ``contents[i]``, a
-        uint64 digest of its tokens, under the cache salt of this digest.
+        """Store that block ``keys[i]``, the graph's uint64 key, has the content ``contents[i]``, a
+        uint64 digest of its tokens, under the cache salt with digest ``salt``.
         """
         if not len(self._slots):
             self._slots = np.zeros(1 << _BITS, dtype=_SLOT)
@@ -110,7 +110,7 @@ class ContentIndex:
         self._slots["salt"][at] = np.uint64(salt)
 
     def elsewhere(self, content: np.uint64, salt: int) -> int | None:
-        """Graph key of a block with this content under another salt; None: unknown."""
+        """Return the graph key of a block with this content under another salt; None: unknown."""
         if not len(self._slots):
             return None
         for at in _slots_of(np.array([content], dtype=np.uint64)):
@@ -135,7 +135,7 @@ _TOP: Final = np.iinfo(np.uint32).max
 
 
 class StepSums:
-    """Counts by name, for the last ``steps`` time steps of ``step_s`` seconds each."""
+    """Sums of counts by name, for the last ``steps`` time steps of ``step_s`` seconds each."""
 
     def __init__(self, columns: Sequence[str], step_s: float, steps: int) -> None:
         self.columns = tuple(columns)
@@ -153,7 +153,7 @@ class StepSums:
         return int(self._sums.nbytes)
 
     def add(self, counts: Sequence[int], now: float) -> None:
-        """Add counts to the step of ``now``; times before the oldest step count there."""
+        """Add counts to the step of ``now``; times before the oldest step count in that step."""
         if now != self._now:
             self._begin(now)
         pending = self._pending
@@ -161,7 +161,7 @@ class StepSums:
             pending[place] += count
 
     def add_to(self, place: int, count: int, now: float) -> None:
-        """Add to one column, given by its index."""
+        """Add to one column, given its index."""
         if now != self._now:
             self._begin(now)
         self._pending[place] += count
@@ -187,13 +187,13 @@ class StepSums:
         self._pending = [0] * len(self.columns)
 
     def last(self, seconds: float, now: float) -> dict[str, int]:
-        """Column → sum over the steps that began in the last ``seconds``."""
+        """Return column → sum over the steps that began in the last ``seconds``."""
         starts, sums = self.series(now)
         total = sums[np.array(starts) > now - seconds].sum(axis=0) if starts else sums.sum(axis=0)
         return dict(zip(self.columns, total.tolist(), strict=True))
 
     def series(self, now: float) -> tuple[list[float], Sums]:
-        """The starts and sums of every stored step up to ``now``, oldest first."""
+        """Return the starts and sums of every stored step up to ``now``, oldest first."""
         self._settle()
         if self._step is None:
             return [], np.zeros((0, len(self.columns)), dtype=np.int64)
@@ -205,13 +205,13 @@ class StepSums:
         return (steps * self.step_s).tolist(), sums
 
     def series_by_name(self, now: float) -> tuple[list[float], dict[str, Sums]]:
-        """The starts of the steps, and column → its sums."""
+        """Return the starts of the steps, and column → its sums."""
         starts, sums = self.series(now)
         return starts, dict(zip(self.columns, sums.T, strict=True))
 
     def merged(self, now: float, most: int) -> tuple[float, list[float], dict[str, Sums]]:
         """Merge adjacent steps of ``series_by_name`` until about ``most`` are left; returns the
-        seconds of a merged step, when each begins, and its sums by column.
+        seconds of a merged step, each step's start, and its sums by column.
         """
         starts, sums = self.series(now)
         many = 1 << (max(1, -(-len(starts) // most)) - 1).bit_length()
@@ -235,8 +235,9 @@ class StepSums:
 
 
 WINDOW_S: Final = 600.0
-"""An eviction is regretted if the block is requested again within this time; chosen, as long as a
-session counts as live."""
+"""Seconds within which an evicted block must be requested again for its eviction to count as
+regretted; chosen, as long as a session counts as live.
+"""
 
 TOKEN_COLUMNS: Final = ("requests", "asked", "pool", "loaded", "prefetched")
 REASON_COLUMNS: Final = tuple(
@@ -245,12 +246,12 @@ REASON_COLUMNS: Final = tuple(
 _REASONS: Final = len(REASON_NAMES)
 MINUTE_COLUMNS: Final = ("asked", "asked_blocks", "found", "evicted", "wanted")
 LOST_WAYS: Final = ("multi_turn", "cross_session")
-_REQUESTS: Final = 32  # an engine's running requests, in one slice; chosen
+_REQUESTS: Final = 32  # an engine's running requests per slice; chosen
 _BUCKETS: Final = 32  # powers of two of blocks; chosen
 
 
 class History(Departures):
-    """Logs requests beside departures: what they asked for and found, and why they missed."""
+    """Logs requests beside departures: what they requested and found, and why they missed."""
 
     def __init__(self, tables: Tables) -> None:
         super().__init__(tables)
@@ -282,25 +283,27 @@ class History(Departures):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all logs; may be called without the graph's lock."""
+        """Bytes of all logs; may be read without the graph's lock."""
         evictions = sum(log.nbytes for log in list(self.evictions.values()))
         heard = self._heard.nbytes if self._heard is not None else 0
         others = self.requests, self.tokens, self.reasons, self.minutes, self.contents, self.running
         return evictions + heard + self.copies.nbytes + sum(each.nbytes for each in others)
 
     def asked(self, now: float) -> dict[float, int]:
-        """Start of each step of ``tokens`` → prompt tokens in it."""
+        """Return the start of each step of ``tokens`` → prompt tokens in that step."""
         starts, sums = self.tokens.series_by_name(now)
         return dict(zip(starts, sums["asked"].tolist(), strict=True))
 
     def hit_share(self, engine: str) -> float | None:
-        """Share of an engine's prompt tokens found since it connected; None before any."""
+        """Return the share of an engine's prompt tokens found since it connected; None before
+        any.
+        """
         column = self._tables.engines.get(engine, NO_ROW)
         asked = self._asked[column]
         return self._found[column] / asked if asked else None
 
     def greeting(self, engine: int, now: float) -> Iterator[None]:
-        """Handle an engine's hello, in slices: earlier ends of its requests may have been lost. A
+        """Handle an engine's hello, in slices: reported ends of its requests may have been lost. A
         request that still runs is closed when its end is reported within ten minutes.
         """
         self.arrived(engine)
@@ -311,7 +314,7 @@ class History(Departures):
                 yield
 
     def await_no_overdue(self, engine: int, now: float) -> None:
-        """Stop awaiting the ends of requests that have been doubted for too long."""
+        """Stop waiting for the ends of requests that have been in doubt for too long."""
         for name in self.running.overdue(engine, now):
             self._await_no_more(engine, name)
 
@@ -335,9 +338,9 @@ class History(Departures):
         self, engine: int, event: RequestStarted, session: int, rows: Rows, keys: Keys, now: float,
         hold: Hold | None = None,
     ) -> None:  # fmt: skip
-        """Record that a request was scheduled, and how long it was held; ``keys`` are the graph's
-        of its ``rows``. Call it before its session and its blocks are updated, and ``all_told``
-        before anybody reads what is recorded.
+        """Record that a request was scheduled, and how long it was held; ``keys`` are the graph
+        keys of its ``rows``. Must be called before its session and blocks are updated; call
+        ``all_told`` before the records are read.
         """
         if self.running.knows(engine, event.request_id):
             self._drop(engine, event.request_id)
@@ -381,8 +384,8 @@ class History(Departures):
             self._count(miss, computed, now)
 
     def all_told(self, engine: int, now: float) -> None:
-        """Add up what the requests asked for and found that ``started`` was told of since the last
-        call, all of them of one engine and moment.
+        """Add up what the requests passed to ``started`` since the last call asked for and found;
+        they must all be of one engine and time.
         """
         if not self._told:
             return
@@ -492,7 +495,7 @@ class History(Departures):
 
 
 class NoHistory(History):
-    """A history that records no requests or evictions, for graphs whose logs nobody reads. It saves
+    """A history that records no requests or evictions, for graphs whose logs are not used. It saves
     a tenth of ingest's time.
     """
 
@@ -513,7 +516,9 @@ class NoHistory(History):
 
 @dataclass(slots=True)
 class LoggedTables(Tables):
-    """The graph's tables with the history of requests and evictions; tables do not know it."""
+    """The graph's tables with the history of requests and evictions, which ``Tables`` does not
+    know.
+    """
 
     history: History = field(init=False)
 

@@ -1,10 +1,10 @@
-"""Judges why a prompt's first missing block is missing; the first reason that applies counts.
+"""Determines why a prompt's first missing block is missing; the first reason that applies counts.
 
 In this order: another layer group lacks its part of a resident block; a copy was not loaded; the
 tables say that the pool has it; another request is computing it; the shared store has it; it left
 this pool (evicted, perhaps with its copy lost since; reset; unknown); the shared store lost it;
 another engine has it; and for a block never requested before, where the prompt diverges from a
-known one. Where callers use salts, such a block may be known under another salt (``apart``).
+known one. If callers use salts, such a block may be known under another salt (``apart``).
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ if TYPE_CHECKING:
     from ..wire.events import RequestStarted
 
 Facts = tuple[int, int, int, float]
-"""In which tiers an engine has a block, in which of theirs any other has, how many walked it, and
-when it was created."""
+"""The tiers in which an engine has a block, the tiers in which any other engine has it, how many
+requests walked it, and when it was created.
+"""
 _COPIES: Final = int(Tier.WARM | Tier.COLD)
 _HOT: Final = int(Tier.HOT)
 _POOL: Final = int(Tier.POOL)
@@ -38,7 +39,9 @@ def missed(
     tables: Tables, evictions: Mapping[int, EvictionLog], engine: int, event: RequestStarted,
     session: int, rows: Rows, index: int, mark: int, facts: Facts | None, now: float,
 ) -> Miss:  # fmt: skip
-    """Why a request's block ``index`` was not found, if it could have been; see ``judge``."""
+    """Return why a request's block ``index`` was not found, if it could have been; see
+    ``judge``.
+    """
     is_last = index >= min(len(rows), max(0, event.prompt_tokens - 1) // event.block_size)
     if is_last or not event.reads_cache:
         key = _wire_key(tables, rows.item(index)) if index < len(rows) else 0
@@ -57,14 +60,14 @@ def judge(
     tables: Tables, evictions: Mapping[int, EvictionLog], engine: int, session: int, rows: Rows,
     index: int, mark: int, facts: Facts, now: float,
 ) -> Miss:  # fmt: skip
-    """Why block ``index`` of a chain was not found.
+    """Return why block ``index`` of a chain was not found.
 
     Args:
-        evictions: By residency column, the engine's included.
-        session: Row of the request's session, in its state before the request.
+        evictions: Eviction logs by residency column, including the engine's.
+        session: Row of the request's session, as it was before the request.
         rows: int32, the whole prompt's block rows.
         mark: The block's marks, before this request marked it as computed.
-        facts: The block's, see ``Facts``.
+        facts: Facts about the block, see ``Facts``.
         now: When the request was scheduled; rows created at this time are new.
     """
     row, log = rows.item(index), evictions[engine]
@@ -132,7 +135,7 @@ def _gone(
 
 
 def holder(tables: Tables, engine: int, row: int) -> str | None:
-    """Another engine whose pool has the block; None without one."""
+    """Return another engine whose pool has the block; None without one."""
     tiers = tables.blocks.tiers
     others = ((name, column) for name, column in tables.engines.items() if column != engine)
     return next((name for name, column in others if tiers.item(column, row) & _HOT), None)
@@ -175,7 +178,9 @@ def _sibling(tables: Tables, session: int, rows: Rows, index: int, now: float) -
 
 
 def apart(tables: Tables, miss: Miss, key: int) -> Miss:
-    """The miss of a prompt whose content another salt's block has, of graph key ``key``."""
+    """Return the miss of a prompt whose content is in another salt's block, with graph key
+    ``key``.
+    """
     row = int(tables.blocks.find(as_keys([key]))[0])
     if row == NO_ROW:
         return Miss(miss.index, miss.key, Reason.OTHER_SALT, Detail.APART)
@@ -198,21 +203,21 @@ between two messages of an engine. Chosen."""
 
 class OpenCase(NamedTuple):
     row: int  # row of the missing block
-    key: int  # its graph key; if the row has another key by then, it is another block
-    miss: Miss  # the miss, unless the block turns out to have left
+    key: int  # its graph key; if the row's key has changed, it is another block
+    miss: Miss  # the miss, unless the block turns out to have been evicted
     computed: int  # blocks that the request computes
-    # By about how many blocks the pool was too small for all that is computed again; 0: unknown.
+    # By about how many blocks the pool was too small for all blocks computed again; 0: unknown.
     short: int
     at: float  # when the request began
     since: int  # id of the first eviction reported after that
 
 
 class OpenCases:
-    """Misses that are judged once their step's evictions are reported, by engine and request id.
+    """Misses to be judged once their step's evictions are reported, by engine and request id.
 
     An engine reports a step's requests first, then all of the step's evictions in one event. So the
     first evictions after a request belong to its step, unless something else was reported in
-    between: a request after stored blocks, or a message of requests only.
+    between: a request after stored blocks, or a message with requests only.
     """
 
     def __init__(
@@ -233,8 +238,8 @@ class OpenCases:
         return engine in self._open
 
     def is_open(self, engine: int, miss: Miss, rows: Rows) -> bool:
-        """Whether the missing block is in the pool according to the tables. ``rows`` are the whole
-        prompt's block rows, int32.
+        """Return whether the missing block is in the pool according to the tables. ``rows`` are the
+        block rows of the whole prompt, int32.
         """
         if miss.reason in (Reason.NOT_CACHEABLE, Reason.OTHER_GROUP):
             return False  # that it was there changes nothing
@@ -248,7 +253,7 @@ class OpenCases:
         self._open.setdefault(engine, {})[number] = case
 
     def drop(self, engine: int, number: int) -> None:
-        """Close a request's case with the miss as it is, if it has one."""
+        """Close a request's case, if it has one, with the miss unchanged."""
         cases = self._open.get(engine, {})
         if number in cases:
             self._closed(number, cases.pop(number))
@@ -263,15 +268,15 @@ class OpenCases:
             self._closed(number, self._judged(engine, case, now))
 
     def step_over(self, engine: int) -> None:
-        """Close an engine's cases as they are: what follows belongs to a later step."""
+        """Close an engine's cases unchanged, because what follows belongs to a later step."""
         for number in list(self._open.get(engine, ())):
             self.drop(engine, number)
 
     def message_over(self, engine: int) -> None:
-        """Handle the end of a message that reported requests but no later blocks.
+        """Handle the end of a message that reported requests and no later blocks.
 
-        Cases that were open before it are closed as they are; evictions of the newer ones' steps
-        may begin the next message.
+        Cases opened before the message are closed unchanged; evictions for newer ones may be at the
+        start of the next message.
         """
         for number in self._carried.pop(engine, ()):
             self.drop(engine, number)

@@ -45,15 +45,15 @@ REASON_TEXTS: Final = {
 
 
 class DepartureRule(IntEnum):
-    """What decided that a block was evicted."""
+    """The rule by which a block was evicted."""
 
-    LRU = 0  # the engine's own order held
-    POLICY = 1  # the ranking named it
+    LRU = 0  # the engine's own order applied
+    POLICY = 1  # the ranking put it there
     SUPERSEDED = 2
     SESSION_OVER = 3
-    PROTECTED_LAYER = 4  # though it was kept back: nothing else was left
-    UNRANKED = 5  # no ranking named it
-    FORGOTTEN = 6  # longer ago than the log reaches
+    PROTECTED_LAYER = 4  # protected, but no other block was left
+    UNRANKED = 5  # the ranking did not contain it
+    FORGOTTEN = 6  # it left longer ago than the log reaches
     PROTECTED_SHARE = 7  # its layer is protected, but only up to a share
 
 
@@ -77,12 +77,12 @@ class Cause(IntEnum):
     """Why a copy in a colder tier is gone."""
 
     UNKNOWN = 0
-    ROOM = 1  # given up for others
+    ROOM = 1  # dropped to make room
     DAMAGED = 2  # it could not be read back
     RESET = 3
-    NOT_TAKEN = 4  # the disk did not take it
-    STORE_GONE = 5  # the shared store has it no more
-    STORE_BROKE = 6  # the shared store said that it has it, and did not give it
+    NOT_TAKEN = 4  # the disk refused it
+    STORE_GONE = 5  # the shared store no longer has it
+    STORE_BROKE = 6  # the shared store listed it, but did not return it
 
 
 STORE_CAUSES: Final = (Cause.STORE_GONE, Cause.STORE_BROKE)
@@ -101,16 +101,16 @@ CAUSE_TEXTS: Final = (
 
 class Detail(IntEnum):
     """Distinguishes the cases of a ``Reason``. For EVICTED the detail is a ``DepartureRule``
-    instead, for COPY_LOST a ``Cause``, for OTHER_GROUP an index into ``EngineHello.groups``.
+    instead, for COPY_LOST a ``Cause``, for OTHER_GROUP an index in ``EngineHello.groups``.
     """
 
     NONE = 0
-    PARTIAL = 1  # NOT_CACHEABLE: the last block is computed in any case
+    PARTIAL = 1  # NOT_CACHEABLE: the last block is always computed
     UNDER_WAY = 2  # NOT_CACHEABLE: another request was computing it
-    OWN_HISTORY = 3  # DIVERGED: from what the session itself said before
+    OWN_HISTORY = 3  # DIVERGED: from the session's own earlier text
     UNHEARD = 4  # UNKNOWN: events were lost
-    IN_POOL = 5  # UNKNOWN: by the sidecar's books the pool had it
-    UNCOMPUTED = 6  # UNKNOWN: somebody asked for it, and no engine that is known ever kept it
-    ELSEWHERE = 7  # OTHER_ENGINE: another one had it, and has it no more
-    READS_NONE = 8  # NOT_CACHEABLE: the request reads no cache
-    APART = 9  # OTHER_SALT: its block left the pool meanwhile
+    IN_POOL = 5  # UNKNOWN: according to the sidecar, the pool had it
+    UNCOMPUTED = 6  # UNKNOWN: requested before, but never stored by any known engine
+    ELSEWHERE = 7  # OTHER_ENGINE: another engine had it, and no longer does
+    READS_NONE = 8  # NOT_CACHEABLE: the request does not read the cache
+    APART = 9  # OTHER_SALT: its block has left the pool since

@@ -1,4 +1,6 @@
-"""The log of requests when they were first scheduled: a ring of columns, and their names."""
+"""The log of requests, recorded when they are first scheduled: a ring of columns, and their
+names.
+"""
 
 from __future__ import annotations
 
@@ -27,26 +29,26 @@ if TYPE_CHECKING:
 class Miss(Struct, frozen=True, gc=False):
     """The first block that a prompt did not find, and why."""
 
-    index: int  # which block of the prompt
-    key: int  # the engine's key of the block; 0: it has none
+    index: int  # index of the block in the prompt
+    key: int  # the engine's key of the block; 0: no key
     reason: Reason
     # A ``DepartureRule`` for EVICTED, a ``Cause`` for COPY_LOST, a group index for OTHER_GROUP,
     # else a ``Detail``.
     detail: int = Detail.NONE
     eviction: int = -1  # record id in the engine's eviction log; -1: none
-    # When the block left the pool, in the clock's seconds; NaN: it did not.
+    # When the block left the pool, in the clock's seconds; NaN: it did not leave.
     left: float = float("nan")
     # Name and tenant of the other session involved.
     session: tuple[str | None, str | None] = (None, None)
     engine: str | None = None  # another engine that has the block
-    # By about how many blocks the pool was too small to keep every block that this request computes
+    # Roughly how many blocks the pool was too small to keep all blocks that this request computes
     # again: the evictions since the oldest of them left; 0: unknown.
     short: int = 0
-    # Leading tokens of the block that a known prompt shares, where it diverges; 0: unknown.
+    # Leading tokens of the block that a known prompt shares before diverging; 0: unknown.
     same: int = 0
 
     def keeping_all(self, short: int) -> Miss:
-        """The same miss with a ``short`` of at least this, if it has one."""
+        """Return the same miss with ``short`` raised to at least this value, if it has one."""
         return replace(self, short=max(self.short, short)) if self.short else self
 
 
@@ -58,7 +60,7 @@ class Hold(NamedTuple):
 
 
 class PromptBlocks(Struct, frozen=True, gc=False):
-    """What a request asked for and found; in blocks, except ``tokens`` and ``size``."""
+    """What a request asked for and found, in blocks except for ``tokens`` and ``size``."""
 
     tokens: int
     size: int
@@ -67,14 +69,14 @@ class PromptBlocks(Struct, frozen=True, gc=False):
     loaded: int
     prefetched: int
     spliced: int
-    again: int  # computed blocks that were once in this pool
+    again: int  # computed blocks that had been in this pool before
     waited_s: float = 0.0  # seconds between arrival and first scheduling
-    hold: Hold | None = None  # how it was held during that wait; None: it was not
+    hold: Hold | None = None  # how it was held during that wait; None: not held
 
 
 class OtherParty(NamedTuple):
-    """The session or engine, besides the request's own, that explains a miss: the one that has the
-    missing block, or took its place; None where none is involved.
+    """The session or engine, other than the request's own, that explains a miss: it has the missing
+    block, or took its place. None if there is none.
     """
 
     session: str | None = None
@@ -86,7 +88,7 @@ NOBODY: Final = OtherParty()
 
 
 class RequestNames(Struct):
-    """A request's names; ``finished`` is why it ended."""
+    """A request's names; ``finished`` is the reason of its end."""
 
     request: str
     engine: str
@@ -97,39 +99,39 @@ class RequestNames(Struct):
 
 
 UNHEARD: Final = "end_not_heard"
-"""The end reason of a request whose end was not reported (yet). Instead of its running time:"""
-DOUBTED: Final = -1.0  # its engine lost events since: it runs, or its end was lost
-LOST: Final = -2.0  # no longer awaited: its engine is gone, or it was doubted too long
+"""The end reason of a request without a reported end (yet). In place of its running time:"""
+DOUBTED: Final = -1.0  # its engine lost events since; it runs, or its end was lost
+LOST: Final = -2.0  # no longer awaited: its engine is gone, or it was in doubt too long
 LIMIT: Final = 2_048  # requests; chosen: half a minute at seventy a second, hours of agents
-_MOST_TOLD: Final = 65_535  # sessions: what two bytes hold
-_WEIGHT: Final = 8 + 16 + 8 * 6 + 49  # a pointer, the record with six fields, its own string
+_MOST_TOLD: Final = 65_535  # sessions; the most that two bytes hold
+_WEIGHT: Final = 8 + 16 + 8 * 6 + 49  # bytes: a pointer, the record with six fields, its own string
 
 _RECORD: Final = np.dtype(
     [
-        ("at", "<f8"),  # the clock's seconds
+        ("at", "<f8"),  # time in the clock's seconds
         ("tokens", "<u4"),
-        ("size", "<u2"),  # tokens of a block
-        ("asked", "<u4"),  # blocks
+        ("size", "<u2"),  # tokens per block
+        ("asked", "<u4"),  # requested blocks
         ("pool", "<u4"),
         ("loaded", "<u4"),
         ("prefetched", "<u4"),
-        ("spliced", "<u4"),  # from other positions
-        ("again", "<u4"),  # computed, though they were once in this pool
-        ("index", "<u4"),  # of the first miss
-        ("key", "<u8"),  # of it, as the engine calls it; 0: it has none
-        ("eviction", "<i8"),  # of it; -1: none
-        ("short", "<u4"),  # blocks that left since
-        ("ago", "<f4"),  # how long before ``at`` it left the pool, seconds; NaN: it did not
-        ("ran", "<f4"),  # how long it ran, seconds; NaN: it runs; see UNHEARD
-        ("same", "<u2"),  # tokens of the missing block that another prompt has there too
+        ("spliced", "<u4"),  # tokens from other positions
+        ("again", "<u4"),  # blocks computed that had been in this pool before
+        ("index", "<u4"),  # index of the first missing block
+        ("key", "<u8"),  # its key, the engine's; 0: no key
+        ("eviction", "<i8"),  # its eviction's id; -1: none
+        ("short", "<u4"),  # blocks evicted since
+        ("ago", "<f4"),  # seconds before ``at`` when it left the pool; NaN: it did not
+        ("ran", "<f4"),  # seconds that it ran; NaN: it runs; see UNHEARD
+        ("same", "<u2"),  # leading tokens of the missing block that another prompt shares
         ("waited", "<f4"),  # seconds before it was scheduled
-        ("held", "<f4"),  # of these: until there was room for it
-        ("until", "u1"),  # why no longer: 1 + its place in HOLD_ENDS; 0: it was not held
-        ("fitting", "<u2"),  # sessions, when it was held
+        ("held", "<f4"),  # of these, seconds until there was room for it
+        ("until", "u1"),  # why it was released: 1 + index in HOLD_ENDS; 0: not held
+        ("fitting", "<u2"),  # sessions that fit when it was held
         ("live", "<u2"),
-        ("answer", "<u4"),  # tokens
-        ("pause", "<f4"),  # that its session announced then; NaN: none
-        ("engine", "<u4"),  # a checksum of its id, to tell engines apart by column
+        ("answer", "<u4"),  # tokens of the answer
+        ("pause", "<f4"),  # the pause that its session announced then; NaN: none
+        ("engine", "<u4"),  # a checksum of the engine's id, to compare it by column
         ("reason", "u1"),
         ("detail", "u1"),
     ]
@@ -145,30 +147,30 @@ _FORMATS: Final = {
     "<u8": "Q",
     "|u1": "B",
 }
-_PACKED: Final = Packing(  # the same: written so, a record costs a third
+_PACKED: Final = Packing(  # the same, packed: a record costs a third
     "<" + "".join(_FORMATS[_RECORD[name].str] for name in _RECORD.names or ())
 )
 _AT: Final = Packing("<d")
 _RAN: Final = Packing("<f")
-_ANSWER: Final = Packing("<If")  # and the pause behind it
-_PLACES: Final = dict(_RECORD.fields or {})  # … and where it stands in a record
+_ANSWER: Final = Packing("<If")  # the answer, and the pause after it
+_PLACES: Final = dict(_RECORD.fields or {})  # and its position in a record
 _AT_PLACE, _RAN_PLACE, _ANSWER_PLACE = (_PLACES[name][1] for name in ("at", "ran", "answer"))
 
 
 class Repeats(NamedTuple):
-    """How requests that could have found cached blocks fared."""
+    """How requests fared that could have found cached blocks."""
 
-    requests: int  # their number
-    repeated: int  # those that found nothing although an earlier prompt began the same
-    found: int  # blocks that they found
+    requests: int  # number of requests
+    repeated: int  # requests that found nothing although an earlier prompt began alike
+    found: int  # blocks found
     asked: int  # full blocks of their prompts
-    reason: Reason | None  # the most frequent reason in ``repeated``; None without any
+    reason: Reason | None  # the most frequent reason for ``repeated``; None if there is none
 
 
 class RequestLog:
     """A ring of requests.
 
-    Ids count from 0 and never repeat; ``first`` is the oldest still stored.
+    Ids count from 0 and never repeat; ``first`` is the oldest one still stored.
     """
 
     def __init__(self) -> None:
@@ -186,7 +188,7 @@ class RequestLog:
 
     @property
     def oldest(self) -> float:
-        """When the oldest stored request began, in the clock's seconds."""
+        """Return when the oldest stored request began, in the clock's seconds."""
         return float(self.record(self.first)["at"])
 
     @property
@@ -230,7 +232,7 @@ class RequestLog:
         return found
 
     def judge(self, number: int, miss: Miss) -> None:
-        """Record why a request missed; ignored if it is no longer stored."""
+        """Record why a request missed; ignored if the request is no longer stored."""
         if not self.first <= number < self.next:
             return
         slot = number % LIMIT
@@ -245,10 +247,10 @@ class RequestLog:
         names.other = _other(miss)
 
     def finish(self, number: int, event: RequestFinished, now: float) -> None:
-        """Record a request's end, the length of its answer, and the expected pause if stated.
+        """Record a request's end, the length of its answer, and the announced pause if any.
 
         The running time is the engine's own, if reported. A start and an end may arrive in one
-        batch, so ``at`` plus ``ran`` may lie ahead of the clock by as much.
+        batch, so ``at`` plus ``ran`` may be later than the clock by that much.
         """
         if self.first <= number < self.next:
             slot, pause_s = number % LIMIT, event.expected_return_s
@@ -274,12 +276,12 @@ class RequestLog:
             _RAN.pack_into(self._bytes, start + _RAN_PLACE, how)
 
     def is_awaited(self, number: int) -> bool:
-        """Whether a request's end may still be reported."""
+        """Return whether a request's end may still be reported."""
         ran = float(self.record(number)["ran"])
         return isnan(ran) or ran == DOUBTED
 
     def hold(self, number: int) -> Hold | None:
-        """How the request was held for room; None: it was not."""
+        """Return how the request was held for room; None: it was not held."""
         record = self.record(number)
         if not record["until"]:
             return None
@@ -287,17 +289,19 @@ class RequestLog:
         return Hold(float(record["held"]), reason, int(record["fitting"]), int(record["live"]))
 
     def held(self, engine: str, since: float) -> npt.NDArray[np.float32]:
-        """float32 ``[n]``: seconds for which requests that began after ``since`` were held."""
+        """Return the seconds for which requests begun after ``since`` were held, float32
+        ``[n]``.
+        """
         begun = self._begun(engine, since)
         found: npt.NDArray[np.float32] = begun["held"][begun["until"] > 0]
         return found
 
     def again(self, engine: str, since: float) -> int:
-        """Blocks computed again by requests that began after ``since``."""
+        """Return the number of blocks computed again by requests begun after ``since``."""
         return int(self._begun(engine, since)["again"].sum())
 
     def repeats(self, engine: str, since: float) -> Repeats:
-        """How requests fared that began after ``since`` and could have found a block."""
+        """Return how requests fared that began after ``since`` and could have found a block."""
         begun = self._begun(engine, since)
         could = begun[(begun["asked"] > 0) & (begun["reason"] != Reason.NOT_CACHEABLE)]
         found = could["pool"] + could["loaded"] + could["prefetched"]
@@ -307,7 +311,9 @@ class RequestLog:
         return Repeats(len(could), len(reasons), int(found.sum()), int(could["asked"].sum()), most)
 
     def queued(self, engine: str, since: float) -> npt.NDArray[np.float32]:
-        """float32 ``[n]``: seconds that requests begun after ``since`` queued, holding left out."""
+        """Return the seconds that requests begun after ``since`` queued, without holding, float32
+        ``[n]``.
+        """
         begun = self._begun(engine, since)
         held = np.where(begun["until"] > 0, begun["held"], np.float32(0.0))
         found: npt.NDArray[np.float32] = begun["waited"] - held
@@ -319,8 +325,9 @@ class RequestLog:
         return found
 
     def slowest(self, now: float) -> npt.NDArray[np.int64]:
-        """int64 ``[n]``: all requests, longest first, by time since arrival. Requests that run, or
-        may, are counted up to ``now``; those whose end is lost by their wait alone.
+        """Return all requests, int64 ``[n]``, those with the longest time since arrival first.
+        Requests that run, or may, are counted up to ``now``; those whose end is lost, by their wait
+        alone.
         """
         numbers = np.arange(self.first, self.next)
         ring = self.records(numbers)
@@ -330,17 +337,17 @@ class RequestLog:
         return found
 
     def record(self, number: int) -> Any:
-        """One request's columns; its id must be at least ``first`` and below ``next``."""
+        """Return one request's columns; its id must be at least ``first`` and below ``next``."""
         return self._ring[number % LIMIT]
 
     def missing(self, key: int) -> list[int]:
-        """Requests whose first missing block has this key, oldest first."""
+        """Return the requests whose first missing block has this key, oldest first."""
         found: list[int] = self._in(self._ring["key"] == np.uint64(key)).tolist()
         return found
 
     def ahead(self, number: int) -> npt.NDArray[np.int64]:
-        """int64 ``[n]``: requests that the engine first scheduled while this one waited, oldest
-        first.
+        """Return the requests that the engine first scheduled while this one waited, int64 ``[n]``,
+        oldest first.
         """
         ring, record = self._ring, self.record(number)
         begun = ring["at"] < record["at"]
@@ -349,7 +356,9 @@ class RequestLog:
         return self._in(begun)
 
     def under_way(self, number: int) -> npt.NDArray[np.int64]:
-        """int64 ``[n]``: requests running on the engine when this one arrived, oldest first."""
+        """Return the requests running on the engine when this one arrived, int64 ``[n]``, oldest
+        first.
+        """
         ring, record = self._ring, self.record(number)
         arrived = record["at"] - record["waited"]
         there = ring["at"] < arrived
@@ -358,7 +367,7 @@ class RequestLog:
         return self._in(there)
 
     def records(self, numbers: npt.NDArray[np.int64]) -> Any:
-        """The columns of these requests, copied; ids as for ``record``."""
+        """Return the columns of these requests, copied; ids as for ``record``."""
         return self._ring[numbers % LIMIT]
 
     def _in(self, slots: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
@@ -384,14 +393,14 @@ def _other(miss: Miss) -> OtherParty:
     return OtherParty(*miss.session, miss.engine)
 
 
-MOST_BLOCKS: Final = 1 << 22  # of all of them: 17 MB; chosen
-AWAITED_S: Final = 600.0  # how long a doubted request's end is awaited; chosen
+MOST_BLOCKS: Final = 1 << 22  # blocks of all running requests: 17 MB; chosen
+AWAITED_S: Final = 600.0  # how long the end of a request in doubt is awaited; chosen
 _MOST_REQUESTS: Final = 65_536  # chosen
-_AT_ONCE: Final = 2_048  # requests, in one hold of the graph's lock; chosen
+_AT_ONCE: Final = 2_048  # requests handled while the graph's lock is held once; chosen
 
 
 class Running(Struct, frozen=True, gc=False):
-    number: int  # its id in the log of requests
+    number: int  # its id in the request log
     engine: int
     rows: Rows
     session: str
@@ -401,8 +410,8 @@ class Running(Struct, frozen=True, gc=False):
 class RunningRequests:
     """Running requests by engine column and request id, oldest first.
 
-    An engine that lost events may have reported ends that never arrived: its requests are doubted
-    from then on, and overdue after ten minutes.
+    An engine that lost events may have reported ends that never arrived. From then on its requests
+    are in doubt, and overdue after ten minutes.
     """
 
     def __init__(self) -> None:
@@ -416,7 +425,7 @@ class RunningRequests:
         self._count(running, 1)
 
     def knows(self, engine: int, name: str) -> bool:
-        """Whether a request of this id is awaited."""
+        """Return whether a request of this id is awaited."""
         return name in self._running.get(engine, ()) or name in self._doubted.get(engine, ())
 
     def pop(self, engine: int, name: str) -> Running | None:
@@ -429,7 +438,7 @@ class RunningRequests:
         return running
 
     def doubt(self, engine: int, now: float) -> Iterator[int]:
-        """Note that an engine lost events; gives the log ids of requests newly in doubt."""
+        """Note that an engine lost events; yields the log ids of requests newly in doubt."""
         those = self._running.get(engine, {})
         for name in list(those):
             running = those.pop(name)
@@ -437,7 +446,7 @@ class RunningRequests:
             yield running.number
 
     def overdue(self, engine: int, now: float) -> list[str]:
-        """Ids of some of the engine's requests that have been doubted for too long."""
+        """Return the ids of some of the engine's requests that have been in doubt for too long."""
         doubted = self._doubted.get(engine, {}).items()
         old = takewhile(lambda each: now - each[1][1] > AWAITED_S, doubted)
         return [name for name, _ in islice(old, _AT_ONCE)]
@@ -446,12 +455,12 @@ class RunningRequests:
         return [*self._doubted.get(engine, {}), *self._running.get(engine, {})]
 
     def computed(self, engine: int) -> Iterator[Rows]:
-        """The blocks computed by each of an engine's requests that are not doubted."""
+        """Yield the blocks computed by each of an engine's requests that are not in doubt."""
         for each in self._running.get(engine, {}).values():
             yield each.rows[each.first :]
 
     def surplus(self) -> tuple[int, str] | None:
-        """Engine and id of the oldest request, if there are too many."""
+        """Return the engine and id of the oldest request, if there are too many."""
         full = self._requests > _MOST_REQUESTS or self._blocks > MOST_BLOCKS
         if not full or self._requests <= 1:
             return None
@@ -467,48 +476,48 @@ class RunningRequests:
         self.nbytes += sign * running.rows.nbytes
 
 
-# To keep log records small, durations take one byte and times four.
+# Keeps log records small: durations take one byte, and times four.
 
-_STEPS: Final = 12.0  # per doubling: 6 % apart; chosen
-_UNIT_S: Final = 0.1  # shorter durations are alike; 255 steps reach to 2.9 days; chosen
-_TICK_S: Final = 0.01  # of a time; 2**32 of them are 497 days; chosen
+_STEPS: Final = 12.0  # steps per doubling, 6 % apart; chosen
+_UNIT_S: Final = 0.1  # shorter durations are equal; 255 steps reach to 2.9 days; chosen
+_TICK_S: Final = 0.01  # one tick; 2**32 ticks are 497 days; chosen
 
 Bytes = npt.NDArray[np.uint8]
 
 
 def as_byte(seconds: npt.NDArray[np.float64]) -> Bytes:
-    """uint8: durations on a logarithmic scale, 1 for 0 s; inverse of ``seconds_of``."""
+    """Encode durations on a logarithmic scale, uint8, 1 for 0 s; the inverse of ``seconds_of``."""
     steps = 1 + _STEPS * np.log2(1.0 + np.maximum(seconds, 0.0) / _UNIT_S)
     found: Bytes = np.minimum(np.rint(steps), 255).astype(np.uint8)
     return found
 
 
 def seconds_of(byte: int) -> float | None:
-    """The duration that ``as_byte`` encoded, within about 3 %; None for 0."""
+    """Return the duration that ``as_byte`` encoded, within about 3 %; None for 0."""
     return None if not byte else float(_UNIT_S * (2 ** ((int(byte) - 1) / _STEPS) - 1))
 
 
 class Origin:
-    """The time from which a log counts: the first one it sees."""
+    """The time from which a log counts, which is the first one it sees."""
 
     def __init__(self) -> None:
         self._first: float | None = None
 
     def ticks(self, now: float) -> int:
-        """Hundredths of a second since the origin."""
+        """Return the hundredths of a second since the origin."""
         if self._first is None:
             self._first = now
         return int((now - self._first) / _TICK_S) & 0xFFFFFFFF
 
     def time(self, ticks: Any) -> float:
-        """The time of this many ticks, in the clock's seconds."""
+        """Return the time after this many ticks, in the clock's seconds."""
         return (self._first or 0.0) + float(ticks) * _TICK_S
 
     def times(self, ticks: npt.NDArray[np.uint32]) -> npt.NDArray[np.float64]:
-        """float64 ``[n]``: ``time`` of each."""
+        """Return ``time`` of each, float64 ``[n]``."""
         return np.asarray((self._first or 0.0) + self.seconds(ticks))
 
     @staticmethod
     def seconds(ticks: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
-        """float64 ``[n]``: the duration of this many ticks."""
+        """Return the duration of this many ticks, float64 ``[n]``."""
         return np.asarray(ticks.astype(np.float64) * _TICK_S)

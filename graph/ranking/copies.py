@@ -23,16 +23,16 @@ Outlooks = npt.NDArray[np.uint8]
 COPIES: Final = int(Tier.WARM | Tier.COLD)
 _UNLIKELY, _OVER = 1, 2
 # A session whose return is less probable is not worth copies of blocks that were never hit. Both
-# chosen: recorded agents who say nothing find more with .1 than with .5 in the replay lab.
+# chosen: recorded agents that state nothing find more with .1 than with .5 in the replay lab.
 _LIKELY: Final = 0.1
-_RETURN_MEMORY_S: Final = 300.0  # seconds of silence over which a return becomes unlikely; chosen
+_RETURN_MEMORY_S: Final = 300.0  # silence after which a return becomes unlikely; chosen
 
 
 def worth_spilling(tables: Tables, rows: Rows, now: float) -> Mask:
-    """bool ``[len(rows)]``: whether these blocks are likely to be asked for again.
+    """Return whether these blocks are likely to be requested again, bool ``[len(rows)]``.
 
-    A block of which nothing is known is worth a copy: where the graph knows nothing, an engine does
-    what it would do without it.
+    A block is worth a copy if nothing is known of it, so that without knowledge an engine does as
+    it would without the graph.
     """
     superseded, over, unlikely = not_worth(tables, rows, now).values()
     superseded |= over
@@ -41,11 +41,12 @@ def worth_spilling(tables: Tables, rows: Rows, now: float) -> Mask:
 
 
 def not_worth(tables: Tables, rows: Rows, now: float) -> dict[str, Mask]:
-    """Reasons against a copy, each with a bool ``[len(rows)]`` that says where it applies.
+    """Return the reasons against a copy, each with a bool ``[len(rows)]`` that marks where it
+    applies.
 
     A block that several sessions share outlives any of them. A block that was never hit is kept for
-    a session that runs, waits for a tool or otherwise probably returns: its last output is part of
-    its next prompt.
+    a session that is running, waits for a tool, or is otherwise likely to return, because its last
+    output is part of its next prompt.
     """
     blocks = tables.blocks
     flags = np.take(blocks.flags, rows)
@@ -87,18 +88,19 @@ def _expected(sessions: SessionTable, rows: Rows, now: float) -> Outlooks:
     return np.asarray(outlooks)
 
 
-# ``CopyOrder``: which copies in host memory are given up first, live and in the replay lab.
+# ``CopyOrder``: which copies in host memory are dropped first, live and in the replay lab.
 
 K = TypeVar("K", bound=Hashable)
 
 
 class CopyOrder(Generic[K]):
-    """Orders copies by the names of their blocks; a ``plain`` one by least recent use, whatever is
-    in use and whatever is advised.
+    """The order in which copies are dropped, named by their blocks. A ``plain`` order is by least
+    recent use, whatever is in use or advised.
 
-    First go copies of blocks in use: these bytes are stored twice, and can be copied again when the
-    block is about to be lost. Then go those that advice names, then the others, longest lost first.
-    So pool and memory hold different blocks, together as many as both have room for.
+    First come copies of blocks in use: these bytes are stored twice, and can be copied again when
+    the block is about to be evicted. Then come those that advice names, then the others, those
+    evicted longest ago first. So pool and memory hold different blocks, as many as both have room
+    for.
     """
 
     def __init__(self, plain: bool = False) -> None:
@@ -119,7 +121,7 @@ class CopyOrder(Generic[K]):
         self._once[block] = None
 
     def add_all(self, blocks: Iterable[K]) -> None:
-        """Add the copies of blocks, none of which has one, in this order."""
+        """Add copies of these blocks, which have none yet, in this order."""
         self._once.update(dict.fromkeys(blocks))
 
     def discard(self, block: K) -> None:
@@ -131,8 +133,8 @@ class CopyOrder(Generic[K]):
             deque(map(copies.pop, blocks, repeat(None)), maxlen=0)
 
     def used(self, blocks: Sequence[K]) -> None:
-        """Note that a request uses this chain in the pool; of its copies, the tail's go before the
-        head's.
+        """Note that a request uses this chain in the pool; copies of its tail are dropped before
+        those of its head.
         """
         once, twice = self._once, self._twice
         if not twice and once.keys().isdisjoint(blocks):
@@ -146,13 +148,13 @@ class CopyOrder(Generic[K]):
                 to[block] = None
 
     def leaves(self, block: K) -> None:
-        """Note that no request uses this block, and that the pool lost it, or is about to. Without
-        this note, copies of such blocks would replace each other without end.
+        """Note that no request uses this block, and that the pool lost it or is about to. Without
+        this call, copies of such blocks would replace each other endlessly.
         """
         self.all_leave((block,))
 
     def all_leave(self, blocks: Iterable[K]) -> None:
-        """Note the same of blocks, in this order."""
+        """Call ``leaves`` for these blocks, in this order."""
         once, twice = self._once, self._twice
         for block in blocks:
             if block in once:
@@ -162,38 +164,38 @@ class CopyOrder(Generic[K]):
                 once[block] = None
 
     def stands_twice(self, block: K) -> bool:
-        """Whether the block is in use in the pool."""
+        """Return whether the block is in use in the pool."""
         return block in self._twice
 
     def holds_twice(self) -> bool:
-        """Whether the block of any copy is in use in the pool."""
+        """Return whether any copied block is in use in the pool."""
         return bool(self._twice)
 
     def first(self, advised: Iterable[K] = ()) -> Iterator[K]:
-        """Names in the order in which copies go; a name may come twice, and one of ``advised`` may
-        have no copy.
+        """Yield block names in the order in which their copies are dropped. A name may come twice,
+        and one of ``advised`` may have no copy.
         """
         return chain(self._twice, () if self._plain else advised, self._once)
 
 
-# Which copies are worth bringing back before any request asks.
+# Which copies are worth loading back before any request asks for them.
 
 Floats = npt.NDArray[np.float64]
 
 _IN_USE_S: Final = 1.0  # a block read within these seconds belongs to the working set; chosen
-_SAID: Final = 3.0  # the pull of a block that is said to be asked for: before all that is guessed
-_PROBABLE: Final = 0.5  # least share of reads of a block in use that went on to this one; chosen
-_LINKS: Final = BLOCK_TO_BLOCK & frozenset(STORED)  # the others make chains
+_SAID: Final = 3.0  # pull of a block whose request was announced, above any guess; chosen
+_PROBABLE: Final = 0.5  # least share of reads of a block in use that continued to this one; chosen
+_LINKS: Final = BLOCK_TO_BLOCK & frozenset(STORED)  # the other edge types form chains
 _SCHEDULED: Final = (SessionState.RUNNING, SessionState.WAITING_FOR_TOOL)
 
 
 def prefetch_candidates(view: View, n: int) -> Rows:
-    """int32 ``[≤ n]``: rows with a copy and out of the engine's pool, best first.
+    """Return rows with a copy that are not in the engine's pool, int32 ``[≤ n]``, best first.
 
-    Blocks that a caller announced come first, then those of due sessions, session by session, the
-    earliest return first. Then come blocks that usually follow the blocks in use, or are attended
-    with them. A block is listed only if all blocks before it in its chain are in the pool or
-    earlier in the list.
+    Blocks announced by a caller come first, then those of due sessions, session by session, the
+    earliest return first. Then come blocks that usually follow blocks in use, or are attended with
+    them. A block is listed only if all blocks before it in its chain are in the pool or earlier in
+    the list.
     """
     blocks = view.blocks
     if not blocks.had_copies:

@@ -16,7 +16,7 @@ from .rules import flagged
 
 Term = list[tuple[float, npt.NDArray[Any]]]
 Values = Callable[[EdgeType, Selection], npt.NDArray[Any]]
-_OF_CHAINS: Final = (EdgeType.PREFIX_SHARE, EdgeType.TEMPORAL)  # as ``core.chain_worth`` has them
+_OF_CHAINS: Final = (EdgeType.PREFIX_SHARE, EdgeType.TEMPORAL)  # as in ``core.chain_worth``
 
 
 class ClassicPolicy:
@@ -28,14 +28,14 @@ class ClassicPolicy:
         self.weights = weights or Weights()
 
     def observe(self, view: View) -> None:
-        """Do nothing: the weights are configuration."""
+        """Does nothing: the weights are configuration."""
 
     def detached(self, view: View, sessions: Rows) -> Policy:
-        """The same, with the weights that it has now."""
+        """Return the same policy with its present weights."""
         return ClassicPolicy(self.weights)
 
     def scores(self, view: View, picked: Selection) -> Scores:
-        """float64 ``[len(picked)]``; the same on every engine."""
+        """Return the sums, float64 ``[len(picked)]``; the same on every engine."""
         scores = np.multiply(picked.of(view.blocks.depth), DEPTH_TIE, dtype=np.float64)
         scratch = np.empty(len(scores))
         for term in score_terms(view, self.weights, picked).values():
@@ -44,7 +44,7 @@ class ClassicPolicy:
         return scores
 
     def terms(self, view: View, picked: Selection) -> Terms:
-        """Every term of the sum."""
+        """Return every term of the sum."""
         return {
             name: sum((weight * values for weight, values in term), np.zeros(len(picked)))
             for name, term in score_terms(view, self.weights, picked).items()
@@ -57,23 +57,23 @@ class LruPolicy:
     name: Final = "lru"
 
     def observe(self, view: View) -> None:
-        """Do nothing."""
+        """Does nothing: LRU learns nothing."""
 
     def detached(self, view: View, sessions: Rows) -> Policy:
         return self
 
     def scores(self, view: View, picked: Selection) -> Scores:
-        """float64 ``[len(picked)]``: seconds since the last use of each."""
+        """Return the seconds since each block's last use, float64 ``[len(picked)]``."""
         idle = view.now - picked.last_used()
         return np.asarray(idle + picked.of(view.blocks.depth) * DEPTH_TIE)
 
     def terms(self, view: View, picked: Selection) -> Terms:
-        """The age, which is the whole score, apart from the tie by depth."""
+        """Return the age, which is the whole score apart from the tie-break by depth."""
         return {"age": view.now - picked.last_used()}
 
 
 def score_terms(view: View, weights: Weights, picked: Selection) -> dict[str, Term]:
-    """The score's terms: per term a list of weights and of the values, ``[n]``, that they
+    """Return the score's terms: for each, its weights and the values, ``[n]`` each, that they
     multiply.
     """
     return {
@@ -85,8 +85,8 @@ def score_terms(view: View, weights: Weights, picked: Selection) -> dict[str, Te
 
 
 def graph_worth(view: View, weights: Weights, picked: Selection) -> npt.NDArray[np.float64]:
-    """float64 ``[len(picked)]``: points for what the graph knows besides time: edges, importance,
-    and how sure the model is.
+    """Return the points for everything except time that the graph knows of blocks, float64
+    ``[len(picked)]``: edges, importance, and the model's confidence.
     """
     worth, kinds, blocks = np.zeros(len(picked)), view.rules.edge_types, view.blocks
     others: dict[EdgeType, float] = {

@@ -1,4 +1,6 @@
-"""Copies of what is ranked: taken under the graph's lock, in parts, and ranked without it."""
+"""Copies of the columns to be ranked: taken under the graph's lock, in parts, and ranked without
+it.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +22,9 @@ Detach = Callable[[View, Rows], Policy]
 
 
 class CopiedColumns(NamedTuple):
-    """Some blocks, or runs of them, as of a moment, and who scores them: copies of what is
-    ``live``, a view and rows. Without ``detached`` the policy has to be asked itself, of what is
-    live and with the lock.
+    """The columns of some blocks, or runs of them, at one moment, and the policy to score them;
+    copied from ``live``, a view and its rows. If ``detached`` is None, the policy itself must be
+    asked about ``live``, with the lock held.
     """
 
     view: View
@@ -45,7 +47,7 @@ class CopiedColumns(NamedTuple):
         return keep_chains_whole(scores, self.every.parents(), self.front.lengths)
 
     def by_block(self, scores: Scores) -> Scores:
-        """float64 ``[n]``: scores of runs as those of their blocks."""
+        """Expand scores of runs to scores of their blocks, float64 ``[n]``."""
         lengths = self.front.lengths
         if lengths is None:
             return scores
@@ -57,9 +59,9 @@ class CopiedColumns(NamedTuple):
 
 
 def copied(view: View, policy: Policy, rows: Rows) -> CopiedColumns:
-    """Copy what the scores of some blocks, int32 ``[n]`` rows, ascending, depend on, so that they
-    can be computed without the graph's lock. Where no rule and no copy in a colder tier can tell
-    the blocks of a run apart, one row stands for each run of consecutive blocks.
+    """Copy what the scores of some blocks depend on, int32 ``[n]`` rows, ascending, so that they
+    can be computed without the graph's lock. If no rule and no copy in a colder tier can
+    distinguish the blocks of a run, one row stands for each run of consecutive blocks.
     """
     # What is kept is counted in blocks, and copies are of blocks. Without the lock this is a guess,
     # which spares the copies of runs that would be of no use.

@@ -1,5 +1,5 @@
-"""How a ranking is made: a policy's scores, higher ones first, under the rules that bind every
-policy; vector expressions over columns, which walk no edges.
+"""Makes a ranking: orders blocks by a policy's scores, highest first, under the rules that bind
+every policy. Uses vector expressions over columns and walks no edges.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ _NOBODY: Final = np.zeros(0, dtype=np.bool_)
 
 
 def rank(view: View, policy: Policy, limit: int, for_copies: bool = True) -> EvictionRanking:
-    """The ``limit`` blocks, protected blocks and copies that the view's engine should lose first;
-    ``for_copies``: and which of them are worth a copy.
+    """Return the first ``limit`` blocks, protected blocks and copies that the view's engine should
+    lose; with ``for_copies``, also which of the blocks are worth a copy.
 
-    The ranking has no epoch yet: its publisher numbers it. Whoever holds the graph's lock lets
-    nobody in meanwhile; else it is held while columns are copied, part by part.
+    The ranking has no epoch yet; its publisher numbers it. A caller that holds the graph's lock
+    keeps it throughout; otherwise it is held only while columns are copied, part by part.
     """
     with view.lock:
         rows = view.blocks.holding(view.engine, HELD).rows
@@ -85,22 +85,22 @@ def _of_runs(
 
 
 def resident_scores(view: View, policy: Policy) -> tuple[Rows, Scores]:
-    """Rows in the engine's pool, and their scores under the rules, chains tail first."""
+    """Return the rows in the engine's pool, and their scores under the rules, chains tail first."""
     with view.lock:
         resident = view.blocks.holding(view.engine)
     return resident.rows, whole_scores(view, policy, resident)
 
 
 def whole_scores(view: View, policy: Policy, picked: Selection) -> Scores:
-    """float64 ``[len(picked)]``: scores of any blocks under the rules, chains tail first, as if a
-    pool held just these.
+    """Return the scores of any blocks under the rules, float64 ``[len(picked)]``, chains tail
+    first, as if a pool held exactly these.
     """
     front = copied(view, policy, picked.rows)
     return front.by_block(front.whole(_ruled_scores(front, policy)))
 
 
 def whole_runs(view: View, policy: Policy, picked: Selection) -> ScoredRuns:
-    """The same, of runs of blocks where these can be told for each other."""
+    """As ``whole_scores``, for runs of blocks if their blocks need not be distinguished."""
     front = copied(view, policy, picked.rows)
     scores, lengths = front.whole(_ruled_scores(front, policy)), front.front.lengths
     return ScoredRuns(picked.rows if lengths is None else front.front.firsts, scores, lengths)
@@ -145,21 +145,20 @@ def _highest(scores: Scores, among: Mask, limit: int) -> Places:
     return places[: core.highest(scores, among, places)]
 
 
-# Ranks an engine's blocks by the policy, or leaves the engine its own order where that finds
-# more.
+# Ranks an engine's blocks by the policy, or leaves the engine its own order if LRU finds more.
 
 Look = Callable[[View], Callable[[], None]]
-_FRONT: Final = 4_096  # blocks of a ranking: a second of evictions; chosen
+_FRONT: Final = 4_096  # blocks at the front of a ranking, a second of evictions; chosen
 
 
 def rank_by_ruler(
     view: View, policy: Policy, referee: Referee | None, limit: int, for_copies: bool = True
 ) -> EvictionRanking:
-    """What the view's engine should lose first, by the policy or by LRU; ``for_copies`` as in
-    ``rank``.
+    """Return what the view's engine should lose first, by the policy or by LRU; ``for_copies`` as
+    in ``rank``.
 
-    The policy learns in any case; with a ``limit`` of 0 that is all. Where LRU rules, the ranking
-    has no order; but where room is reserved for sessions, it has LRU's order under the rules. The
+    The policy learns in any case; with a ``limit`` of 0 nothing else happens. Under LRU the ranking
+    has no order, unless room is reserved for sessions: then it has LRU's order under the rules. The
     view's lock is held while columns are read, and not while copies of them are ranked.
     """
     for_copies = for_copies and view.tables.may_have_tiers(view.engine)
@@ -215,9 +214,9 @@ def _with_leased(view: View, ranking: EvictionRanking) -> EvictionRanking:
 def front_terms(
     view: View, policy: Policy, referee: Referee | None, ranking: EvictionRanking
 ) -> Terms:
-    """The terms, each ``[n]``, of the first 4,096 blocks of a ranking at most, by whatever ranked
-    them. To be called under the lock under which the ranking was made. Raises what a user's own
-    policy raises, and GraphError where it returns other than one number for each block.
+    """Return the terms, each ``[n]``, of the first 4,096 blocks of a ranking at most, by the policy
+    that ranked them. Must be called under the lock under which the ranking was made. Raises what a
+    user's own policy raises, and GraphError if it does not return one number for each block.
     """
     rows = view.blocks.find(ranking.order[:_FRONT], view.tables.salt(view.engine))
     if not len(rows):
@@ -227,20 +226,20 @@ def front_terms(
 
 
 def is_under_lru(engine: int, policy: Policy, referee: Referee | None) -> bool:
-    """Whether the engine of a residency column keeps its own order."""
+    """Return whether the engine of a residency column keeps its own order."""
     if isinstance(policy, LruPolicy):
         return True
     return referee is not None and not referee.trusts(engine)
 
 
-# Where a block stands among those that an engine may lose, and in whose order.
+# A block's place among those that an engine may lose, and the policy that ranked it there.
 
 
 @dataclass(frozen=True, slots=True)
 class RankingSources:
-    """Who ranks blocks on each engine, and what they said last, to explain a block's rank.
-    ``referee`` says which engines evict in LRU's order instead; rankings ``known`` need not be
-    computed again.
+    """Who ranks blocks on each engine, with the latest rankings, to explain a block's rank.
+    ``referee`` says which engines evict in LRU's order instead; the rankings in ``known`` need not
+    be computed again.
     """
 
     policy: Policy
@@ -249,8 +248,8 @@ class RankingSources:
 
 
 def places(view: View, order: RankingSources, row: int) -> dict[str, dict[str, Any]]:
-    """Per engine that has the block in its pool: who ranks, and how many blocks go before it. Where
-    LRU rules although the policy is another, ``policy_rank`` is the policy's place for it.
+    """Return, for each engine with the block in its pool, who ranks and how many blocks go before
+    it. If LRU ranks instead of the policy, ``policy_rank`` is the place by the policy.
     """
     found = {}
     for engine, column in view.tables.engines.items():
@@ -271,8 +270,8 @@ def places(view: View, order: RankingSources, row: int) -> dict[str, dict[str, A
 
 
 def who_ranks(order: RankingSources, ranks: Mapping[str, Mapping[str, Any]]) -> str:
-    """A sentence: whether score and terms decide on the engines that have a block, ranked as
-    ``places`` found.
+    """Describe, in a sentence, whether score and terms decide on the engines that have a block,
+    whose ranks ``places`` returned.
     """
     name = order.policy.name
     others = sorted(engine for engine in ranks if ranks[engine]["ranked_by"] == LruPolicy.name)

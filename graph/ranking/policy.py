@@ -19,8 +19,7 @@ from ..tables.sessions import SessionTable
 from ..tables.tables import Tables
 from ..types import NO_ROW, PROTECTED_LAYERS, EdgeType, Rows, SourceLayer
 
-# What a person may configure of a ranking: a score's weights, and the rules that bind all
-# scores.
+# What a person may configure of a ranking: a score's weights, and the rules that bind all scores.
 
 _DEFAULT_EDGE_TYPES: Final = {
     EdgeType.PREFIX_SHARE: 1.0,
@@ -41,9 +40,9 @@ class Weights:
     ``Rules.edge_types``. The defaults are chosen, in the replay lab.
 
     Attributes:
-        confidence: Weight of how much surer than the mean of all sampled sessions the model was, in
-            [-1, 1], when it last wrote to the session that last walked a block: while the model
-            doubts, more of what it reads is kept.
+        confidence: Weight of how much the model's confidence, when it last wrote to the session
+            that last walked a block, exceeded the mean of all sampled sessions, in [-1, 1]: while
+            the model is unsure, more of what it reads is kept.
         session_credit: Weight of the claim, in [0, 1], of the session that last walked a block.
     """
 
@@ -58,28 +57,28 @@ class Weights:
 
 @dataclass(frozen=True)
 class Rules:
-    """What holds in a graph, whichever policy scores its blocks.
+    """The rules for rankings in a graph, whichever policy scores its blocks.
 
     Attributes:
-        session_memory_s: Idle seconds over which a session's claim fades to 1/e. Chosen.
+        session_memory_s: Idle seconds after which a session's claim has faded to 1/e. Chosen.
         edge_types: wₜ: the weight of an edge of each type, in policies and for prefetching.
-        protected_layers: Never evicted while an unprotected block exists.
-        protected_share: Share of a pool that may be protected in all; beyond it the least wanted
-            lose their protection; leases count as well. None: as much as costs
+        protected_layers: Layers never evicted while an unprotected block exists.
+        protected_share: Share of a pool that may be protected in all, including leases; beyond it
+            the least wanted blocks lose their protection. None: as much as costs
             ``protected_price_points`` at most.
-        protected_price_points: What protection may cost: hundredths of the prompt blocks that are
-            asked for, which would be found if nothing were protected. Where LRU rules, it may cost
+        protected_price_points: Highest price of protection, in hundredths of the requested prompt
+            blocks that would be found if nothing were protected. Under LRU, protection may cost
             nothing. Chosen: what an operator would not notice.
-        tenant_share: Share of a pool that one named tenant may protect, and half of what all may
-            together where ``protected_share`` is None. Chosen: two tenants cannot take all that may
-            be protected from a third.
-        inferred_share: Share of a pool within which system texts are protected of which nobody said
-            so, each that several requests began with, for ``LATELY_S`` after its last use. Where
-            they take more together, none is: many heads live by being asked for, and to keep some
-            of them costs recorded agents hits. Chosen.
-        reserved: Blocks of each pool that are kept for sessions which come back; below 1 a share of
+        tenant_share: Share of a pool that one named tenant may protect, and at most half of what
+            all may protect together if ``protected_share`` is None. Chosen: two tenants cannot take
+            all protection from a third.
+        inferred_share: Share of a pool within which inferred system texts are protected: those with
+            which several requests began, for ``LATELY_S`` after their last use. If they take more
+            in all, none is protected: when there are many, their use keeps them, and protecting
+            some costs recorded agents hits. Chosen.
+        reserved: Blocks of each pool kept for sessions that returned before; below 1, a share of
             the pool.
-        horizon_s: A session that is expected back within these seconds is due.
+        horizon_s: A session expected to return within these seconds is due.
     """
 
     session_memory_s: float = 300.0
@@ -95,25 +94,25 @@ class Rules:
 
 @dataclass(frozen=True)
 class ScoreProfile(Rules, Weights):
-    """Weights and rules in one object, which may be passed for either."""
+    """Weights and rules in one object, which may be passed as either."""
 
 
-# ``View``: all that one ranking is computed from.
+# ``View``: everything from which a ranking is computed.
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """The columns, the rules, the engine whose pool is meant, and the time.
+    """The columns, the rules, an engine, and the time.
 
-    Made once per ranking, and passed on whole. Its holder reads the columns and writes none.
+    Made once per ranking and passed as a whole. Users read the columns and write none.
 
     Attributes:
-        engine: A residency column; ``NO_ROW`` for a question about no engine in particular.
+        engine: A residency column; ``NO_ROW`` if the question concerns no engine in particular.
         now: Monotonic seconds of the graph's clock.
-        kept_share: Of a pool, that may be kept whatever scores say, for whoever asks what would be
-            if it were another; None: what holds.
-        lock: The graph's. Whoever makes a ranking holds it while they read columns, and not while
-            they rank what they copied.
+        kept_share: Share of the pool that may be kept whatever the scores are, for hypothetical
+            questions; None: the real one.
+        lock: The graph's lock. Rankings hold it while they read columns, and not while they rank
+            their copies.
     """
 
     tables: Tables
@@ -125,16 +124,16 @@ class View:
 
     @property
     def blocks(self) -> BlockTable:
-        """The columns of blocks."""
+        """The block table."""
         return self.tables.blocks
 
     @property
     def sessions(self) -> SessionTable:
-        """The columns of sessions."""
+        """The session table."""
         return self.tables.sessions
 
     def of(self, engine: int) -> View:
-        """The same moment, for another engine."""
+        """Return a view of the same moment, for another engine."""
         return replace(self, engine=engine)
 
 
@@ -142,37 +141,38 @@ Scores = npt.NDArray[np.float64]
 
 
 class ScoredRuns(NamedTuple):
-    """Runs of blocks in consecutive rows, each of which scores ``DEPTH_TIE`` more than the one
-    before it in its run.
+    """Runs of blocks in consecutive rows, in which each block scores ``DEPTH_TIE`` more than the
+    one before it.
     """
 
-    rows: Rows  # the first of each
-    scores: Scores  # of these
-    lengths: npt.NDArray[np.int64] | None  # blocks of each; None: one
+    rows: Rows  # first row of each run
+    scores: Scores  # scores of these rows
+    lengths: npt.NDArray[np.int64] | None  # blocks of each run; None: one
 
 
 Terms = dict[str, Scores]
-"""The parts of scores by their names, each ``[n]``; a score is their sum, apart from the tie by
-depth."""
+"""The parts of scores by name, each ``[n]``; a score is their sum, apart from the tie-break by
+depth.
+"""
 
 
 class Policy(Protocol):
     """Scores blocks from the graph's columns; may learn from them as they change.
 
-    Called under the graph's lock; see also ``Detachable`` and ``Learner``. A policy with a memory
-    learns in ``observe`` from what changed in the columns since its last look; it needs no events
-    of its own.
+    Called under the graph's lock; see also ``Detachable`` and ``Learner``. A policy with memory
+    learns in ``observe`` from the changes in the columns since its last call; it needs no events of
+    its own.
     """
 
     @property
     def name(self) -> str:
-        """The policy's name in configuration and replay."""
+        """The policy's name in the configuration and the replay lab."""
 
     def observe(self, view: View) -> None:
         """Learn from the columns, once before each ranking of an engine."""
 
     def scores(self, view: View, picked: Selection) -> Scores:
-        """float64 ``[len(picked)]``, higher goes first; changes nothing.
+        """Return scores, float64 ``[len(picked)]``, where higher is evicted first; changes nothing.
 
         A score beyond ``rules.SCORE_BOUND`` is clipped to it; NaN counts as the median.
 
@@ -181,16 +181,16 @@ class Policy(Protocol):
         """
 
     def terms(self, view: View, picked: Selection) -> Terms:
-        """The parts of each picked block's score, for people; changes nothing.
+        """Return the parts of each picked block's score, for people; changes nothing.
 
         Args:
-            view: Of no engine in particular.
+            view: A view of no engine in particular.
         """
 
 
 def terms_of(policy: Policy, view: View, picked: Selection) -> Terms:
-    """A policy's terms, which somebody else may have written, in a view of an engine or of none;
-    raises GraphError unless they are one number for each picked block.
+    """Return the terms of a policy, perhaps a user's, in a view of an engine or of none; raises
+    GraphError unless they are one number for each picked block.
     """
     terms = policy.terms(view.of(NO_ROW), picked)
     shapes = {name: np.shape(each) for name, each in terms.items()}
@@ -210,11 +210,11 @@ class Weighted(Protocol):
 
 
 class Learner(Protocol):
-    """A policy that learns for longer than others should wait."""
+    """A policy whose learning takes longer than others should wait for the lock."""
 
     def look(self, view: View) -> Callable[[], None]:
-        """``observe`` in two parts: this one reads the columns, under the graph's lock; what it
-        returns learns from what was read, and is called without the lock.
+        """As ``observe``, in two parts: this call reads the columns under the graph's lock; the
+        function that it returns learns from them, and is called without the lock.
         """
 
 
@@ -224,14 +224,14 @@ class Detachable(Protocol):
     def detached(self, view: View, sessions: Rows) -> Policy:
         """Return a policy that scores as this one does now, whatever this one learns later.
 
-        Called under the graph's lock; what it returns is asked without it, about copies. Blocks
-        that are alike but for their depth must differ by ``DEPTH_TIE`` a block. Where what it
-        returns has ``ends``, int32 ``[sessions + 1]``, that need not hold across that depth of a
-        block's session, the last one for blocks of none.
+        Called under the graph's lock; the returned policy is called without it, on copies. It must
+        give blocks that differ only in depth scores that differ by ``DEPTH_TIE`` per block. If it
+        has ``ends``, int32 ``[sessions + 1]``, this need not hold across that depth for blocks of
+        that session; the last entry is for blocks without one.
 
         Args:
-            sessions: int32 ``[n]``: the session of each block that will be asked about; repeats
-                allowed, ``NO_ROW`` for none.
+            sessions: int32 ``[n]``: the session of each block to be scored; repeats allowed,
+                ``NO_ROW`` for none.
         """
 
 
@@ -243,7 +243,7 @@ class PolicyChoice:
         policy_rules: Whether the policy ranks; otherwise LRU does.
         ahead: How many more blocks the policy found than LRU since the last change; negative if LRU
             found more.
-        changes: How often one took over from the other.
+        changes: How often the ranking changed between policy and LRU.
     """
 
     policy_rules: bool
@@ -252,10 +252,10 @@ class PolicyChoice:
 
 
 class Referee(Protocol):
-    """Says, engine by engine, whether a policy may rank (otherwise the engine's own order holds),
-    and how much may be kept whatever scores say.
+    """Decides for each engine whether a policy may rank (otherwise the engine keeps its own order),
+    and how much may be kept whatever the scores are.
 
-    ``watch`` is called without the graph's lock, and takes the view's while it reads columns.
+    ``watch`` is called without the graph's lock, and takes the view's lock while it reads columns.
     """
 
     @property
@@ -263,16 +263,18 @@ class Referee(Protocol):
         """Whether LRU ranks where the policy finds less; otherwise the policy ranks everywhere."""
 
     def watch(self, view: View, scores: Callable[[View, Selection], ScoredRuns]) -> None:
-        """Compare what was found since the last ranking of an engine, by the policy's ``scores`` of
-        any rows, under a view's rules, chains whole; higher goes first. Say in ``Tables.budgets``
-        how much of its pool may be kept whatever scores say.
+        """Compare what policy and LRU found since the last ranking of an engine. ``scores`` returns
+        the policy's scores of any rows under a view's rules, chains whole; higher goes first.
+        Writes to ``Tables.budgets`` how much of the pool may be kept whatever the scores are.
         """
 
     def trusts(self, engine: int) -> bool:
-        """Whether the policy ranks this engine's blocks now."""
+        """Return whether the policy ranks this engine's blocks now."""
 
     def forget(self, engine: int) -> None:
-        """Forget an engine that is gone: the next one in its column has shown nothing yet."""
+        """Forget an engine that is gone, so that the next one in its column starts without
+        evidence.
+        """
 
     def policy_choices(self) -> dict[int, PolicyChoice]:
-        """Who ranks each engine that is watched, by residency column."""
+        """Return who ranks each watched engine, by residency column."""

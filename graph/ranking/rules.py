@@ -1,7 +1,7 @@
-"""The rules that bind every policy: what goes first, what is kept, and what is lost last. Each
-weight, a small integer, is more than all lighter ones together, so that the weightiest rule in
-which two blocks differ decides; scores decide between equals, clipped to less than one step of the
-ranks.
+"""The rules that bind every policy: what is evicted first, what is kept, and what is lost last.
+Each rule's weight, a small integer, exceeds the sum of all smaller ones, so that the weightiest
+rule in which two blocks differ decides. Scores decide between equal ranks, clipped to less than one
+step between ranks.
 """
 
 from __future__ import annotations
@@ -19,19 +19,22 @@ from ..types import NO_ROW, Authority, BlockFlag, Rows, SessionState, layer_mask
 from .copies import COPIES
 from .policy import Scores, View
 
-# What is kept whatever scores say, in bounded shares of a pool: blocks that are protected, in
-# all and per tenant, and room for sessions that came back before.
+# What is kept whatever the scores are, within shares of a pool: protected blocks, in all and per
+# tenant, and room for sessions that returned before.
 
 _CHANCE: Final = 0.05
-"""Of a return, below which a session holds no room any more, and protects nothing. Chosen: with the
-chances that conversations teach, a session has it for ten minutes after its second turn."""
+"""Probability of a return below which a session no longer holds room or protects anything. Chosen:
+with the probabilities that conversations teach, a session holds it for ten minutes after its second
+turn.
+"""
 LATELY_S: Final = 600.0
-"""How long after its last use a block counts as wanted that several sessions share, or that is of
-none: as long as a session counts as live."""
+"""Seconds after its last use for which a block counts as wanted if several sessions share it, or if
+it has no session: as long as a session counts as live.
+"""
 
 
 class Limit(IntEnum):
-    """What bounds how many blocks are kept whatever scores say."""
+    """The bound that limits how many blocks are kept whatever the scores are."""
 
     NONE = 0
     INFERRED = 1  # all inferred layers together
@@ -40,8 +43,8 @@ class Limit(IntEnum):
 
 
 def kept_share(view: View) -> float:
-    """The share of the engine's pool that is kept whatever scores say: the operator's word, or what
-    its price allows.
+    """Return the share of the engine's pool that is kept whatever the scores are: the operator's
+    setting, or what the price allows.
     """
     if view.kept_share is not None:
         return view.kept_share
@@ -51,7 +54,7 @@ def kept_share(view: View) -> float:
 
 
 def names_anything(view: View) -> bool:
-    """Whether any block of the engine's pool is of a protected layer, or leased."""
+    """Return whether any block of the engine's pool has a protected layer, or is leased."""
     return names_any(view, view.blocks.holding(view.engine))
 
 
@@ -67,18 +70,17 @@ def names_any(view: View, picked: Selection) -> bool:
 def limited_by(
     view: View, picked: Selection, protected: Mask, leased: Mask, there: Mask | None = None
 ) -> npt.NDArray[np.uint8]:
-    """uint8 ``[len(picked)]``: the ``Limit`` beyond which each block is that is to be kept.
+    """Return, for each block to be kept, the ``Limit`` that excludes it, uint8 ``[len(picked)]``.
 
-    A block that is kept keeps all that stand before it in its chain, so these count too. Those that
-    are wanted most stay within the share, see ``_most_wanted_first``. Blocks that no named tenant
-    raised count towards the whole only. What is inferred is kept while all of it together is within
-    its share, and else none of it is. An engine that never reported the size of its pool has no
-    bound.
+    A kept block keeps all blocks before it in its chain, so these count too. The most wanted blocks
+    stay within the share, see ``_most_wanted_first``. Blocks that no named tenant raised count
+    towards the total only. Inferred blocks are kept only if all of them together are within their
+    share. An engine that never reported the size of its pool has no limit.
 
     Args:
-        protected: bool ``[len(picked)]``: which of them a protected layer names.
-        leased: bool ``[len(picked)]``: which of them a lease keeps.
-        there: bool ``[len(picked)]``: which of them are in the pool; None: all.
+        protected: bool ``[len(picked)]``: which blocks have a protected layer.
+        leased: bool ``[len(picked)]``: which blocks are leased.
+        there: bool ``[len(picked)]``: which blocks are in the pool; None: all.
     """
     limits = np.zeros(len(picked), dtype=np.uint8)
     rules, share = view.rules, kept_share(view)
@@ -140,13 +142,13 @@ def _inferred_cost(view: View, picked: Selection, inferred: Mask, there: Mask) -
 
 
 def is_inferred(view: View, picked: Selection) -> Mask:
-    """Whether nobody said which layer the block is of."""
+    """Return whether the layer of each block was inferred, not stated."""
     return np.asarray(picked.of(view.blocks.stated) == int(Authority.INFERRED))
 
 
 def is_wanted(view: View, picked: Selection) -> Mask:
-    """Whether a live session may ask for the block again: several sessions share it and one used it
-    lately, or its own is expected back.
+    """Return whether a live session may request the block again: several sessions share it and one
+    used it lately, or its own session is expected to return.
     """
     lately = picked.last_used() >= view.now - LATELY_S
     nobodys = picked.of(view.blocks.session) == NO_ROW
@@ -199,11 +201,12 @@ def _sums_of_its_kind(kinds: Rows, costs: npt.NDArray[np.int64]) -> npt.NDArray[
 
 
 def is_reserved(view: View, picked: Selection) -> Mask:
-    """bool ``[len(picked)]``: whether the block's session has room reserved in the view's engine.
+    """Return whether the block's session has room reserved in the view's engine, bool
+    ``[len(picked)]``.
 
-    Sessions that came back before have, those that were heard of last first, as long as the blocks
-    of their last prompts together stay within ``Rules.reserved``. Ended ones have none, nor do
-    those that have outlived their chance of another return, nor branches that were left behind.
+    Sessions that returned before have room, those active last first, as long as the blocks of their
+    last prompts together stay within ``Rules.reserved``. Sessions that ended or are unlikely to
+    return have none, nor do abandoned branches.
     """
     view = _of_an_engine(view, picked)
     room = _room(view)
@@ -256,24 +259,24 @@ enough that a float64 tells blocks of one band apart by a ten-millionth of a poi
 
 
 class Rule(NamedTuple):
-    """One rule: ``weight`` is added to the rank of the blocks to which it ``applies``."""
+    """A rule: ``weight`` is added to the rank of the blocks to which it ``applies``."""
 
     name: str
     weight: int
     applies: Callable[[View, Selection], Mask]
-    # Whether it holds only in an engine with copies: in the others every eviction costs a
-    # recomputation, and the policy weighs that already.
+    # Whether it applies only in an engine with copies: in others every eviction costs a
+    # recomputation, which the policy weighs already.
     with_copies: bool = False
-    bounded: bool = False  # whether it holds for a share of a pool only; see `limited_by`
+    bounded: bool = False  # whether it applies to a share of a pool only; see `limited_by`
 
 
 def is_superseded(view: View, picked: Selection) -> Mask:
-    """Whether only an abandoned branch used the block."""
+    """Return whether only an abandoned branch used the block."""
     return flagged(view, picked, BlockFlag.SUPERSEDED)
 
 
 def is_over(view: View, picked: Selection) -> Mask:
-    """Whether only sessions that ended used the block."""
+    """Return whether only sessions that ended used the block."""
     sessions = view.sessions
     ended = sessions.state[: sessions.size] == SessionState.ENDED
     if not ended.any():
@@ -284,7 +287,7 @@ def is_over(view: View, picked: Selection) -> Mask:
 
 
 def is_due(view: View, picked: Selection) -> Mask:
-    """Whether the block's session waits for a tool and is expected within the horizon."""
+    """Return whether the block's session waits for a tool and is expected within the horizon."""
     sessions = view.sessions
     due = np.zeros(sessions.size, dtype=np.bool_)
     due[sessions.soon(view.rules.horizon_s, view.now)] = True
@@ -292,13 +295,13 @@ def is_due(view: View, picked: Selection) -> Mask:
 
 
 def is_pinned(view: View, picked: Selection) -> Mask:
-    """Whether a lease on the block has not expired."""
+    """Return whether the block has a lease that has not expired."""
     return np.asarray(picked.of(view.blocks.pinned_until) > view.now)
 
 
 def is_protected(view: View, picked: Selection) -> Mask:
-    """Whether the block's layer is protected, and a session is likely to ask for it again. Where
-    an operator sets the share that is kept, a session that is not over suffices.
+    """Return whether the block's layer is protected, and a session is likely to request it again.
+    If an operator sets the share that is kept, a session that has not ended suffices.
 
     A block whose layer was only inferred must also have been used more than once.
     """
@@ -314,16 +317,16 @@ def is_protected(view: View, picked: Selection) -> Mask:
 
 
 def beyond_share(view: View) -> Rows:
-    """Rows in the pool of the view's engine that a protected layer names or a lease holds, and that
-    are evicted like others all the same: more are named than may be kept.
+    """Return rows in the pool of the view's engine that have a protected layer or a lease, but are
+    evicted like others, because there are more of them than may be kept.
     """
     resident = view.blocks.holding(view.engine)
     return np.asarray(resident.rows[limits_of_kept(view, resident) != Limit.NONE])
 
 
 def limits_of_kept(view: View, picked: Selection) -> npt.NDArray[np.uint8]:
-    """uint8 ``[len(picked)]``: the ``Limit`` beyond which each protected or leased block is; all of
-    ``picked`` are in the pool.
+    """Return, for each protected or leased block, the ``Limit`` that excludes it, uint8
+    ``[len(picked)]``; all of ``picked`` are in the pool.
     """
     return limited_by(view, picked, is_protected(view, picked), is_pinned(view, picked))
 
@@ -336,16 +339,16 @@ RULES: Final = (
     Rule("pinned", -16, is_pinned, bounded=True),
     Rule("protected_layer", -32, is_protected, bounded=True),
 )
-"""Higher ranks go first. This list is all there is: rankings and explanations walk it."""
+"""Higher ranks go first. This list is complete: rankings and explanations use it."""
 
 PROTECTED_BELOW: Final = (sum(min(0, rule.weight) for rule in RULES[:-1]) - 0.5) * _STEP
-"""Scores under the rules: those of protected blocks are below this, all others above."""
+"""Under the rules, protected blocks score below this, all others above."""
 
 
 def lay_rules(scores: Scores, view: View, picked: Selection, there: Mask | None = None) -> Scores:
-    """float64 ``[len(picked)]``: a policy's scores, which are not changed, of blocks that the
-    view's engine holds, under the rules; ``there``, bool: which of them are in the pool; None:
-    all.
+    """Return a policy's scores with the rules applied, float64 ``[len(picked)]``, for blocks that
+    the view's engine holds; ``scores`` is not changed. ``there``, bool, marks those in the pool;
+    None: all.
     """
     ruled = _in_band(scores)
     ranks = _ranks(view, picked, there)
@@ -356,8 +359,8 @@ def lay_rules(scores: Scores, view: View, picked: Selection, there: Mask | None 
 
 
 def standings(view: View, picked: Selection) -> list[list[str]]:
-    """The names of the rules that bind each of ``picked`` in its engine's ranking, in the rules'
-    order; in a view of no engine, what binds them wherever they are held.
+    """Return the names of the rules that apply to each of ``picked`` in its engine's ranking, in
+    the rules' order; in a view of no engine, those that apply wherever the blocks are held.
     """
     binding = [rule for rule in RULES if not rule.with_copies or _has_copies(view)]
     names = [rule.name for rule in binding]
@@ -374,12 +377,14 @@ def _has_copies(view: View) -> bool:
 
 
 def flagged(view: View, picked: Selection, flag: BlockFlag) -> Mask:
-    """bool ``[len(picked)]``: which of them carry a flag."""
+    """Return which blocks carry a flag, bool ``[len(picked)]``."""
     return np.asarray((picked.of(view.blocks.flags) & int(flag)) != 0)
 
 
 def of_session(values: npt.NDArray[_T], session: Rows) -> npt.NDArray[_T]:
-    """``[n]``: ``values``, which has one for each session row, at ``session``; 0 for ``NO_ROW``."""
+    """Return ``values``, which has one for each session row, at ``session``, ``[n]``; 0 for
+    ``NO_ROW``.
+    """
     padded = np.append(values, values.dtype.type(0))  # the last one stands for NO_ROW
     return np.take(padded, session, mode="wrap")
 

@@ -1,3 +1,3 @@
-"""The graph's data, which decides nothing: columns of blocks, edges and sessions, and the indexes
-over them. ``tables`` holds all of it; ``integrity`` states what is true of it at any time.
+"""The graph's data, without any decisions: columns of blocks, edges and sessions, and the indexes
+over them. ``tables`` holds all of it; ``integrity`` states its invariants.
 """

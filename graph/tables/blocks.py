@@ -27,12 +27,11 @@ from .columns import Columns, RowPool, column, more_than, refilled, taken_in_par
 from .hash_index import Counts64, Guesses, HashIndex
 from .held_rows import HeldRows
 
-# A model's part in the identity of a block.
+# The model's part in the identity of a block.
 #
-# An engine's block hash covers the block's tokens and all before them, but not the model: in
-# every engine the same prompt has the same hash. So the graph mixes a digest of the model's
-# name into each key. On the wire, and wherever people read or type a key, it is the engine's
-# own.
+# An engine's block hash covers the block's tokens and all before them, but not the model: in every
+# engine the same prompt has the same hash. So the graph mixes a digest of the model's name into
+# each key. On the wire, and wherever people read or type a key, it is the engine's own.
 
 NO_SALT: Final = np.uint64(0)
 """Of engines that name no model: those that are only observed, and all before their hello."""
@@ -40,14 +39,16 @@ NO_SALT: Final = np.uint64(0)
 
 @lru_cache(maxsize=256)
 def salt_of(model: str) -> np.uint64:
-    """What ``model`` adds to its blocks' keys, the same in every process: 64 bits of BLAKE2b."""
+    """Return the number mixed into the keys of the blocks of ``model``: 64 bits of BLAKE2b, the
+    same in every process.
+    """
     if not model:
         return NO_SALT
     digest = hashlib.blake2b(model.encode(errors="surrogatepass"), digest_size=8).digest()
     return np.uint64(int.from_bytes(digest, "little"))
 
 
-# The properties of a block, one column each, and of the stored edges at it.
+# The properties of a block, one column each, and of its stored edges.
 
 Mask = npt.NDArray[np.bool_]
 Times = npt.NDArray[np.float64]
@@ -57,7 +58,7 @@ DEFAULT_LAYER: Final = SourceLayer.USER_TURN
 UNPLACED: Final = 1 << 20
 """Depths from here on are of blocks whose distance from the start is unknown, counted from
 where their chain is known. Chosen: deeper than chains are, and worth little as a tie of scores."""
-FIRST_KNOWN: Final = UNPLACED + (1 << 16)  # room above it for blocks that are told later; chosen
+FIRST_KNOWN: Final = UNPLACED + (1 << 16)  # room above it for blocks reported later; chosen
 
 
 class BlockColumns(Columns):
@@ -69,11 +70,11 @@ class BlockColumns(Columns):
     layer: npt.NDArray[np.uint8] = column(np.uint8, int(DEFAULT_LAYER))
     flags: npt.NDArray[np.uint8] = column(np.uint8, 0)  # types.BlockFlag
     stated: npt.NDArray[np.uint8] = column(np.uint8, 0)  # types.Authority: who stated the layer
-    raised_by: Rows = column(np.int32, NO_ROW)  # the session that stated it
+    raised_by: Rows = column(np.int32, NO_ROW)  # the session that stated the layer
     importance: npt.NDArray[np.float32] = column(
         np.float32, float(DEFAULT_IMPORTANCE[DEFAULT_LAYER])
     )
-    # In this block: its range is [depth * tokens, (depth + 1) * tokens).
+    # Within this block, whose token range is [depth * tokens, (depth + 1) * tokens).
     tokens: npt.NDArray[np.uint16] = column(np.uint16, 0)
     tenant: npt.NDArray[np.int64] = column(np.int64, NO_ROW, rare=True)
     session: Rows = column(np.int32, NO_ROW)  # the last session that walked it
@@ -82,39 +83,39 @@ class BlockColumns(Columns):
     last_hit: Times = column(np.float64, NEVER, time=True)
     hit_count: Counts = column(np.uint32, 0)
     walkers: Counts = column(np.uint32, 0)  # distinct requests that walked the link to this block
-    children: Counts = column(np.uint32, 0)  # blocks that it is the parent of
-    shared_children: Counts = column(np.uint32, 0)  # of these: walked twice or more
-    children_walks: Counts = column(np.uint32, 0)  # the walkers of those, summed
+    children: Counts = column(np.uint32, 0)  # blocks whose parent it is
+    shared_children: Counts = column(np.uint32, 0)  # of these, those walked by several requests
+    children_walks: Counts = column(np.uint32, 0)  # sum of ``walkers`` of those
     pinned_until: Times = column(np.float64, NEVER, time=True, rare=True)
-    # Somebody said that it will be asked for until then: its copy is brought back.
+    # Until this time a request for it is announced, and its copy is loaded back.
     wanted_until: Times = column(np.float64, NEVER, time=True, rare=True)
     confidence: npt.NDArray[np.float32] = column(np.float32, 1.0, rare=True)  # 1: never sampled
     attention: npt.NDArray[np.float32] = column(np.float32, 0.0, rare=True)
     identity: Rows = column(np.int32, NO_ROW, rare=True)  # interned segment name
     chunk: npt.NDArray[np.uint16] = column(np.uint16, 0, rare=True)  # which block of that segment
-    salt: Keys = column(np.uint64, NO_SALT)  # what its model adds to its key
+    salt: Keys = column(np.uint64, NO_SALT)  # what its model mixes into its key
 
 
 class EdgeSums(Columns):
-    """What the stored edges of one type at each block sum up to, so that a score walks none."""
+    """Sums over the stored edges of one type at each block, so that scoring walks no edges."""
 
-    degree: npt.NDArray[np.uint16] = column(np.uint16, 0)  # a count that reached the top stays
+    degree: npt.NDArray[np.uint16] = column(np.uint16, 0)  # a count at its maximum stays there
     weight: npt.NDArray[np.float32] = column(np.float32, 0.0)
 
 
 def known_depth(depth: Rows) -> Rows:
-    """int32 ``[n]``: how many blocks stand before each, as far as its chain is known; of the
-    ``depth`` column.
+    """Return how many blocks are known to precede each block in its chain, int32 ``[n]``, from
+    values of the ``depth`` column.
     """
     beyond = np.maximum(depth - FIRST_KNOWN, 0)
     return np.where(depth < UNPLACED, depth, beyond).astype(np.int32)
 
 
 class KnownBlocks(NamedTuple):
-    keys: Keys  # uint64 ``[n]``: the graph's, chain after chain
-    rows: Rows  # int32 ``[n]``: ``NO_ROW`` where it is not known
-    unknown: int  # how many are not
-    bad: int  # how many chains have a key twice
+    keys: Keys  # uint64 ``[n]``: the graph's keys, chain after chain
+    rows: Rows  # int32 ``[n]``: ``NO_ROW`` for unknown keys
+    unknown: int  # number of unknown keys
+    bad: int  # number of chains that contain a key twice
 
 
 _T = TypeVar("_T", bound=np.generic)
@@ -123,7 +124,7 @@ Tiers = npt.NDArray[np.uint8]
 
 _INITIAL_ROWS: Final = 1024  # chosen
 _COPIES: Final = int(Tier.WARM | Tier.COLD)
-_PART: Final = 1 << 14  # rows that one slice of long work looks at; chosen
+_PART: Final = 1 << 14  # rows processed in one slice of long work; chosen
 
 
 class BlockTable(BlockColumns):
@@ -132,9 +133,9 @@ class BlockTable(BlockColumns):
     Attributes (arrays of length ``capacity``, beside ``BlockColumns``):
         keys: uint64, the engine's block hash with the model's salt in it; see ``wire_keys``.
         tiers: uint8 ``[engine columns, capacity]``, types.Tier bits of each engine.
-        sums: By type, for types that ever had a stored edge.
+        sums: Sums over edges, for each edge type that ever had a stored edge.
         had_copies: Whether a colder tier of any engine ever held a block.
-        lengths: None; see ``Front``.
+        lengths: None; used only by ``Front``.
     """
 
     lengths: Places | None = None
@@ -155,7 +156,7 @@ class BlockTable(BlockColumns):
 
     @property
     def size(self) -> int:
-        """Rows below this were used at some time."""
+        """Rows below this have been used at some time."""
         return self._rows.size
 
     @property
@@ -171,12 +172,12 @@ class BlockTable(BlockColumns):
         return own + held + sums + self._rows.nbytes
 
     def columns(self) -> dict[str, npt.NDArray[Any]]:
-        """Every column by name, cut to the rows ever used; views, for reading."""
+        """Return every column by name, cut to the rows ever used; views, read only."""
         size = self.size
         return {"keys": self.keys[:size], "tiers": self.tiers[:, :size], **self.views(size)}
 
     def load_columns(self, columns: dict[str, npt.NDArray[Any]]) -> None:
-        """Replace an empty table's content by what ``columns()`` gave."""
+        """Replace an empty table's content by the result of ``columns()``."""
         size = len(columns["alive"])
         self._reserve(size)
         self._rows.restore(size, np.flatnonzero(~columns["alive"]).astype(np.int32))
@@ -190,11 +191,13 @@ class BlockTable(BlockColumns):
         self._index.insert(columns["keys"][live], live)
 
     def live_rows(self) -> Rows:
-        """int32: the rows in use, ascending."""
+        """Return the rows in use, int32, ascending."""
         return np.flatnonzero(self.alive[: self.size]).astype(np.int32)
 
     def parts(self) -> Iterator[slice]:
-        """All rows ever used, in parts for one slice each; those that come meanwhile, too."""
+        """Yield slices of all rows ever used, each for one slice of work, including rows added
+        meanwhile.
+        """
         start = 0
         while start < self.size:
             end = min(start + _PART, self.size)
@@ -202,30 +205,30 @@ class BlockTable(BlockColumns):
             start = end
 
     def find(self, keys: Keys, salt: np.uint64 = NO_SALT) -> Rows:
-        """int32 ``[n]``: the row of each of a model's keys, ``NO_ROW`` where it is unknown."""
+        """Return the row of each of a model's keys, int32 ``[n]``; ``NO_ROW`` if unknown."""
         return self._index.find(_salted(keys, salt))
 
     def find_chains(
         self, keys: Keys, salt: np.uint64, counts: Counts64, guesses: Guesses, bad: Mask
     ) -> KnownBlocks:
-        """As ``find``, of chains; see ``HashIndex.find_chains``."""
+        """As ``find``, for whole chains; see ``HashIndex.find_chains``."""
         keys = _salted(keys, salt)
         found = self._index.find_chains(self.alive, self.depth, keys, counts, guesses, bad)
         return KnownBlocks(keys, *found)
 
     def wire_keys(self, rows: Rows | slice | int) -> Keys:
-        """uint64 ``[n]``: how engines call these blocks."""
+        """Return the keys that engines use for these blocks, uint64 ``[n]``."""
         return self.keys[rows] ^ self.salt[rows]
 
     def ensure(self, keys: Keys, now: float, salt: np.uint64 = NO_SALT) -> tuple[Rows, Mask]:
-        """Rows of a model's ``keys`` (repeats allowed), int32 ``[n]``, created where unknown, in
-        the order of ``keys``, and a bool ``[n]`` that is true where the row is new. ``now``:
-        monotonic seconds.
+        """Return the rows of a model's ``keys`` (repeats allowed), int32 ``[n]``, creating rows for
+        unknown keys in their order, and a bool ``[n]`` that marks new rows. ``now``: monotonic
+        seconds.
         """
         return self._index.ensure(_salted(keys, salt), self._begins(salt, now), self.alive)
 
     def completed(self, known: KnownBlocks, now: float, salt: np.uint64) -> tuple[Rows, Mask]:
-        """As ``ensure``, of keys that were looked for."""
+        """As ``ensure``, for keys that were already looked up."""
         keys, rows, unknown, _ = known
         return rows, self._index.complete(keys, rows, unknown, self._begins(salt, now), self.alive)
 
@@ -237,7 +240,9 @@ class BlockTable(BlockColumns):
         self._rows.give_back(rows)
 
     def tidying(self) -> Iterator[None]:
-        """Make more room in a large table ahead of need; no block may come or go meanwhile."""
+        """Make room in a large table before it is needed; no row may be added or removed
+        meanwhile.
+        """
         yield from self._index.tidying(self.alive, self.size)
         yield from self.growing_ahead(self.size)
 
@@ -251,7 +256,7 @@ class BlockTable(BlockColumns):
             sessions[gone[sessions]] = NO_ROW
 
     def reserve_engines(self, columns: int) -> None:
-        """Make room for the residency of so many engines."""
+        """Make room for the residency of ``columns`` engines."""
         missing = columns - len(self.tiers)
         if missing > 0:
             tiers = np.zeros((columns, self.tiers.shape[1]), dtype=np.uint8)
@@ -260,19 +265,19 @@ class BlockTable(BlockColumns):
             self._held += [HeldRows() for _ in range(missing)]
 
     def holding(self, engine: int, tiers: int = int(Tier.HOT)) -> Selection:
-        """What this engine holds in any of some tiers, its pool for one. Its cost grows with
-        these blocks, and those that came at the same time, and not with the table.
+        """Return the blocks that this engine holds in any of ``tiers``; by default, in its pool.
+        The cost grows with these blocks and those added at the same time, not with the table.
         """
         if not self.had_copies:
             tiers &= ~_COPIES  # there are no copies to find
         return Selection(self, self._held[engine].marked(self.tiers[engine], tiers))
 
     def resident(self, engine: int) -> Mask:
-        """bool ``[size]``: the blocks in this engine's pool, for whoever looks at all rows."""
+        """Return which blocks are in this engine's pool, bool ``[size]``; scans all rows."""
         return self.has(engine, np.s_[: self.size], Tier.HOT)
 
     def last_used(self, rows: Rows) -> Times:
-        """float64 ``[n]``: the last time that each of these rows was read."""
+        """Return the last time that each of these rows was read, float64 ``[n]``."""
         return np.maximum(self.last_attended[rows], self.last_hit[rows])
 
     def mark(self, engine: int, rows: Rows | slice, tier: Tier) -> None:
@@ -290,7 +295,7 @@ class BlockTable(BlockColumns):
         self._held[engine].changed()
 
     def unmark_all(self, engine: int, rows: slice) -> None:
-        """Note that this engine holds none of these blocks, in no tier."""
+        """Note that this engine holds none of these blocks in any tier."""
         self.tiers[engine, rows] = 0
         self._held[engine].changed()
 
@@ -298,12 +303,12 @@ class BlockTable(BlockColumns):
         self, engine: int, rows: Rows, counts: Counts64, sizes: npt.NDArray[np.uint16], claims: Rows
     ) -> int:
         """Note that an engine stored runs of blocks in its pool; returns how many of them have a
-        protected layer that was stated.
+        protected layer that a caller stated.
 
         Args:
-            rows: int32 ``[n]``, run after run.
-            counts: int64 ``[runs]``: blocks of each.
-            sizes: uint16 ``[runs]``: tokens of a block.
+            rows: int32 ``[n]``, one run after another.
+            counts: int64 ``[runs]``: blocks per run.
+            sizes: uint16 ``[runs]``: tokens per block.
             claims: int32 ``[runs]``: the session that owns blocks without an owner.
         """
         kept = core.hold(self, engine, IS_PROTECTED, rows, counts, sizes, claims)
@@ -318,7 +323,9 @@ class BlockTable(BlockColumns):
         return self._index.unhold(self.tiers[engine], _salted(keys, salt))
 
     def has(self, engine: int, rows: Rows | slice, tier: Tier) -> Mask:
-        """bool ``[n]``: which of these blocks the engine holds in any of the tiers in ``tier``."""
+        """Return which of these blocks the engine holds in any of the tiers in ``tier``, bool
+        ``[n]``.
+        """
         return np.asarray((self.tiers[engine, rows] & int(tier)) != 0)
 
     def flag(self, rows: Rows | slice, flag: BlockFlag) -> None:
@@ -336,19 +343,21 @@ class BlockTable(BlockColumns):
         return self.sums[kind]
 
     def own_tiers(self, engine: int, picked: Selection) -> Tiers:
-        """uint8 ``[len(picked)]``: the tiers in which an engine holds each."""
+        """Return the tiers in which an engine holds each block, uint8 ``[len(picked)]``."""
         return picked.of(self.tiers[engine])
 
     def copies(self, picked: Selection) -> Tiers:
-        """uint8 ``[len(picked)]``: the tiers in which any engine holds each."""
+        """Return the tiers in which any engine holds each block, uint8 ``[len(picked)]``."""
         return np.asarray(np.bitwise_or.reduce(self.tiers[:, picked.rows], axis=0))
 
     def parents(self, rows: Rows) -> Places:
-        """intp ``[n + 1]``: see ``Selection.parents``."""
+        """Return the positions of the rows' parents, intp ``[n + 1]``: see
+        ``Selection.parents``.
+        """
         return places_of(rows, self.parent[rows])
 
     def pick(self, mask: Mask) -> Selection:
-        """The rows where ``mask``, bool ``[size]``, is true."""
+        """Return the rows for which ``mask``, bool ``[size]``, is true."""
         return Selection(self, np.flatnonzero(mask).astype(np.int32))
 
     def _begins(self, salt: np.uint64, now: float) -> Callable[[int], Rows]:
@@ -383,9 +392,9 @@ class BlockTable(BlockColumns):
 
 
 class Selection:
-    """A selection of rows. Work done on it scales with the selection, not with the table.
+    """A selection of rows. Work on it scales with the selection, not with the table.
 
-    Most rows are blocks that left long ago and are remembered for their history.
+    Most rows in a table are blocks that left long ago and are kept for their history.
 
     Args:
         blocks: The table.
@@ -401,27 +410,31 @@ class Selection:
         return len(self.rows)
 
     def of(self, column: npt.NDArray[_T]) -> npt.NDArray[_T]:
-        """``[n]``: the rows' values in a column of the table; read only, since it may be a view."""
+        """Return the rows' values in a column of the table, ``[n]``; read only, since it may be a
+        view.
+        """
         return column[: len(self.rows)] if self._all else np.take(column, self.rows)
 
     @property
     def blocks_of_each(self) -> npt.NDArray[np.int64] | None:
-        """int64 ``[n]``: how many blocks each stands for; None: itself."""
+        """int64 ``[n]``: how many blocks each row stands for; None: one."""
         lengths = self._blocks.lengths
         return None if lengths is None else self.of(lengths)
 
     def last_used(self) -> Times:
-        """float64 ``[n]``: the last time that each was read."""
+        """Return the last time that each block was read, float64 ``[n]``."""
         return np.maximum(self.of(self._blocks.last_attended), self.of(self._blocks.last_hit))
 
     def parents(self) -> Places:
-        """intp ``[n + 1]``: position of each one's parent among these rows; ``n`` if not there."""
+        """Return the position of each block's parent among these rows, intp ``[n + 1]``; ``n`` if
+        absent.
+        """
         return self._blocks.parents(self.rows)
 
 
 def places_of(rows: Rows, parent: Rows) -> Places:
-    """intp ``[n + 1]``: where each parent stands among ``rows``, int32 ``[n]``, ascending; ``n``
-    where it does not.
+    """Return the position of each ``parent`` among ``rows``, int32 ``[n]``, ascending, as intp ``[n
+    + 1]``; ``n`` if absent.
     """
     places = np.empty(len(rows) + 1, dtype=np.int64)
     core.parents(rows, parent, places)
@@ -433,32 +446,31 @@ def _salted(keys: Keys, salt: np.uint64) -> Keys:
 
 
 def as_slice(rows: Rows) -> Rows | slice:
-    """The same rows, as a slice if they are consecutive: numpy fills a slice faster."""
+    """Return the rows as a slice if they are consecutive, since numpy fills a slice faster."""
     if len(rows) and int(rows[-1]) - int(rows[0]) == len(rows) - 1 and (np.diff(rows) == 1).all():
         return slice(int(rows[0]), int(rows[-1]) + 1)
     return rows
 
 
-# Chains of blocks in vectors: a block is worth nothing without all that stand before it.
+# Chains of blocks as vectors: a block is worthless without all blocks before it.
 
 Scores = npt.NDArray[np.float64]
 
-APART: Final = 1024.0  # more than chains lower a score by, however long they are
+APART: Final = 1024.0  # more than a chain of any length can lower a score
 DEPTH_TIE: Final = 1e-5
 """Of a score, for each block before one in its chain: of equals the deeper goes first, as when vLLM
 frees a request tail first."""
 
 
 def keep_chains_whole(scores: Scores, above: Places, lengths: Places | None = None) -> Scores:
-    """float64 ``[n]``: each score lowered below those of its descendants.
+    """Return the scores, float64 ``[n]``, each lowered below those of its descendants.
 
-    If a block were evicted before its child, the child could never match again.
+    If a block were evicted before its child, no request could match the child any more.
 
-    Args:
-        above: Position of each one's parent; see ``Selection.parents``.
-        lengths: ``[n]``: where these are runs of blocks, each the parent of the next, how many each
-            has; their scores, and what is found, are those of the first ones, and each next one's
-            is ``DEPTH_TIE`` more. None: they are blocks.
+    above: Position of each block's parent; see ``Selection.parents``.
+        lengths: ``[n]``: the number of blocks of each run, if the entries are runs of blocks, each
+            the parent of the next. Scores are then those of a run's first block, and each next
+            block scores ``DEPTH_TIE`` more. None: the entries are single blocks.
     """
     lowest = np.array(scores, dtype=np.float64)  # a copy
     core.lower(lowest, above, lengths)

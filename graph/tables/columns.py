@@ -17,38 +17,37 @@ import numpy.typing as npt
 from ..compiled import core
 from ..types import NO_ROW, Rows
 
-# A table of this many rows takes long to copy: it grows ahead of need, column by column, once less
-# than this share of it is left. Both chosen.
+# Copying a table of this many rows takes long: it grows ahead of need, column by column, once less
+# than this share of it is free. Both chosen.
 _MANY_ROWS: Final = 1 << 17
 _SPARE: Final = 1 / 16
-_FEW_ROWS: Final = 1 << 14  # are copied soon; chosen
+_FEW_ROWS: Final = 1 << 14  # fewer rows are copied quickly; chosen
 _NOTHING: Final[Mapping[str, bytes]] = MappingProxyType({})
-_AHEAD: Final = 1 << 15  # rows whose memory is there before they are used; chosen
-_PART: Final = 1 << 20  # bytes of memory that are taken in one slice; chosen
+_AHEAD: Final = 1 << 15  # rows whose memory is touched before they are used; chosen
+_PART: Final = 1 << 20  # bytes of memory touched in one slice; chosen
 
 
 class Column(NamedTuple):
-    dtype: Any  # of its values
+    dtype: Any  # dtype of its values
     fill: Any  # the value of a fresh row
-    is_time: bool  # whether it holds monotonic seconds: a snapshot stores those as ages
-    is_rare: bool  # whether most graphs never write it: it is allocated at the first write
+    is_time: bool  # whether it holds monotonic seconds, which a snapshot stores as ages
+    is_rare: bool  # whether most graphs never write it; allocated at the first write
 
 
 def column(dtype: Any, fill: Any, *, time: bool = False, rare: bool = False) -> Any:
-    """Declare a column in the body of a subclass of ``Columns``; its instances hold the array."""
+    """Declare a column in the body of a subclass of ``Columns``; instances hold the array."""
     return Column(dtype, fill, time, rare)
 
 
 class Columns:
-    """Arrays of one length: the columns that subclasses declare with ``column``. A rare column is
-    one value, seen as an array that cannot be written, until ``for_writing`` makes it an array like
-    the others.
+    """Arrays of one length: the columns that subclasses declare with ``column``. A rare column is a
+    read-only array that repeats one value, until ``for_writing`` makes it an ordinary array.
     """
 
     _declared: ClassVar[dict[str, Column]] = {}
-    _touched = 0  # rows whose memory is there
+    _touched = 0  # rows whose memory has been touched
     _room: tuple[list[npt.NDArray[Any]], list[bytes], dict[str, int]] | None = None  # of ``fresh``
-    _filled: ClassVar[dict[str, bytes]] = {}  # the fresh value of each, as it stands in memory
+    _filled: ClassVar[dict[str, bytes]] = {}  # the initial value of each column, as bytes
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -66,22 +65,24 @@ class Columns:
 
     @classmethod
     def times(cls) -> tuple[str, ...]:
-        """The columns that hold monotonic seconds."""
+        """Return the names of the columns that hold monotonic seconds."""
         return tuple(name for name, each in cls._declared.items() if each.is_time)
 
     @property
     def size(self) -> int:
-        """Rows below this were used at some time; others are made fresh before they are."""
+        """Rows below this have been used at some time; a further row is reset before its first
+        use.
+        """
         raise NotImplementedError
 
     def columns_nbytes(self, size: int) -> int:
-        """Bytes that the first ``size`` rows take in all columns: of room for further ones the
-        system gives memory as it is written.
+        """Return the bytes that the first ``size`` rows take in all columns; the system provides
+        memory for further rows only when they are written.
         """
         return sum(values.itemsize * size for values in self._arrays().values())
 
     def for_writing(self, name: str) -> npt.NDArray[Any]:
-        """A column, which may be a rare one, as an array that can be written."""
+        """Return a column as a writable array, even if it is rare."""
         values: npt.NDArray[Any] = getattr(self, name)
         if not values.flags.writeable:
             values = np.zeros(len(values), dtype=values.dtype)
@@ -94,20 +95,20 @@ class Columns:
         return {name: getattr(self, name)[:size] for name in self._declared}
 
     def fill(self, columns: dict[str, npt.NDArray[Any]], size: int) -> None:
-        """Set the first ``size`` rows to what ``views`` gave."""
+        """Set the first ``size`` rows to the result of ``views``."""
         for name, each in self._declared.items():
             if not each.is_rare or (columns[name] != each.fill).any():
                 self.for_writing(name)[:size] = columns[name]
 
     def refresh(self, rows: Rows) -> None:
-        """Make these rows fresh, int32 ``[n]``."""
+        """Reset these rows, int32 ``[n]``, to the columns' initial values."""
         core.refresh(*self.fresh(), rows, None)
 
     def fresh(
         self, own: Mapping[str, bytes] = _NOTHING
     ) -> tuple[list[npt.NDArray[Any]], list[bytes]]:
-        """The columns that take room, and the value of a fresh row in each: its ``own``, if
-        any.
+        """Return the columns that take memory, and the initial value of each, overridden by
+        ``own``.
         """
         if self._room is None:  # asked for with every batch of blocks that are new
             arrays = self._arrays()
@@ -120,13 +121,13 @@ class Columns:
         return columns.copy(), values
 
     def grow(self, capacity: int) -> None:
-        """Make room for ``capacity`` rows; a new one must be made fresh before its use."""
+        """Make room for ``capacity`` rows; each new row must be reset before its use."""
         for _ in self.growing(capacity):
             pass
 
     def growing(self, capacity: int) -> Iterator[None]:
-        """``grow``, one column at a time and the long ones in parts; the column that was declared
-        first is the last.
+        """As ``grow``, but one column at a time, long ones in parts; the first declared column is
+        last.
         """
         for name, each in reversed(self._declared.items()):
             if getattr(self, name).flags.writeable:
@@ -138,8 +139,8 @@ class Columns:
             yield
 
     def growing_ahead(self, size: int) -> Iterator[None]:
-        """Make more room, one column at a time, where ``size`` of many rows leave little; no row
-        may be taken meanwhile.
+        """Make more room, one column at a time, if the first ``size`` of many rows leave little; no
+        row may be added meanwhile.
         """
         capacity = len(getattr(self, next(iter(self._declared))))
         if capacity < _MANY_ROWS:
@@ -161,14 +162,16 @@ class Columns:
 
 
 def more_than(capacity: int) -> int:
-    """Rows that a full table gets room for. What is not written takes no memory; what is, is copied
-    while the graph's lock is held, and so there is room for a million before a million are.
+    """Return how many rows a full table is enlarged to. Memory is used only when written, but
+    copying happens under the graph's lock, so there is room for a million rows early on.
     """
     return (2 if capacity < _FEW_ROWS else 8) * capacity
 
 
 def grown(values: npt.NDArray[Any], capacity: int, fill: int = 0) -> npt.NDArray[Any]:
-    """A copy with room for ``capacity`` rows along the last axis; ``fill`` where nothing was."""
+    """Return a copy with room for ``capacity`` rows along the last axis; new places hold
+    ``fill``.
+    """
     return refilled(_filled((*values.shape[:-1], capacity), fill, values.dtype), values)
 
 
@@ -178,7 +181,7 @@ def _filled(shape: int | tuple[int, ...], fill: Any, dtype: Any) -> npt.NDArray[
 
 
 def refilled(room: npt.NDArray[Any], values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """``room``, with ``values`` in its first places along the last axis."""
+    """Return ``room`` with ``values`` in its first places along the last axis."""
     room[..., : values.shape[-1]] = values
     return room
 
@@ -186,11 +189,11 @@ def refilled(room: npt.NDArray[Any], values: npt.NDArray[Any]) -> npt.NDArray[An
 def taken_in_parts(
     values: npt.NDArray[Any], capacity: int
 ) -> Generator[None, None, npt.NDArray[Any]]:
-    """Zeros with room for ``capacity`` values like these, slice by slice.
+    """Allocate zeros with room for ``capacity`` values like these, in slices of work.
 
-    What takes long is that the system gives memory as it is written first, page by page: so pages
-    that ``values`` will fill are written here, and the copy that follows in one stroke is short.
-    Whatever is written to ``values`` meanwhile is in that copy.
+    The slow part is that the system provides memory page by page as it is first written. So the
+    pages that ``values`` will fill are written here, and the copy that follows is short. It
+    includes whatever is written to ``values`` meanwhile.
     """
     room = np.zeros((*values.shape[:-1], capacity), dtype=values.dtype)
     filled = values.shape[-1] * values.itemsize
@@ -214,11 +217,11 @@ def _unwritten(declared: Column, capacity: int) -> npt.NDArray[Any]:
     return np.broadcast_to(np.array(declared.fill, dtype=declared.dtype), capacity)
 
 
-# Row numbers of a table: handed out, given back, reused.
+# Row numbers of a table: assigned, returned, reused.
 
 
 class RowPool:
-    """Hands out row numbers; those that were given back first."""
+    """Assigns row numbers, returned ones first."""
 
     def __init__(self) -> None:
         self.size = 0  # rows below this were handed out at some time
@@ -229,7 +232,7 @@ class RowPool:
         return sum(rows.nbytes for rows in self._free)
 
     def take(self, count: int) -> Rows:
-        """int32 ``[count]``: unused rows; the table makes room for ``size`` of them."""
+        """Return ``count`` unused rows, int32; the table makes room for ``size`` of them."""
         taken = list[Rows]()
         while count and self._free:
             rows = self._free.popleft()
@@ -248,12 +251,14 @@ class RowPool:
         self._free.append(rows)
 
     def restore(self, size: int, free: Rows) -> None:
-        """Take the state of a pool that handed out ``size`` rows, of which ``free`` came back."""
+        """Restore the state of a pool that assigned ``size`` rows, of which ``free`` were
+        returned.
+        """
         self.size, self._free = size, deque([free])
 
 
 def distinct(rows: Rows) -> Rows:
-    """Rows in ascending order, each once, without ``NO_ROW``."""
+    """Return the rows in ascending order, each once, without ``NO_ROW``."""
     rows = np.sort(rows)
     return np.asarray(rows[np.diff(rows, prepend=NO_ROW) != 0])
 
@@ -264,8 +269,8 @@ def distinct(rows: Rows) -> Rows:
 class Interner:
     """Gives each distinct string a small id; ids are never reused.
 
-    Past ``limit`` distinct strings, all new ones share the id ``NO_ROW``: a caller that invents
-    names without end must not make the table grow without end.
+    Beyond ``limit`` distinct strings, all new ones share the id ``NO_ROW``, so that a caller who
+    keeps inventing names cannot make the table grow without bound.
     """
 
     def __init__(self, limit: int) -> None:
@@ -287,7 +292,7 @@ class Interner:
         return list(self._names)
 
     def intern(self, name: str) -> int:
-        """The id of ``name``, new if need be; ``NO_ROW`` when the table is full."""
+        """Return the id of ``name``, a new one if needed; ``NO_ROW`` if the table is full."""
         found = self._ids.get(name)
         if found is not None:
             return found
@@ -299,8 +304,8 @@ class Interner:
         return len(self._names) - 1
 
     def restore(self, names: Iterable[str]) -> None:
-        """Fill an empty table with the names of another, by their ids, whatever the limit is now:
-        columns hold the ids.
+        """Fill an empty table with another table's names, under the same ids, whatever the limit is
+        now, because columns hold those ids.
         """
         self._names = list(names)
         self._ids = {name: number for number, name in enumerate(self._names)}
@@ -309,13 +314,13 @@ class Interner:
         return self._ids.get(name, NO_ROW)
 
     def name(self, number: int) -> str | None:
-        """The string with this id; None for ``NO_ROW``."""
+        """Return the string with this id; None for ``NO_ROW``."""
         return None if number == NO_ROW else self._names[number]
 
 
 class TenantNames(Interner):
-    """Tenants by number. Past the limit names are not kept, but tenants are still told apart: each
-    gets an id below ``NO_ROW``, a keyed hash that a caller cannot choose.
+    """Tenants by number. Beyond the limit names are not kept, but tenants are still told apart:
+    each gets an id below ``NO_ROW``, a keyed hash that a caller cannot choose.
     """
 
     def __init__(self, limit: int) -> None:
@@ -323,17 +328,17 @@ class TenantNames(Interner):
         self._key = secrets.token_bytes(16)
 
     def intern(self, name: str) -> int:
-        """The id of ``name``; a hash of it where the table is full."""
+        """Return the id of ``name``; a hash of it if the table is full."""
         number = super().intern(name)
         return self._hashed(name) if number == NO_ROW else number
 
     def find(self, name: str) -> int:
-        """The id that ``intern`` gives or would give once the table is full."""
+        """Return the id that ``intern`` gives, or would give if the table were full."""
         number = super().find(name)
         return self._hashed(name) if number == NO_ROW else number
 
     def name(self, number: int) -> str | None:
-        """The name; for a tenant whose name was not kept, a text that tells it from others."""
+        """Return the name; for a tenant whose name was not kept, a text that identifies it."""
         return f"unnamed-{-number:016x}" if number < NO_ROW else super().name(number)
 
     def _hashed(self, name: str) -> int:

@@ -1,5 +1,5 @@
-"""The edge store: edges that no column implies (CO_ATTEND, SEMANTIC, MEMORY_REF), in columns, and
-running sums at each block, so that a score never walks edges; ``AllEdges`` answers for edges of any
+"""The edge store: edges that do not follow from columns (CO_ATTEND, SEMANTIC, MEMORY_REF), with
+running sums at each block, so that scoring never walks edges. ``AllEdges`` handles edges of any
 type.
 """
 
@@ -18,7 +18,7 @@ from .blocks import BlockTable, Mask, Selection
 from .columns import Columns, RowPool, column, more_than
 from .hash_index import HashIndex
 
-# Edges as a reader sees them, whether they are stored or follow from columns.
+# Edges as a reader sees them, whether stored or derived from columns.
 
 Weights = npt.NDArray[np.float32]
 
@@ -28,7 +28,7 @@ BLOCK_TO_BLOCK: Final = frozenset(
 
 
 def copy_id(rows: Rows, tier: Tier) -> Rows:
-    """The COPY node of each block in a colder tier."""
+    """Return the id of the COPY node of each block in a colder tier."""
     return rows * 2 + int(tier is Tier.COLD)
 
 
@@ -40,13 +40,13 @@ class Edge(NamedTuple):
 
     @property
     def is_from_root(self) -> bool:
-        """Whether it is the link from the root, the empty prefix, to the first of a chain."""
+        """Whether the edge links the root, the empty prefix, to the first block of a chain."""
         return self.kind is EdgeType.PREFIX_SHARE and self.source == self.target
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EdgeList:
-    """Some edges, one array per property.
+    """A list of edges, one array per property.
 
     A node id is a block row, except as the target of SPILL_LINK (a copy id) and MEMORY_REF (an
     interned memory name). A PREFIX_SHARE edge from a block to itself is the link from the root, the
@@ -89,13 +89,15 @@ class EdgeList:
 
 STORED: Final = (EdgeType.CO_ATTEND, EdgeType.SEMANTIC, EdgeType.MEMORY_REF)
 _INITIAL_EDGES: Final = 1024  # chosen
-_MAX_DEGREE: Final = np.iinfo(np.uint16).max  # a count that has reached it stays
+_MAX_DEGREE: Final = np.iinfo(np.uint16).max  # a count that reached it stays there
 _ALL: Final = slice(None)
 Places = npt.NDArray[np.intp]
 
 
 class EdgeStore(Columns):
-    """Typed, weighted edges; at most one of a type between two nodes. Valid where ``alive``."""
+    """Typed, weighted edges; at most one of a type between two nodes. Valid for rows in
+    ``alive``.
+    """
 
     alive: Mask = column(np.bool_, False)
     source: Rows = column(np.int32, 0)  # node ids
@@ -117,7 +119,7 @@ class EdgeStore(Columns):
 
     @property
     def size(self) -> int:
-        """Rows below this were used at some time."""
+        """Rows below this have been used at some time."""
         return self._rows.size
 
     @property
@@ -126,7 +128,7 @@ class EdgeStore(Columns):
         return own + self._rows.nbytes
 
     def beside(self, blocks: BlockTable) -> EdgeStore:
-        """The same edges, with the sums that are kept beside a copy of some blocks."""
+        """Return the same edges with the sums of ``blocks``, a copy of the block table."""
         one = copy.copy(self)
         one._blocks, one.counts = blocks, self.counts.copy()
         return one
@@ -134,8 +136,8 @@ class EdgeStore(Columns):
     def upsert(
         self, kind: EdgeType, sources: Rows, targets: Rows, weights: Weights, now: float
     ) -> None:
-        """Set the weight of edges ``sources[i] → targets[i]``, creating those that are not there.
-        Repeated pairs are allowed; the last weight wins.
+        """Set the weight of edges ``sources[i] → targets[i]``, creating missing ones. Repeated
+        pairs are allowed; the last weight wins.
         """
         keys, last = _last_of_each(_edge_keys(kind, sources, targets))
         sources, targets, weights = sources[last], targets[last], weights[last]
@@ -147,7 +149,7 @@ class EdgeStore(Columns):
             self._create(kind, keys[fresh], sources[fresh], targets[fresh], weights[fresh], now)
 
     def remove(self, rows: Rows) -> None:
-        """Remove edges, by their own rows; see ``at``."""
+        """Remove edges by their own rows; see ``at``."""
         for kind in STORED:
             of_kind = rows[self.kind[rows] == int(kind)]
             if of_kind.size == 0:
@@ -160,40 +162,46 @@ class EdgeStore(Columns):
         self._rows.give_back(rows)
 
     def tidying(self) -> Iterator[None]:
-        """As that of ``BlockTable``."""
+        """As ``BlockTable.tidying``."""
         yield from self._index.tidying(self.alive, self.size)
         yield from self.growing_ahead(self.size)
 
     def touching(self, among: Mask) -> EdgeList:
-        """The edges at blocks of which ``among``, bool ``[blocks.size]``, is true; a scan."""
+        """Return the edges at blocks for which ``among``, bool ``[blocks.size]``, is true; a
+        scan.
+        """
         rows = self.at(among, 0, self.size)
         return EdgeList(self.kind[rows], self.source[rows], self.target[rows], self.weight[rows])
 
     def of_kind(self, kind: EdgeType, part: slice = _ALL) -> Rows:
-        """int32: the edges of one type, in a part of the store or in all of it."""
+        """Return the rows of edges of one type, int32, in ``part`` of the store or in all of it."""
         start, end, _ = part.indices(self.size)
         mask = self.alive[start:end] & (self.kind[start:end] == int(kind))
         return (start + np.flatnonzero(mask)).astype(np.int32)
 
     def weight_between(self, kind: EdgeType, sources: Rows, targets: Rows) -> Weights:
-        """float32 ``[n]``: the weight of each edge, 0 where there is none."""
+        """Return the weight of each edge, float32 ``[n]``; 0 if there is none."""
         rows = self._index.find(_edge_keys(kind, sources, targets))
         return np.where(rows == NO_ROW, np.float32(0), self.weight[rows])
 
     def degree(self, kind: EdgeType, picked: Selection) -> npt.NDArray[np.uint16]:
-        """uint16 ``[len(picked)]``: edges of a type at each of these blocks."""
+        """Return the number of edges of a type at each block, uint16 ``[len(picked)]``."""
         if kind not in self._blocks.sums:
             return np.zeros(len(picked), dtype=np.uint16)
         return picked.of(self._blocks.sums[kind].degree)
 
     def weight_sum(self, kind: EdgeType, picked: Selection) -> Weights:
-        """float32 ``[len(picked)]``: their weights, summed."""
+        """Return the sum of the weights of a type's edges at each block, float32
+        ``[len(picked)]``.
+        """
         if kind not in self._blocks.sums:
             return np.zeros(len(picked), dtype=np.float32)
         return picked.of(self._blocks.sums[kind].weight)
 
     def decay(self, kind: EdgeType, factor: float, floor: float, now: float, part: slice) -> None:
-        """Multiply a type's weights in ``part``; edges that fall below ``floor`` go."""
+        """Multiply a type's weights in ``part`` by ``factor``; remove edges that fall below
+        ``floor``.
+        """
         rows = self.of_kind(kind, part)
         if rows.size == 0:
             return
@@ -207,7 +215,9 @@ class EdgeStore(Columns):
         return {name: each[live] for name, each in self.views(self.size).items()}
 
     def load_columns(self, columns: dict[str, npt.NDArray[Any]]) -> None:
-        """Fill an empty store with what ``columns()`` gave, and sum up at the blocks."""
+        """Fill an empty store with the result of ``columns()``, and compute the sums at the
+        blocks.
+        """
         count = len(columns["kind"])
         self._reserve(count)
         self._rows.restore(count, np.empty(0, dtype=np.int32))
@@ -223,7 +233,9 @@ class EdgeStore(Columns):
                 self._sum_up(kind)
 
     def totals(self, kind: EdgeType) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-        """Degree and weight sum ``[blocks.size]`` of a type, counted afresh from the edges."""
+        """Recount a type's degree and weight sum at each block, ``[blocks.size]``, from the
+        edges.
+        """
         rows = self.of_kind(kind)
         ends, edge = self._block_ends(kind, rows)
         size = self._blocks.size
@@ -237,8 +249,8 @@ class EdgeStore(Columns):
         sums.weight[: len(weight)] = weight
 
     def at(self, among: Mask, start: int, end: int) -> Rows:
-        """int32: edges from ``start`` to ``end`` at blocks of which ``among``, bool
-        ``[blocks.size]``, is true.
+        """Return the edges from row ``start`` to ``end`` at blocks for which ``among``, bool
+        ``[blocks.size]``, is true; int32.
         """
         part = slice(start, end)
         touching = among[self.source[part]]
@@ -313,10 +325,10 @@ def _last_of_each(keys: Keys) -> tuple[Keys, npt.NDArray[np.intp]]:
     return distinct, len(keys) - 1 - first_from_end
 
 
-# All edges: those of the store, and those that follow from columns.
+# All edges: those in the store, and those derived from columns.
 #
-# TEMPORAL and PREFIX_SHARE follow from a block's parent and its walkers, SPILL_LINK from its tier
-# bits: these columns are all that is stored of them.
+# TEMPORAL and PREFIX_SHARE are derived from a block's parent and its walkers, SPILL_LINK from its
+# tier bits: nothing else is stored for them.
 
 Degrees = npt.NDArray[np.int64]
 
@@ -324,7 +336,7 @@ _COLDER = (Tier.WARM, Tier.COLD)
 
 
 class AllEdges:
-    """Answers for edges of all six types alike; changes none."""
+    """Answers questions about edges of all six types in the same way; changes none."""
 
     def __init__(self, blocks: BlockTable, stored: EdgeStore) -> None:
         self._blocks = blocks
@@ -334,7 +346,7 @@ class AllEdges:
         return self.touching(self._blocks.live_rows())
 
     def touching(self, rows: Rows) -> EdgeList:
-        """The edges with one of these blocks (or a copy of it) at an end; a scan."""
+        """Return the edges that have one of these blocks, or a copy of it, at an end; a scan."""
         blocks = self._blocks
         among = np.zeros(blocks.size + 1, dtype=np.bool_)  # the last one stands for NO_ROW
         among[rows] = True
@@ -354,7 +366,7 @@ class AllEdges:
         )
 
     def counts(self) -> npt.NDArray[np.int64]:
-        """int64 ``[edge types]``: how many there are of each."""
+        """Return the number of edges of each type, int64 ``[edge types]``."""
         blocks, counts = self._blocks, self._stored.counts.copy()
         rows = blocks.live_rows()
         first = _from_root(blocks.parent[rows], blocks.depth[rows], blocks.walkers[rows])
@@ -364,13 +376,13 @@ class AllEdges:
         return counts
 
     def may_have(self, kind: EdgeType) -> bool:
-        """Whether there may be an edge of a type; False only if there is none."""
+        """Return whether there may be an edge of a type; False only if there is none."""
         if kind is EdgeType.SPILL_LINK:
             return self._blocks.had_copies
         return kind not in STORED or bool(self._stored.counts[kind])
 
     def degree(self, kind: EdgeType, picked: Selection) -> npt.NDArray[Any]:
-        """int ``[len(picked)]``: edges of a type at each of these blocks."""
+        """Return the number of edges of a type at each block, int ``[len(picked)]``."""
         blocks = self._blocks
         match kind:
             case EdgeType.TEMPORAL:
@@ -384,7 +396,9 @@ class AllEdges:
                 return self._stored.degree(kind, picked)
 
     def weight(self, kind: EdgeType, picked: Selection) -> Weights:
-        """float32 ``[len(picked)]``: their weights, summed."""
+        """Return the sum of the weights of a type's edges at each block, float32
+        ``[len(picked)]``.
+        """
         blocks = self._blocks
         match kind:
             case EdgeType.TEMPORAL | EdgeType.SPILL_LINK:  # each weighs 1

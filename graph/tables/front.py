@@ -1,4 +1,4 @@
-"""``Front``: some rows of a block table, copied, to be ranked while the table changes."""
+"""``Front``: a copy of some rows of a block table, to be ranked while the table changes."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from .blocks import BlockTable, EdgeSums, Mask, Places, Selection, Tiers, places
 from .columns import RowPool
 
 PART: Final = 1 << 16
-"""Rows that are copied in one hold of the graph's lock: a millisecond, or less; chosen."""
-# No ranking of ours reads other columns. A user's own policy may, and reads the table itself.
+"""Rows copied while the graph's lock is held once: a millisecond or less; chosen."""
+# None of our rankings reads other columns. A user's own policy may, but then reads the table
+# itself.
 _ALIKE: Final = (
     "layer", "flags", "stated", "raised_by", "importance", "session", "created", "last_attended",
     "last_hit", "hit_count", "walkers", "shared_children", "children_walks", "pinned_until",
@@ -23,19 +24,19 @@ _COPIED: Final = ("parent", "depth", "children", *_ALIKE)
 
 
 class Front(BlockTable):
-    """A block table of some rows of another, or of runs of them, with the columns that rankings ask
-    for; it is read only.
+    """A read-only copy of some rows of another block table, or of runs of them, with the columns
+    that rankings use.
 
-    A parent is told by its row in the other table. Between two parts, blocks may come and go there:
-    each row is whole, as of the moment in which it was copied. In a run each block is the parent of
-    the next, its only child, and all of them are equal but for their depth; what stands here is the
-    first one.
+    Parents are given by their rows in the other table. Blocks may be added and removed there
+    between two parts of the copy, so each row is complete as of the moment when it was copied. In a
+    run, each block is the parent and only parent of the next, and all are equal but for their
+    depth; the row here is that of the first block.
 
     Args:
         source: The other table.
-        engine: Whose tiers are meant.
+        engine: The residency column of the engine whose tiers are copied.
         rows: int32 ``[n]``, ascending, no row twice.
-        runs: Whether consecutive ones that are alike stand here as one.
+        runs: Whether consecutive, equal blocks are combined into one row.
     """
 
     def __init__(self, source: BlockTable, engine: int, rows: Rows, runs: bool) -> None:
@@ -49,8 +50,8 @@ class Front(BlockTable):
         self.lengths: Places | None = None
 
     def take(self, start: int) -> int:
-        """Copy ``PART`` rows from the ``start``-th on, or half as many more if they are the last,
-        with the graph's lock; returns where the next part begins.
+        """Copy ``PART`` rows starting at index ``start``, or up to half as many more if they are
+        the last ones; the caller holds the graph's lock. Returns the start of the next part.
         """
         end = start + PART if len(self._wanted) - start > PART * 3 // 2 else len(self._wanted)
         source, rows = self._source, self._wanted[start:end]
@@ -98,7 +99,7 @@ class Front(BlockTable):
         return room
 
     def close(self) -> None:
-        """Cut the room for columns to what was taken; no more follows."""
+        """Trim the columns to the rows copied; no more parts follow."""
         found = {name: each[: self._size] for name, each in self._copies.items()}
         self._copies = {}
         self._set(found)
@@ -129,7 +130,7 @@ class Front(BlockTable):
         return column[:count]
 
     def cut(self, deepest: Rows) -> None:
-        """Cut runs in two behind these depths, int32 ``[size]``, of those that go on there."""
+        """Split runs that extend below these depths, int32 ``[size]``, into two."""
         assert self.lengths is not None
         ahead = deepest.astype(np.int64) - self.depth + 1  # blocks of the first part
         at = ((ahead > 0) & (ahead < self.lengths)).nonzero()[0]
@@ -152,16 +153,16 @@ class Front(BlockTable):
 
     @property
     def firsts(self) -> Rows:
-        """int32 ``[size]``: each one's row in the other table."""
+        """int32 ``[size]``: each row's number in the other table."""
         firsts: Rows = self._found["there"]
         return firsts
 
     def keys_of_runs(
         self, runs: Places, offsets: Places, salt: np.uint64, marks: Mask
     ) -> tuple[Keys, Keys]:
-        """uint64 ``[≤ n]`` twice: engines' keys of blocks in runs, by the offset of each in its
-        run, and of those of them whose run is marked, bool ``[size]``. A block that is gone by now
-        has none. To be called with the graph's lock.
+        """Return the engines' keys of blocks in runs, given by each block's offset in its run,
+        uint64 ``[≤ n]``; and those of them whose run is marked in ``marks``, bool ``[size]``. A
+        block that has left since has none. Call it with the graph's lock.
         """
         source, keys = self._source, np.empty((2, len(runs)), dtype=np.uint64)
         found, marked = core.keys_of_runs(
@@ -176,7 +177,7 @@ class Front(BlockTable):
 
     @property
     def every(self) -> Selection:
-        """All of them."""
+        """A selection of all rows."""
         return Selection(self, self._every)
 
     def own_tiers(self, engine: int, picked: Selection) -> Tiers:

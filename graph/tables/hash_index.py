@@ -1,6 +1,6 @@
-"""A vectorised hash map from uint64 keys to row numbers: open addressing with double hashing, whose
-probes are compiled (``core/index.hpp``). It stores rows and a byte of each hash, 5 bytes per slot:
-the keys are in the owner's key column, which the index grows.
+"""A vectorised hash map from uint64 keys to row numbers: open addressing with double hashing, with
+compiled probes (``core/index.hpp``). It stores rows and one byte of each hash, 5 bytes per slot;
+the keys are in the owner's key column, which the index enlarges.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from .columns import refilled, taken_in_parts
 
 # ``Slots``: an open-addressed array of row numbers, with double hashing (``core/index.hpp``).
 
-_SLOTS_PART: Final = 1 << 18  # slots that are made or looked at in one slice; chosen
+_SLOTS_PART: Final = 1 << 18  # slots created or scanned in one slice of work; chosen
 
 
 class Slots:
-    """Slots of a hash map; how many is a power of two. ``rows``, int32, has them first, and then a
-    byte for each: 0 where nothing stands.
+    """The slots of a hash map, a power of two in number. ``rows``, int32, holds them first,
+    followed by a byte for each slot, 0 if it is empty.
     """
 
     def __init__(self, rows: Rows) -> None:
@@ -50,31 +50,31 @@ class Slots:
         return self.rows[self._count :].view(np.uint8)
 
     def taken(self) -> Rows:
-        """int32: the rows that stand here, in no order."""
+        """Return the rows in these slots, int32, in no order."""
         rows = self.rows[: self._count][self._bytes != 0]
         found: Rows = rows[rows >= 0]
         return found
 
     def place(self, rows: Rows, keys: Keys) -> None:
-        """Find slots for rows that are not here yet; ``keys`` are theirs."""
+        """Find slots for rows that are not here yet; ``keys`` are the rows' keys."""
         core.place(self.rows, np.ascontiguousarray(rows), np.ascontiguousarray(keys))
 
     def give_up(self, places: npt.NDArray[np.int64]) -> None:
-        """Empty slots that were just claimed."""
+        """Empty slots that were claimed just now."""
         self._bytes[places] = 0
 
 
 _MIN_SLOTS: Final = 1024  # slots; chosen
 _FULL: Final = 0.625  # share of used slots beyond which the map is rebuilt; chosen
-# A map of this many slots takes long to rebuild, so it is rebuilt ahead of need, part by part, from
-# this share on, in parts of this many rows. All chosen.
+# Rebuilding a map of this many slots takes long, so it is rebuilt ahead of need, in parts of this
+# many rows, once this share is used. All chosen.
 _MANY_SLOTS: Final = 1 << 17
 _NEARLY_FULL: Final = 0.59375
 _PART: Final = 1 << 16
 Mask = npt.NDArray[np.bool_]
 _NONE: Final[Mask] = np.zeros(0, dtype=np.bool_)
 Counts64 = npt.NDArray[np.int64]
-Guesses = list[Rows | None]  # int32 each, of a chain's first keys; None where nobody knows
+Guesses = list[Rows | None]  # int32 per chain, the likely rows of its first keys; None if unknown
 
 
 class HashIndex:
@@ -91,11 +91,11 @@ class HashIndex:
         return self._size
 
     def nbytes(self, size: int) -> int:
-        """Bytes of the keys of ``size`` rows, and of the map."""
+        """Return the bytes of the keys of ``size`` rows, and of the map."""
         return self.keys.itemsize * size + self._slots.rows.nbytes
 
     def growing(self, capacity: int) -> Iterator[None]:
-        """Make room for rows below ``capacity``, slice by slice; no key may be added or removed
+        """Make room for rows below ``capacity`` in slices of work; no key may be added or removed
         meanwhile.
         """
         room = yield from taken_in_parts(self.keys, capacity)
@@ -103,7 +103,7 @@ class HashIndex:
         yield
 
     def find(self, keys: Keys) -> Rows:
-        """int32 ``[n]``: the row of each key, ``NO_ROW`` where there is none."""
+        """Return the row of each key, int32 ``[n]``; ``NO_ROW`` if there is none."""
         found = np.empty(len(keys), dtype=np.int32)
         # A field of records, as logs have them, has gaps; the compiled loops take none.
         core.find(self._slots.rows, self.keys, np.ascontiguousarray(keys), found)
@@ -112,19 +112,19 @@ class HashIndex:
     def find_chains(
         self, alive: Mask, depth: Rows, keys: Keys, counts: Counts64, guesses: Guesses, bad: Mask
     ) -> tuple[Rows, int, int]:
-        """The rows of chains' keys, as ``find``, by where they are likely to be.
+        """Return the rows of chains' keys as ``find`` does, looking first at likely rows.
 
         Args:
             alive: bool ``[capacity]``: the rows in use.
-            depth: int32 ``[capacity]``: where rows stand in their chains.
+            depth: int32 ``[capacity]``: positions of the rows in their chains.
             keys: uint64 ``[n]``, chain after chain.
             counts: int64 ``[chains]``: keys of each chain.
-            guesses: For each chain, where its keys may be, see ``KnownChains``; else each is looked
-                for behind the one before it.
-            bad: bool ``[chains]``: takes which chains have a key twice.
+            guesses: Likely rows of each chain's keys; see ``KnownChains``. Without one, the row
+                after the previous key's is tried first.
+            bad: bool ``[chains]``, output: marks chains that contain a key twice.
 
         Returns:
-            rows int32 ``[n]``, how many are not known, and how many chains are bad.
+            The rows, int32 ``[n]``, the number of unknown keys, and the number of bad chains.
         """
         rows = np.empty(len(keys), dtype=np.int32)
         found = core.find_chains(
@@ -133,8 +133,8 @@ class HashIndex:
         return rows, *found
 
     def unhold(self, tiers: npt.NDArray[np.uint8], keys: Keys) -> Rows:
-        """Clear the bit of an engine's pool in its ``tiers``; returns the rows of those keys that
-        had it, ascending.
+        """Clear the bit of an engine's pool in its ``tiers``; returns the rows of the keys that had
+        it, ascending.
         """
         rows = core.unhold(self._slots.rows, self.keys, tiers, np.ascontiguousarray(keys))
         return np.frombuffer(rows, dtype=np.int32)
@@ -150,10 +150,10 @@ class HashIndex:
     def ensure(
         self, keys: Keys, take: Callable[[int], Rows], alive: Mask = _NONE
     ) -> tuple[Rows, Mask]:
-        """The row of each key (repeats allowed), int32 ``[n]``, after adding those that are not in
-        the map, and a bool ``[n]`` that is true where the key was added. ``take(n)`` gives rows for
-        ``n`` new keys, in the order in which those first appear. ``alive``, bool ``[capacity]``,
-        marks the rows in use, where keys that come together are likely to have consecutive ones.
+        """Return the row of each key (repeats allowed), int32 ``[n]``, adding missing keys, and a
+        bool ``[n]`` that marks added keys. ``take(n)`` returns rows for ``n`` new keys, in order of
+        first appearance. ``alive``, bool ``[capacity]``, marks the rows in use; keys that arrive
+        together probably have consecutive rows.
         """
         keys = np.ascontiguousarray(keys)
         self._make_room(keys)
@@ -163,8 +163,8 @@ class HashIndex:
     def complete(
         self, keys: Keys, found: Rows, unknown: int, take: Callable[[int], Rows], alive: Mask
     ) -> Mask:
-        """As ``ensure``, of keys that were looked for: ``found``, int32 ``[n]``, has their rows,
-        none for so many that are ``unknown``, and takes those.
+        """As ``ensure``, for keys that were already looked up. ``found``, int32 ``[n]``, has their
+        rows, and receives new rows for the ``unknown`` keys without one.
         """
         if not unknown:
             return np.zeros(len(keys), dtype=np.bool_)
@@ -196,14 +196,15 @@ class HashIndex:
         self._size -= len(rows)
 
     def rows(self) -> Rows:
-        """int32 ``[len(self)]``: the rows in the map, in no order."""
+        """Return the rows in the map, int32 ``[len(self)]``, in no order."""
         return self._slots.taken()
 
     def tidying(self, alive: Mask, rows: int) -> Iterator[None]:
-        """Rebuild a large map, part by part, before it is so crowded that ``ensure`` must rebuild
-        it at once. ``alive``, bool ``[capacity]``, marks what is in the map, of the first ``rows``.
+        """Rebuild a large map, part by part, before it is so full that ``ensure`` must rebuild it
+        at once. ``alive``, bool ``[capacity]``, marks the rows in the map, among the first
+        ``rows``.
 
-        Until the last part the old map serves; no key may be added or removed meanwhile.
+        The old map is used until the last part is done; no key may be added or removed meanwhile.
         """
         used = self._size + self._tombstones
         if len(self._slots) < _MANY_SLOTS or used <= _NEARLY_FULL * len(self._slots):
@@ -225,7 +226,7 @@ class HashIndex:
         return self._size + self._tombstones + new > _FULL * len(self._slots)
 
     def rebuild(self, new: int) -> None:
-        """Rebuild the map at once, without removed rows, with room for so many new keys."""
+        """Rebuild the map at once, without removed rows, with room for ``new`` more keys."""
         rows = self.rows()
         self._slots, self._tombstones = Slots.empty(_slots_for(len(rows) + new)), 0
         self._slots.place(rows, self.keys[rows])
@@ -243,8 +244,8 @@ _MOST_NAMES: Final = 16_384  # of known chains; chosen
 
 
 class KnownChains:
-    """The rows of chains that were told last, each by the name of who told it. They are guesses, of
-    which whoever takes them checks every key: rows are reused, and names are anybody's.
+    """The rows of recently reported chains, each under the name of its source. They are guesses:
+    users must check every key, because rows are reused, and names are not verified.
     """
 
     def __init__(self) -> None:
@@ -256,7 +257,7 @@ class KnownChains:
         return 4 * self._count
 
     def note(self, name: str, rows: Rows) -> None:
-        """Note where a chain is; the longest ago noted are forgotten beyond some bounds."""
+        """Note the rows of a chain; beyond some bounds, the oldest notes are forgotten."""
         known, count = self._rows, self._count + len(rows)
         if (before := known.pop(name, None)) is not None:
             count -= len(before)

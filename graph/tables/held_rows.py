@@ -1,4 +1,4 @@
-"""``HeldRows``: the rows that one engine holds, found without a look at all others'."""
+"""``HeldRows``: the rows that one engine holds, found without scanning all rows."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _PAGE: Final = 64  # rows; as in ``core/held.hpp``
 
 
 class HeldRows:
-    """Rows of which an engine's tier bits say that it holds them.
+    """The rows that an engine holds, according to its tier bits.
 
-    The bits are the truth. Pages of rows are noted here as some are marked, and those that have
-    none any more are forgotten at the next query: so a query costs what the engine holds, and what
-    others hold in the same pages. Between two changes several ask, for a ranking and what goes with
-    it: only the first of them looks.
+    The tier bits are authoritative. Pages of rows are noted here when rows in them are marked, and
+    forgotten at the next query once they contain no marked row. So a query costs what the engine
+    holds, plus what others hold in the same pages. Several queries may follow between two changes,
+    for one ranking; only the first of them scans.
     """
 
     def __init__(self) -> None:
@@ -32,7 +32,7 @@ class HeldRows:
         return self._pages.nbytes + sum(rows.nbytes for rows in self._found.values())
 
     def changed(self) -> None:
-        """Note that the bits of some rows changed that are noted here."""
+        """Note that the tier bits of some noted rows changed."""
         self._found.clear()
 
     def add(self, rows: npt.NDArray[Any], bits: npt.NDArray[np.uint8]) -> None:
@@ -44,7 +44,7 @@ class HeldRows:
         core.note_held(self._pages, np.asarray(rows, dtype=np.int32))
 
     def marked(self, bits: npt.NDArray[np.uint8], tiers: int) -> Rows:
-        """int32, ascending: the rows that have any of the bits in ``tiers``; read only."""
+        """Return the rows that have any of the bits in ``tiers``, int32, ascending; read only."""
         found = self._found.get(tiers)
         if found is None:
             room = np.empty(_PAGE * np.count_nonzero(self._pages), dtype=np.int32)

@@ -1,4 +1,4 @@
-"""When sessions come back: by what they stated, and by what all sessions taught."""
+"""When sessions will return, from what callers stated and from the pauses of all sessions."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from ..compiled import core
 from ..types import NEVER, NO_ROW, Rows, SessionState, StopReason
 from .columns import Columns, column
 
-# How long tools take, if callers name them: learned from the pauses that they cause.
+# How long tools take, if callers name them: learned from the pauses of sessions that wait for them.
 
 # All chosen.
 A_TENANTS_TOOLS: Final = 64
 MOST_TOOLS: Final = 4096
-_FEW: Final = 3  # with fewer pauses nothing is known
-_TRIALS: Final = 64  # tools at least that have the time to become known
+_FEW: Final = 3  # with fewer pauses, a tool's duration is unknown
+_TRIALS: Final = 64  # tools that can be tried before the oldest makes room
 _MEMORY: Final = 50.0  # pauses over which a mean forgets
 _KNOWN_WITHIN: Final = math.log(4.0)  # the error that a caller's own statement may have
 _LEAST_S: Final = 0.01
@@ -30,12 +30,12 @@ _OTHERS: Final = ""
 class ToolBook:
     """Tools by tenant and name, with the logarithms of their durations; bounded.
 
-    Beyond ``A_TENANTS_TOOLS``, a tenant's further tools count as one; beyond ``MOST_TOOLS``, one
-    of which fewer than ``_FEW`` pauses are known makes room, the oldest first, so that no tenant's
-    many take the place of what is known of another's.
+    Beyond ``A_TENANTS_TOOLS``, a tenant's further tools count as one. Beyond ``MOST_TOOLS``, the
+    oldest tool with fewer than ``_FEW`` known pauses is removed first, so that one tenant's many
+    tools do not displace what is known of another's.
 
     Args:
-        forget: Is told of a number that is about to mean another tool.
+        forget: Called with a number that is about to be given to another tool.
     """
 
     def __init__(self, forget: Callable[[int], None] = lambda tool: None) -> None:
@@ -51,21 +51,23 @@ class ToolBook:
 
     @property
     def names(self) -> list[tuple[int, str]]:
-        """Tenant and name of each tool, by number."""
+        """Return the tenant and name of each tool, by number."""
         return list(self._names)
 
     def stats(self) -> npt.NDArray[np.float64]:
-        """float64 ``[tools, 3]``: pauses seen, the mean of ln(pause / s), its variance."""
+        """Return float64 ``[tools, 3]``: pauses seen, the mean of ln(pause / s), and its
+        variance.
+        """
         return np.array(self._stats, dtype=np.float64).reshape(-1, 3)
 
     def restore(self, names: Sequence[Sequence[int | str]], stats: npt.NDArray[np.float64]) -> None:
-        """Fill an empty book with what ``names`` and ``stats()`` gave."""
+        """Fill an empty book with the results of ``names`` and ``stats()``."""
         for tenant, name in names:
             self._create(int(tenant), str(name))
         self._stats = stats.tolist()
 
     def number(self, name: str, tenant: int) -> int:
-        """The number of the tool of this name, given if it is new."""
+        """Return the number of the tool of this name, assigning one if it is new."""
         found = self._numbers.get((tenant, name))
         if found is not None:
             return found
@@ -76,11 +78,11 @@ class ToolBook:
         return self._create(tenant, name)
 
     def name(self, tool: int) -> str | None:
-        """The tool's name; None for ``NO_ROW``, and for a tenant's further tools."""
+        """Return the tool's name; None for ``NO_ROW``, and for a tenant's further tools."""
         return None if tool == NO_ROW else self._names[tool][1] or None
 
     def note(self, tool: int, seconds: float) -> None:
-        """Note that a session came back from this tool after ``seconds``."""
+        """Note that a session returned from this tool after ``seconds``."""
         seen, mean, variance = self._stats[tool]
         share = 1.0 / min(seen + 1.0, _MEMORY)
         off = math.log(max(seconds, _LEAST_S)) - mean
@@ -89,7 +91,9 @@ class ToolBook:
         ]  # fmt: skip
 
     def expected_s(self, tool: int) -> float | None:
-        """Seconds that the tool usually takes; None if that is not known within a factor of 4."""
+        """Return how many seconds the tool usually takes; None if not known within a factor of
+        4.
+        """
         if tool == NO_ROW:
             return None
         seen, mean, variance = self._stats[tool]
@@ -128,27 +132,27 @@ class ToolBook:
         return tool
 
 
-# The columns that remember a session's pauses, as natural logarithms of seconds.
+# The columns of a session's pauses, as natural logarithms of seconds.
 #
 # Pauses spread over five orders of magnitude, from a tool that answers at once to a person who
-# comes back tomorrow; only means of their logarithms are meaningful.
+# returns tomorrow, so only means of their logarithms are meaningful.
 
 Logs = npt.NDArray[np.float32]
 
 
 class PauseColumns(Columns):
-    """A session's pauses, NaN where there was none, and what says which pause it was."""
+    """A session's pauses, NaN if there was none, and the kinds of these pauses."""
 
     turns: Rows = column(np.int32, 0)
     stop: npt.NDArray[np.uint8] = column(np.uint8, int(StopReason.UNKNOWN))  # of its last answer
-    last_pause: Logs = column(np.float32, np.nan)  # before its last turn
-    second_pause: Logs = column(np.float32, np.nan)  # the one before that
+    last_pause: Logs = column(np.float32, np.nan)  # pause before its last turn
+    second_pause: Logs = column(np.float32, np.nan)  # the pause before that
     third_pause: Logs = column(np.float32, np.nan)
-    mean_pause: Logs = column(np.float32, np.nan)  # of all
-    recent_pause: Logs = column(np.float32, np.nan)  # exponential mean
+    mean_pause: Logs = column(np.float32, np.nan)  # mean over all pauses
+    recent_pause: Logs = column(np.float32, np.nan)  # exponential mean over all pauses
     longest_pause: Logs = column(np.float32, np.nan)
-    tool_pause: Logs = column(np.float32, np.nan)  # exponential mean of those that a tool caused
-    # … of those after an answer that ended its turn.
+    tool_pause: Logs = column(np.float32, np.nan)  # exponential mean over pauses for a tool
+    # exponential mean over pauses after an answer that ended its turn
     other_pause: Logs = column(np.float32, np.nan)
     mean_written: Logs = column(np.float32, np.nan)  # exponential mean of ln(1 + tokens answered)
 
@@ -156,7 +160,7 @@ class PauseColumns(Columns):
 # The properties of a session, one column each.
 
 _INITIAL_SESSIONS: Final = 256  # rows; chosen
-_EMA_SHARE: Final = 0.2  # of the newest sample in the mean of confidences; chosen
+_EMA_SHARE: Final = 0.2  # weight of the newest sample in the mean confidence; chosen
 
 
 class SessionColumns(PauseColumns):
@@ -168,32 +172,32 @@ class SessionColumns(PauseColumns):
     # The residency column of the engine that ran its last request.
     engine: npt.NDArray[np.int8] = column(np.int8, NO_ROW)
     created: npt.NDArray[np.float64] = column(np.float64, 0.0, time=True)
-    # Start or end of its last request.
+    # Time when its last request started or ended.
     last_seen: npt.NDArray[np.float64] = column(np.float64, 0.0, time=True)
     started: npt.NDArray[np.float64] = column(np.float64, NEVER, time=True)  # its last turn's start
-    gap: npt.NDArray[np.float32] = column(np.float32, 0.0)  # seconds between turns, mean
+    gap: npt.NDArray[np.float32] = column(np.float32, 0.0)  # mean seconds between turns
     tokens: Rows = column(np.int32, 0)  # prompt of its last turn, with the answer once it is known
-    grown: Rows = column(np.int32, 0)  # by how many tokens that prompt extends the turn before
-    asked: Rows = column(np.int32, 0)  # prompt of its last turn that began at rest
-    longer: Rows = column(np.int32, 0)  # such turns in a row, each with a longer prompt
-    written: Rows = column(np.int32, 0)  # tokens that the last turn answered
-    # NEVER if it was not stated.
+    grown: Rows = column(np.int32, 0)  # tokens by which that prompt extends the turn before
+    asked: Rows = column(np.int32, 0)  # prompt tokens of its last turn that began when idle
+    longer: Rows = column(np.int32, 0)  # number of such turns in a row with a longer prompt each
+    written: Rows = column(np.int32, 0)  # tokens of the last turn's answer
+    # The time stated by its caller; NEVER if none was.
     expected_return: npt.NDArray[np.float64] = column(np.float64, NEVER, time=True)
-    tip: Rows = column(np.int32, NO_ROW)  # block row where its last turn ended
+    tip: Rows = column(np.int32, NO_ROW)  # row of the block where its last turn ended
     first_reach: Rows = column(np.int32, 0)  # full blocks of its first prompt
     reach: Rows = column(np.int32, 0)  # full blocks of its last prompt
     # Whether it was inferred: it began with a request that extended no earlier one.
     inferred: npt.NDArray[np.bool_] = column(np.bool_, False)
-    # How sure the model was while it wrote to it, a running mean; below 0 if it was never sampled.
+    # Running mean of the model's confidence while answering it; below 0 if never sampled.
     confidence: npt.NDArray[np.float32] = column(np.float32, -1.0)
-    tool: Rows = column(np.int32, NO_ROW)  # that it waits for, in ``tools``
+    tool: Rows = column(np.int32, NO_ROW)  # the tool that it waits for, in ``tools``
 
     def __init__(self) -> None:
         super().__init__(_INITIAL_SESSIONS)
         self.names: list[str] = []  # by row
 
     def sure(self, row: int, confidence: float) -> None:
-        """Note how sure the model was of a token that it wrote to a session."""
+        """Note the model's confidence in a token that it wrote for a session."""
         before = float(self.confidence[row])
         newest = confidence if before < 0 else before + _EMA_SHARE * (confidence - before)
         self.confidence[row] = newest
@@ -203,10 +207,11 @@ class SessionColumns(PauseColumns):
         return len(self.names)
 
 
-# P(another turn | turns so far) on the Mooncake conversation trace: the prior until we know better.
+# P(another turn | turns so far) on the Mooncake conversation trace: the prior until enough is
+# known.
 RETURN_PRIOR: Final = np.array([0.25, 0.39, 0.49, 0.56, 0.60, 0.66, 0.74])
-_PRIOR_STRENGTH: Final = 20.0  # sessions that the prior counts for; chosen
-_GAP_SHARE: Final = 0.3  # weight of the newest gap in the mean of all tools'; chosen
+_PRIOR_STRENGTH: Final = 20.0  # sessions that the prior weighs as much as; chosen
+_GAP_SHARE: Final = 0.3  # weight of the newest gap in the mean of all tools; chosen
 _LONGEST_SLACK_S: Final = 30.0  # seconds past its time for which a session is still due; chosen
 
 
@@ -223,7 +228,7 @@ class SessionOutlook(SessionColumns):
         self._mean_tool_pause = np.float64(np.inf)
 
     def learned(self) -> dict[str, npt.NDArray[np.float64]]:
-        """What the sessions so far taught about all sessions: kept beside the columns."""
+        """Return what past sessions showed about all sessions; stored beside the columns."""
         pause = np.array([self._mean_tool_pause])
         counts = {"reached": self._reached, "ended": self._ended}
         return {**counts, "pause": pause, "tools": self.tools.stats()}
@@ -231,23 +236,23 @@ class SessionOutlook(SessionColumns):
     def load_learned(
         self, learned: dict[str, npt.NDArray[np.float64]], tools: list[list[int | str]]
     ) -> None:
-        """Take over what ``learned()`` and ``tools.names`` gave."""
+        """Load the results of ``learned()`` and ``tools.names``."""
         self.tools.restore(tools, learned["tools"])
         self._reached[:], self._ended[:] = learned["reached"], learned["ended"]
         self._mean_tool_pause = learned["pause"][0]
 
     def among(self, sessions: Rows) -> Rows:
-        """The rows, ascending, that occur in a column of session rows, where NO_ROW is none."""
+        """Return the rows, ascending, that occur in a column of session rows; NO_ROW means none."""
         present = np.zeros(self.size + 1, dtype=np.bool_)  # the last one stands for NO_ROW
         present[sessions] = True
         return present[:-1].nonzero()[0].astype(np.int32)
 
     def return_probability(self) -> npt.NDArray[np.float64]:
-        """float64 ``[size]``: P(another turn) of each session, from its turns so far.
+        """Return P(another turn) for each session, float64 ``[size]``, from its turns so far.
 
-        The share of sessions that continued after as many turns, learned as they come, with
-        ``RETURN_PRIOR`` as the prior. A caller who names sessions may say which are over: for a
-        session that is named, those that callers ended do not count.
+        It is the share of sessions that continued after as many turns, learned over time, with
+        ``RETURN_PRIOR`` as the prior. A caller who names sessions can also say which have ended, so
+        for named sessions those ended by callers are left out.
         """
         reached, went_on = self._reached[:-1], self._reached[1:]
         is_named = ~self.inferred[: self.size]
@@ -257,11 +262,11 @@ class SessionOutlook(SessionColumns):
         return np.asarray(np.minimum(learned / (counted + _PRIOR_STRENGTH), 1.0))
 
     def due(self) -> npt.NDArray[np.float64]:
-        """float64 ``[size]``: the expected return of each session that waits for a tool; inf for
-        the others.
+        """Return the expected return time of each session that waits for a tool, float64
+        ``[size]``; inf for the others.
 
-        The stated time, or else the session's own mean pause after its last turn, or the mean of
-        all.
+        It is the stated time, or else the last turn plus the session's own mean pause, or else plus
+        the mean of all sessions.
         """
         due = np.full(self.size, np.inf)
         waiting = self._waiting()
@@ -269,7 +274,7 @@ class SessionOutlook(SessionColumns):
         return due
 
     def soon(self, horizon_s: float, now: float) -> npt.NDArray[np.intp]:
-        """intp: the rows of sessions that are due, the earliest first.
+        """Return the rows of sessions that are due, intp, the earliest first.
 
         A session is due from ``horizon_s`` before its expected return until one expected pause
         (clamped to ``horizon_s`` … 30 s) after it.
@@ -283,7 +288,7 @@ class SessionOutlook(SessionColumns):
         return waiting[near][np.argsort(due[near], kind="stable")]
 
     def credit(self, now: float, memory_s: float, rows: Rows) -> npt.NDArray[np.float64]:
-        """float64 ``[n]`` in [0, 1]: how much each of these sessions' claim on its blocks counts.
+        """Return the weight of each session's claim on its blocks, float64 ``[n]`` in [0, 1].
 
         Running: 1. Waiting for a tool: 1 until well past its expected return. Idle: the probability
         that it returns, fading over ``memory_s`` seconds. Ended: 0.
@@ -316,8 +321,8 @@ class SessionOutlook(SessionColumns):
         return float(self.last_seen.item(row) + (gap if gap > 0 else self._mean_tool_pause))
 
     def note_turn(self, state: int, turns: int, away_s: float, tool: int) -> None:
-        """Note that a session in ``state`` has one more turn after ``turns`` others; it was last
-        seen ``away_s`` ago, and waited for ``tool``, if it did.
+        """Note that a session in ``state`` has one more turn after ``turns`` earlier ones. It was
+        last seen ``away_s`` seconds ago, and waited for ``tool``, if any.
         """
         if turns and state == SessionState.ENDED:  # it goes on: that it was over was wrong
             self._ended[_place(turns)] -= 1
@@ -329,12 +334,12 @@ class SessionOutlook(SessionColumns):
         self._reached[_place(turns + 1)] += 1
 
     def note_end(self, row: int) -> None:
-        """Note that one more session was said to be over, after as many turns as this row has."""
+        """Note that one more session was declared ended, after as many turns as this row has."""
         if turns := self.turns.item(row):
             self._ended[_place(turns)] += 1
 
     def take_back_end(self, row: int) -> None:
-        """Note that a session of which ``note_end`` was told came back all the same."""
+        """Note that a session came back although ``note_end`` was called for it."""
         if turns := self.turns.item(row):
             self._ended[_place(turns)] -= 1
 

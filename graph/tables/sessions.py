@@ -1,5 +1,5 @@
-"""Sessions: what a caller names (``session_id``), or else a chain of requests each of which extends
-the one before. Rows are reused when ``limit`` is reached: those quiet for longest go first.
+"""Sessions: named ones (``session_id``), or else chains of requests that each extend the one
+before. Rows are reused when ``limit`` is reached, those idle longest first.
 """
 
 from __future__ import annotations
@@ -20,27 +20,29 @@ from .blocks import BlockTable
 from .columns import grown
 from .returns import SessionOutlook
 
-# Which session rows are reused next: those of the sessions quiet for longest.
+# Chooses which session rows are reused next: those of the sessions idle longest.
 
 _BATCHES: Final = 256  # a whole table is reused in this many batches; chosen
 _NONE: Final[Rows] = np.empty(0, dtype=np.int32)
 
 
 class QuietRows:
-    """Chooses rows in batches: choosing reads every session, and clearing reads every block."""
+    """Chooses rows in batches, because choosing reads every session, and clearing reads every
+    block.
+    """
 
     def __init__(self) -> None:
         self._chosen: list[tuple[int, float]] = []  # and when each was last seen; the next one last
 
     def take(self, running: Rows, last_seen: npt.NDArray[np.float64]) -> tuple[int, Rows]:
-        """The next row to reuse, and the rows that were chosen with it, if a new batch was: it is
-        among them.
+        """Return the next row to reuse, and the batch of rows chosen with it if it was chosen just
+        now.
 
-        A row whose session was heard of after it was chosen is left alone.
+        A row whose session became active after the row was chosen is left alone.
 
         Args:
             running: int32 ``[n]``, requests of each session inside an engine; a running session is
-                taken only if all run.
+                taken only if all sessions are running.
             last_seen: float64 ``[n]``, monotonic seconds.
         """
         while self._chosen:
@@ -55,7 +57,7 @@ class QuietRows:
         return int(rows[0]), np.asarray(rows, dtype=np.int32)
 
 
-INFERRED: Final = "~"  # opens the name of a session that no caller named
+INFERRED: Final = "~"  # first character of the name of a session that no caller named
 
 
 _OF_RANKINGS: Final = (
@@ -65,8 +67,8 @@ _OF_RANKINGS: Final = (
 
 
 class SessionTable(SessionOutlook):
-    """Sessions by row; row numbers stand in the block table's ``session`` column. ``clear`` is told
-    of rows that are about to be reused: nothing may name them any more.
+    """Sessions by row; the block table's ``session`` column holds row numbers. ``clear`` is called
+    with rows about to be reused, which nothing may refer to any more.
     """
 
     def __init__(self, limit: int, clear: Callable[[Rows], None] = lambda rows: None) -> None:
@@ -90,8 +92,8 @@ class SessionTable(SessionOutlook):
         return self.columns_nbytes(self.size) + sys.getsizeof(self._rows) + self._name_bytes
 
     def copied(self) -> SessionTable:
-        """The same sessions as of now, to be ranked by while these change: with the columns that
-        rankings ask for, and without names.
+        """Return a copy of the sessions, for rankings made while these change: with the columns
+        that rankings use, and without names.
         """
         size, one = self.size, copy.copy(self)
         for name in _OF_RANKINGS:
@@ -101,11 +103,11 @@ class SessionTable(SessionOutlook):
         return one
 
     def columns(self) -> dict[str, npt.NDArray[Any]]:
-        """Every column by name, cut to the rows in use; views, for reading."""
+        """Return every column by name, cut to the rows in use; views, read only."""
         return self.views(self.size)
 
     def load_columns(self, columns: dict[str, npt.NDArray[Any]], names: list[str]) -> None:
-        """Fill an empty table with what ``columns()`` and ``names`` gave."""
+        """Fill an empty table with the results of ``columns()`` and ``names``."""
         if len(names) > len(self.state):
             self.grow(len(names))
         self.names = list(names)
@@ -118,16 +120,16 @@ class SessionTable(SessionOutlook):
         }
 
     def find(self, name: str, tenant: int) -> int:
-        """The row of a session, ``NO_ROW`` if it is unknown."""
+        """Return the row of a session; ``NO_ROW`` if it is unknown."""
         return self._rows.get((tenant, name), NO_ROW)
 
     def rows_named(self, name: str) -> list[int]:
         return [row for (_, known), row in self._rows.items() if known == name]
 
     def ensure(self, name: str, tenant: int, now: float) -> int:
-        """Return a session's row. An unknown one gets a row, as seen ``now`` on the graph's clock;
-        if the table is full, that of a session which is forgotten for it. Sessions of one name
-        under two tenants are different ones.
+        """Return a session's row. An unknown session gets a row, as seen at ``now`` on the graph's
+        clock; if the table is full, another session is forgotten for it. Sessions of one name under
+        two tenants are different.
         """
         row = self.find(name, tenant)
         if row != NO_ROW:
@@ -147,8 +149,8 @@ class SessionTable(SessionOutlook):
         self, row: int, engine: int, now: float, prompt_tokens: int = 0, reach: int = -1,
         tip: int = NO_ROW,
     ) -> None:  # fmt: skip
-        """Note that a request entered an engine: ``reach`` full blocks of its prompt (-1: not all
-        are known), the last of which is at row ``tip`` (``NO_ROW``: it has none).
+        """Note that a request entered an engine. Its prompt has ``reach`` full blocks (-1: not all
+        are known); the last of them is at row ``tip`` (``NO_ROW``: there is none).
         """
         self.changes += 1
         was = core.begin_turn(self, row, engine, now, prompt_tokens, reach, tip)
@@ -156,8 +158,8 @@ class SessionTable(SessionOutlook):
             self.note_turn(*was)
 
     def end_turn(self, row: int, tip: int, now: float, prompt: int = 0, total: int = 0) -> None:
-        """A request of the session left the engine; its chain ended at block row ``tip``, after
-        ``prompt`` tokens, and ``total`` with its answer.
+        """Note that a request of the session left the engine. Its chain ended at block row ``tip``,
+        after ``prompt`` tokens, or ``total`` tokens with its answer.
         """
         self.changes += 1
         if core.end_turn(self, row, tip, now, prompt, total):
@@ -167,10 +169,10 @@ class SessionTable(SessionOutlook):
         self, blocks: BlockTable, row: int, rows: Rows, engine: int, now: float, prompt_tokens: int,
         whole: bool,
     ) -> int:  # fmt: skip
-        """``begin_turn`` of a request that walks these block rows, ``whole``: all full blocks of
-        its prompt. The session owns them, and shares those that others walked. Returns how many
-        blocks of its last turn it abandoned, which are superseded: none while another request of
-        it runs.
+        """As ``begin_turn``, for a request that walks these block rows; ``whole``: they are all
+        full blocks of its prompt. The session owns these blocks, and shares those that others
+        walked too. Returns how many blocks of its last turn it abandoned, and so superseded; 0
+        while another request of the session runs.
         """
         self.changes += 1
         left, was = core.begin_walk(blocks, self, row, rows, engine, now, prompt_tokens, whole)
@@ -181,13 +183,13 @@ class SessionTable(SessionOutlook):
     def end_walk(
         self, blocks: BlockTable, row: int, rows: Rows, now: float, prompt: int, total: int
     ) -> None:
-        """``end_turn`` of a request that walked these block rows."""
+        """As ``end_turn``, for a request that walked these block rows."""
         self.changes += 1
         if core.end_walk(blocks, self, row, rows, now, prompt, total):
             self.take_back_end(row)
 
     def wait(self, row: int, expected_return: float, tool: int = NO_ROW) -> None:
-        """Note that the session pauses (a tool runs); ``expected_return`` is a time, or NEVER."""
+        """Note that the session waits for a tool until ``expected_return``, a time or NEVER."""
         if self.running[row] == 0:
             self._take_back_end(row)
             self.changes += 1
@@ -198,7 +200,7 @@ class SessionTable(SessionOutlook):
             self.soonest = min(self.soonest, self._due_of(row))
 
     def rest(self, row: int) -> None:
-        """Note that the session's last answer ended its turn, or its tool asks a person."""
+        """Note that the session's last answer ended its turn, or that its tool asks a person."""
         if self.running[row] == 0:
             self.stop[row] = StopReason.END_OF_TURN
             if self.state[row] == SessionState.WAITING_FOR_TOOL:
@@ -217,7 +219,7 @@ class SessionTable(SessionOutlook):
             self.note_end(row)
 
     def interrupt(self, engine: int | None = None) -> None:
-        """Note that none of an engine's requests (or of all engines') is known to run any more."""
+        """Note that no request of ``engine`` (None: of any engine) is known to run any more."""
         self.changes += 1
         state, running = self.state[: self.size], self.running[: self.size]
         there = running > 0
@@ -246,9 +248,9 @@ class SessionTable(SessionOutlook):
         return self.size - 1
 
 
-# What is known of one memory, beside the blocks that refer to it.
+# Properties of one memory, besides the blocks that refer to it.
 
-_SESSIONS: Final = 64  # that are remembered of a memory, the last ones; chosen
+_SESSIONS: Final = 64  # most recent sessions remembered per memory; chosen
 
 
 @dataclass(slots=True)
@@ -258,8 +260,8 @@ class MemoryFacts:
     # ``first_seen``, ``last_recalled``: monotonic seconds.
     first_seen: float
     last_recalled: float = field(init=False)
-    recalls: int = 0  # times that a new session named it, or a session at other blocks
-    # Rows of the last sessions that named it, in their order; rows are reused.
+    recalls: int = 0  # times that a new session named it, or a session for other blocks
+    # Rows of the last sessions that named it, in order; rows are reused.
     sessions: dict[int, None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -274,23 +276,23 @@ class MemoryFacts:
             del self.sessions[next(iter(self.sessions))]
 
 
-# ``CopyLog``: when blocks got copies in colder tiers, and when the last copy there was gone.
+# ``CopyLog``: when blocks got copies in colder tiers, and when the last copy there was dropped.
 
 LIMIT: Final = 32_768  # changes; chosen: 590 kB
-_LEAST: Final = 1024  # changes that it has room for at first; chosen
+_LEAST: Final = 1024  # changes for which there is room at first; chosen
 _CHANGE: Final = np.dtype(
     [
-        ("key", "<u8"),  # the graph's
-        ("at", "<f8"),  # the clock's seconds
+        ("key", "<u8"),  # the graph's key
+        ("at", "<f8"),  # time in the clock's seconds
         ("tier", "u1"),
-        ("sign", "i1"),  # 1: it got its first copy there; -1: no engine has one any more
+        ("sign", "i1"),  # 1: it got its first copy there; -1: its last copy there was dropped
     ]
 )
 Changes = npt.NDArray[np.void]
 
 
 class CopyLog:
-    """A ring of the last changes of copies, by block; a block's session may change later."""
+    """A ring of the latest changes of copies, by block; a block's session may change later."""
 
     def __init__(self) -> None:
         self._ring = np.zeros(0, dtype=_CHANGE)
@@ -301,7 +303,7 @@ class CopyLog:
         return int(self._ring.nbytes)
 
     def add(self, keys: Keys, tier: Tier, sign: int, now: float) -> None:
-        """Note that these blocks got copies (``sign`` 1), or have none any more (-1)."""
+        """Note that these blocks got copies (``sign`` 1), or lost their last ones (-1)."""
         keys = keys[-LIMIT:]
         if not len(keys):
             return
@@ -314,7 +316,7 @@ class CopyLog:
         self._next = end
 
     def changes(self) -> Changes:
-        """``key, at, tier, sign`` of those that are remembered, the oldest first."""
+        """Return ``key, at, tier, sign`` of the remembered changes, the oldest first."""
         count = min(self._next, len(self._ring))
         slots = np.arange(self._next - count, self._next) % max(1, len(self._ring))
         remembered: Changes = self._ring[slots]

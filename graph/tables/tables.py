@@ -1,4 +1,4 @@
-"""Everything the graph holds, and how much of it there may be."""
+"""Everything that the graph holds, and the limits on it."""
 
 from __future__ import annotations
 
@@ -28,17 +28,16 @@ class GraphLimits:
     """Bounds on what the graph keeps.
 
     Attributes:
-        max_ghosts: Blocks remembered after the last copy of them is gone (their history tells
-            what returned, and why a request missed), where pools are not larger; see
-            ``ghost_share``.
-        ghost_share: Blocks remembered in this way for each block of the engines' pools, if that is
-            more. Chosen: with 1, a simulated pool of twice the size knows all its blocks.
+        max_ghosts: Blocks remembered after their last copy is gone, unless pools are larger; see
+            ``ghost_share``. Their history shows which blocks returned, and why a request missed.
+        ghost_share: Blocks remembered in this way per block of the engines' pools, if that is more.
+            Chosen: with 1, a simulated pool of twice the size knows all its blocks.
         max_sessions: Sessions remembered.
-        max_names: Distinct segment names, tenants and memory ids, each. Beyond it names are not
-            kept; tenants are told apart all the same.
-        max_pairs: Block pairs watched for CO_ATTEND that are no edge yet.
-        co_attend_after: Co-occurrences that make a CO_ATTEND edge.
-        co_attend_half_life_s: After which an untouched CO_ATTEND weight has halved.
+        max_names: Distinct segment names, tenants and memory ids, each. Names beyond it are not
+            kept, but tenants are still told apart.
+        max_pairs: Block pairs watched for CO_ATTEND that have no edge yet.
+        co_attend_after: Co-occurrences after which a pair gets a CO_ATTEND edge.
+        co_attend_half_life_s: Seconds after which an unused CO_ATTEND weight has halved.
         semantic_threshold: Cosine above which two blocks get a SEMANTIC edge.
         semantic_neighbors: Neighbours looked up for each embedded block.
         logs: Whether ``LoggedTables.history`` keeps anything.
@@ -58,30 +57,30 @@ class GraphLimits:
 
 @dataclass(slots=True)
 class Tables:
-    """The graph's data, shared by the rooms that read and write it."""
+    """The graph's data, shared by the modules that read and write it."""
 
     limits: GraphLimits
     blocks: BlockTable = field(init=False)
     links: ChainLinks = field(init=False)
-    edges: EdgeStore = field(init=False)  # those that no column implies
+    edges: EdgeStore = field(init=False)  # edges that do not follow from columns
     all_edges: AllEdges = field(init=False)
     sessions: SessionTable = field(init=False)
     segment_names: Interner = field(init=False)
     tenants: TenantNames = field(init=False)
     memories: Interner = field(init=False)
     forks: ForkBook = field(init=False)
-    memory_facts: dict[int, MemoryFacts] = field(default_factory=dict)  # by their numbers
+    memory_facts: dict[int, MemoryFacts] = field(default_factory=dict)  # by memory number
     engines: dict[str, int] = field(default_factory=dict)  # engine id → residency column
     models: dict[int, str] = field(default_factory=dict)  # residency column → model
     pool_blocks: dict[int, int] = field(default_factory=dict)  # residency column → blocks
     changed: Counter[int] = field(default_factory=Counter)  # see ``turnover``
-    listing: set[int] = field(default_factory=set)  # columns whose list of blocks is being taken in
-    leaving: set[int] = field(default_factory=set)  # of engines that are being forgotten
+    listing: set[int] = field(default_factory=set)  # columns whose list of blocks is being received
+    leaving: set[int] = field(default_factory=set)  # columns of engines that are being forgotten
     reports: defaultdict[int, EngineReports] = field(
         default_factory=lambda: defaultdict(EngineReports)
     )
     budgets: dict[int, ProtectionBudget] = field(default_factory=dict)  # by residency column
-    protected_share: float | None = None  # of every pool; None: see ``budgets``
+    protected_share: float | None = None  # for every pool; None: see ``budgets``
     walks: WalkLog = field(default_factory=WalkLog)
     regret: RegretBook = field(default_factory=RegretBook)
 
@@ -97,18 +96,18 @@ class Tables:
         self.memories = Interner(self.limits.max_names)
 
     def salt(self, engine: int) -> np.uint64:
-        """What the model of a residency column adds to the keys of its blocks."""
+        """Return the number that an engine's model mixes into the keys of its blocks."""
         return salt_of(self.models.get(engine, ""))
 
     def kept_share(self, engine: int) -> float:
-        """The share of an engine's pool that may be kept whatever scores say."""
+        """Return the share of an engine's pool that may be kept whatever the scores are."""
         if self.protected_share is not None:
             return self.protected_share
         budget = self.budgets.get(engine)
         return budget.share if budget else first_share(self.pool_blocks.get(engine, 0) - 1)
 
     def name_of(self, engine: int) -> str | None:
-        """The id of the engine in a residency column; None if nobody is there."""
+        """Return the id of the engine in a residency column; None if there is none."""
         for name, column in self.engines.items():  # a generator costs as much again
             if column == engine:
                 return name
@@ -118,21 +117,23 @@ class Tables:
         return self.reports.get(self.engines.get(engine, NO_ROW)) or EngineReports()
 
     def may_have_tiers(self, engine: int) -> bool:
-        """Whether the engine in a residency column has tiers, or has not said yet."""
+        """Return whether the engine in a residency column has tiers, or has not reported yet."""
         reports = self.reports.get(engine)
         return reports is None or reports.may_have_tiers
 
     def turnover(self, engine: str) -> tuple[int, int]:
-        """How much happened to an engine's blocks, and how many its pool has (0 if it never said).
+        """Return how many changes an engine's blocks had, and its pool size (0 if never reported).
 
-        Blocks that it stored count, ever, and those of requests that ended: their place in the
-        order depends on how.
+        Changes are blocks stored, ever, and blocks of requests that ended, whose rank depends on
+        how they ended.
         """
         column = self.engines.get(engine, NO_ROW)
         return self.changed[column], self.pool_blocks.get(column, 0)
 
     def is_listing(self, engine: str) -> bool:
-        """Whether the list of this engine's blocks is being taken in: half of it is known."""
+        """Return whether this engine's list of blocks is being received, so that it is partly
+        known.
+        """
         return self.engines.get(engine, NO_ROW) in self.listing
 
     def emptied(self, engine: int, now: float) -> None:
@@ -141,14 +142,14 @@ class Tables:
         self.regret.clear(engine, now)
 
     def left(self, engine: int) -> None:
-        """Forget what an engine did that is gone or runs another model."""
+        """Forget the activity of an engine that is gone or runs another model."""
         self.walks.forget(engine)
         self.regret.forget(engine)
         self.budgets.pop(engine, None)
 
     def column_of(self, engine: str, model: str) -> int:
-        """The engine's residency column; one that speaks for the first time is given a free one,
-        for ``model`` as far as it names none. Raises GraphError: all columns are taken.
+        """Return the engine's residency column. A new engine gets a free column, with ``model``
+        unless it names its own. Raises GraphError if all columns are taken.
         """
         if engine not in self.engines:
             free = sorted(set(range(MAX_ENGINES)) - set(self.engines.values()) - self.leaving)

@@ -1,4 +1,4 @@
-"""Which blocks requests walked, in order: what a shadow of an engine's pool replays."""
+"""Which blocks requests walked, in order, for replay by a simulated copy of an engine's pool."""
 
 from __future__ import annotations
 
@@ -18,32 +18,34 @@ from .columns import distinct
 from .sessions import SessionTable
 
 MAX_WALKS: Final = 65_536
-"""Kept for one engine between two rankings; at 200 requests a second, those of minutes; chosen."""
+"""Walks kept per engine between two rankings: minutes at 200 requests a second; chosen."""
 
 
 class Walk(Struct, frozen=True, gc=False):
     """A request's pass down its chain, noted at its start and at its end."""
 
-    rows: Rows  # int32, its chain's block rows, the first block first
+    rows: Rows  # int32, the block rows of its chain, the first block first
     reach: int  # how many of them a prefix match could have covered
     found: int  # how many of them the engine's pool held; -1 at the request's end
 
 
 class WalkLog:
-    """Walks by engine since they were last taken; nothing is kept of engines nobody watches."""
+    """Walks by engine since they were last taken; nothing is kept for engines that are not
+    watched.
+    """
 
     def __init__(self) -> None:
         self._walks: dict[int, deque[Walk]] = {}
 
     def watch(self, engine: int) -> bool:
-        """Keep this engine's walks from now on; True if that is new, or begins anew."""
+        """Keep this engine's walks from now on; returns True if they were not kept before."""
         new = engine not in self._walks
         if new:
             self._walks[engine] = deque(maxlen=MAX_WALKS)
         return new
 
     def watches(self, engine: int) -> bool:
-        """Whether this engine's walks are kept."""
+        """Return whether this engine's walks are kept."""
         return engine in self._walks
 
     def add(self, engine: int, walk: Walk) -> None:
@@ -64,20 +66,20 @@ class WalkLog:
         self._walks.pop(engine, None)
 
 
-# What engines computed, and how much of it they had held before: the price of a small pool.
+# How much engines computed, and how much of it a second time: the price of a small pool.
 
 
 @dataclass(slots=True)
 class Prompts:
     asked: int = 0  # blocks of all prompts
-    computed: int = 0  # of these
-    again: int = 0  # of those, though they had been computed before
-    # When the engine last came or emptied its cache: blocks lost by that are not counted.
+    computed: int = 0  # blocks computed, of these
+    again: int = 0  # blocks computed again, of these
+    # Time when the engine last started or emptied its cache; earlier losses are not counted.
     cleared: float = NEVER
 
 
 class RegretBook:
-    """Counts prompt blocks, and those computed again, per engine since its start."""
+    """Counts blocks of prompts, and blocks computed again, per engine since its start."""
 
     def __init__(self) -> None:
         self._engines: dict[int, Prompts] = {}
@@ -87,7 +89,7 @@ class RegretBook:
         more.
 
         Args:
-            last_seen: When its session was last heard of before.
+            last_seen: Time when its session was last active before.
         """
         prompts = self._engines.get(engine)
         if prompts is None:
@@ -112,7 +114,9 @@ class RegretBook:
 
 @dataclass(slots=True)
 class EngineReports:
-    """The latest message of each kind that an engine sent about itself; None before the first."""
+    """The latest message of each kind in which an engine reported about itself; None before the
+    first.
+    """
 
     hello: EngineHello | None = None
     pressure: Pressure | None = None
@@ -122,8 +126,8 @@ class EngineReports:
 
     @property
     def prefill_tokens_per_s(self) -> float:
-        """The engine's speed in tokens per second while it computes prompts; 0: not measured yet.
-        An engine with tiers measures it by when steps end, another one by when they begin.
+        """The engine's prefill speed in tokens per second; 0: not measured yet. Engines with tiers
+        measure it by when steps end, others by when steps begin.
         """
         for report in (self.tiers, self.pressure):
             if report is not None and report.prefill_tokens_per_s:
@@ -132,31 +136,31 @@ class EngineReports:
 
     @property
     def may_have_tiers(self) -> bool:
-        """Whether it has tiers, or has not said yet whether it does."""
+        """Whether the engine has tiers, or has not reported yet."""
         return self.tiers is not None or self.pressure is None
 
     @property
     def copy_room(self) -> int:
-        """Blocks that its host memory and disk can hold; 0: it has neither."""
+        """Blocks that its host memory and disk can hold; 0 without either."""
         return 0 if self.tiers is None else self.tiers.warm_capacity + self.tiers.cold_capacity
 
 
-# The links of prefix chains: which block is whose parent, who walked a link, and running sums.
+# The links of prefix chains: each block's parent, the requests that walked the link, and sums.
 #
-# TEMPORAL and PREFIX_SHARE edges are these links, as ``all_edges`` shows them; the sums are
-# columns of the block table, so that a score never walks links.
+# ``all_edges`` shows these links as TEMPORAL and PREFIX_SHARE edges. The sums are columns of the
+# block table, so that scoring never walks links.
 
 _ONE = np.uint32(1)
 
 
 class ChainLinks:
-    """The one writer of ``parent``, ``walkers`` and the columns that sum them up."""
+    """The only writer of ``parent``, ``walkers`` and the columns that sum them up."""
 
     def __init__(self, blocks: BlockTable) -> None:
         self._blocks = blocks
 
     def link(self, rows: Rows, parents: Rows) -> None:
-        """Give parents to rows that have none; if a row is given two, it gets the first."""
+        """Give parents to rows that have none; a row listed twice gets its first parent."""
         blocks, parent = self._blocks, self._blocks.parent
         parent[rows[::-1]] = parents[::-1]
         if not (rows[1:] > rows[:-1]).all():
@@ -170,30 +174,30 @@ class ChainLinks:
 
     def walk(self, rows: Rows, hits: int, size: int, now: float) -> None:
         """Note that one more request walked these rows, no row twice, in blocks of ``size`` tokens,
-        and that it found the first ``hits`` of them.
+        and found the first ``hits`` of them in the cache.
         """
         core.walk(self._blocks, rows, hits, size, now)
 
     def releasing(self, gone: Mask) -> Iterator[None]:
-        """Remove all links of the rows of which ``gone``, bool ``[blocks.size]``, is true, and
-        which are about to be reused; slice by slice.
+        """Remove, in slices of work, all links of the rows for which ``gone``, bool
+        ``[blocks.size]``, is true, which are about to be reused.
         """
         for part in self._blocks.parts():
             core.unlink(self._blocks, gone, part.start, part.stop)
             yield
 
 
-# Sessions that were forked from others: a subagent begins with what its parent has said.
+# Sessions forked from others: a subagent starts with its parent's context.
 
-_KEPT: Final = 65_536  # forks that are remembered, the last ones; chosen
+_KEPT: Final = 65_536  # latest forks remembered; chosen
 
 
 class ForkBook:
-    """Knows which session waits for which fork.
+    """Tracks which session waits for which fork.
 
-    While a fork is at work, its parent waits for it: the parent is expected as soon as the fork has
-    ended its turn, and not before. What a caller states of the parent stands: once anything else
-    than our last word is expected of a parent, we say no more of it until it is forked again.
+    While a fork is running, its parent waits for it: the parent is expected once the fork has ended
+    its turn, and not before. A caller's statement about the parent takes precedence: once its
+    expected return differs from the one set here, nothing is set until it is forked again.
     """
 
     def __init__(self, sessions: SessionTable) -> None:
@@ -202,7 +206,7 @@ class ForkBook:
         self._said: dict[int, float] = {}  # parent → the return that we wrote last
 
     def forked(self, child: int, parent: int) -> None:
-        """Note that ``child`` began with what is ``parent``'s alone."""
+        """Note that ``child`` started with context that only ``parent`` has."""
         names = self._sessions.names
         if not self._stands(parent):
             self._said.pop(parent, None)
@@ -211,7 +215,9 @@ class ForkBook:
             self._parents.popitem(last=False)
 
     def parent_of(self, child: int) -> int:
-        """The session that waits for this one, or ``NO_ROW``; rows are reused, so names count."""
+        """Return the session that waits for this one, or ``NO_ROW``; checks names, as rows are
+        reused.
+        """
         if child not in self._parents:
             return NO_ROW
         name, parent, parents_name = self._parents[child]
@@ -219,7 +225,7 @@ class ForkBook:
         return parent if names[child] == name and names[parent] == parents_name else NO_ROW
 
     def works(self, child: int, now: float) -> None:
-        """Note that a request of ``child`` began or ended."""
+        """Note that a request of ``child`` started or ended."""
         parent = self.parent_of(child)
         if parent == NO_ROW or not self._may_say(parent):
             return
@@ -247,4 +253,4 @@ class ForkBook:
         return bool(sessions.expected_return[parent] == NEVER)
 
 
-_UNKNOWN_S: Final = 10.0  # until the next turn of a fork that has had one only; chosen
+_UNKNOWN_S: Final = 10.0  # until the next turn of a fork with only one so far; chosen

@@ -1,1 +1,1 @@
-"""What engine and sidecar exchange: events, advice, frames, endpoints and keys."""
+"""The messages between engine and sidecar: events, advice, frames, endpoints and keys."""

@@ -36,8 +36,8 @@ BlockIds = npt.NDArray[np.int64]
 class EvictionRanking:
     """The order in which an engine should evict blocks; immutable.
 
-    One type from the graph that makes it to the engine's free queue. The last four attributes are
-    the engine's own: they are not sent, and None where nobody has looked them up.
+    It is one type from the graph, which makes it, to the engine's free queue. The engine fills in
+    the last four attributes: they are not sent, and None until they are looked up.
 
     Attributes:
         epoch: Rises by one with each published ranking; 0 before it is published.
@@ -47,8 +47,8 @@ class EvictionRanking:
             first. Where LRU ranks, leased blocks and those that LRU would evict before them come
             first.
         spill_first: uint64 ``[s]`` resident keys worth copying to a colder tier before they are
-            evicted, in eviction order. The engine skips those that have a copy already: only it
-            knows which.
+            evicted, in eviction order. The engine skips blocks that have a copy already, since only
+            it knows which.
         demote_first: uint64 ``[w]`` keys of copies in the WARM tier, least worth keeping first.
         known_of: The ranking reflects engine events up to this time (same clock as ``ts``).
         heard: How many of the engine's event batches the ranking reflects.
@@ -56,7 +56,7 @@ class EvictionRanking:
             arrived; 0 for a key that none held.
         spill_blocks: int64 ``[s]``: the same for ``spill_first``.
         spill_keys: The keys of ``spill_first``.
-        protected_places: Each key of ``protected``, with its place there.
+        protected_places: Each key of ``protected``, with its index there.
     """
 
     epoch: int
@@ -74,7 +74,7 @@ class EvictionRanking:
 
     @classmethod
     def empty(cls, ts: float) -> EvictionRanking:
-        """An empty ranking: the engine keeps its own order."""
+        """Return an empty ranking: the engine keeps its own order."""
         nothing = as_keys([])
         return cls(0, ts, nothing, nothing, nothing, nothing)
 
@@ -88,15 +88,15 @@ class AdmissionAdvice:
         ts: When it was computed, in monotonic seconds of the process that holds it.
         room_blocks: Blocks of context that new or cold sessions may still start, counted from
             ``ts``; None: no limit.
-        live_sessions: Sessions live on the engine.
-        fitting_sessions: Sessions whose context fits into the pool; shown to operators only.
+        live_sessions: Number of live sessions on the engine.
+        fitting_sessions: Number of sessions whose context fits into the pool; only for operators.
         known_of: The advice reflects requests started up to this time (same clock); subtract later
             ones from the room.
         heard: How many of the engine's event batches the advice reflects.
-        again: Share of recently requested prompt blocks that were computed again; shown to
-            operators only.
+        again: Share of recently requested prompt blocks that were computed again; only for
+            operators.
         lifted_pools: How many pools' worth of prompt blocks must be requested before a limit may be
-            set again, because the last one saved nothing; 0: at any time. Shown to operators only.
+            set again, because the last one saved nothing; 0: at any time. Only for operators.
         wasted: Share of the recently computed prompt blocks that had been computed before. The
             higher it is, the more rarely a request starts without room.
     """
@@ -113,7 +113,7 @@ class AdmissionAdvice:
     wasted: float = 0.0
 
 
-_BLOCKS: Final = ("order", "protected", "spill_first", "demote_first")  # of a ranking, as sent
+_BLOCKS: Final = ("order", "protected", "spill_first", "demote_first")  # a ranking's lists, as sent
 
 
 class Advice(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -121,7 +121,7 @@ class Advice(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class RankingMessage(Advice, tag=1, frozen=True):
-    """How an ``EvictionRanking`` is encoded: its keys as bytes, and how old it is."""
+    """An ``EvictionRanking`` as encoded: its keys as bytes, and its age."""
 
     epoch: int
     age_s: Seconds
@@ -133,14 +133,14 @@ class RankingMessage(Advice, tag=1, frozen=True):
 
     @classmethod
     def of(cls, ranking: EvictionRanking, now: float) -> RankingMessage:
-        """The ranking as it is sent at ``now`` of the sender's clock."""
+        """Return the ranking as sent at ``now`` on the sender's clock."""
         age_s = max(0.0, now - ranking.ts)
         order, protected, spill, demote = (packed(getattr(ranking, name)) for name in _BLOCKS)
         return cls(ranking.epoch, age_s, order, protected, spill, demote, ranking.heard)
 
     def at(self, now: float) -> EvictionRanking:
-        """The ranking, with ``ts`` in the clock of the receiver, which got it at ``now``. Raises
-        ValueError if its keys are not whole 64-bit numbers.
+        """Return the ranking with ``ts`` on the clock of the receiver, which received it at
+        ``now``. Raises ValueError if its keys are not whole 64-bit numbers.
         """
         order, protected, spill, demote = (as_keys(getattr(self, name)) for name in _BLOCKS)
         ts, heard = now - self.age_s, self.heard
@@ -148,7 +148,7 @@ class RankingMessage(Advice, tag=1, frozen=True):
 
 
 class StillValid(Advice, tag=2, frozen=True):
-    """Confirms that ranking ``epoch`` still holds because nothing has changed."""
+    """Confirms that ranking ``epoch`` is still valid because nothing has changed."""
 
     epoch: int
     age_s: Seconds
@@ -174,7 +174,7 @@ class Refused(Advice, tag=5, frozen=True):
 
 
 class AdmissionMessage(Advice, tag=6, frozen=True):
-    """How an ``AdmissionAdvice`` is encoded: with its age instead of a time."""
+    """An ``AdmissionAdvice`` as encoded: with its age instead of a time."""
 
     epoch: Count
     age_s: Seconds
@@ -187,14 +187,16 @@ class AdmissionMessage(Advice, tag=6, frozen=True):
 
     @classmethod
     def of(cls, advice: AdmissionAdvice, now: float) -> AdmissionMessage:
-        """The advice as it is sent at ``now`` of the sender's clock."""
+        """Return the advice as sent at ``now`` on the sender's clock."""
         age_s = max(0.0, now - advice.ts)
         room, live, fitting = advice.room_blocks, advice.live_sessions, advice.fitting_sessions
         again, wasted = (min(1.0, max(0.0, share)) for share in (advice.again, advice.wasted))
         return cls(advice.epoch, age_s, room, live, fitting, advice.heard, again, wasted)
 
     def at(self, now: float) -> AdmissionAdvice:
-        """The advice, with ``ts`` in the clock of the receiver, which got it at ``now``."""
+        """Return the advice with ``ts`` on the clock of the receiver, which received it at
+        ``now``.
+        """
         said = msgspec.structs.asdict(self)
         return AdmissionAdvice(ts=now - said.pop("age_s"), **said)
 
@@ -202,9 +204,9 @@ class AdmissionMessage(Advice, tag=6, frozen=True):
 class SendTips(Advice, tag=7, frozen=True):
     """Asks the engine to report each chain by its last block only, while the sidecar is overloaded.
 
-    At a request's start that is the last block found in the prefix cache (blocks after it are
-    reported as they are stored), at its end the last block of all. The event's ``skipped`` counts
-    the blocks before it, whose links the sidecar knows already.
+    At a request's start this is the last block found in the prefix cache (later blocks are reported
+    when stored), at its end the last block of all. The event's ``skipped`` counts the blocks before
+    it, whose links the sidecar knows already.
     """
 
     seconds: Seconds
@@ -214,8 +216,8 @@ class ContentKey(Advice, tag=8, frozen=True):
     """The sidecar's own key, with which an engine digests the content of salted prompts.
 
     Equal prompts under two salts have different hashes but equal digests, so the sidecar can tell
-    that only the salt caused a miss. Without the key nobody can test guessed prompts against
-    digests. Every sidecar makes a new key at its start and keeps it in memory only.
+    that only the salt caused a miss. Without the key, guessed prompts cannot be tested against
+    digests. Every sidecar creates a new key when it starts and keeps it in memory only.
     """
 
     key: Annotated[bytes, msgspec.Meta(min_length=16, max_length=64)]
@@ -224,9 +226,9 @@ class ContentKey(Advice, tag=8, frozen=True):
 _Undated = StillValid | PrefetchMessage | ResyncRequest | Refused | SendTips | ContentKey
 AnyAdvice = EvictionRanking | AdmissionAdvice | _Undated
 AnyMessage = RankingMessage | AdmissionMessage | _Undated
-"""What of ``AnyAdvice`` is encoded."""
+"""The types in which ``AnyAdvice`` is encoded."""
 
 
 def packed(keys: Keys) -> bytes:
-    """Keys as bytes for the wire: eight bytes each, little-endian."""
+    """Return keys as bytes for the wire: eight bytes each, little-endian."""
     return keys.astype("<u8", copy=False).tobytes()

@@ -28,7 +28,7 @@ module does not need ZeroMQ."""
 _KEY: Final = r'-key\s*=\s*"([0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40})"'  # Z85, 32 bytes
 _PUBLIC_KEY: Final = re.compile("public" + _KEY)
 _SECRET_KEY: Final = re.compile("secret" + _KEY)
-_MOST_BYTES: Final = 4096  # of a file; one that ZeroMQ writes has about 400
+_MOST_BYTES: Final = 4096  # largest file; one that ZeroMQ writes has about 400
 ALLOWED: Final = "engines"
 SIDECAR, ENGINE = "sidecar", "engine"
 PUBLIC, SECRET = ".key", ".key_secret"
@@ -63,7 +63,9 @@ class SidecarKeys:
         socket.curve_publickey, socket.curve_secretkey = self._public, self._secret
 
     def allowed(self) -> frozenset[bytes]:
-        """Public keys of the engines that may connect now; files without a key are skipped."""
+        """Return the public keys of the engines that may connect now; files without a key are
+        skipped.
+        """
         try:
             with os.scandir(self.engines) as entries:
                 seen = {

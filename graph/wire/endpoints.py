@@ -1,4 +1,6 @@
-"""Checks endpoints (form, and that they are local), finds running sidecars, wakes poll loops."""
+"""Checks endpoints (their form, and that they are local), finds running sidecars, wakes poll
+loops.
+"""
 
 from __future__ import annotations
 
@@ -22,17 +24,19 @@ ENDPOINT_FORMS: Final = "ipc:///path/to/socket or tcp://127.0.0.1:PORT"
 
 
 def is_loopback(host: str) -> bool:
-    """Whether ``host`` can only be reached from this machine."""
+    """Return whether ``host`` can only be reached from this machine."""
     return host in LOOPBACK_HOSTS or (host.startswith("127.") and host.replace(".", "").isdigit())
 
 
 def is_ipv6(endpoint: str) -> bool:
-    """Whether the host is an IPv6 address, for which ZeroMQ needs its own socket option."""
+    """Return whether the host is an IPv6 address, for which ZeroMQ needs a socket option."""
     return "[" in endpoint and not endpoint.startswith("ipc://")
 
 
 def check_endpoint(endpoint: str, *, any_host: bool = False, connects: bool = False) -> str:
-    """Return ``endpoint`` if well formed and local (unless ``any_host``); raises ValueError."""
+    """Return ``endpoint`` if it is well formed and local (unless ``any_host``); raises
+    ValueError.
+    """
     if endpoint.startswith("ipc://"):
         return _check_ipc(endpoint)
     host, port = _tcp_parts(endpoint)
@@ -69,14 +73,14 @@ def _tcp_parts(endpoint: str) -> tuple[str, int]:
     return host, port
 
 
-# Running sidecars leave notes, so that other processes of this user find them.
+# Files that running sidecars leave, so that other processes of the same user find them.
 
-_MOST_BYTES: Final = 1 << 16  # of a note; chosen
+_MOST_BYTES: Final = 1 << 16  # largest such file; chosen
 
 
 def runtime_dir() -> Path:
-    """This user's private directory for sockets and notes, created when missing (0700).
-    Raises ConfigError.
+    """Return this user's private directory for sockets and sidecar files, creating it if needed
+    (0700). Raises ConfigError.
     """
     base = os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
     path = Path(base) / f"kvgraph-{os.getuid()}"
@@ -95,7 +99,7 @@ def runtime_dir() -> Path:
 
 
 class RunningSidecar(msgspec.Struct, frozen=True):
-    """A running sidecar's note for other processes of its user."""
+    """What a running sidecar tells other processes of its user, in a file."""
 
     pid: Annotated[int, msgspec.Meta(ge=1, le=(1 << 31) - 1)]
     endpoint: str
@@ -104,8 +108,8 @@ class RunningSidecar(msgspec.Struct, frozen=True):
 
 
 class Note:
-    """A running sidecar's note. It is locked while the sidecar runs: that holds between containers
-    that share the directory, where one process's number means nothing to another.
+    """A running sidecar's file, locked while the sidecar runs. The lock also works between
+    containers that share the directory, where process numbers mean nothing.
     """
 
     def __init__(self, sidecar: RunningSidecar) -> None:
@@ -127,7 +131,7 @@ class Note:
 
 
 def running_sidecars() -> list[RunningSidecar]:
-    """This user's running sidecars; notes of those that were killed are removed."""
+    """Return this user's running sidecars; removes the files of those that were killed."""
     found = []
     for path in sorted(runtime_dir().glob("*.json")):
         try:
@@ -154,7 +158,9 @@ def _is_locked(file: BinaryIO) -> bool:
 
 
 def token_of(address: str) -> str:
-    """The token of this user's sidecar at ``address`` (endpoint or URL); empty if unknown."""
+    """Return the token of this user's sidecar at ``address`` (endpoint or URL); empty if
+    unknown.
+    """
     try:
         known = running_sidecars()
     except (ConfigError, OSError):
@@ -163,7 +169,7 @@ def token_of(address: str) -> str:
 
 
 def is_alive(pid: int) -> bool:
-    """Whether a process with this id exists."""
+    """Return whether a process with this id exists."""
     try:
         os.kill(pid, 0)
     except (ProcessLookupError, OverflowError):  # larger than any id
@@ -175,7 +181,7 @@ def is_alive(pid: int) -> bool:
 
 class Wake:
     """Wakes a loop that sleeps in poll, from another thread or a signal handler. ``fd`` is readable
-    while a wake-up is due.
+    while a wake-up is pending.
     """
 
     def __init__(self) -> None:

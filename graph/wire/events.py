@@ -1,8 +1,7 @@
-"""The messages from an engine to the sidecar: what happens to its blocks and requests, without
-text.
+"""The messages from an engine to the sidecar about its blocks and requests, without any text.
 
-Hashes are packed: ``bytes`` of little-endian uint64, in chain order (the parent first). Times
-inside messages are durations in seconds; a receiver stamps arrival with its own clock. No message
+Hashes are packed: ``bytes`` of little-endian uint64, in chain order (the parent first). Times in
+messages are durations in seconds; the receiver dates arrivals with its own clock. No message
 carries prompt text or token ids.
 """
 
@@ -15,7 +14,7 @@ from typing import Annotated, Final, NamedTuple
 
 import msgspec
 
-# Types of message fields, with the bounds that are checked when a message is decoded.
+# Types of message fields, with limits that are checked when a message is decoded.
 
 MAX_NAME = 256  # characters of any name; chosen
 Name = Annotated[str, msgspec.Meta(max_length=MAX_NAME)]
@@ -24,7 +23,7 @@ MAX_KEYS = 1 << 20  # per list; chosen
 Hashes = Annotated[bytes, msgspec.Meta(max_length=8 * MAX_KEYS)]
 Hash = Annotated[int, msgspec.Meta(ge=0)]  # up to 2**64 - 1: the wire's own bound
 Count = Annotated[int, msgspec.Meta(ge=0, le=(1 << 31) - 1)]
-Total = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]  # counted since a start: never too big
+Total = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]  # counted since a start; never reached
 PoolSize = Annotated[int, msgspec.Meta(ge=0, le=1 << 24)]  # blocks; ten times the largest pools
 Listing = Annotated[bytes, msgspec.Meta(max_length=8 * 7 * (1 << 20))]  # 7.3 M keys fit a frame
 BlockSize = Annotated[int, msgspec.Meta(ge=1, le=65_535)]  # tokens
@@ -34,18 +33,18 @@ Unit = Annotated[float, msgspec.Meta(ge=0, le=1)]
 
 
 class GroupKind(IntEnum):
-    """Which tokens' state a KV cache group keeps."""
+    """The tokens whose state a KV cache group keeps."""
 
-    OTHER = 0  # nothing that a prefix match needs
-    FULL = 1  # all of them
-    WINDOW = 2  # the last ones
-    CHUNK = 3  # those of the same chunk
-    STATE = 4  # a state, as Mamba layers have
+    OTHER = 0  # no state that a prefix match needs
+    FULL = 1  # all tokens
+    WINDOW = 2  # the last tokens, in a window
+    CHUNK = 3  # the tokens of the same chunk
+    STATE = 4  # one state, as in Mamba layers
 
 
 MAX_GROUPS = 255  # of one engine; chosen
 MAX_SEGMENTS = 4096  # of one request; chosen: twice what an engine states and infers
-MAX_HOLD_ENDS = 64  # kinds; chosen: room for those of later builds
+MAX_HOLD_ENDS = 64  # reasons; chosen: leaves room for those of later builds
 GroupPlace = Annotated[int, msgspec.Meta(ge=0, lt=MAX_GROUPS)]
 
 
@@ -53,7 +52,7 @@ class CacheGroup(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """Layers that share block tables, in an engine with several KV cache groups."""
 
     kind: GroupKind
-    window: Count  # tokens of the window or chunk; 0: it has none
+    window: Count  # tokens of the window or chunk; 0: neither
     block_size: BlockSize
 
 
@@ -62,7 +61,7 @@ class Event(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class EngineHello(Event, tag=1, frozen=True):
-    """First message of a connection: which engine it is."""
+    """First message of a connection: identifies the engine."""
 
     engine: Name  # stable name, e.g. "host:pid"
     model: Name
@@ -70,7 +69,7 @@ class EngineHello(Event, tag=1, frozen=True):
     num_blocks: PoolSize
     version: Name  # "vllm 0.32.0"
     groups: Annotated[tuple[CacheGroup, ...], msgspec.Meta(max_length=MAX_GROUPS)] = ()
-    # Its algorithm and a digest of its initial hash, as "sha256 5be0cd19"; "": unknown.
+    # Hash algorithm and a digest of its initial hash, as "sha256 5be0cd19"; "": unknown.
     hashing: Plain = ""
 
 
@@ -108,7 +107,7 @@ class Segment(msgspec.Struct, array_like=True, frozen=True, gc=False):
     importance: Unit | None = None
     name: Name | None = None
     memory_id: Name | None = None
-    authority: Annotated[int, msgspec.Meta(ge=0, le=2)] = 1  # types.Authority: who states it
+    authority: Annotated[int, msgspec.Meta(ge=0, le=2)] = 1  # types.Authority: who stated it
     pinned_s: Seconds | None = None  # a lease on its blocks
 
 
@@ -118,25 +117,23 @@ class RequestStarted(Event, tag=6, frozen=True):
     request_id: Name
     hashes: Hashes  # every full block of the prompt
     prompt_tokens: Count
-    cached_tokens: Count  # of which the prefix cache held
+    cached_tokens: Count  # prompt tokens found in the prefix cache
     block_size: BlockSize
     session: Name | None = None
     tenant: Name | None = None
     segments: Annotated[tuple[Segment, ...], msgspec.Meta(max_length=MAX_SEGMENTS)] = ()
-    loading_tokens: Count = (
-        0  # that a load from a colder tier is to bring, beyond ``cached_tokens``
-    )
+    loading_tokens: Count = 0  # to be loaded from a colder tier, beyond ``cached_tokens``
     reads_cache: bool = True  # False: it computes its whole prompt, whatever is cached
     skipped: Count = 0  # blocks before ``hashes[0]``, left out: see ``SendTips``
     contents: Hashes = b""  # digests of the prompt up to each block's end: see ``ContentKey``
     salt: Hash = 0  # a digest of its cache salt, with ``contents``; 0: none
     waited_s: Seconds = 0.0  # since it arrived at the engine
-    spliced_tokens: Count = 0  # of ``loading_tokens``: that come from other positions
-    same_tokens: Count = 0  # of the first missing block: that another prompt has there too
-    # The first missing block is in the pool, but this one of ``EngineHello.groups`` lacks what a
-    # match up to its end needs.
+    spliced_tokens: Count = 0  # of ``loading_tokens``, those from other positions
+    same_tokens: Count = 0  # leading tokens of the first missing block that another prompt shares
+    # Index in ``EngineHello.groups`` of a group that lacks its part of the first missing block,
+    # which is in the pool; otherwise see the default.
     lacking: GroupPlace | None = None
-    warms: bool = False  # it only warms the cache: counts neither as hit nor as miss
+    warms: bool = False  # it only warms the cache, and counts neither as hit nor as miss
 
 
 CUT_AT_A_LENGTH = "finished_length_capped"  # ``RequestFinished.reason``, as vLLM has it
@@ -152,17 +149,17 @@ class RequestFinished(Event, tag=7, frozen=True):
     reason: Name
     session: Name | None = None
     tenant: Name | None = None
-    # False: the answer ended its turn; None: neither stated nor read off the answer.
+    # False: the answer ended its turn; None: neither stated nor recognised from the answer.
     waiting_for_tool: bool | None = None
     expected_return_s: Seconds | None = None
     session_ended: bool = False
-    tool: Name | None = None  # that it waits for
+    tool: Name | None = None  # the tool that it waits for
     skipped: Count = 0  # blocks of the chain before ``hashes[0]``, left out
     ran_s: Seconds = 0.0  # since it was first scheduled; 0: unknown
 
 
 class SessionSignal(Event, tag=8, frozen=True):
-    """What a client states about a session outside any request."""
+    """A client's statement about a session, made outside any request."""
 
     session: Name
     tenant: Name | None = None
@@ -184,7 +181,7 @@ class ConfidenceSampled(Event, tag=10, frozen=True):
 
     hashes: Hashes
     confidence: Unit
-    request_id: Name = ""  # of whose answer it is
+    request_id: Name = ""  # the request whose answer it is
     session: Name | None = None
     tenant: Name | None = None
 
@@ -224,25 +221,25 @@ class Pressure(Event, tag=15, frozen=True):
 
     total_blocks: Count
     free_blocks: Count  # allocatable: never used, or cached and unreferenced
-    cached_blocks: Count  # holding a prefix-cache hash
+    cached_blocks: Count  # blocks with a prefix-cache hash
     running: Count
     waiting: Count
-    prefill_tokens_per_s: Rate = 0.0  # as measured; 0 before that
+    prefill_tokens_per_s: Rate = 0.0  # measured; 0 before the first measurement
 
 
 class AdviceApplied(Event, tag=16, frozen=True):
-    """What the engine did with rankings; every count runs from the engine's start."""
+    """What the engine did with rankings; counts run from the engine's start."""
 
     epoch: Total  # the last ranking applied
     moved: Total  # blocks moved in the free queue
-    recycled: Total  # ranked blocks left alone: gone, reused or referenced by then
-    stale: Total  # steps without a ranking young enough
-    protected_evicted: Total  # protected blocks that the engine evicted all the same
+    recycled: Total  # ranked blocks left alone: evicted, reused or referenced by then
+    stale: Total  # steps without a fresh ranking
+    protected_evicted: Total  # protected blocks that the engine evicted anyway
     dropped: Total  # events dropped because our queue was full
 
 
 class TierReport(Event, tag=17, frozen=True):
-    """What the colder tiers hold and did; block counts run from the engine's start."""
+    """What the colder tiers hold and did; counts run from the engine's start."""
 
     bytes_per_block: Count  # on one worker
     warm_blocks: Count
@@ -252,37 +249,37 @@ class TierReport(Event, tag=17, frozen=True):
     spilled: Total  # copies completed
     spill_lost: Total  # overwritten before the copy was complete: discarded
     spill_failed: Total
-    passed_over: Total  # about to be evicted, and not worth a copy
+    passed_over: Total  # blocks about to be evicted that were not worth a copy
     demoted: Total  # moved on from WARM to COLD
-    dropped: Total  # copies given up for want of room
-    loaded: Total  # brought back for a request that waited for them
+    dropped: Total  # copies dropped for lack of room
+    loaded: Total  # blocks loaded for a request that waited for them
     load_failed: Total
-    stalls: Total  # requests that waited for a load, their own or one that was under way
-    stall_s: Seconds  # how long they waited in all
-    recomputed: Total  # in a colder tier, but computing them again was judged faster
-    prefetched: Total  # brought back before any request asked
-    prefetch_useful: Total  # of which a request then hit
-    prefetch_wasted: Total  # of which were evicted unused
-    prefetch_cancelled: Total  # asked for, but not begun for lack of room
+    stalls: Total  # requests that waited for a load, their own or a running one
+    stall_s: Seconds  # how long they waited in total
+    recomputed: Total  # blocks in a colder tier that were faster to compute again
+    prefetched: Total  # blocks loaded before any request asked for them
+    prefetch_useful: Total  # of these, blocks that a request then hit
+    prefetch_wasted: Total  # of these, blocks evicted unused
+    prefetch_cancelled: Total  # requested, but not started for lack of room
     load_bytes_per_s: Rate
     spill_bytes_per_s: Rate
     prefill_tokens_per_s: Rate
-    shared: Total = 0  # blocks given to the shared store, or found to be there already
+    shared: Total = 0  # blocks given to the shared store, or already there
     share_failed: Total = 0
-    store_loaded: Total = 0  # of those loaded, from the shared store
-    store_failed: Total = 0  # promised by the store, and not given whole
-    reads_store: bool = False  # whether there is one that it reads
+    store_loaded: Total = 0  # of the loaded blocks, those from the shared store
+    store_failed: Total = 0  # blocks listed by the store but not returned intact
+    reads_store: bool = False  # whether there is a shared store that the engine reads
 
 
 class RequestHeld(Event, tag=18, frozen=True):
     """A request of a new or cold session waits until its context has room."""
 
     request_id: Name
-    blocks: Count  # of context that the pool does not hold yet
+    blocks: Count  # blocks of context that the pool does not hold yet
     session: Name | None = None
     tenant: Name | None = None
-    fitting: Count = 0  # sessions that fit, by the advice that holds it; 0: unknown
-    live: Count = 0  # live sessions, by the same
+    fitting: Count = 0  # sessions that fit, by the advice that held it; 0: unknown
+    live: Count = 0  # live sessions, by the same advice
 
 
 class RequestReleased(Event, tag=19, frozen=True):
@@ -294,31 +291,32 @@ class RequestReleased(Event, tag=19, frozen=True):
 
 
 class AdmissionReport(Event, tag=20, frozen=True):
-    """What the engine holds now and has held.
+    """What the engine is holding and has held.
 
     Counts run from its start, except the first three and the last three.
     """
 
     waiting: Count  # requests that are held now
-    waiting_blocks: Total  # that they want
-    oldest_s: Seconds  # how long the first of them waits by now
+    waiting_blocks: Total  # blocks that they need
+    oldest_s: Seconds  # how long the first of them has waited
     held: Total
-    # One for each of ``HOLD_ENDS``.
+    # Releases by reason, in the order of ``HOLD_ENDS``.
     released: Annotated[tuple[Total, ...], msgspec.Meta(max_length=MAX_HOLD_ENDS)]
-    waited_s: Seconds  # in all
+    waited_s: Seconds  # total waiting time
     longest_s: Seconds
     not_held: Total  # requests that started without being held
-    queued_share: Unit = 0.0  # of the latest requests: they met others in the engine's queue
-    # While nothing is held and many queue: blocks of the first prompts in the engine's queue, and
-    # of these, those that were computed for their sessions' last turns and are gone.
+    queued_share: Unit = 0.0  # share of recent requests that found others in the engine's queue
+    # While nothing is held and many requests queue: blocks of the first prompts in the engine's
+    # queue, and of these, blocks computed for their sessions' last turns and evicted since.
     queued_blocks: Count = 0
     queued_again: Count = 0
 
 
 HOLD_ENDS = ("room", "bound", "idle", "open", "silence", "gone", "patience")
-"""Why a held request was released: there was room; it reached the bound; the engine was idle;
+"""Why a held request was released: there was room; it reached the limit; the engine was idle;
 admission opened for all; the sidecar fell silent; its client disconnected; it had been patient and
-no other request was queued. On the wire a reason is its index here, so a new one is appended."""
+no other request was queued. On the wire a reason is its index here, so new ones are appended.
+"""
 
 AnyEvent = (
     EngineHello
@@ -348,7 +346,9 @@ RESIDENCY: tuple[type[Event], ...] = (
     EngineHello, BlocksStored, BlocksRemoved, BlocksCleared, BlocksResident, BlocksSpilled,
     BlocksLoaded, CopiesDropped,
 )  # fmt: skip
-"""Kinds that report where blocks are: if one is lost, the graph is wrong until a resync."""
+"""Kinds of events that report where blocks are: if one is lost, the graph is wrong until a
+resync.
+"""
 
 KINDS: dict[int, type[Event]] = {
     kind.__struct_config__.tag: kind for kind in typing.get_args(AnyEvent)
@@ -359,7 +359,7 @@ MAX_EVENTS = 65_536  # per batch; chosen
 
 
 class Unreadable(Event, tag=0, frozen=True):
-    """Placeholder in a refusal for an event of unreadable kind; never sent."""
+    """Stands for an event of unreadable kind in a refusal; never sent."""
 
 
 class EventBatch(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -368,13 +368,13 @@ class EventBatch(msgspec.Struct, array_like=True, frozen=True, gc=False):
     events: Annotated[list[AnyEvent], msgspec.Meta(max_length=MAX_EVENTS)]
 
 
-# Engines that hash blocks differently find none of each other's blocks.
+# Engines that hash blocks differently cannot find each other's blocks.
 
 REMEDY: Final = (
     "Start them with one --block-size, one --prefix-caching-hash-algo and one PYTHONHASHSEED "
     "(xxhash: it must be set)."
 )
-_NAMED: Final = 3  # engines of a kind that are named; chosen
+_NAMED: Final = 3  # engines named per kind of hashing; chosen
 
 
 class BlockHashing(NamedTuple):
@@ -386,13 +386,13 @@ class BlockHashing(NamedTuple):
 
 
 def hashing_of(hello: EngineHello) -> str:
-    """Describe how an engine hashes blocks; empty if it does not say."""
+    """Describe how an engine hashes blocks; empty if it does not report it."""
     return f"blocks of {hello.block_size} tokens, {hello.hashing}" if hello.hashing else ""
 
 
 def disagreements(engines: Iterable[BlockHashing]) -> list[str]:
-    """One sentence for each model whose engines hash blocks differently. An engine that does not
-    say how it hashes agrees with all.
+    """Return one sentence for each model whose engines hash blocks differently. An engine that does
+    not report how it hashes agrees with all.
     """
     kinds: dict[str, dict[str, list[str]]] = {}
     for each in engines:

@@ -1,9 +1,9 @@
 """Frames between an engine and the sidecar.
 
 A message is three frames: ``b"KVG" + version``, the sender's sequence number (8 bytes, big endian),
-and a MessagePack payload: an ``EventBatch`` towards the sidecar, one advice message towards the
-engine. Decoding is typed, so that every message is either well formed or refused; an event that is
-refused, or of a kind that a newer build sends, costs only itself.
+and a MessagePack payload: an ``EventBatch`` to the sidecar, one advice message to the engine.
+Decoding is typed, so that every message is either well formed or refused; only the events that are
+refused, or of an unknown newer kind, are lost.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from .advice import (
 from .events import KINDS, MAX_EVENTS, RESIDENCY, AnyEvent, Event, EventBatch, Unreadable
 
 BAD_PAYLOAD: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, OverflowError)
-"""What decoding may raise; malformed text and deep nesting raise errors other than msgspec's."""
+"""Errors that decoding may raise; malformed text and deep nesting raise others than msgspec's."""
 
 _PATH: Final = re.compile(r" - at `\$(?P<steps>[^`]*)`$")
 _STEP: Final = re.compile(r"\[(\d+|\.\.\.)\]|\.(\w+)")
@@ -115,7 +115,7 @@ class EventMessage(NamedTuple):
     events: list[AnyEvent]
     unknown: int = 0  # events skipped because this build does not know their kind
     refused: str = ""  # why the first malformed event was refused; empty if none was
-    # Whether a refused event was about where blocks are, so that a resync is needed.
+    # Whether a refused event reported where blocks are, so that a resync is needed.
     torn: bool = False
 
 
@@ -131,8 +131,8 @@ def decode_events(frames: Sequence[bytes]) -> EventMessage:
 
 
 def decode_advice(frames: Sequence[bytes], now: float) -> tuple[int, AnyAdvice]:
-    """Decode one advice message, received at ``now``, to its number and content, dated by the
-    receiver's clock; raises like ``decode_events``.
+    """Decode one advice message, received at ``now``; returns its number and its content, dated by
+    the receiver's clock. Raises as ``decode_events`` does.
     """
     seq, payload = _unframe(frames)
     try:
@@ -203,7 +203,9 @@ def _unframe(frames: Sequence[bytes]) -> tuple[int, bytes]:
 
 
 def parse_seq(raw: bytes) -> int:
-    """A sequence number from its 8 big-endian bytes; refuses other lengths and absurd values."""
+    """Return a sequence number from its 8 big-endian bytes; refuses other lengths and absurd
+    values.
+    """
     if len(raw) != 8:
         raise WireError(f"a sequence number has 8 bytes, got {len(raw)}")
     seq = int.from_bytes(raw, "big")

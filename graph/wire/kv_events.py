@@ -1,9 +1,9 @@
-"""vLLM's own KV-event stream, decoded into our events.
+"""Decodes vLLM's own KV-event stream into our events.
 
-Three shapes of a batch are in the wild: array of array events (older vLLM), array of map events
-(vLLM 0.32) and map of map events. A publisher keeps to one, so a decoder is chosen by its first
-good message. Prompt token ids and extra keys (which hold the cache salt) are never decoded.
-Message format: https://docs.vllm.ai, ``vllm.distributed.kv_events``.
+Batches occur in three shapes: array of array events (older vLLM), array of map events (vLLM 0.32)
+and map of map events. A publisher uses one of them, so a decoder is chosen by its first readable
+message. Prompt token ids and extra keys (which hold the cache salt) are never decoded. Message
+format: https://docs.vllm.ai, ``vllm.distributed.kv_events``.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from .events import (
 )
 from .frames import BAD_PAYLOAD, parse_seq
 
-# A byte of a batch can be an event that cannot be read, or a hash, and each of these takes a
-# thousand times as long as a byte. So a frame's length alone bounds nothing. Chosen: an engine with
+# A single byte of a batch can be an unreadable event, or a hash, which takes a thousand times as
+# long to process as a byte. So a limit on the frame's length is not enough. Chosen: an engine with
 # blocks of one token evicts as many as a step computes.
 MOST_EVENTS: Final = 1 << 18
-MOST_HASHES: Final = MAX_KEYS  # of all its events
+MOST_HASHES: Final = MAX_KEYS  # in all events of a batch
 
 AnyHash = int | bytes
 Hashes = Annotated[list[AnyHash], msgspec.Meta(max_length=MOST_HASHES)]
@@ -55,7 +55,7 @@ _MOST_COUNTED: Final = 1 << 20  # hashes whose copies in the pool are counted; c
 class _StoredMap(msgspec.Struct, tag="BlockStored", gc=False):
     block_hashes: Hashes
     parent_block_hash: AnyHash | None = None
-    block_size: int | None = None  # of copies it need not be told
+    block_size: int | None = None  # of copies, where it may be omitted
     medium: str | None = None
     session_id: str | int | float | None = None
     group_idx: int | None = None
@@ -103,7 +103,7 @@ KvEvent = _MapEvent | _ArrayEvent
 """An event as the publisher sent it; see ``KvEventDecoder.translate``."""
 
 
-# A batch's time is not read: one that is missing or no number costs no events.
+# A batch's time is not read, so a missing or invalid one costs no events.
 
 
 class _ArrayOfArrays(msgspec.Struct, array_like=True):
@@ -139,11 +139,11 @@ _SHAPES: Final = (
 
 
 class KvEventDecoder:
-    """Decodes one publisher's messages, in the shape that its first readable one had.
+    """Decodes one publisher's messages, in the shape of its first readable one.
 
-    Of an engine with several KV cache groups under the same hashes, the first one with full
-    attention counts, as for our hooks: a match needs its blocks from the first on, whereas a group
-    with a window drops blocks that it still finds.
+    Of an engine with several KV cache groups under the same hashes, only the first one with full
+    attention is followed, as in our hooks: a match needs all of its blocks, whereas a windowed
+    group drops blocks that a match does not need.
     """
 
     def __init__(self) -> None:
@@ -166,7 +166,9 @@ class KvEventDecoder:
         self.torn = False  # whether a skipped event may have been about blocks in the engine's pool
 
     def decode(self, frames: Sequence[bytes]) -> tuple[int, list[AnyEvent]]:
-        """Sequence number and events of one ``[topic, seq, payload]`` message; raises WireError."""
+        """Return sequence number and events of one ``[topic, seq, payload]`` message; raises
+        WireError.
+        """
         seq, events = self.read(frames)
         return seq, self.translate(events)
 
@@ -174,7 +176,7 @@ class KvEventDecoder:
         return self.translate(self.read_payload(payload))
 
     def read(self, frames: Sequence[bytes]) -> tuple[int, list[KvEvent]]:
-        """Decode a message without translating it, so that batches may come in any order."""
+        """Decode a message without translating it, so that batches may arrive in any order."""
         if len(frames) != 3:
             raise WireError(f"a KV-event message has 3 frames, got {len(frames)}")
         return parse_seq(frames[1]), self.read_payload(frames[2])
@@ -200,7 +202,7 @@ class KvEventDecoder:
         return self._note(*best)
 
     def translate(self, events: Sequence[KvEvent]) -> list[AnyEvent]:
-        """Translate events to our own; call it in the publisher's order."""
+        """Translate events to our own; must be called in the publisher's order."""
         translated: list[AnyEvent] = []
         room = MOST_HASHES
         for event in events:
@@ -216,7 +218,7 @@ class KvEventDecoder:
         return translated
 
     def forget(self) -> None:
-        """Forget the pool's contents, which are no longer known."""
+        """Forget the pool's contents, which have become unknown."""
         self._copies.clear()
 
     def _note(self, events: list[KvEvent], bad: list[str], unknown: int) -> list[KvEvent]:

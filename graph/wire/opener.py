@@ -12,9 +12,9 @@ class _NoRedirects(urllib.request.HTTPRedirectHandler):
 
 
 def opener(*, through_proxies: bool) -> urllib.request.OpenerDirector:
-    """Return an opener that follows no redirects: urllib's own sends all headers, ``Authorization``
-    among them, to whatever address an answer names. The proxies that the environment names are not
-    for what is on this machine.
+    """Return an opener that follows no redirects, because urllib's own sends all headers, including
+    ``Authorization``, to whatever address an answer names. ``through_proxies``: use the proxies
+    that the environment names; not for addresses on this machine.
     """
     proxies = None if through_proxies else dict[str, str]()
     handlers = _NoRedirects(), urllib.request.ProxyHandler(proxies)

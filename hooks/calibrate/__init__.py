@@ -1,4 +1,4 @@
-"""``kvgraph calibrate MODEL``: measures how far a model's keys and values may move."""
+"""``kvgraph calibrate MODEL``: measures how far a model's keys and values may be moved."""
 
 from .command import app
 

@@ -108,7 +108,7 @@ app = typer.Typer(add_completion=False)
 
 
 @app.callback(
-    # Options may stand behind the model, also where the app is called by itself.
+    # Options may follow the model, even if the app is called on its own.
     invoke_without_command=True,
     context_settings={"allow_interspersed_args": True},
 )
@@ -149,8 +149,8 @@ def run(
     name: str, text: Path | None, samples: int, bar: PassMark, max_model_len: int | None,
     device: str, quick: bool, furthest: int, rng: random.Random,
 ) -> tuple[Calibration, str]:  # fmt: skip
-    """Measure a model; returns the calibration, and a description of the text.
-    Raises ConfigError or KernelError.
+    """Measure a model; returns the calibration, and a description of the text used. Raises
+    ConfigError or KernelError.
     """
     from ..vllm.recall.support import model_identity
 
@@ -212,7 +212,7 @@ def _given_up(problem: str) -> typer.Exit:
 
 
 _FILES: Final = 60  # sources that are read; chosen
-_VARIED: Final = 0.02  # distinct tokens per token, below which a text says nothing; chosen
+_VARIED: Final = 0.02  # distinct tokens per token; a text below this measures nothing; chosen
 
 
 def texts_for(
@@ -223,10 +223,11 @@ def texts_for(
     rng: random.Random,
     device: Any,
 ) -> tuple[Callable[[int], Tensor], str]:
-    """A function that draws adjoining tokens of a text, int64 [tokens], and what the text is.
+    """Return a function that draws consecutive tokens of a text, int64 [tokens], and a description
+    of the text.
 
-    It is that of ``file``, or else Python sources; random tokens if the tokenizer knows neither.
-    Raises ConfigError.
+    The text is ``file``, or else Python sources, or random tokens if the tokenizer can encode
+    neither. Raises ConfigError.
     """
     kind = str(file) if file else "Python's own sources"
     ids = _tokens(tokenizer, _read(file) if file else _sources())

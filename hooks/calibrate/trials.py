@@ -1,4 +1,4 @@
-"""Measures a model's next tokens after spliced text, against computing all of it."""
+"""Compares a model's next tokens after spliced text with those after computing the whole text."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Tensor: TypeAlias = torch.Tensor
 Layers: TypeAlias = list[tuple[Tensor, Tensor]]  # K and V by layer, each [1, heads, tokens, dims]
 
 _SHIFT: Final = 37  # positions; chosen: no multiple of anything
-_MOST_ERROR: Final = 0.02  # relative, of a rotated key; bfloat16 alone has 0.004; chosen
+_MOST_ERROR: Final = 0.02  # relative error of a rotated key; bfloat16 alone has 0.004; chosen
 
 
 @dataclass(frozen=True)
@@ -29,8 +29,8 @@ class SplicedModel:
 
     @torch.inference_mode()  # type: ignore[untyped-decorator]
     def states(self, ids: Tensor, start: int = 0, before: Layers | None = None) -> Layers:
-        """Keys and values of ``ids``, int64 [tokens], from position ``start`` on, behind
-        ``before``.
+        """Return keys and values of ``ids``, int64 [tokens], computed from position ``start`` on,
+        after ``before``.
         """
         out = self._run(ids, start, before)
         known = _tokens(before)
@@ -41,21 +41,23 @@ class SplicedModel:
 
     @torch.inference_mode()  # type: ignore[untyped-decorator]
     def logits(self, ids: Tensor, before: Layers | None = None) -> Tensor:
-        """Logits of the tokens after each of ``ids``, behind ``before``; float32 [tokens,
-        vocabulary].
+        """Return the logits of the token after each of ``ids``, computed after ``before``; float32
+        [tokens, vocabulary].
         """
         logits: Tensor = self._run(ids, _tokens(before), before).logits[0].float()
         return logits
 
     def moved(self, layers: Layers, delta: int, int8: bool = False) -> Layers:
-        """Keys and values as a splice moves them by ``delta`` positions; from int8 if asked."""
+        """Return keys and values moved by ``delta`` positions, as a splice moves them; via int8 if
+        asked.
+        """
         return [
             (self._turned(_kept(keys, int8), delta), _kept(values, int8)) for keys, values in layers
         ]
 
     def check_rotation(self, ids: Tensor) -> None:
-        """Compare keys that were moved with keys that were computed there, in every layer.
-        Raises ConfigError.
+        """Compare moved keys with keys computed at that position, in every layer. Raises
+        ConfigError.
         """
         moved, there = self.moved(self.states(ids), _SHIFT), self.states(ids, _SHIFT)
         for number, ((got, _), (wanted, _)) in enumerate(zip(moved, there, strict=True)):
@@ -105,22 +107,22 @@ def _kept(states: Tensor, int8: bool) -> Tensor:
 
 
 TAIL: Final = 24  # tokens whose distributions are compared; chosen
-HEAD: Final = 48  # tokens of the prompt that are exact, before what is spliced; chosen
+HEAD: Final = 48  # exact tokens at the start of the prompt, before spliced ones; chosen
 MARGINS: Final = (SpliceLimits().margin, 32, 128)  # tried until one passes; the longer are chosen
-_NEAREST: Final = 64  # tokens of distance; chosen
-FURTHEST: Final = 1024  # the same, unless a caller says more; chosen: a CPU computes that
-_FURTHER: Final = 4  # times the last one; chosen
-_WRONG: Final = 37  # positions by which Δ is wrong in the control; chosen
+_NEAREST: Final = 64  # shortest distance in tokens; chosen
+FURTHEST: Final = 1024  # largest distance, by default; chosen: a CPU computes that
+_FURTHER: Final = 4  # factor from one distance to the next; chosen
+_WRONG: Final = 37  # positions by which Δ is wrong in the control measurement; chosen
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    tokens: int  # spliced, of each span
+    tokens: int  # spliced tokens of each span
     distance: int  # |Δ|, in tokens; towards the beginning, unless `later`
-    joints: int = 1  # spans that follow each other, each from a text of its own
-    int8: bool = False  # copies are kept in int8
-    margin: int = MARGINS[0]  # tokens of the last span behind the spliced ones, computed
-    # 1: all before a span was computed, 2: that was spliced once, and so on; see `SpliceLimits`.
+    joints: int = 1  # consecutive spans, each from a text of its own
+    int8: bool = False  # whether copies are kept in int8
+    margin: int = MARGINS[0]  # computed tokens of the last span after its spliced ones
+    # 1: all text before a span was computed; 2: it was spliced once; and so on. See `SpliceLimits`.
     generations: int = 1
     later: bool = False  # spans move towards the end (Δ > 0)
     opening: bool = False  # the span stood at the very beginning of its prompt
@@ -131,7 +133,7 @@ class Cell:
 
     @property
     def head(self) -> int:
-        """Exact tokens of the prompt before the spliced ones."""
+        """Number of exact tokens of the prompt before the spliced ones."""
         if self.opening:
             return self.distance
         return HEAD + self.distance * self.later
@@ -144,15 +146,15 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class CellResult:
-    """What was measured of a cell; divergences are Kullback-Leibler's, in nats."""
+    """What was measured for a cell; divergences are Kullback-Leibler divergences, in nats."""
 
     cell: Cell
     n: int  # tokens whose distributions were compared
     kl: float  # mean divergence of the spliced distributions from the computed ones
     kl_p95: float  # its 95th percentile
     agreement: float  # share of tokens with the same first choice in both
-    wrong_kl: float  # with a wrong Δ: does the model notice positions?
-    without_kl: float  # without the spans: what are they worth?
+    wrong_kl: float  # divergence with a wrong Δ: does the model notice positions?
+    without_kl: float  # divergence without the spans: what are they worth?
 
     def plain(self) -> dict[str, Any]:
         values = asdict(self)
@@ -161,7 +163,7 @@ class CellResult:
 
 @dataclass(frozen=True)
 class _Trial:
-    head: Tensor  # exact tokens at its start
+    head: Tensor  # exact tokens at the start of the prompt
     spans: list[Tensor]
     # For each span, the texts that it was computed after: nearest first, one per generation.
     befores: list[list[Tensor]]
@@ -171,7 +173,7 @@ class _Trial:
 def grid(
     longest: int, quick: bool = False, margin: int = MARGINS[0], furthest: int = FURTHEST
 ) -> list[Cell]:
-    """The cells to measure on a model that takes sequences of ``longest`` tokens."""
+    """Return the cells to measure on a model that takes sequences of ``longest`` tokens."""
     lengths, distances = [32, 128, 512], [_NEAREST]
     while distances[-1] * _FURTHER <= furthest:
         distances.append(distances[-1] * _FURTHER)
@@ -251,10 +253,12 @@ def _kl(truth: Tensor, other: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class PassMark:
-    """What a cell must reach. Both are chosen: a tenth of a nat moves a coin's 0.5 to 0.72."""
+    """What a cell must reach; both chosen: a tenth of a nat moves a coin's probability from 0.5 to
+    0.72.
+    """
 
     most_kl: float = 0.1  # mean divergence, in nats
-    least_agreement: float = 0.9  # share of tokens that stay the first choice
+    least_agreement: float = 0.9  # share of tokens with the same first choice
 
     def passes(self, measured: CellResult) -> bool:
         return self.allows(measured.kl, measured.agreement)
@@ -268,7 +272,7 @@ DEFAULT_BAR: Final = PassMark()
 
 @dataclass(frozen=True, slots=True)
 class CalibrationVerdict:
-    """Whether a model passed, why, and what is allowed."""
+    """Whether a model passed, why, and which moves are allowed."""
 
     passed: bool
     reason: str
@@ -280,8 +284,8 @@ def judge_margins(
     measure: Callable[[Cell], CellResult],
     bar: PassMark = DEFAULT_BAR,
 ) -> tuple[CalibrationVerdict, list[CellResult]]:
-    """Judge one grid after the other, each of a longer margin, until one passes. Returns the
-    verdict on the last grid that was measured, and the results of all.
+    """Judge one grid after the other, each with a longer margin, until one passes. Returns the
+    verdict on the last grid measured, and the results of all grids.
     """
     verdict, shown = judge([], bar), list[CellResult]()
     for cells in grids:
@@ -293,12 +297,12 @@ def judge_margins(
 
 
 def judge(measured: Sequence[CellResult], bar: PassMark = DEFAULT_BAR) -> CalibrationVerdict:
-    """Allow what was measured and passed: nothing shorter, further or with more joints.
+    """Allow what was measured and passed, and nothing shorter, further or with more joints.
 
-    All of ``measured`` has one margin, which the limits keep. The limits are found in turn: the
-    shortest span from which on all lengths pass at the nearest distance; the largest distance up to
-    which all of these pass; up to that distance, the number of joints and of generations. Moves
-    towards the end and openings of prompts are judged separately.
+    All of ``measured`` has one margin, which the limits adopt. The limits are found in turn: the
+    shortest span length at and above which all pass at the nearest distance; the largest distance
+    up to which these lengths pass; up to that distance, the number of joints and of generations.
+    Moves towards the end and openings of prompts are judged separately.
     """
     exact = [each for each in measured if not each.cell.int8]
     single = [each for each in exact if each.cell.joints == each.cell.generations == 1]

@@ -1,4 +1,4 @@
-"""The attention function that a model runs with the cache; equal to sdpa until something is
+"""The attention function that a model runs with the cache; equal to sdpa until a token is
 evicted.
 """
 
@@ -19,9 +19,9 @@ from .layer import ConfLayer
 from .settings import UnsupportedError
 
 NAME: Final = "kvgraph_conf"
-AT_ONCE: Final = 64  # queries computed together once tokens are missing; chosen
+AT_ONCE: Final = 64  # queries computed together once tokens have been evicted; chosen
 REPLACED: Final = "sdpa"  # the attention that it replaces, bit for bit
-_UNKNOWN: Final = ("softcap", "s_aux", "position_bias", "head_mask")  # change what attention is
+_UNKNOWN: Final = ("softcap", "s_aux", "position_bias", "head_mask")  # these change attention
 
 
 def register() -> None:
@@ -40,11 +40,11 @@ def conf_attention(
     scaling: float | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """Attend to a layer of the cache and report the attention to it; any other cache gets sdpa.
+    """Attend to a layer of the cache and report the attention to it; other caches get sdpa.
 
-    ``query`` is [batch, heads, queries, dims]; ``key`` is what the cache's ``update`` returned, and
-    carries its layer. Returns output [batch, queries, heads, dims], and no weights.
-    Raises UnsupportedError.
+    ``query`` is [batch, heads, queries, dims]; ``key`` is the result of the cache's ``update``, and
+    carries its layer. Returns the output, [batch, queries, heads, dims], and no weights. Raises
+    UnsupportedError.
     """
     layer: ConfLayer | None = getattr(key, "kvgraph_layer", None)
     if layer is None:

@@ -78,9 +78,9 @@ _log = logging.getLogger(__name__)
 
 
 class Step(NamedTuple):
-    confidence: tuple[float, ...]  # in the next token, for each row of the batch
-    budgets: tuple[int, ...]  # tokens that each row may keep in a layer of mean depth
-    held: float  # slots of a layer after eviction, averaged over layers
+    confidence: tuple[float, ...]  # confidence in the next token, for each row of the batch
+    budgets: tuple[int, ...]  # tokens that each row may keep in a layer of average depth
+    held: float  # slots per layer after eviction, averaged over layers
     at: float  # Unix seconds
 
 
@@ -88,11 +88,11 @@ class ConfKVCache(Cache):  # type: ignore[misc]
     """A cache that keeps fewer tokens while the model is confident of its next one.
 
     ``model.generate(**inputs, past_key_values=ConfKVCache(model.config))`` is all that is needed.
-    From then on the model's attention runs through a function of ours. It does what ``sdpa`` does
-    for every other cache, and for this one until something is evicted.
+    From then on the model's attention runs through a function of ours. For every other cache it
+    does what ``sdpa`` does, and for this one too until a token is evicted.
 
     Attributes:
-        trace: The latest steps.
+        trace: The most recent steps.
     """
 
     def __init__(
@@ -155,7 +155,7 @@ class ConfKVCache(Cache):  # type: ignore[misc]
     def observe(self, logits: Tensor) -> None:
         """Choose budgets by a step's logits [batch, tokens, vocabulary], and evict.
 
-        A hook on the model calls it; call it yourself where a model runs without its head.
+        A hook on the model calls it; call it yourself if the model runs without its head.
         """
         confidence = confidence_score(logits[:, -1]).tolist()
         budgets = self._budgets.choose(confidence)
@@ -172,11 +172,11 @@ class ConfKVCache(Cache):  # type: ignore[misc]
         self.trace.append(Step(tuple(confidence), tuple(budgets), held, time.time()))
 
     def held(self) -> list[int]:
-        """Return the tokens that each layer holds, of the row that holds most."""
+        """Return the number of tokens held by each layer, in the row that holds most."""
         return [max(layer.table.valid) if layer.is_initialized else 0 for layer in self._ours()]
 
     def room(self) -> float:
-        """Return the average size of a layer's tokens, in tokens of two bytes a number."""
+        """Return the mean size of a layer's tokens, counted in tokens of 16-bit numbers."""
         ours = [layer for layer in self._ours() if layer.is_initialized]
         rows = [layer.store.room(held) for layer in ours for held in layer.table.valid]
         return sum(rows) / len(rows) if rows else 0.0

@@ -15,31 +15,32 @@ from .stores import FloatStore, MixedStore, room_for
 
 
 class Ranker(Protocol):
-    """Orders the tokens of a layer by one float32 each, which moves with the token; the lowest
-    scores are evicted first. ``queries``: of how many of a prompt's last queries it needs the
-    attention; at least 1.
+    """Ranks the tokens of a layer by one float32 per token, which moves with the token; tokens with
+    the lowest scores are evicted first. ``queries``, at least 1: from how many of a prompt's last
+    queries it needs the attention.
     """
 
     @property
     def queries(self) -> int: ...
 
     def first(self, mass: Tensor) -> Tensor:
-        """Return what to remember of each token of a prompt, float32 [batch, tokens].
+        """Return the number to remember for each token of a prompt, float32 [batch, tokens].
 
         ``mass``, float32 [batch, queries, tokens], is the attention of the prompt's last queries,
-        averaged over heads; a query's row sums to 1.
+        averaged over heads; each query's row sums to 1.
         """
 
     def next(self, memory: Tensor, mass: Tensor) -> Tensor:
-        """Return what to remember of each token after one more step.
+        """Return the number to remember for each token after one more step.
 
-        ``memory`` was remembered before it, and ``mass`` is the step's attention to each token,
-        averaged over heads; all float32 [batch, tokens].
+        ``memory`` are the numbers remembered before the step; ``mass`` is the step's attention to
+        each token, averaged over heads; all float32 [batch, tokens].
         """
 
     def scores(self, memory: Tensor, position: Tensor, open_to: Tensor) -> Tensor:
-        """The scores of tokens, [batch, tokens], given ``memory``, float32, ``position``, int64, in
-        the text, and ``open_to``, bool: which may be evicted (the others' scores do not matter).
+        """Return the tokens' scores, [batch, tokens], from ``memory``, float32, their ``position``
+        in the text, int64, and ``open_to``, bool: whether they may be evicted (otherwise the score
+        is ignored).
         """
 
 
@@ -47,9 +48,9 @@ class Ranker(Protocol):
 class AttentionAndRecency:
     """α · moving average of attention + (1 − α) · recency, each scaled to 0 … 1 in the layer."""
 
-    alpha: float  # weight of attention beside recency, 0 … 1
-    gamma: float  # share of the moving average that one step keeps, 0 … 1
-    queries: int = 64  # how many of the prompt's last queries give the average its first value
+    alpha: float  # weight of attention against recency, 0 … 1
+    gamma: float  # share of the moving average kept at each step, 0 … 1
+    queries: int = 64  # last queries of the prompt that initialise the average
 
     def first(self, mass: Tensor) -> Tensor:
         return mean_of_queries(mass)
@@ -64,23 +65,25 @@ class AttentionAndRecency:
 
 
 def mean_of_queries(mass: Tensor) -> Tensor:
-    """The mean over queries of [batch, queries, tokens]; padding in front does not count."""
+    """Return the mean over the queries of [batch, queries, tokens], ignoring padding in front."""
     present = (mass.sum(2) > 0.0).sum(1, keepdim=True).clamp_min(1)
     return mass.sum(1) / present
 
 
 def scaled(values: Tensor, among: Tensor) -> Tensor:
-    """``values`` [batch, tokens], scaled to 0 … 1 between the extremes of those ``among``."""
+    """Return ``values`` [batch, tokens] scaled to 0 … 1 between the extremes of those in
+    ``among``.
+    """
     least = torch.where(among, values, torch.inf).amin(1, keepdim=True)
     most = torch.where(among, values, -torch.inf).amax(1, keepdim=True)
     return (values - least) / (most - least).clamp_min(torch.finfo(values.dtype).tiny)
 
 
-EMPTY = -1  # position of a slot without a token: padding, or a row that keeps fewer
+EMPTY = -1  # position of a slot without a token: padding, or a row with fewer tokens
 
 
 class TokenTable:
-    """Columns over the slots of a store, [batch, held], in the order of the text."""
+    """Columns over the slots of a store, [batch, held], in text order."""
 
     def __init__(self, batch: int, device: torch.device, most: int = 0) -> None:
         self._most = most  # slots, unless a prompt brings more
@@ -93,7 +96,7 @@ class TokenTable:
 
     @property
     def position(self) -> Tensor:
-        """int64, each token's position in the text, padding counted; ``EMPTY`` where none is."""
+        """int64: each token's position in the text, counting padding; ``EMPTY`` for empty slots."""
         return self._places[:, : self.held]
 
     @property
@@ -101,7 +104,7 @@ class TokenTable:
         return min(self.valid) == self.held
 
     def append(self, count: int, present: Tensor | None) -> None:
-        """Add ``count`` slots; ``present`` [batch, count] says which hold a token, None: all."""
+        """Add ``count`` slots; ``present`` [batch, count] marks those with a token; None: all."""
         begin, end = self.held, self.held + count
         if end > (room := self._places.shape[1]):
             more = room_for(end, self._most) - room
@@ -116,7 +119,7 @@ class TokenTable:
         self._count(count if present is None else present.sum(1).tolist())
 
     def keep(self, slots: Tensor, emptied: Tensor) -> None:
-        """Gather ``slots`` [batch, n], and mark those ``emptied`` as empty."""
+        """Keep only ``slots`` [batch, n], and mark those in ``emptied`` as empty."""
         position = self.position.gather(1, slots).masked_fill(emptied, EMPTY)
         self.held = slots.shape[1]
         if self._places.shape[1] > (room := room_for(self.held, self._most)):
@@ -135,16 +138,16 @@ class TokenTable:
 
 
 class Survivors(NamedTuple):
-    """Slots to keep, [batch, n] in the order of the text."""
+    """Slots to keep, [batch, n], in text order."""
 
     slots: Tensor  # int64; the last of each row are the protected ones
-    emptied: Tensor  # bool; a row that keeps fewer than the others has empty slots in front
+    emptied: Tensor  # bool; a row that keeps fewer tokens has empty slots in front
 
 
 def survivors(
     table: TokenTable, budgets: Sequence[int], protected: int, ranker: Ranker
 ) -> Survivors | None:
-    """The slots to keep; None if no row exceeds its budget."""
+    """Return the slots to keep; None if no row exceeds its budget."""
     over = [held > allowed for held, allowed in zip(table.valid, budgets, strict=True)]
     if not any(over):
         return None
@@ -181,7 +184,7 @@ def _in_order(
 
 
 class ConfLayer(CacheLayerMixin):  # type: ignore[misc]
-    """One layer's tokens; the attention function reads them and reports each token's attention."""
+    """One layer's tokens, read by the attention function, which reports each token's attention."""
 
     is_compileable = False
     is_croppable = False
@@ -196,7 +199,7 @@ class ConfLayer(CacheLayerMixin):  # type: ignore[misc]
         self.fresh = 0  # tokens of this call that attention has not seen yet
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Allocate an empty store for keys and values like these."""
+        """Allocate an empty store for keys and values of this type and shape."""
         it = self._settings
         most = self.budget(it.high) + it.slack + 1  # more only while a longer prompt is read
         self.dtype, self.device = key_states.dtype, key_states.device
@@ -214,8 +217,8 @@ class ConfLayer(CacheLayerMixin):  # type: ignore[misc]
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
     ) -> tuple[Tensor, Tensor]:
-        """Store new tokens, and return what attention reads while this layer is exact.
-        Raises UnsupportedError.
+        """Store new tokens, and return what attention reads while nothing is evicted from this
+        layer. Raises UnsupportedError.
         """
         self._refuse(key_states)
         if not self.is_initialized:
@@ -232,12 +235,16 @@ class ConfLayer(CacheLayerMixin):  # type: ignore[misc]
         return keys, values
 
     def arrived(self, present: Tensor | None) -> None:
-        """Enter the new tokens; ``present`` [batch, fresh] says which are not padding."""
+        """Add the new tokens to the table; ``present`` [batch, fresh] marks those that are not
+        padding.
+        """
         self.table.append(self.fresh, present)
         self.fresh = 0
 
     def visible(self, count: int) -> Tensor | None:
-        """Slots each of the ``count`` newest tokens may read, [batch, count, held]; None: all."""
+        """Return a mask of the slots that each of the ``count`` newest tokens may read, [batch,
+        count, held]; None: all.
+        """
         if count == 1:
             return None if self.table.full else (self.table.position != EMPTY)[:, None, :]
         slot = torch.arange(self.table.held, device=self.device)
@@ -260,8 +267,8 @@ class ConfLayer(CacheLayerMixin):  # type: ignore[misc]
             self._cut(self._for_all_rows(self._settings.high))
 
     def shrink(self, budgets: Sequence[int]) -> None:
-        """Evict what exceeds ``budgets`` (of a layer of mean depth), once in ``slack`` steps. Each
-        row is then cut to the lowest of its budgets since the last time.
+        """Evict tokens that exceed ``budgets`` (for a layer of average depth), once every ``slack``
+        steps. Each row is cut to the lowest of its budgets since the last eviction.
         """
         # All rows are cut in the same step: moving one row's tokens moves those of all.
         self._lowest = [min(pair) for pair in zip(self._lowest, budgets, strict=True)]
@@ -289,11 +296,11 @@ class ConfLayer(CacheLayerMixin):  # type: ignore[misc]
         return max(self._settings.window + self._settings.slack, round(mean * self._share))
 
     def get_seq_length(self) -> int:
-        """The tokens of the text so far; evicted ones count, because positions go on."""
+        """Return the tokens of the text so far; evicted ones count, because positions continue."""
         return self.table.seen if self.is_initialized else 0
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """The slots including new ones, and the tokens of the text before the first slot."""
+        """Return the slots including new ones, and the tokens of the text before the first slot."""
         held = self.table.held if self.is_initialized else 0
         return held + query_length, self.get_seq_length() - held
 
@@ -304,7 +311,7 @@ class ConfLayer(CacheLayerMixin):  # type: ignore[misc]
         self.is_initialized, self.exact, self.fresh = False, True, 0
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
-        """Take the rows that beam search continues with."""
+        """Take over the rows with which beam search continues."""
         if self.is_initialized:
             self.store.select(beam_idx.to(self.device))
             self.table.select(beam_idx.to(self.device))

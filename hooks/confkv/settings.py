@@ -15,11 +15,11 @@ class ConfKVError(KvGraphError):
 
 
 class SettingsError(ConfKVError, ValueError):
-    """A setting's value makes no sense; the message says what is allowed."""
+    """A setting's value is not allowed; the message says what is."""
 
 
 class UnsupportedError(ConfKVError):
-    """The cache cannot serve this model, this way to run it, or this call; the message names it."""
+    """The cache does not support this model, call or way of running it; the message says which."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,15 +27,14 @@ class ConfKVSettings:
     """How much is kept, and what is evicted first. The defaults are chosen.
 
     Attributes:
-        tau: Confidence from which the low budget holds; 0.8 is the cautious setting.
+        tau: Confidence from which the low budget applies; 0.8 is the cautious setting.
         low: Tokens per layer to keep while the model is confident; 256 suits agents.
         high: Tokens per layer to keep while it is not.
-        window: The newest tokens of each layer, which are kept whatever their score.
-        alpha: Weight of attention against recency in a token's score, 0 to 1; the paper mixes them.
-            See ``docs/transformers_results.md`` for what recency costs beside a window.
-        gamma: Share of the past that the moving average of attention keeps at each step, below 1.
-        slack: Steps from one eviction to the next; the high budget may be exceeded by as many
-            tokens.
+        window: The newest tokens of each layer, which are kept whatever their scores.
+        alpha: Weight of attention against recency in a token's score, 0 to 1; the paper mixes both.
+            ``docs/transformers_results.md`` shows what recency costs in addition to a window.
+        gamma: Share of its past that the moving average of attention keeps at each step, below 1.
+        slack: Steps between two evictions; the high budget may be exceeded by as many tokens.
         int8: Whether tokens older than the window are stored in int8.
         pyramid: How much the first layer's budget exceeds the mean, and the last one's falls short
             of it: 0 is flat, 0.5 gives the first layer half more. The sum stays the same.
@@ -75,10 +74,10 @@ def _at_least(name: str, value: int, least: int, why: str = "") -> None:
 
 
 class Budgets(Protocol):
-    """Decides at each step how many tokens a layer of mean depth may keep."""
+    """Decides at each step how many tokens a layer of average depth may keep."""
 
     def choose(self, confidence: Sequence[float]) -> list[int]:
-        """How many tokens each row of the batch may keep, given its confidence in [0, 1]."""
+        """Return how many tokens each row of the batch may keep, given its confidence in [0, 1]."""
 
 
 class ByConfidence:

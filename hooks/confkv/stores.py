@@ -1,4 +1,4 @@
-"""Holds a layer's keys and values: one run of slots, oldest first, with spare capacity."""
+"""Stores a layer's keys and values in consecutive slots, oldest first, with spare capacity."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ _PARTS: Final = 4  # divisor: a quarter of the held tokens is spare, if that is 
 
 
 def room_for(held: int, most: int) -> int:
-    """The capacity for ``held`` tokens and some spare; none beyond ``most``."""
+    """Return the capacity for ``held`` tokens and some spare, at most ``most``."""
     return max(held, min(most, held + max(_LEAST, held // _PARTS)))
 
 
 class FloatStore:
-    """Keys and values in the model's own type, contiguous; both [batch, heads, held, dims].
-    ``keys`` and ``values`` are examples; ``most`` is its capacity, unless a prompt brings more.
+    """Keys and values in the model's own type, contiguous; both [batch, heads, held, dims]. The
+    arguments ``keys`` and ``values`` only show type and shape; ``most`` is the capacity, unless a
+    prompt is longer.
     """
 
     def __init__(self, keys: Tensor, values: Tensor, most: int) -> None:
@@ -47,7 +48,7 @@ class FloatStore:
         self.held = after
 
     def keep(self, slots: Tensor) -> None:
-        """Keep only slots [batch, n]; the last of each row are the newest, in order."""
+        """Keep only slots [batch, n]; the last ones of each row are the newest, in order."""
         keys, values = gathered(self._keys, slots), gathered(self._values, slots)
         self.held = slots.shape[1]
         if self._keys.shape[2] > (room := room_for(self.held, self._most)):
@@ -57,15 +58,15 @@ class FloatStore:
         self._values[:, :, : self.held] = values
 
     def parts(self) -> list[KvPart]:
-        """All tokens, as attention reads them."""
+        """Return all tokens, as attention reads them."""
         return [KvPart(self.keys, self.values)]
 
     def select(self, rows: Tensor) -> None:
-        """Take rows of the batch [n]; a row may be taken more than once."""
+        """Select rows of the batch [n]; a row may be selected more than once."""
         self._keys, self._values = self._keys[rows], self._values[rows]
 
     def room(self, valid: int) -> float:
-        """The size of ``valid`` tokens, in tokens of two bytes a number."""
+        """Return the size of ``valid`` tokens, counted in tokens of 16-bit numbers."""
         return float(valid)
 
     def bytes(self) -> int:
@@ -84,7 +85,9 @@ def _room(like: Tensor, capacity: int) -> Tensor:
 
 
 def gathered(values: Tensor, slots: Tensor) -> Tensor:
-    """``slots`` [batch, n] of ``values`` [batch, heads, tokens, dims], the same for all heads."""
+    """Return ``slots`` [batch, n] of ``values`` [batch, heads, tokens, dims], the same for all
+    heads.
+    """
     batch, heads, tokens, dims = values.shape
     begin = torch.arange(batch * heads, device=values.device).view(batch, heads, 1) * tokens
     rows = (slots[:, None, :] + begin).flatten()  # a token of a head is one run of memory
@@ -92,8 +95,8 @@ def gathered(values: Tensor, slots: Tensor) -> Tensor:
 
 
 class Cells:
-    """int8 tokens of one plane, keys or values, with a scale per head and channel. A scale only
-    grows: if a new token does not fit, the cells of its channel are quantised again.
+    """int8 tokens of keys or values, with a scale per head and channel. A scale only grows: if a
+    new token exceeds it, the cells of its channel are quantised again.
     """
 
     def __init__(self, like: Tensor, most: int) -> None:
@@ -103,7 +106,7 @@ class Cells:
         self.scale = like.new_zeros((batch, heads, dims), dtype=torch.float32)
 
     def append(self, values: Tensor, at: int) -> None:
-        """Write tokens into the cells from ``at`` on."""
+        """Write tokens into the cells from index ``at`` on."""
         scale = torch.maximum(self.scale, channel_scale(values))
         if at and not torch.equal(scale, self.scale):
             self.cells[:, :, :at] = rescaled(self.cells[:, :, :at], self.scale, scale)
@@ -150,7 +153,7 @@ class MixedStore:
 
     @property
     def recent(self) -> int:
-        """Tokens in the model's own type: the window, and up to a group more."""
+        """Number of tokens in the model's own type: the window, and up to one group more."""
         return self._recent.held
 
     def append(self, keys: Tensor, values: Tensor) -> None:

@@ -1,5 +1,5 @@
-"""`kvgraph doctor`: checks what an engine on this machine needs to be advised, and names the
-remedy.
+"""`kvgraph doctor`: checks everything that an engine on this machine needs for advice, and names
+remedies.
 """
 
 from .command import app

@@ -74,7 +74,7 @@ def check_hashing() -> Check:
 
 
 def hashing_at(sidecar: RunningSidecar) -> list[BlockHashing]:
-    """How a sidecar's engines hash blocks; nothing where it does not answer."""
+    """Return how a sidecar's engines hash blocks; empty if it does not answer."""
     try:
         engines = answer_of(sidecar, "/status")["engines"]
         return [BlockHashing(each["name"], each["model"], each["hashing"]) for each in engines]
@@ -175,7 +175,7 @@ def check_vllm() -> Check:
 
 
 def check_start() -> Check:
-    """Check that `vllm serve` finds its package, which the CPU build names otherwise."""
+    """Check that `vllm serve` finds its package, which has another name in the CPU build."""
     try:
         importlib.metadata.version("vllm")
     except importlib.metadata.PackageNotFoundError:

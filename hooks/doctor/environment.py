@@ -51,7 +51,9 @@ _DEFAULT: Final = "its default would be taken"
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """A check's result; ``ok`` is None where it does not apply. Ok with a remedy: a warning."""
+    """A check's result. ``ok`` is None if the check does not apply; ok with a remedy is a
+    warning.
+    """
 
     name: str
     ok: bool | None
@@ -251,7 +253,7 @@ def check_compiled() -> Check:
 
 
 _CALIBRATE: Final = "kvgraph calibrate MODEL"
-_NAMED: Final = 4  # models; chosen
+_NAMED: Final = 4  # models named in a result; chosen
 
 
 def check_recall() -> Check:
@@ -274,7 +276,9 @@ def check_recall() -> Check:
 
 
 def recall_of(config: Any) -> str:
-    """Whether an engine of this ``VllmConfig`` can have recall: the end of a sentence."""
+    """Return whether an engine with this ``VllmConfig`` can have recall, as the end of a
+    sentence.
+    """
     from ..vllm.recall.support import calibration_for
 
     if engine_settings().recall is False:

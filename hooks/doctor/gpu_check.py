@@ -1,5 +1,5 @@
-"""Checks of GPUs: whether a kernel compiles, launches and computes right, and host memory can be
-page-locked.
+"""Checks GPUs: whether a kernel compiles, launches and computes correctly, and whether host memory
+can be page-locked.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
 
 
 def check_gpu(root: Path = Path("/")) -> Check:
-    """Compile and launch one kernel on each GPU, and page-lock a piece of host memory."""
+    """Compile and launch one kernel on each GPU, and page-lock some host memory."""
     try:
         import torch
     except ImportError:
@@ -61,7 +61,7 @@ def _none(built_for: str | None, root: Path) -> Check:
 
 
 def page_locking_problem() -> str | None:
-    """Why tiers could not use host memory that a GPU reaches; None if they could."""
+    """Return why tiers cannot use host memory that a GPU can access; None if they can."""
     from ...kernels.arena import SLAB_BYTES, Arena
     from ...kernels.layout import gpu_layout
 

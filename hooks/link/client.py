@@ -32,7 +32,7 @@ from .outbox import Outbox
 logger = logging.getLogger(__name__)
 
 ADVICE_PER_TICK: Final = 64  # messages that may wait, and are read at once; chosen
-_ASK_AGAIN_S: Final = 1.0  # seconds between two looks for a new token; chosen
+_ASK_AGAIN_S: Final = 1.0  # seconds between two checks for a new token; chosen
 _ABSENT: Final = (
     "kvgraph: no sidecar answers at %s; until one is there the engine evicts as stock vLLM does, "
     "but for what its callers protect"
@@ -44,8 +44,8 @@ _REFUSED: Final = (
 
 
 class SocketOpener:
-    """Opens sockets to one sidecar's ROUTER, and tells when another one is due. Raises ConfigError
-    if the keys that the environment names cannot be used.
+    """Opens sockets to one sidecar's ROUTER, and tells when credentials have changed so that a new
+    socket is needed. Raises ConfigError if the keys that the environment names cannot be used.
     """
 
     def __init__(self, endpoint: str, identity: bytes, send_hwm: int) -> None:
@@ -68,8 +68,9 @@ class SocketOpener:
         return socket
 
     def is_outdated(self, now: float) -> bool:
-        """Tell whether a new socket may be accepted where this one is not: by another token, or
-        keys. Called while no sidecar is reachable; checks once per second at most.
+        """Return whether the token or keys have changed, so that a new socket may be accepted where
+        the present one was refused. Called while no sidecar is reachable; checks at most once per
+        second.
         """
         if not self._access.may_change or now - self._token_checked < _ASK_AGAIN_S:
             return False
@@ -90,9 +91,9 @@ class SocketOpener:
 
 
 class LinkState:
-    """Tracks whether a sidecar answers, and logs changes. It counts as absent after ``absent_s``
-    without a connection, as silent after ``silent_s`` without a message; one that refused this
-    engine is asked again after ``refused_s``.
+    """Tracks whether a sidecar answers, and logs changes. A sidecar counts as absent after
+    ``absent_s`` without a connection, and as silent after ``silent_s`` without a message. One that
+    refused this engine is asked again after ``refused_s``.
     """
 
     def __init__(
@@ -110,7 +111,7 @@ class LinkState:
         self._last_reachable = now
 
     def is_absent(self, now: float) -> bool:
-        """Tell whether no sidecar has taken messages for so long that none is expected."""
+        """Return whether no sidecar has been reachable for so long that none is expected."""
         return now - self._last_reachable >= self._absent_s
 
     def heard(self) -> None:
@@ -121,13 +122,15 @@ class LinkState:
             logger.info("kvgraph: engine linked to the sidecar at %s", self._endpoint)
 
     def refused(self, reason: str) -> None:
-        """Note that the sidecar refuses this engine: pause before asking again."""
+        """Note that the sidecar refused this engine, and pause before asking again."""
         self._refused_until = self._last_advice = self._clock() + self._refused_s
         self.linked = False
         self._once.warn("refused", _REFUSED, self._endpoint, reason)
 
     def refused_s(self, now: float) -> float:
-        """Seconds until a sidecar that refused this engine is asked again; 0 or less: now."""
+        """Return the seconds until a sidecar that refused this engine is asked again; 0 or less:
+        now.
+        """
         return self._refused_until - now
 
     def warn_if_silent(self, now: float) -> None:
@@ -139,8 +142,8 @@ class LinkState:
 def wait_for_advice(
     socket: zmq.Socket[bytes], wake: Wake, seconds: float, or_room: bool = False
 ) -> bool:
-    """Sleep until advice arrives, ``wake`` is set, a sidecar takes messages (``or_room``), or a
-    timeout; returns whether advice arrived.
+    """Sleep until advice arrives, ``wake`` is set, a sidecar takes messages (only with
+    ``or_room``), or ``seconds`` pass. Returns whether advice arrived.
     """
     poller = zmq.Poller()
     poller.register(socket, zmq.POLLIN | zmq.POLLOUT if or_room else zmq.POLLIN)
@@ -152,13 +155,13 @@ def wait_for_advice(
 
 
 class EngineEnd(Protocol):
-    """What the client asks of the engine, on the client's own thread."""
+    """The engine's methods that the client calls on its own thread."""
 
     def hello(self) -> EngineHello:
         """Return the engine's hello."""
 
     def resident(self) -> bytes:
-        """Return every key in the prefix cache, packed; may take its time."""
+        """Return every key in the prefix cache, packed; may be slow."""
 
     def copies(self) -> list[AnyEvent]:
         """Return ``BlocksSpilled`` for every copy in a colder tier."""
@@ -185,12 +188,12 @@ class ClientOptions:
     batch_limit: int = 1_024  # events per frame
     send_hwm: int = 64  # frames that ZeroMQ may hold for a slow sidecar
     tick_s: float = 0.2
-    alone_tick_s: float = 1.0  # while no sidecar is reachable; a connection wakes at once
+    alone_tick_s: float = 1.0  # while no sidecar is reachable; a connection wakes it at once
     heartbeat_s: float = 0.4  # under the 0.5 s that the sidecar is promised
     max_stale_s: float = 2.0
     protect_stale_s: float = 60.0  # how long protection outlives the sidecar's last message
-    absent_s: float = 2.0  # without a connection: then nothing is kept for the sidecar
-    silent_s: float = 5.0  # without advice: then one warning
+    absent_s: float = 2.0  # without a connection; then no events are kept for the sidecar
+    silent_s: float = 5.0  # seconds without advice before one warning
     resync_gap_s: float = 0.2  # the shortest time between two resyncs
     refused_s: float = 30.0  # pause after a sidecar refused us
 
@@ -200,16 +203,16 @@ class AdvisorClient(Mailbox):
 
     Args:
         endpoint: The sidecar's ROUTER, ``ipc://…`` or ``tcp://host:port``.
-        engine: The engine's side of a resync and of heartbeats.
+        engine: Supplies what a resync and heartbeats report.
         options: Bounds and periods.
         clock: Monotonic seconds.
 
     Attributes:
-        outbox: Events that wait to be sent.
+        outbox: The queue of events to be sent.
         standing: Whether a sidecar answers.
-        garbage: Frames that were not advice.
-        refused_version, hellos: Frames in another version of the protocol; hellos sent.
-        linked_since: The sidecar may have missed events from before this time (clock's seconds).
+        garbage: Number of frames received that were not advice.
+        refused_version, hellos: Number of frames in another protocol version, and of hellos sent.
+        linked_since: Time in the clock's seconds; the sidecar may have missed earlier events.
     """
 
     def __init__(
@@ -239,7 +242,9 @@ class AdvisorClient(Mailbox):
 
     @property
     def dropped(self) -> int:
-        """Return how many events were never sent: the queue was full, or no sidecar was there."""
+        """Return how many events were never sent, because the queue was full or no sidecar was
+        there.
+        """
         return self.outbox.dropped
 
     def emit(self, event: AnyEvent) -> None:
@@ -249,7 +254,7 @@ class AdvisorClient(Mailbox):
     def nudge(self) -> None:
         """Wake the thread to send what is queued now; costs one write to a pipe, never waits.
 
-        Without a sidecar it does nothing: no ranking would come, and the write would hand Python's
+        Does nothing without a sidecar: no ranking would come, and the write would hand Python's
         lock to the woken thread.
         """
         if self.standing.linked:

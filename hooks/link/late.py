@@ -17,7 +17,7 @@ from .mailbox import Mailbox
 from .outbox import LateEvents, Later
 
 _BYTES: Final = 8  # of a digest: the size of a block's key
-_AT_ONCE: Final = 4_096  # tokens between two moments in which other threads may run; chosen
+_AT_ONCE: Final = 4_096  # tokens digested before other threads may run; chosen
 
 
 class PromptDigests:
@@ -60,7 +60,7 @@ class PromptDigests:
 
 
 _MOST: Final = 64  # prompts; chosen
-_MOST_TOKENS: Final = 262_144  # of them all, which the engine has as a list: 9 MB at most; chosen
+_MOST_TOKENS: Final = 262_144  # in all; they are the engine's own lists, 9 MB at most; chosen
 
 
 class _Prompt(NamedTuple):
@@ -71,8 +71,8 @@ class _Prompt(NamedTuple):
 class RecentPrompts:
     """The last prompts of an engine; used by the sending thread alone.
 
-    A graph knows by keys at which block two prompts part. How far into that block they agree, only
-    the engine can tell, while it has both prompts; nothing of them leaves it but that number.
+    The graph's keys show at which block two prompts diverge. Only the engine, while it has both
+    prompts, can tell how many tokens of that block they share. Only that number leaves the engine.
     """
 
     def __init__(self, block_size: int) -> None:
@@ -84,13 +84,13 @@ class RecentPrompts:
         """Remember a prompt, and compare it with earlier ones.
 
         Args:
-            tokens: The prompt's.
-            hashes: Of its full blocks; each covers all before it, and the cache salt.
+            tokens: The prompt's token ids.
+            hashes: Hashes of its full blocks; each covers all earlier tokens and the cache salt.
             missing: Index of the first block that was not found.
 
         Returns:
-            How many tokens at the start of that block an earlier prompt has too: less than a block,
-            and 0 where no other prompt parts from this one there.
+            How many leading tokens of that block an earlier prompt shares: less than a block, and 0
+            if no remembered prompt diverges from this one in that block.
         """
         same = self._same(tokens, hashes, missing) if 0 < missing < len(hashes) else 0
         self._prompts.append(_Prompt(tokens, hashes))
@@ -130,7 +130,7 @@ def with_hashes(
     contents: PromptDigests | None = None,
     same_tokens: Callable[[], int] | None = None,  # compares a starting prompt with recent ones
 ) -> LateEvents:
-    """Return the event, whose hashes are packed when it is sent."""
+    """Return the event, with its hashes packed when it is sent."""
 
     def events() -> Sequence[AnyEvent]:
         whole: dict[str, Any] = {"hashes": pack_hashes(hashes)}
@@ -149,15 +149,15 @@ def with_hashes(
 
 
 class PromptRequest(Protocol):
-    """A request as an engine has it; one without ``prompt_token_ids`` is not digested."""
+    """A request as the engine has it; one without ``prompt_token_ids`` is not digested."""
 
     cache_salt: str | None
     lora_request: Any
 
 
 class SaltedContents:
-    """Digests requests' contents apart from their salts, from the first salted request on. An
-    engine whose callers use no salts pays nothing.
+    """Computes digests of prompts that leave out their cache salts, from the first salted request
+    on. If no caller uses a salt, it costs nothing.
     """
 
     def __init__(self, mailbox: Mailbox, block_size: int) -> None:
@@ -166,8 +166,9 @@ class SaltedContents:
         self._has_salts = False
 
     def of(self, request: PromptRequest) -> PromptDigests | None:
-        """Return a request's content to be digested on the client's thread; reads a few attributes.
-        None where hashes differ by more than a salt: with an adapter, images, or embeddings.
+        """Return a request's prompt, to be digested on the client's thread; reads a few attributes.
+        Returns None if its hashes cover more than tokens and salt: an adapter, images, or
+        embeddings.
         """
         salt, key = request.cache_salt, self._mailbox.content_key
         self._has_salts = self._has_salts or salt is not None

@@ -20,15 +20,14 @@ from ...graph.wire.advice import (
 )
 
 NOBODY: Final = 0  # number of vLLM's null block, which never holds a key
-Finds = Callable[[Keys], BlockIds]  # finds the blocks that hold keys
+Finds = Callable[[Keys], BlockIds]  # maps keys to the blocks that hold them
 
 
 def looked_up(
     ranking: EvictionRanking, finds: Finds | None = None, copies: bool = True
 ) -> EvictionRanking:
-    """Return ``ranking`` with what an engine looks up in it, made here and not in a step: the
-    blocks that ``finds`` finds of its keys, and those worth a copy if anybody asks for
-    ``copies``.
+    """Return ``ranking`` with the look-ups that an engine needs already made, outside of its steps:
+    the blocks found by ``finds`` for its keys, and the blocks worth a copy if ``copies``.
     """
     return replace(
         ranking,
@@ -49,19 +48,19 @@ AnyOpinion = (
 )
 
 _TOLD: Final = (
-    512  # sendings remembered: those of the 2 s that a ranking is valid, and more; chosen
+    512  # messages remembered: more than are sent in the 2 s that a ranking is valid; chosen
 )
 
 
 class Mailbox:
-    """Holds the latest of each kind of advice; old advice reads as none. One thread puts in, any
-    thread reads: a reader reads one attribute and one clock.
+    """Holds the latest of each kind of advice; outdated advice reads as None. One thread writes,
+    any thread reads. A read costs one attribute and one clock.
     """
 
-    # finds a ranking's blocks when it arrives; None: whoever applies it does
+    # finds a ranking's blocks when it arrives; None: whoever applies the ranking finds them
     finds: Finds | None = None
     copies = True
-    # is told what to bring back when that arrives; must not wait, nor raise
+    # called with the keys to load back when they arrive; must neither wait nor raise
     ordered: Callable[[Keys], None] | None = None
 
     def __init__(self, max_stale_s: float, protect_stale_s: float, clock: Clock) -> None:
@@ -86,14 +85,16 @@ class Mailbox:
         return held
 
     def remembered(self) -> EvictionRanking | None:
-        """Return the latest ranking while its protection counts, even if its order has expired."""
+        """Return the latest ranking while its protection is valid, even if its order has
+        expired.
+        """
         held = self._ranking
         if held is None or not self._clock() - held.ts <= self._protect_stale:
             return None
         return held
 
     def wanted(self) -> Keys | None:
-        """Return the keys that the sidecar suggests to prefetch, best first; as old as the
+        """Return the keys that the sidecar suggests to prefetch, best first; None without a fresh
         ranking.
         """
         return self.order if self.ranking() is not None else None
@@ -124,13 +125,13 @@ class Mailbox:
     # The client's thread ------------------------------------------------------------------------
 
     def mark_sent(self, batches: int, until: float) -> None:
-        """Note that events ``until`` this time are in the first ``batches`` that were sent."""
+        """Note that the first ``batches`` sent contain all events up to the time ``until``."""
         if self._told and self._told[-1][0] == batches:
             self._told.pop()  # nothing was sent since: there was nothing to tell
         self._told.append((batches, until))
 
     def put(self, advice: AnyOpinion) -> None:
-        """Hold ``advice``, which is dated by this clock; raises ValueError."""
+        """Store ``advice``, converting its time to this clock; raises ValueError."""
         match advice:
             case EvictionRanking():
                 known = replace(advice, known_of=self._known_of(advice.heard))

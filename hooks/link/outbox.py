@@ -19,11 +19,11 @@ _KEY: Final = 8  # bytes
 
 
 def as_tip(event: AnyEvent) -> AnyEvent:
-    """Shorten a request's start or end to one key of its chain; return other events unchanged.
+    """Shorten a request's start or end to the last key of its chain; return other events unchanged.
 
-    A start keeps the last block that the prefix cache holds: later ones are reported as they are
-    stored. An end keeps its last block. A start with stated layers, of which some may be protected,
-    stays whole; what was inferred of them is left out.
+    A start keeps the last block that the prefix cache holds; later blocks are reported when stored.
+    An end keeps its last block. A start with stated layers stays whole, since some may be
+    protected, but inferred layers are left out.
     """
     if isinstance(event, RequestStarted):
         if any(segment.authority for segment in event.segments):
@@ -48,23 +48,23 @@ logger = logging.getLogger(__name__)
 
 
 class Later(Protocol):
-    """Becomes events on the sending thread, for what would take an engine's thread too long. It
-    keeps its place in the queue.
+    """An item in the queue that becomes events on the sending thread, because making them would
+    take an engine's thread too long. The events are sent at its place in the queue.
     """
 
     def events(self) -> Sequence[AnyEvent]:
-        """Return the events; raises if they cannot be made, and then they are lost."""
+        """Return the events; if it raises, they are lost."""
 
 
 class LateEvents(NamedTuple):
-    """A ``Later`` that a function makes."""
+    """A ``Later`` whose events a function makes."""
 
     events: Callable[[], Sequence[AnyEvent]]
 
 
 class Outbox:
-    """A bounded queue of events, sent in numbered batches. Engine threads call ``emit``; all else
-    is called by the sending thread.
+    """A bounded queue of events, sent in numbered batches. Engine threads call ``emit``; the
+    sending thread calls everything else.
     """
 
     def __init__(self, limit: int, batch_limit: int) -> None:
@@ -110,8 +110,8 @@ class Outbox:
         return self._whole([self._queue.popleft() for _ in range(len(self._queue))])
 
     def drain(self, socket: zmq.Socket[bytes], tips: bool = False) -> bool:
-        """Send what is queued now, requests by their ``tips`` or whole; returns whether all was.
-        Events that engine threads add meanwhile wait for the next call.
+        """Send what is queued now, requests by their last key (``tips``) or whole. Returns whether
+        all was sent. Events that engine threads add meanwhile wait for the next call.
         """
         queue, remaining = self._queue, len(self._queue)
         while remaining > 0 and socket.poll(0, zmq.POLLOUT):
@@ -133,7 +133,7 @@ class Outbox:
         return True
 
     def send_all(self, socket: zmq.Socket[bytes], events: list[AnyEvent]) -> None:
-        """Send ``events`` past the queue, in as many batches as they need."""
+        """Send ``events`` at once, bypassing the queue, in as many batches as they need."""
         for first in range(0, len(events), self._batch_limit):
             self.send(socket, events[first : first + self._batch_limit])
 
@@ -151,9 +151,9 @@ class Outbox:
         return True
 
     def frames(self, events: list[AnyEvent]) -> list[bytes]:
-        """Encode a batch of ``events`` with the next number; after drops a number is skipped.
+        """Encode ``events`` as a batch with the next number; after drops, one number is skipped.
 
-        The hole in the numbers tells the sidecar that it missed something.
+        The gap in the numbers tells the sidecar that it missed events.
         Raises TypeError, ValueError or OverflowError.
         """
         if self.dropped != self._dropped_reported:

@@ -10,20 +10,20 @@ from .spans import Domain, Piece, SpanIndex, Tokens
 
 @dataclass(frozen=True, slots=True)
 class SpliceLimits:
-    """What a model's calibration allows."""
+    """The moves that a model's calibration allows."""
 
     least_tokens: int = 32  # shortest piece worth splicing
     most_distance: int = 1 << 20  # most tokens that a piece may move towards the beginning (Δ < 0)
-    most_joints: int = 8  # most pieces in a row
-    # Tokens at the end of the covered part that are computed all the same, so that what is computed
-    # next follows text that attended to everything before it.
+    most_joints: int = 8  # most consecutive pieces
+    # Tokens at the end of the covered part that are computed anyway, so that the text computed next
+    # follows text that attended to everything before it.
     margin: int = 8
-    # Highest generation that may be spliced; exactly computed text is generation 1; text computed
-    # behind spliced text is one generation above the highest of that text.
+    # Highest generation that may be spliced. Exactly computed text is generation 1; text computed
+    # after spliced text is one generation above the highest of that text.
     most_generations: int = 1
     most_later: int = 1 << 20  # most tokens that a piece may move towards the end (Δ > 0)
-    # Whether a piece from a prompt's very beginning may move: models attend to their first tokens
-    # in a special way.
+    # Whether a piece from the very beginning of a prompt may move; models attend to their first
+    # tokens in a special way.
     openings: bool = True
 
     def __post_init__(self) -> None:
@@ -49,10 +49,10 @@ def cover(
     # taken first, however short, because it is exact
     before: bytes = b"",
 ) -> list[Piece]:
-    """Cover ``tokens`` from ``start`` on without a gap, taking the longest piece at each joint.
+    """Cover ``tokens`` from ``start`` on without a gap, using the longest piece at each joint.
 
     The engine computes a prompt from one position to its end, so pieces must adjoin the exact
-    prefix, and nothing between them can be computed: only the last ``margin`` tokens are.
+    prefix, and no token between them can be computed: only the last ``margin`` tokens are.
     """
     rest = index.continued(domains, before, tokens, start, usable)
     pieces: list[Piece] = []

@@ -1,5 +1,5 @@
-"""Keeps the calibrations of models: how far their keys may move. There is one file per model, in
-the user's cache directory. Without one that passed, nothing is spliced.
+"""Stores models' calibrations: how far their keys may move. There is one file per model, in the
+user's cache directory. Nothing is spliced without a calibration that passed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ...graph.errors import ConfigError
 from .cover import SpliceLimits
 
 DIRECTORY_VARIABLE: Final = "AITHER_KVCACHE_CALIBRATIONS"
-_VERSION: Final = 2  # of the file's form
+_VERSION: Final = 2  # version of the file format
 _DIGITS: Final = 24  # 96 bits in a file name; chosen
 
 
@@ -29,7 +29,7 @@ class Calibration:
     model: str  # the model's name, for display
     identity: str  # digest of all that the result depends on; see ``identity_of``
     passed: bool  # whether splicing is allowed at all
-    reason: str  # why not, or how far, as text
+    reason: str  # why not, or how far, in words
     limits: SpliceLimits = field(default_factory=SpliceLimits)  # what is allowed if it passed
     # The measurements, as ``kvgraph calibrate`` prints them.
     cells: tuple[Mapping[str, Any], ...] = ()
@@ -49,7 +49,7 @@ def calibration_file(identity: str, environment: Mapping[str, str] = os.environ)
 
 
 def save(calibration: Calibration, path: Path) -> None:
-    """Write a calibration; the file appears complete or not at all."""
+    """Write a calibration atomically: the file appears complete or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".new", delete=False) as file:
         json.dump({"version": _VERSION, **asdict(calibration)}, file, indent=1)

@@ -22,8 +22,8 @@ _HALF: Final = np.uint64(32)
 
 class Fingerprints:
     """Computes multilinear hashes of windows of ``window`` tokens; callers compare the tokens of
-    equal ones. ``rng`` draws the coefficients, so that nobody outside this process can make windows
-    collide.
+    windows with equal hashes. ``rng`` draws the coefficients, so that nobody outside this process
+    can make windows collide.
     """
 
     def __init__(self, window: int, rng: np.random.Generator) -> None:
@@ -32,14 +32,18 @@ class Fingerprints:
         self._factors = rng.integers(1, top, window, dtype=np.uint64) | np.uint64(1)
 
     def of(self, tokens: Tokens) -> list[int]:
-        """Return fingerprints of all windows of ``tokens``: those at 0, at 1, and so on."""
+        """Return fingerprints of all windows of ``tokens``: those starting at 0, at 1, and so
+        on.
+        """
         if len(tokens) < self.window:
             return []
         windows = np.lib.stride_tricks.sliding_window_view(_mixed(tokens), self.window)
         return self._sums(windows)
 
     def apart(self, tokens: Tokens) -> list[int]:
-        """Return fingerprints of adjoining windows: those at 0, at ``window``, and so on."""
+        """Return fingerprints of adjacent windows: those starting at 0, at ``window``, and so
+        on.
+        """
         return self._sums(_mixed(tokens).reshape(-1, self.window))
 
     def _sums(self, windows: npt.NDArray[np.uint64]) -> list[int]:
@@ -58,7 +62,7 @@ _BYTES: Final = 4  # of a token
 
 @dataclass(frozen=True, slots=True)
 class TokenBytes:
-    """Tokens as int32 bytes: most compared runs are equal, and one ``==`` settles those."""
+    """Tokens as int32 bytes: most compared runs are equal, which one ``==`` establishes."""
 
     raw: bytes  # int32 ``[tokens]``
 
@@ -71,7 +75,9 @@ class TokenBytes:
         return len(self.raw) // _BYTES
 
     def common(self, first: int, other: TokenBytes, at: int) -> int:
-        """The length of the common run that starts at ``first`` here and at ``at`` in ``other``."""
+        """Return the length of the common run that starts at ``first`` here and at ``at`` in
+        ``other``.
+        """
         mine = self.raw[_BYTES * first :]
         theirs = other.raw[_BYTES * at : _BYTES * at + len(mine)]
         if mine == theirs:
@@ -154,7 +160,7 @@ class TextBlocks:
             assert all(self._blocks.get(entry.block_hash) is entry for entry in after)
 
 
-UNFINDABLE: Final = -1  # stands for a token that must not be found: no prompt has it
+UNFINDABLE: Final = -1  # token id that no prompt contains; marks tokens that must not be found
 
 WINDOW: Final = 16  # tokens at most; chosen: a common block size, and more than a phrase
 _MOST_PLACES: Final = 4  # places remembered per window and domain; chosen
@@ -174,8 +180,8 @@ class Piece:
     """A run of prompt tokens that consecutive blocks of one sequence hold."""
 
     at: int  # position of the run in the prompt
-    delta: int  # δ: that position minus the one at which the blocks were computed
-    segments: tuple[BlockSpan, ...]  # where the tokens are, in order
+    delta: int  # that position minus the position at which the blocks were computed
+    segments: tuple[BlockSpan, ...]  # which blocks hold the tokens, in order
 
     @property
     def tokens(self) -> int:
@@ -223,8 +229,8 @@ class SpanIndex:
         return None if entry is None else entry.domain
 
     def add(self, domain: Domain, hashes: Sequence[bytes], tokens: Tokens, first: int = 0) -> None:
-        """Add a sequence's full blocks from the ``first`` on, those that are new in ``domain``;
-        ``tokens`` are ``UNFINDABLE`` where nothing may be found.
+        """Add a sequence's full blocks from index ``first`` on, as far as they are new in
+        ``domain``. Tokens that must not be found are ``UNFINDABLE`` in ``tokens``.
         """
         size, before = self._size, b""
         for at, block_hash in enumerate(hashes):
@@ -253,8 +259,8 @@ class SpanIndex:
     ) -> Piece | None:
         """Return the longest piece that matches ``tokens`` from ``at`` on; None if there is none.
 
-        A piece is at least one window long. Every match of two windows less one token is found,
-        unless a window occurs in more places than are remembered or can be tried in time.
+        A piece is at least one window long. Every match of at least two windows minus one token is
+        found, unless a window occurs in more places than are remembered or can be tried in time.
         """
         best, covered, followed = None, self._prints.window - 1, 0
         prompt = TokenBytes.of(tokens)
@@ -280,7 +286,7 @@ class SpanIndex:
         usable: Callable[[bytes], bool],
     ) -> Piece | None:
         """Return a piece that continues the exact prefix ending in ``block_hash``; None if there is
-        none. It is shorter than a block, computed behind the same text and at the same position.
+        none. It is shorter than a block, and was computed after the same text at the same position.
         """
         prompt = TokenBytes.of(tokens[at : at + self._size])
         there = [

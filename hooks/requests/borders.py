@@ -32,7 +32,7 @@ class Border(msgspec.Struct, frozen=True, array_like=True):
     """Tokens after which a layer begins."""
 
     layer: _Layer  # ``types.SourceLayer``
-    # What the template writes there.
+    # The tokens that the template writes at the start of such a message.
     tokens: Annotated[tuple[_Token, ...], msgspec.Meta(min_length=1, max_length=LONGEST_BORDER)]
 
 
@@ -44,18 +44,16 @@ class BorderTable(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknow
     # Borders of plain text, which count only before the first user message.
     inner: Annotated[tuple[Border, ...], msgspec.Meta(max_length=16)] = ()
     sealed: bool = False  # whether a special token's name, typed as text, never becomes that token
-    # Whether a system text inside a user's turn is in one of the last turns.
+    # Whether the template places a system text inside one of the last user turns, not the first.
     system_last: bool = False
-    # Lines that begin a section of a system text, each with its layer.
+    # Lines that begin a section of a system text, each with the section's layer.
     sections: Annotated[tuple[tuple[_Text, _Layer], ...], msgspec.Meta(max_length=64)] = ()
     proof: str = ""  # secret that shows that marks come from this server's API process
     model: str = ""  # the model that the table belongs to
 
     @property
     def has_system(self) -> bool:
-        """Whether system texts have a border of their own; otherwise they are parts of user
-        turns.
-        """
+        """Whether system texts have a border of their own. If not, they are parts of user turns."""
         return any(border.layer <= LAYER_BY_NAME["rules"] for border in self.borders)
 
     def are_of(self, model: str) -> bool:
@@ -142,15 +140,15 @@ class LayerReader:
         self.first_tokens = frozenset(self._strong)
 
     def stream(self, tokens: Sequence[int], known: int = 0) -> list[Run]:
-        """Return the layers of a prompt of which only the tokens are known.
+        """Return the layers of a prompt when only its tokens are known.
 
-        A client can type borders too, since a tokenizer may turn typed names of special tokens into
-        these tokens. So borders count in full only before the first user message; after it, they
-        never rank above a tool's result.
+        A client can type borders too: a tokenizer may turn the typed name of a special token into
+        that token. So borders count in full only before the first user message. A later border
+        never ranks above a tool's result.
 
         Args:
-            known: Number of tokens whose layers were returned before; the part before the first
-                user message is returned again.
+            known: Number of tokens whose layers earlier calls returned. The part before the first
+                user message is always returned again.
         """
         head = self._head(tokens)
         runs = _runs(head.found, head.end)
@@ -162,11 +160,12 @@ class LayerReader:
         return runs
 
     def marked(self, tokens: Sequence[int], forged: Collection[int], tools: bool) -> list[Run]:
-        """Return the layers of a prompt whose messages are known.
+        """Return the layers of a prompt when its messages are known.
 
         Args:
-            forged: Positions where a message's author typed a border's first token.
-            tools: Whether the prompt describes tools; the first text that does so counts.
+            forged: Positions where a message's author typed the first token of a border.
+            tools: Whether the prompt describes tools; if so, the first text that describes them
+                gets their layer.
         """
         real = (each for each in self.strong(tokens) if each.start not in forged)
         found = list(_without_mentions(real))
@@ -175,7 +174,7 @@ class LayerReader:
         return _runs(sorted(found, key=lambda each: each.start), len(tokens))
 
     def strong(self, tokens: Sequence[int], first: int = 0) -> Iterator[BorderMatch]:
-        """Yield the borders with special tokens, from ``first`` on."""
+        """Yield the borders that begin with special tokens, at or after position ``first``."""
         end = first
         for place in _places(tokens, self._strong, first, len(tokens)):
             found = _longest(tokens, place, self._strong) if place >= end else None
@@ -366,8 +365,8 @@ def runs_of(marks: Sequence[int]) -> list[Run]:
 
 
 def decoder(tokenizer: Any) -> Callable[[Sequence[int]], str]:
-    """Return a function that decodes tokens, special ones included; to nothing if there is no
-    tokenizer.
+    """Return a function that decodes tokens, special ones included. Without a tokenizer it returns
+    "".
     """
 
     def decode(tokens: Sequence[int]) -> str:

@@ -42,7 +42,7 @@ class EndMarks(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_f
 
     @property
     def by_shape(self) -> bool:
-        """Whether a call is told from other text that ends in a bracket only by how it begins."""
+        """Whether a call can be told from other text ending in a bracket only by how it begins."""
         return bool(self.closers) and set(self.closers) <= set(BRACKETS)
 
     @property
@@ -86,7 +86,7 @@ _BARE: Final = re.compile(r"[^\s,;]")
 
 
 class CallShape:
-    """Finds a tool's name between the texts that surround names."""
+    """Finds a tool's name between the texts that the template writes around it."""
 
     def __init__(self, before: str, after: str) -> None:
         ends = r"\s" if after.isspace() else r"\s*" + _loosely(after)
@@ -182,11 +182,11 @@ class AnswerReader:
         return END_OF_TURN if ends else UNKNOWN
 
     def read_bound(self, answer: Tokens) -> Ending:
-        """Return why an answer ended whose text had to follow a grammar, as of a required tool
+        """Return why an answer ended if a grammar constrained its text, as for a required tool
         call.
 
-        Such a call has none of the model's marks. Of an answer in another form nothing is known:
-        a person or a program may have asked for it.
+        Such a call carries none of the model's marks. An answer in any other form ends for an
+        unknown reason, since the grammar may have been asked for by a person or a program.
         """
         # vLLM's grammar for a required call is a list of calls.
         ending = self.read(answer)

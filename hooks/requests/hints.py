@@ -37,21 +37,22 @@ from ...graph.wire.frames import BAD_PAYLOAD
 from ..settings import HINTS_VARIABLE, EngineSettings
 from ..threads import Once
 
-# Forms of others. vLLM's envelope of KV hints (``Request.kv_hints``; Dynamo puts it into
-# ``kv_transfer_params["kv_hint"]``): ``kv.retain`` is importance and a lease, ``kv.evict`` of a
-# request's own blocks ends its session; ``kv.fetch`` and what names blocks alone is for connectors.
-# llm-d's router: ``retention_directives`` among the extra arguments, as ``kv.retain`` has them.
-# Continuum: ``job_id``, ``is_last_step`` and ``this_func_call`` among the extra arguments.
+# Hint formats of other programs. vLLM's envelope of KV hints (``Request.kv_hints``; Dynamo puts it
+# into ``kv_transfer_params["kv_hint"]``): ``kv.retain`` sets an importance and a lease,
+# ``kv.evict`` of a request's own blocks ends its session. ``kv.fetch`` and actions that name only
+# blocks are left to connectors. llm-d's router: ``retention_directives`` among the extra arguments,
+# with the fields of ``kv.retain``. Continuum: ``job_id``, ``is_last_step`` and ``this_func_call``
+# among the extra arguments.
 _ENVELOPES: Final = ("kv_hint", "kv_hints")
 _DIRECTIVES: Final = "retention_directives"
-_VERSIONS: Final = ("0", "1")  # major ones whose payloads are known
+_VERSIONS: Final = ("0", "1")  # major versions whose payloads are understood
 _MOST_ACTIONS: Final = 64  # of one envelope; chosen
 _MOST_DIRECTIVES: Final = 1024  # of one request; chosen, as many as segments
 _LONGEST: Final = 1 << 20  # characters of directives in a string; chosen
-_LAYER: Final = SourceLayer.CONTEXT.name.lower()  # they name none
+_LAYER: Final = SourceLayer.CONTEXT.name.lower()  # the layer of retained ranges, which name none
 _TO_THE_END: Final = (1 << 31) - 1
-_FULL: Final = 100  # of a priority
-_LEASED_FROM: Final = 50  # a lower priority says "rather not", for however long
+_FULL: Final = 100  # the highest priority
+_LEASED_FROM: Final = 50  # a lower priority gets no lease, whatever duration it states
 _YES: Final = (True, 1, "1", "true", "True")
 _NO: Final = (False, 0, "0", "false", "False")
 
@@ -59,9 +60,9 @@ _NO: Final = (False, 0, "0", "false", "False")
 def translate_hints(request: Any) -> dict[str, Any]:
     """Translate a request's hints from the forms of other programs into kvgraph's fields.
 
-    Read are Continuum's ``extra_args``, cache directives, and the actions ``kv.retain`` and
-    ``kv.evict``. Values are passed on unchecked: ``HintReader`` checks them as it does a caller's
-    own. Returns an empty mapping for a request without any.
+    Reads Continuum's ``extra_args``, cache directives, and the actions ``kv.retain`` and
+    ``kv.evict``. Values are passed on unchecked; ``HintReader`` checks them like a caller's own.
+    Returns an empty mapping if the request has no such hints.
     """
     sampling = getattr(request, "sampling_params", None)
     extra = getattr(sampling, "extra_args", None) or {}
@@ -84,8 +85,8 @@ def translate_hints(request: Any) -> dict[str, Any]:
 
 
 def says_nothing(request: Any) -> bool:
-    """Whether a request has nothing that ``translate_hints`` or ``HintReader`` read, as most have
-    that name no session; else they must be asked.
+    """Return whether a request has no hints at all, so that ``translate_hints`` and ``HintReader``
+    need not be called. True for most requests that name no session.
     """
     if request.kv_transfer_params or request.session_id or request.cache_salt:
         return False
@@ -158,8 +159,8 @@ def _is_one_of(value: Any, values: tuple[Any, ...]) -> bool:
 # Each of these functions reads one field's value. Its ValueError or TypeError continues a sentence
 # that begins with the field's name.
 
-_LONGEST_NAME: Final = 1 << 16  # characters that tell names apart; chosen: a body may be one name
-_OF_NAME: Final = 8  # bytes of the digest that ends a name which is cut; chosen
+_LONGEST_NAME: Final = 1 << 16  # characters compared between names; chosen: a body may be one name
+_OF_NAME: Final = 8  # bytes of the digest that ends a shortened name; chosen
 MAX_SECONDS: Final = 1e9  # longest expected return or lease; chosen
 
 
@@ -235,7 +236,7 @@ _SHORTEST_SECRET: Final = 16  # characters; chosen: too long to guess
 
 
 class HintTrust(Enum):
-    """Which hints of a request count."""
+    """Which hints of a request are accepted."""
 
     ALL = "all"
     SESSION = "session"
@@ -259,7 +260,7 @@ class HintPolicy:
         return hmac.compare_digest(ours, theirs)
 
     def trust_in(self, authority: Authority) -> HintTrust:
-        """Return what a request with this authority may state."""
+        """Return which hints a request with this authority may state."""
         return HintTrust.ALL if authority is Authority.OPERATOR else self.trust
 
 
@@ -275,8 +276,8 @@ def read_hint_policy(settings: EngineSettings) -> HintPolicy:
 
 
 def hint_policy(settings: EngineSettings) -> HintPolicy:
-    """Return the configured policy; a mistake leaves a warning, and then no hint counts. A secret
-    that every user of the machine can read also leaves a warning, but is used.
+    """Return the configured policy. A wrong setting logs a warning, and then no hint is accepted. A
+    secret file that every user of the machine can read logs a warning and is used.
     """
     try:
         policy = read_hint_policy(settings)
@@ -294,7 +295,9 @@ class ExposedSecret(NamedTuple):
 
 
 def exposed_secret(settings: EngineSettings) -> ExposedSecret | None:
-    """What is wrong with the mode of the secret's file; None if nothing is, or there is none."""
+    """Return what is wrong with the mode of the secret's file; None if it is safe or there is
+    none.
+    """
     value = settings.hints
     path = Path(value.removeprefix(_SECRET))
     try:
@@ -386,7 +389,7 @@ class HintReader:
         # hints from `translate_hints`; the tag's own override them
         others: Mapping[str, Any] = NOTHING,
     ) -> CheckedHints:
-        """Return the hints of a request's ``kv_transfer_params`` that count."""
+        """Return the accepted hints from a request's ``kv_transfer_params``."""
         if not params and not session_id and not salt and not others:
             return NO_HINTS  # nothing is said
         tag = {**others, **self._tag(params)}

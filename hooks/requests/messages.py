@@ -54,21 +54,20 @@ _READERS: Final[dict[str, tuple[str, Callable[[object], Any]]]] = {
 
 
 class MessageHint(NamedTuple):
-    # Index of the message among the client's own, negative from the end; None for all of the role.
+    # Index among the client's own messages, negative from the end; None for all messages of the
+    # role.
     number: int | None
-    role: str | None  # role of the messages, if no number is given
-    segment: dict[str, Any]  # fields of the segment to be made, without its range
+    role: str | None  # role of the messages, if no index is given
+    segment: dict[str, Any]  # fields of the resulting segment, without its range
 
 
 def layer_of(role: str) -> str:
-    """Return the layer of a message whose hint names none."""
+    """Return the layer of a message whose hint states none."""
     return _ROLES.get(role, "user_turn")
 
 
 def take_hints(extra: dict[str, Any], once: Once) -> dict[str, Any]:
-    """Remove all hints for kvgraph from a request's own copy of its extra arguments, and return
-    them.
-    """
+    """Remove all kvgraph hints from a request's own copy of its extra arguments and return them."""
     transfer = extra.get("kv_transfer_params")
     transfer = dict(transfer) if isinstance(transfer, dict) else {}
     stated = _object(extra.pop(KEY, None), once) | _object(transfer.pop(KEY, None), once)
@@ -80,10 +79,10 @@ def take_hints(extra: dict[str, Any], once: Once) -> dict[str, Any]:
     }
 
 
-_FEW: Final = 32  # fields read of an object; more than exist
-_LONG: Final = 4096  # characters of a field; chosen: any secret fits
+_FEW: Final = 32  # most fields read of an object; more than exist
+_LONG: Final = 4096  # longest field in characters; chosen: any secret fits
 _INTEGERS: Final = 1 << 63  # larger integers are sent as floats; chosen, MessagePack ends near
-_FLOATS: Final = 1 << 1023  # and from here on not at all: no float is as large
+_FLOATS: Final = 1 << 1023  # floats this large are not sent at all
 
 
 def _cut(name: str, value: Any) -> Any:
@@ -189,7 +188,7 @@ def _warn(once: Once, field: str, problem: str) -> None:
 
 
 _REMEMBERED: Final = 256  # system texts whose position is remembered; chosen
-_TELLING: Final = 8  # shortest text that is searched for; chosen
+_TELLING: Final = 8  # shortest text that is searched for, in characters; chosen
 _MOST_TYPED: Final = 64  # strings that name special tokens; more are not looked for. Chosen
 _DEEPEST: Final = 32  # nesting of lists in a message; chosen
 
@@ -366,7 +365,7 @@ def _by_message(messages: Messages) -> Iterator[tuple[str, bool]]:
 
 
 def find_string(text: str, string: str, first: int) -> tuple[int, int] | None:
-    """Where a message's string stands in a prompt: as it is, stripped, or escaped as JSON."""
+    """Find a message's string in a prompt: as it is, stripped, or escaped as JSON."""
     for form in (string, string.strip(), json.dumps(string)[1:-1],
                  json.dumps(string, ensure_ascii=False)[1:-1]):  # fmt: skip
         at = text.find(form, first)
@@ -419,7 +418,7 @@ def _texts(content: Any, depth: int = 0) -> Iterator[str]:
 
 
 class MessagePlaces:
-    """Finds messages in one prompt."""
+    """Finds where messages stand in one prompt."""
 
     def __init__(self, tokens: Sequence[int], text: str | None, tokenizer: Any) -> None:
         self._tokens = tokens
@@ -430,8 +429,8 @@ class MessagePlaces:
     def of(
         self, messages: Sequence[ClientMessage], wanted: Collection[int]
     ) -> list[tuple[int, int] | None]:
-        """Return token ranges ``[start, end)`` of the ``wanted`` ones of ``messages``; None for
-        each that is not found.
+        """Return the token ranges ``[start, end)`` of the messages at the ``wanted`` indices; None
+        for each that is not found.
         """
         places: list[tuple[int, int] | None] = []
         cursor = 0
@@ -491,10 +490,10 @@ CLIENTS: Final[ContextVar[list[ClientMessage] | None]] = ContextVar("kvgraph_cli
 
 
 class RenderedChat(NamedTuple):
-    """A rendered prompt beside the client's messages."""
+    """A rendered prompt together with the client's messages."""
 
     marks: dict[str, Any] | None  # the prompt's layers as marks; None if they were not read
-    own: Callable[[], list[ClientMessage]]  # reads the client's own messages, for hints about them
+    own: Callable[[], list[ClientMessage]]  # reads the client's own messages, which hints refer to
     tokens: Sequence[int]
     text: str | None  # the text that was tokenized; None if only the tokens are known
     tokenizer: Any
@@ -505,7 +504,7 @@ def resolve_message_hints(
     chat: RenderedChat | None,  # None if the request has no messages
     once: Once,
 ) -> dict[str, Any]:
-    """Return a request's hints with those about messages turned into segments."""
+    """Return a request's hints, with hints about messages turned into segments."""
     hints = message_hints(stated, once)
     if not hints:
         return stated

@@ -16,14 +16,14 @@ from .borders import BorderTable, Decode, Run, TokenPlaces
 
 _REMEMBERED: Final = 256  # system texts whose sections are remembered; chosen
 _LONGEST: Final = 65_536  # longest system text that is split, in tokens; chosen
-_MOST: Final = 64  # sections of a text; the last one extends to its end. Chosen
+_MOST: Final = 64  # sections per text; the last one extends to the end of the text. Chosen
 
 Sections = tuple[tuple[int, int], ...]
 """Layers, and the tokens from the start of a text on at which they begin."""
 
 
 class SectionSplitter:
-    """Finds the sections of system texts, and remembers texts that it has seen."""
+    """Finds the sections of system texts, and remembers texts already split."""
 
     def __init__(self, table: BorderTable, decode: Decode) -> None:
         self._layers = dict(table.sections)
@@ -33,7 +33,7 @@ class SectionSplitter:
         self._known: LRUCache[bytes, Sections] = LRUCache(_REMEMBERED)
 
     def split(self, tokens: Sequence[int], runs: Sequence[Run]) -> list[Run]:
-        """Return ``runs``, with those of system texts split at their sections."""
+        """Return ``runs``, with the runs of system texts split at their sections."""
         split: list[Run] = []
         for run in runs:
             is_system = run.layer == SourceLayer.RULES and run.end - run.start <= _LONGEST

@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
     from _typeshed import ReadableBuffer, WriteableBuffer
 
-SLOW_S: Final = 0.5  # a call that takes longer counts as one that failed; chosen
+SLOW_S: Final = 0.5  # a slower call counts as failed; chosen
 _FIRST_REST_S: Final = 1.0  # chosen
 _LONGEST_REST_S: Final = 30.0  # rests double up to this; chosen
 
 
 class StoreBreaker:
-    """A circuit breaker: opens after a call that failed or was slow, then lets one call try. Any
-    thread may call it.
+    """A circuit breaker: opens after a call that failed or was slow, then lets one call through as
+    a trial. Any thread may call it.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -38,7 +38,9 @@ class StoreBreaker:
         self.broken = 0  # how often it opened
 
     def allows(self) -> bool:
-        """Whether the store may be called now; after a rest, the first caller alone tries."""
+        """Return whether the store may be called now; after a pause, only the first caller may
+        try.
+        """
         with self._lock:
             now = self._clock()
             if now < self._until:
@@ -49,7 +51,7 @@ class StoreBreaker:
 
     @property
     def rests(self) -> bool:
-        """Whether it is open now; does not take the trial call."""
+        """Whether the breaker is open now; asking does not use up the trial call."""
         return self._clock() < self._until
 
     def succeeded(self, seconds: float) -> None:
@@ -60,7 +62,7 @@ class StoreBreaker:
             self._rest_s, self._until, self._tries = 0.0, float("-inf"), False
 
     def failed(self) -> None:
-        """Note that a call failed; of several under way at once, the first one counts."""
+        """Note that a call failed; of several calls running at once, only the first counts."""
         with self._lock:
             if self._clock() < self._until and not self._tries:
                 return
@@ -84,12 +86,12 @@ _DAMAGED: Final = (
 
 
 class SealedRecords:
-    """Records of one size in a store that is not trusted to return what was put.
+    """Records of one size, in a store that may return something other than what was stored.
 
     A seal before each record holds the key and a checksum of both. It guards against damage and
-    mistakes, not against an attacker who can write to the store. Any thread may call this.
+    mistakes, not against an attacker who can write to the store. Any thread may use it.
 
-    ``name`` is a digest of everything that the bytes depend on but the block; part of every key.
+    ``name`` is a digest of everything except the block that the bytes depend on; part of every key.
     """
 
     def __init__(
@@ -105,7 +107,7 @@ class SealedRecords:
         self._once = Once(logger)
 
     def write(self, key: bytes, record: ReadableBuffer) -> bool:
-        """Store ``record`` unless it is there; False if the store does not take it."""
+        """Store ``record`` unless it is there already; returns False if the store refuses it."""
         if self._disowned or self.breaker.rests or not self._writing.allows():
             return False
         name = store_key(self._name, key)
@@ -118,7 +120,9 @@ class SealedRecords:
         return False
 
     def read(self, key: bytes, into: WriteableBuffer) -> bool:
-        """Fill ``into``; False, and ``into`` is undefined, if there is no intact record."""
+        """Read a record into ``into``; returns False, with ``into`` undefined, if no intact record
+        exists.
+        """
         if self._disowned or not self.breaker.allows():
             return False
         name, seal = store_key(self._name, key), bytearray(_SEAL.size)
@@ -138,7 +142,9 @@ class SealedRecords:
                 self._store.remove(store_key(self._name, key))
 
     def disown(self) -> None:
-        """Stop reading and writing: this engine's weights may not be what the name says."""
+        """Stop reading and writing: this engine's weights may no longer be those that the name
+        states.
+        """
         self._disowned = True
 
     def close(self) -> None:
@@ -170,7 +176,7 @@ _BYTES: Final = 256  # of a mark, padded: a store gives values of known sizes on
 
 
 def mark_hashing(store: SharedStore, hello: EngineHello) -> str | None:
-    """Write how this engine hashes blocks; returns how another engine did, if that differs."""
+    """Store how this engine hashes blocks; returns how another engine does, if that differs."""
     if not (told := hashing_of(hello)):
         return None
     own = told.encode()[:_BYTES].ljust(_BYTES)

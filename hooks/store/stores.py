@@ -23,32 +23,32 @@ if TYPE_CHECKING:
 
 
 class SharedStore(Protocol):
-    """Bytes by key, kept outside of this process. Any thread may call it, and any call may hang.
+    """Bytes by key, kept outside this process. Any thread may call it, and any call may hang.
 
-    A value may disappear or be damaged at any time. All but ``close`` raise OSError where the store
-    does not work.
+    A value may disappear or be damaged at any time. All methods except ``close`` raise OSError if
+    the store does not work.
     """
 
     def holds(self, keys: Sequence[str]) -> list[bool]: ...
 
     def get(self, key: str, parts: Sequence[WriteableBuffer]) -> bool:
-        """Fill ``parts`` one after the other; False if there is no such value of that size."""
+        """Fill ``parts`` one after the other; returns False if no value of that size exists."""
 
     def put(self, key: str, parts: Sequence[ReadableBuffer]) -> None:
-        """Store ``parts`` as one value; an existing value may stay as it is. OSError if it is
-        full.
+        """Store ``parts`` as one value; an existing value may stay as it is. Raises OSError if the
+        store is full.
         """
 
     def remove(self, key: str) -> None:
-        """Remove a value, unless the store refuses to do so now."""
+        """Remove a value, unless the store refuses to at present."""
 
     def close(self) -> None:
-        """Close it; values stay."""
+        """Close this client; values stay in the store."""
 
 
 def open_store(settings: StoreSettings, adds: bool = True) -> SharedStore:
-    """Open the store that ``settings`` name; ``adds``: this client may add memory of its own to a
-    Mooncake store. Raises StorageError, which says why it cannot be used.
+    """Open the store that ``settings`` name. ``adds``: whether this client may add its own memory
+    to a Mooncake store. Raises StorageError, which says why it cannot be used.
     """
     if settings.is_mooncake:
         return MooncakeStore(settings.place, settings.capacity_bytes if adds else 0)
@@ -56,27 +56,27 @@ def open_store(settings: StoreSettings, adds: bool = True) -> SharedStore:
 
 
 _PARTS: Final = 16  # folders by the first digit of a block's hash, swept one at a time; chosen
-_SWEPT_TO: Final = 0.9  # of a part's room, that a sweep leaves filled; chosen
-_SWEEP_AFTER: Final = 32  # of a part's room, 1/32 is written between two sweeps; chosen
-_LEFT_BEHIND_S: Final = 60.0  # older than the newest by this, an unfinished file is dead; chosen
-_SHARED, _EXECUTE = 0o770, 0o111  # of modes
-# Errors of one value, not of the store: what stands in its place is no value.
+_SWEPT_TO: Final = 0.9  # share of a part's room that is left filled by a sweep; chosen
+_SWEEP_AFTER: Final = 32  # 1/32 of a part's room is written between two sweeps; chosen
+_LEFT_BEHIND_S: Final = 60.0  # an unfinished file older than the newest by this is dead; chosen
+_SHARED, _EXECUTE = 0o770, 0o111  # file mode bits
+# Errors that concern one value, not the store: the path holds something that is not a value.
 _OF_ONE_VALUE: Final = frozenset(
     {errno.ENOENT, errno.ELOOP, errno.EACCES, errno.EISDIR, errno.ENOTDIR, errno.ENXIO}
 )
-# A link may lead out of the store; a pipe in a value's place would be waited for.
+# A link may lead out of the store; a pipe in place of a value would block.
 _READ: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 _UNFINISHED: Final = ".tmp"
 _SUFFIX: Final = ".kv"
 
 
 class DirectoryStore:
-    """A file per value; writers remove the least recently used ones.
+    """One file per value; writers remove the least recently used files.
 
     A value appears whole or not at all: it is written under another name and renamed. Engines share
-    the directory without talking to each other. Until a sweep, each of their workers may exceed the
-    room by 1/32. Other files in the directory are left alone. Raises StorageError where the
-    directory cannot be made or written, or is not safe from other users.
+    the directory without communicating. Until a sweep, each worker may exceed the room by 1/32.
+    Other files in the directory are left alone. Raises StorageError if the directory cannot be
+    created or written, or is not safe from other users.
     """
 
     def __init__(self, path: str, capacity: int) -> None:
@@ -240,19 +240,19 @@ def _write(path: Path, parts: Sequence[ReadableBuffer], size: int, mode: int) ->
         os.close(file)
 
 
-_BUFFER_BYTES: Final = 128 << 20  # through which this client's values pass; chosen
-_CONNECT_S: Final = 2.0  # to the master, at the engine's start; chosen
-_HANDSHAKE: Final = "P2PHANDSHAKE"  # clients find each other by the master alone
+_BUFFER_BYTES: Final = 128 << 20  # buffer for this client's values; chosen
+_CONNECT_S: Final = 2.0  # to connect to the master, at the engine's start; chosen
+_HANDSHAKE: Final = "P2PHANDSHAKE"  # clients find each other through the master alone
 _INSTALL: Final = (
     "pip install 'kvgraph[mooncake]', and Debian's libibverbs1 (no RDMA hardware is needed)"
 )
 
 
 class MooncakeStore:
-    """A client of a Mooncake master, over TCP; ``adds`` bytes of this process's memory hold values.
+    """A client of a Mooncake master, over TCP; contributes ``adds`` bytes of this process's memory.
 
-    A value is in the memory of one client, and gone with it: for some ten seconds after that client
-    was killed, its values are listed but cannot be read. While the master is dead, every call
+    A value is in the memory of one client, and lost with it: for some ten seconds after that client
+    was killed, its values are listed but cannot be read. While the master is down, every call
     blocks for some four seconds. The client listens on all interfaces, without a password. Raises
     StorageError if Mooncake is not installed, or there is no such master.
     """
@@ -294,7 +294,7 @@ class MooncakeStore:
             raise OSError(f"the store did not take a value (code {code})")
 
     def remove(self, key: str) -> None:
-        """Remove a value, unless it was read within ten seconds: then its lease holds it."""
+        """Remove a value, unless it was read in the last ten seconds, while its lease holds it."""
         self._client.remove(key)
 
     def close(self) -> None:

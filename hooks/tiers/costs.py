@@ -17,21 +17,21 @@ _LEAST_ASKED_S: Final = (
 )
 _UNMEASURED_LIMIT_S: Final = 1.0  # of reading a store, before prefill was measured; chosen
 _LEAST_LIMIT_S: Final = 0.25  # of reading it, however little there is to compute; chosen
-_MOST_STEPS: Final = 4  # under way at once; chosen
+_MOST_STEPS: Final = 4  # steps running at once; chosen
 
 
 class TransferCosts:
     """Running means of bandwidth and prefill speed; without a sample, a load is always tried.
 
     Load time = (bytes queued before it + its own bytes) / bandwidth. The time that a request waits
-    for the scheduler is not counted: it waits whether it loads or computes. Each time that
-    computing wins, the bandwidths are raised by 3 %, so that a load is eventually tried again and a
-    wrong estimate cannot last.
+    for the scheduler is not counted, since it waits whether it loads or computes. Each time
+    computing wins, the bandwidth estimates are raised by 3 %, so that a load is eventually tried
+    again and a wrong estimate cannot last.
 
     A splice may be short, but its end reaches the scheduler only in a later step. So its cost
-    includes that wait, unless the request loads exact copies anyway. The step in which its text
-    would be computed comes all the same, for what stands behind it: so computing costs what a token
-    adds to a step.
+    includes that wait, unless the request loads exact copies anyway. The step that would compute
+    its text runs in any case, for the text after it: so computing costs only what more tokens add
+    to a step.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -57,8 +57,8 @@ class TransferCosts:
     def worth_loading(
         self, tokens: int, warm_bytes: int, cold_bytes: int, store_bytes: int = 0
     ) -> bool:
-        """Tell whether loading these bytes takes no longer than computing ``tokens`` tokens. If it
-        takes longer, raises the bandwidths a little; see the class.
+        """Return whether loading these bytes takes no longer than computing ``tokens`` tokens. If
+        it takes longer, raises the bandwidth estimates a little; see the class.
         """
         if not self.prefill_tokens_per_s:
             return True
@@ -70,8 +70,8 @@ class TransferCosts:
         return False
 
     def worth_splicing(self, tokens: int, record_bytes: int, loads: bool) -> bool:
-        """Tell whether splicing ``tokens`` tokens from records of ``record_bytes`` takes no longer
-        than computing them.
+        """Return whether splicing ``tokens`` tokens from records of ``record_bytes`` takes no
+        longer than computing them.
         """
         if self.splices_always or not self.prefill_tokens_per_s:
             return True
@@ -84,20 +84,20 @@ class TransferCosts:
         return False
 
     def load_s(self, warm_bytes: int, cold_bytes: int, store_bytes: int = 0) -> float:
-        """Return the seconds that a load takes, behind those under way; 0 before any sample."""
+        """Return the seconds that a load takes, including loads before it; 0 before any sample."""
         load_s = _over(self.queued_bytes + warm_bytes, self.load_bytes_per_s)
         load_s += _over(store_bytes, self.store_bytes_per_s)
         return load_s + _over(cold_bytes, self.disk_bytes_per_s)
 
     def worth_asking(self, tokens: int) -> bool:
-        """Tell whether looking up ``tokens`` tokens in the store is worth a step's wait."""
+        """Return whether looking up ``tokens`` tokens in the store is worth waiting a step for."""
         if not self.prefill_tokens_per_s:
             return True
         return tokens / self.prefill_tokens_per_s > _LEAST_ASKED_S
 
     def store_limit_s(self, tokens: int) -> float:
         """Return how long a load of ``tokens`` tokens may read the store: as long as computing them
-        takes. So a store that turns slow costs a request no more than its prefill once again.
+        takes. So a slow store costs a request no more than the time of one more prefill.
         """
         if not self.prefill_tokens_per_s:
             return _UNMEASURED_LIMIT_S
@@ -131,8 +131,8 @@ class TransferCosts:
             self._steps.append((tokens, self._clock() if now is None else now))
 
     def step_ended(self) -> None:
-        """Note that the oldest step's output arrived. Steps overlap: one counts from the end of the
-        one before it.
+        """Note that the oldest step's output arrived. Steps overlap, so each is timed from the end
+        of the previous one.
         """
         if not self._steps:
             return

@@ -19,7 +19,7 @@ from ..keys import key_of, keys_in_pool, keys_of
 
 
 class VoidedCopies(NamedTuple):
-    """Records that workers release, and those that they may write; see ``TierWork``."""
+    """Records that workers may release, and those that they may write; see ``TierWork``."""
 
     release: tuple[int, ...]
     erase: tuple[bytes, ...]
@@ -28,7 +28,7 @@ class VoidedCopies(NamedTuple):
 
 
 class ReleasedCopies:
-    """Collects what was given up or completed, until the workers are told."""
+    """Collects copies that were given up or completed, until the workers are told."""
 
     def __init__(self) -> None:
         self.released: list[int] = []  # copies whose memory is free
@@ -51,28 +51,28 @@ class ReleasedCopies:
 class Copy(msgspec.Struct, eq=False):  # made without a frame of Python: of a load, by hundreds
     """One block's copy in every worker's memory."""
 
-    id: int  # its number, used once
+    id: int  # its number, never reused
     block_hash: bytes  # the hash of the block that it is a copy of
-    era: int  # how often the directory had been cleared when the copy was begun
-    may_demote: bool  # whether it may be written to disk, and so reach another process
-    pins: int = 0  # jobs under way that read or write it
+    era: int  # how often the directory had been cleared when the copy was started
+    may_demote: bool  # whether it may be written to disk, where another process may read it
+    pins: int = 0  # running jobs that read or write it
 
 
 class Marks(NamedTuple):
-    """What advice says of copies, by the numbers of blocks: most have no mark."""
+    """Which blocks the advice considers worth a copy, as marks by block id; most have no mark."""
 
     marked: npt.NDArray[np.bool_]  # blocks that held the keys of ``worth`` when advice came
-    passed: npt.NDArray[np.bool_]  # blocks that were looked at, and were not worth it
+    passed: npt.NDArray[np.bool_]  # blocks that were examined, and were not worth a copy
     worth: frozenset[int]  # keys that the sidecar considers worth a copy
-    elsewhere: Container[int]  # of these, those that no block held then
-    wanted: Container[int]  # keys that are worth a copy whatever it considers
+    elsewhere: Container[int]  # those of ``worth`` that no block held then
+    wanted: Container[int]  # keys that are worth a copy whatever the sidecar says
 
     def worthy(
         self, ids: BlockIds, keys: Sequence[int], places: Sequence[int]
     ) -> tuple[Sequence[int], Sequence[int]]:
-        """Which of the blocks ``ids`` are worth a copy, and their ``keys``.
+        """Return which of the blocks ``ids`` are worth a copy, and their ``keys``.
 
-        By their numbers first, as advice found them; of those, by what they hold now.
+        First checks block ids, as they were when the advice came, then what those blocks hold now.
         """
         worth, wanted, marks = self.worth, self.wanted, self.marked[ids]
         if marks.all():  # as mostly
@@ -90,9 +90,8 @@ class Marks(NamedTuple):
 
 
 class Copies:
-    """Copies in memory that are found, by hash and by key, in the order in which they go; see
-    ``CopyOrder``. The reference of ``_engine.Copies``, which does the same of many hashes in one
-    call.
+    """Complete copies in memory, by hash and by key, in the order in which they make room; see
+    ``CopyOrder``. The reference for ``_engine.Copies``, which handles many hashes in one call.
     """
 
     def __init__(self, plain: bool) -> None:
@@ -107,15 +106,15 @@ class Copies:
         return block_hash in self._found
 
     def find(self, block_hash: bytes) -> Copy | None:
-        """A block's copy; None if there is none."""
+        """Return a block's copy; None if there is none."""
         return self._found.get(block_hash)
 
     def find_all(self, hashes: Iterable[bytes]) -> list[Copy | None]:
-        """``find`` of each of these blocks."""
+        """Return ``find`` of each of these blocks."""
         return list(map(self._found.get, hashes))
 
     def pinned(self, hashes: Sequence[bytes]) -> list[Copy | None]:
-        """The same, for a job that uses them from now on."""
+        """Return ``find_all`` of these blocks, with each copy pinned for a job."""
         found = self.find_all(hashes)
         for copy in found:
             if copy is not None:
@@ -123,36 +122,36 @@ class Copies:
         return found
 
     def run(self, hashes: Sequence[bytes]) -> int:
-        """How many of ``hashes``, from the first on without a gap, have copies."""
+        """Return how many of ``hashes``, counted from the first, have copies without a gap."""
         found = self._found
         return next((at for at, each in enumerate(hashes) if each not in found), len(hashes))
 
     def hashes_of(self, keys: Iterable[int]) -> list[bytes | None]:
-        """Hashes of the blocks with copies among ``keys``."""
+        """Return, for each of ``keys``, the hash of the block with a copy; None without one."""
         return list(map(self._hashes.get, keys))
 
     def order(self) -> list[bytes]:
-        """All hashes, the first to go first."""
+        """Return all hashes, in the order in which their copies make room."""
         return list(self._order)
 
     def holds_twice(self) -> bool:
-        """Whether any copy is of a block that is in use in the pool."""
+        """Return whether any copy is of a block that is also in use in the pool."""
         return self._order.holds_twice()
 
     def stands_twice(self, block_hash: bytes) -> bool:
-        """Whether the block is in use in the pool too, as far as is known."""
+        """Return whether the block is also in use in the pool, as far as is known."""
         return self._order.stands_twice(block_hash)
 
     def used(self, hashes: Sequence[bytes]) -> None:
-        """Note that the pool uses this chain."""
+        """Note that the pool uses the blocks of this chain."""
         self._order.used(hashes)
 
     def all_leave(self, hashes: Iterable[bytes]) -> None:
-        """Note that the pool lost these blocks, or is about to: their copies are needed now."""
+        """Note that the pool lost these blocks, or is about to, so that their copies are needed."""
         self._order.all_leave(hashes)
 
     def all_leave_pool(self, full_hashes: Sequence[bytes]) -> None:
-        """``all_leave`` for hashes that carry the prefix cache's group id."""
+        """As ``all_leave``, for hashes with the prefix cache's group id."""
         if self._order.holds_twice():
             self.all_leave(filter(None, self.hashes_of(keys_in_pool(full_hashes))))
 
@@ -164,10 +163,10 @@ class Copies:
         under_way: dict[int, int | None],
         first: int,
     ) -> tuple[Sequence[int], Sequence[int]]:
-        """Which of these blocks, that are about to leave the pool, are worth a copy by ``marks``
-        (None: all are) and have none, nor one ``under_way``, and their keys. The places in the
-        queue of those under way, by their keys, are brought up to date; ``first``: the place of the
-        first block.
+        """Return which of these blocks, about to leave the pool, are worth a copy by ``marks``
+        (None: all are) and have none, finished or ``under_way``; and their keys. Also updates the
+        positions in the queue of those under way, by key; ``first`` is the position of the first
+        block.
         """
         self.all_leave_pool(full_hashes)
         keys: Sequence[int] = keys_in_pool(full_hashes)
@@ -186,16 +185,16 @@ class Copies:
     def make(
         self, hashes: Sequence[bytes], first: int, era: int, may_demote: Sequence[bool]
     ) -> list[Copy]:
-        """Begin copies: pinned, numbered from ``first`` on, and not found before ``complete``.
-        ``may_demote`` is one for all, or one for each.
+        """Create pinned copies, numbered from ``first`` on, which are not found before
+        ``complete``. ``may_demote`` has one value for all, or one for each.
         """
         numbers = range(first, first + len(hashes))
         flags = may_demote if len(may_demote) == len(hashes) else repeat(may_demote[0])
         return list(map(Copy, numbers, hashes, repeat(era), flags, repeat(1)))
 
     def complete(self, copies: Sequence[Copy], era: int) -> tuple[list[bytes], list[Copy]]:
-        """Have copies found that were begun in this ``era``; returns their hashes, and those that
-        are not found: of another era, or second ones.
+        """Make copies findable that were started in this ``era``; returns their hashes, and the
+        copies that were refused: of another era, or of blocks that have a copy already.
         """
         found, completed, refused = self._found, list[bytes](), list[Copy]()
         for copy in copies:
@@ -210,7 +209,7 @@ class Copies:
         return completed, refused
 
     def victims(self, count: int, advised: Iterable[bytes]) -> list[Copy]:
-        """The copies that go next and that no job uses; see ``CopyOrder``."""
+        """Return the next ``count`` copies to make room that no job uses; see ``CopyOrder``."""
         chosen: dict[bytes, Copy] = {}
         found = self._found
         for block_hash in self._order.first(advised) if count > 0 else ():
@@ -222,8 +221,8 @@ class Copies:
         return list(chosen.values())
 
     def drop(self, copies: Sequence[Copy]) -> tuple[list[bytes], list[int]]:
-        """Remove copies, all of which can be found, from lookup; returns their hashes, and the
-        numbers of those that no job uses.
+        """Remove findable copies from lookup; returns their hashes, and the numbers of those that
+        no job uses.
         """
         hashes = [copy.block_hash for copy in copies]
         deque(map(self._found.pop, hashes), maxlen=0)
@@ -232,8 +231,8 @@ class Copies:
         return hashes, [copy.id for copy in copies if not copy.pins]
 
     def unpin(self, copies: Iterable[Copy]) -> list[int]:
-        """Note that a job that used these copies is done; returns the numbers of those that nobody
-        uses or finds any more.
+        """Note that a job that used these copies is done; returns the numbers of copies that are no
+        longer used or findable.
         """
         found, unused = self._found.get, list[int]()
         for copy in copies:
@@ -252,8 +251,8 @@ def _new_copies(plain: bool, compiled: bool) -> Copies:
 
 
 class CopyDirectory:
-    """Finds copies by block hash; only complete copies are found. What it has of ``Copies`` is said
-    there; ``warm_hashes`` is safe to call from another thread.
+    """Finds copies by block hash; only complete copies are found. For methods shared with
+    ``Copies``, see there. Another thread may call ``warm_hashes``.
     """
 
     def __init__(
@@ -297,14 +296,16 @@ class CopyDirectory:
         return block_hash in self._warm or block_hash in self._cold
 
     def still_found(self, copies: Iterable[Copy]) -> list[Copy]:
-        """Return those of ``copies`` that are found, and were not replaced."""
+        """Return those of ``copies`` that can be found and were not replaced."""
         return [copy for copy in copies if self.warm(copy.block_hash) is copy]
 
     def is_cold(self, block_hash: bytes) -> bool:
         return block_hash in self._cold
 
     def hashes_of(self, keys: Sequence[int]) -> list[bytes | None]:
-        """Return the full hashes of the blocks with copies among ``keys``, which advice uses."""
+        """Return, for each of ``keys``, the full hash of the block with a copy; None without
+        one.
+        """
         found = self._warm.hashes_of(keys)
         if not self._cold_hashes:
             return found
@@ -319,7 +320,9 @@ class CopyDirectory:
         under_way: dict[int, int | None],
         first: int,
     ) -> tuple[Sequence[int], Sequence[int]]:
-        """Which of these blocks are worth a copy and have none anywhere; see ``Copies.lacking``."""
+        """Return which of these blocks are worth a copy and have none anywhere; see
+        ``Copies.lacking``.
+        """
         places, keys = self._warm.lacking(full_hashes, ids, marks, under_way, first)
         if not self._cold_hashes:
             return places, keys
@@ -331,8 +334,9 @@ class CopyDirectory:
         return list(self._cold)
 
     def run(self, hashes: Sequence[bytes], most_reads: int | None = None) -> int:
-        """Return how many of ``hashes``, from the first on without a gap, can be loaded now, if at
-        most ``most_reads`` of them are read into memory first; None: as many as there is room for.
+        """Return how many of ``hashes``, counted from the first without a gap, can be loaded now if
+        at most ``most_reads`` of them are first read into memory; None: as many as there is room
+        for.
         """
         count = self._warm.run(hashes)
         if count == len(hashes) or not (self._cold or self.in_store):
@@ -348,12 +352,16 @@ class CopyDirectory:
         return len(hashes)
 
     def begin(self, block_hash: bytes, may_demote: bool = True) -> Copy:
-        """Begin a copy: pinned, and not found before ``complete_all``; there must be ``room``."""
+        """Start a copy, which is pinned and not found before ``complete_all``; there must be
+        ``room``.
+        """
         (copy,) = self.begin_all([block_hash], (may_demote,))
         return copy
 
     def begin_all(self, hashes: Sequence[bytes], may_demote: Sequence[bool]) -> list[Copy]:
-        """Begin copies; there must be ``room``. ``may_demote`` is one for all, or one for each."""
+        """Start copies; there must be ``room``. ``may_demote`` has one value for all, or one for
+        each.
+        """
         assert len(hashes) <= self.room
         copies = self._warm.make(hashes, self._next + 1, self._era, may_demote)
         self._held += len(copies)
@@ -361,7 +369,9 @@ class CopyDirectory:
         return copies
 
     def complete_all(self, copies: Sequence[Copy]) -> list[bytes]:
-        """Note that the bytes are there; returns the hashes that are found from now on."""
+        """Note that the copies' bytes are written; returns the hashes that can be found from now
+        on.
+        """
         completed, refused = self._warm.complete(copies, self._era)
         for copy in refused:
             self.abandon(copy)
@@ -376,29 +386,31 @@ class CopyDirectory:
         return completed
 
     def holds(self, copy: Copy) -> bool:
-        """Whether the copy's bytes are what its hash says: nothing was cleared since it began."""
+        """Return whether the copy's bytes match its hash: nothing was cleared since it was
+        started.
+        """
         return copy.era == self._era
 
     def abandon(self, copy: Copy) -> None:
-        """Free the memory of a copy that is not found, or not any more."""
+        """Free the memory of a copy that is not, or no longer, findable."""
         self._held -= 1
         self.voided.released.append(copy.id)
 
     def used(self, hashes: Sequence[bytes]) -> None:
-        """Note that the pool uses this chain; on disk, its tail is dropped before its head."""
+        """Note that the pool uses this chain; on disk, its tail will be dropped before its head."""
         self._warm.used(hashes)
         self.reads(hashes)
 
     def reads(self, hashes: Sequence[bytes]) -> None:
-        """Note that a load reads this chain: what the disk has of it makes room last."""
+        """Note that a load reads this chain: its blocks on disk are dropped last."""
         cold = self._cold
         for block_hash in reversed(hashes if cold else ()):
             if block_hash in cold:
                 cold.move_to_end(block_hash)
 
     def drop_all(self, copies: Sequence[Copy]) -> list[bytes]:
-        """Give up complete copies, all of which are found; their memory is free once the jobs that
-        use it are done. Returns their hashes.
+        """Drop complete, findable copies; their memory is freed once the jobs that use it are done.
+        Returns their hashes.
         """
         hashes, unused = self._warm.drop(copies)
         self.lost += len(hashes)
@@ -425,7 +437,7 @@ class CopyDirectory:
         return [block_hash for block_hash, _ in zip(self._cold, range(count), strict=False)]
 
     def clear(self) -> None:
-        """Give up everything: the blocks' bytes no longer follow from their hashes."""
+        """Drop all copies: the blocks' bytes no longer follow from their hashes."""
         self._era += 1
         self.voided.cleared = True
         self.in_store.clear()

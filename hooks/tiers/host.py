@@ -1,4 +1,4 @@
-"""Host memory that tiers may take, and old files of disk tiers."""
+"""Host memory available to tiers, and old files of disk tiers."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from ...kernels.errors import StorageError
 from ..settings import DISK_SUFFIX, FILE_PREFIX
 from ..threads import shown
 
-_KEPT_SHARE: Final = 0.1  # of what is free stays free: the engine's own needs grow; chosen
-_UNLIMITED: Final = 1 << 60  # control groups write "max", or a number that no machine has
+_KEPT_SHARE: Final = 0.1  # share of free memory left free, because the engine's needs grow; chosen
+_UNLIMITED: Final = 1 << 60  # control groups write "max", or a number beyond any machine's memory
 
 
 def share_of(wanted: int, sharers: int, root: Path = Path("/")) -> int:
-    """Return the bytes that each of ``sharers`` workers, all of which want ``wanted``, can have.
+    """Return the bytes available to each of ``sharers`` workers, all of which want ``wanted``.
 
-    Memory is committed when it is first used. A process that was promised more than there is would
-    be killed by the kernel under load, hours after its start.
+    Memory is committed when it is first used. The kernel would kill a process that was promised
+    more than there is under load, hours after its start.
     """
     return min(wanted, int(available_bytes(root) * (1 - _KEPT_SHARE)) // sharers)
 
 
 def available_bytes(root: Path = Path("/")) -> int:
-    """Return the bytes that can be taken without swapping or exceeding a control group's limit."""
+    """Return the bytes that can be used without swapping or exceeding a control group's limit."""
     return max(0, min(_machine_bytes(root), *_group_bytes(root)))
 
 
@@ -85,22 +85,23 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 ORPHAN_S: Final = 86_400.0
-"""Seconds without use after which a file is removed; chosen: whoever returns within a day to other
-weights, or another type of cache, finds what they left."""
-SWEEP_S: Final = 300.0  # between two sweeps; chosen
+"""Seconds without use after which a file is removed; chosen: whoever returns to other weights or
+another cache type within a day finds the old copies.
+"""
+SWEEP_S: Final = 300.0  # time between two sweeps; chosen
 
 
 class DiskOrphans:
-    """Disk tiers' files of other models, weights and caches than this engine's. A file that some
-    process has open is no orphan, whatever its age.
+    """Files of disk tiers for other models, weights and caches than this engine's. A file that some
+    process has open is not an orphan, whatever its age.
     """
 
     def __init__(self, directory: Path, own: str) -> None:
         self._directory, self._own = directory, own
 
     def age_out(self, used: Path) -> None:
-        """Remove those unused for a day, by the file system's clock.
-        Raises StorageError or OSError.
+        """Remove orphans unused for a day by the file system's clock. Raises StorageError or
+        OSError.
         """
         os.utime(used)
         long_ago = used.stat().st_mtime - ORPHAN_S
@@ -131,7 +132,9 @@ class DiskOrphans:
 
 
 class DiskSweep:
-    """Dates a worker's own file and removes old orphans, every five minutes on its own thread."""
+    """Updates the time of a worker's own file and removes old orphans, every five minutes on its
+    own thread.
+    """
 
     def __init__(self, path: Path, orphans: DiskOrphans, period_s: float = SWEEP_S) -> None:
         self._path, self._orphans = path, orphans
@@ -140,7 +143,7 @@ class DiskSweep:
         thread.start()
 
     def close(self) -> None:
-        """Stop; a sweep that hangs on the disk is not waited for."""
+        """Stop, without waiting for a sweep that hangs on the disk."""
         self._over.set()
 
     def _run(self) -> None:

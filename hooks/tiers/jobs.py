@@ -1,8 +1,8 @@
 """Messages between scheduler and workers: the jobs of a step, and their answers.
 
-Every worker does every job on its own shard of the blocks. A copy's number is used once in an
-engine's life, so that a late message cannot be mistaken for a new one. Structs: a step makes and
-pickles some of each, and no frame of Python is needed for one.
+Every worker does every job on its own shard of the blocks. A copy's number is never reused in an
+engine's life, so that a late message cannot be mistaken for a new one. These are msgspec Structs: a
+step creates and pickles several of each, which then needs no Python frame.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ class SpliceRun(NamedTuple):
 
     copy: int  # the copy's number
     first: int  # index of the first token in the copy
-    slot: int  # slot of that token: block · tokens of a block + token
+    slot: int  # slot of that token: block · tokens per block + token
     tokens: int  # how many
-    delta: int  # δ: the new position minus the old one
+    delta: int  # the new position minus the old one
 
 
 class Load(msgspec.Struct, frozen=True):
@@ -42,17 +42,17 @@ class Load(msgspec.Struct, frozen=True):
     id: int
     copies: tuple[int, ...]
     blocks: tuple[int, ...]
-    from_disk: dict[int, bytes]  # copies that are not in memory yet: by position, the hash to read
+    from_disk: dict[int, bytes]  # hashes of the copies that must be read from disk, by position
     request: str | None  # the request that waits for the load; None for a prefetch
-    runs: tuple[SpliceRun, ...] = ()  # what is spliced
+    runs: tuple[SpliceRun, ...] = ()  # tokens to splice
     spliced: tuple[int, ...] = ()  # the engine's blocks that the runs write to
-    # As ``from_disk``, of copies that the shared store has.
+    # As ``from_disk``, for copies in the shared store.
     from_store: dict[int, bytes] = msgspec.field(default_factory=dict)
-    within_s: float = math.inf  # seconds after which no more is read from the store
+    within_s: float = math.inf  # seconds after which reading from the store stops
 
     @property
     def targets(self) -> tuple[int, ...]:
-        """Return all blocks that it writes to, in the order of an answer's positions."""
+        """Return all blocks that the load writes to, in the order of an answer's positions."""
         return self.blocks + self.spliced
 
 
@@ -82,16 +82,16 @@ def positions(job: Job) -> int:
 
 
 class TierWork(msgspec.Struct, frozen=True):
-    """Orders for one engine step: first what is void, then new jobs."""
+    """Orders for one engine step: first the copies that became invalid, then new jobs."""
 
     jobs: tuple[Job, ...] = ()
-    release: tuple[int, ...] = ()  # copies in memory that are given up; no job under way uses them
-    erase: tuple[bytes, ...] = ()  # hashes whose records on disk are given up
-    # Whether a later process must not find what is on disk from here on: the weights may have
+    release: tuple[int, ...] = ()  # copies in memory to drop; no running job uses them
+    erase: tuple[bytes, ...] = ()  # hashes whose records on disk must be erased
+    # Whether later processes must not use the present records on disk, because the weights may have
     # changed in memory, which their checkpoint does not show.
     disown: bool = False
-    # Complete copies in memory that are on no disk, with their hashes: those that are left when the
-    # engine ends are written to the disk.
+    # Complete copies in memory that are on no disk, with their hashes. Those left when the engine
+    # ends are written to the disk.
     named: tuple[tuple[int, bytes], ...] = ()
 
     def __bool__(self) -> bool:
@@ -99,7 +99,7 @@ class TierWork(msgspec.Struct, frozen=True):
 
 
 class JobDone(msgspec.Struct, frozen=True):
-    """One worker's answer; ``failed`` are positions in the job's lists (of a load, in its
+    """One worker's answer; ``failed`` are positions in the job's lists (for a load, in its
     ``targets``).
     """
 
@@ -115,11 +115,11 @@ class WorkerStart(msgspec.Struct, frozen=True):
     warm_capacity: int = 0  # copies that fit into its memory
     cold_capacity: int = 0  # records that fit on its disk; 0 without one
     on_disk: tuple[bytes, ...] = ()  # hashes of the records that its disk held at the start
-    store_name: str = ""  # name of its records in the shared store; empty without one
+    store_name: str = ""  # name of its records in the shared store; empty without a store
 
 
 class TierAnswer(msgspec.Struct, frozen=True):
-    """The workers' report after a step; each reports its ``starts`` once."""
+    """The workers' report after a step; each worker reports its ``starts`` once."""
 
     done: tuple[JobDone, ...] = ()
     starts: tuple[WorkerStart, ...] = ()
@@ -139,7 +139,7 @@ class _Open:
     job: Job
     finish: Finish
     missing: int
-    done: JobDone | None = None  # what was answered until now
+    done: JobDone | None = None  # the combined answers so far
 
 
 class JobBook:
@@ -160,7 +160,7 @@ class JobBook:
         return self._next
 
     def open(self, job: Job, finish: Finish) -> None:
-        """Issue a job; ``finish`` is called once, when the last worker has answered."""
+        """Add a job; ``finish`` is called once, when the last worker has answered."""
         self._new.append(job)
         self._open[job.id] = _Open(job, finish, self._workers)
         self.pressing += not isinstance(job, _NOBODY_WAITS)
@@ -174,9 +174,7 @@ class JobBook:
         return jobs
 
     def answer_all(self, done: Iterable[JobDone]) -> None:
-        """Handle workers' answers; one that raises keeps no other from being handled.
-        Raises what the last of those that failed raised.
-        """
+        """Handle workers' answers, all of them even if some raise. Raises the last error."""
         failure: Exception | None = None
         for each in done:
             try:
@@ -187,8 +185,8 @@ class JobBook:
             raise failure
 
     def answer(self, done: JobDone) -> None:
-        """Handle one worker's answer. What failed for one worker has failed; the slowest sets the
-        time.
+        """Handle one worker's answer. A position that failed for one worker has failed; the slowest
+        worker determines the time.
         """
         entry = self._open.get(done.id)
         if entry is None:
@@ -237,7 +235,9 @@ class Answers:
         return TierAnswer(done, starts)
 
     def take_loaded(self) -> tuple[set[str], set[int]]:
-        """Requests whose loads ended since the last call, and their blocks that failed."""
+        """Return the requests whose loads ended since the last call, and their blocks that
+        failed.
+        """
         with self._lock:
             finished, self._finished = self._finished, set()
             failed, self._failed_blocks = self._failed_blocks, set()

@@ -30,11 +30,11 @@ PATIENCE_S: Final = 5.0  # a working disk takes a small part of it per record; c
 
 
 class AnswerWatch:
-    """Makes sure that each job of a lane is answered once: by its thread, or by whoever waits.
-    After ``patience_s`` without a record read or written the lane counts as stuck.
+    """Ensures that each job of a lane is answered once: by its thread, or by whoever waits. After
+    ``patience_s`` without a record read or written the lane counts as stuck.
 
-    A system call to a disk that hangs (a network's, a dying one) cannot be cancelled. So the
-    waiting side answers instead, and what the lane's thread reports later is ignored.
+    A system call to a hanging disk (a network's, a dying one) cannot be cancelled. So the waiting
+    side answers instead, and a later report of the lane's thread is ignored.
     """
 
     def __init__(self, clock: Callable[[], float], patience_s: float = PATIENCE_S) -> None:
@@ -58,11 +58,11 @@ class AnswerWatch:
         return job.id in self._jobs
 
     def claim(self, job: Job) -> bool:
-        """Tell whether the caller must answer for ``job``; then no other caller will."""
+        """Return whether the caller must answer for ``job``; if so, no other caller will."""
         return self._jobs.pop(job.id, None) is not None
 
     def overdue(self) -> list[Job]:
-        """Return the jobs to answer as failed: all, once nothing moved for too long."""
+        """Return the jobs to answer as failed: all of them, once nothing has moved for too long."""
         if not self._jobs or self._clock() - self._moved_at < self._patience_s:
             return []
         self.stuck = True
@@ -73,28 +73,30 @@ RECORD_KEY_BYTES: Final = 32
 LAST_WRITES_S: Final = 4.0
 """Seconds for writing copies when an engine ends; chosen: vLLM gives its workers five."""
 
-Outcome = Callable[[], Set[int]]  # what failed; or raises
+Outcome = Callable[[], Set[int]]  # returns the positions that failed, or raises
 Rest = Callable[[Set[int], float], None]
-"""Continues with the positions that failed, and the seconds that it took."""
+"""Continues a job, given the positions that failed and the seconds taken."""
 
 
 class Records(Protocol):
     """Records of one size by keys of ``RECORD_KEY_BYTES``: ``DiskTier``, ``SealedRecords``."""
 
     def write(self, key: bytes, record: ReadableBuffer) -> bool:
-        """Store a copy of ``record``; False if that failed."""
+        """Store a copy of ``record``; returns False if that failed."""
 
     def read(self, key: bytes, into: WriteableBuffer) -> bool:
-        """Fill ``into``; False, and ``into`` is undefined, if there is no intact record."""
+        """Read a record into ``into``; returns False, with ``into`` undefined, if no intact record
+        exists.
+        """
 
     def remove(self, key: bytes) -> None:
         """Remove a record; unknown keys are ignored."""
 
     def disown(self) -> None:
-        """Let no other process find what is written from here on."""
+        """Keep other processes from finding what is written from now on."""
 
     def close(self) -> None:
-        """Let go of what holds the records."""
+        """Release the file or connection that holds the records."""
 
 
 class RecordLane:
@@ -126,12 +128,12 @@ class RecordLane:
 
     @property
     def alive(self) -> bool:
-        """Tell whether a job is under way, or may still come."""
+        """Whether a job is running, or may still come."""
         return self._thread.alive
 
     def close(self) -> bool:
-        """Finish what was begun; False if that takes too long: the records must stay open then.
-        What a hanging thread would write must still be what the record's checksum covers.
+        """Finish the jobs that were started. Returns False if that takes too long: the records must
+        then stay open, because a hanging thread's write must still match the record's checksum.
         """
         return self.records is None or self._thread.close()
 
@@ -143,8 +145,8 @@ class RecordLane:
     def use(self, job: Job, part: Set[int], operation: Outcome, rest: Rest) -> None:
         """Run ``operation`` on the lane's thread, and then ``rest`` on the memory's.
 
-        If the lane hangs, or the job was given up, ``operation`` is not begun and the positions
-        ``part`` count as failed; the job's other positions go on.
+        If the lane hangs or the job was given up, ``operation`` does not run and the positions
+        ``part`` count as failed; the job's other positions continue.
         """
         if self._watch.stuck:
             self._fail(job, part, rest, 0.0, self._silence())
@@ -155,7 +157,9 @@ class RecordLane:
         self._thread.put(lambda: self._work(job, operation))
 
     def give_up_on_overdue(self) -> None:
-        """Let jobs go on without the parts that are overdue here; on the engine's thread."""
+        """Let jobs continue without their overdue parts of this lane; called on the engine's
+        thread.
+        """
         for job in self._watch.overdue():
             self._memory.put(functools.partial(self._give_up, job))
 
@@ -163,7 +167,7 @@ class RecordLane:
         self, hashes: Mapping[int, bytes], records: Sequence[int], within_s: float
     ) -> Set[int]:
         """Read the records of ``hashes`` by their positions; returns the positions that failed.
-        Once ``within_s`` seconds are over, nothing more is read.
+        After ``within_s`` seconds, nothing more is read.
         """
         until = time.perf_counter() + within_s
         return {
@@ -173,13 +177,13 @@ class RecordLane:
         }
 
     def write_all(self, job: Demote | Share, records: Sequence[int]) -> Set[int]:
-        """Write a job's copies; returns the positions that were not taken."""
+        """Write a job's copies; returns the positions that were refused."""
         views = map(self._arena.record_view, records)
         pairs = enumerate(zip(job.hashes, views, strict=True))
         return {at for at, (key, view) in pairs if not self._write(key, view)}
 
     def write_last(self, copies: Sequence[tuple[bytes, int]]) -> None:
-        """Write copies before the lane closes, by their hashes, in this order, as time allows."""
+        """Write copies by their hashes before the lane closes, in this order, as time allows."""
         if self.records is not None and not self._watch.stuck:
             until = time.perf_counter() + LAST_WRITES_S
             self._thread.put(lambda: self._write_last(copies, until))
@@ -188,7 +192,7 @@ class RecordLane:
         self._thread.put(lambda: self._erase(hashes))
 
     def disown(self) -> None:
-        """Keep other processes from finding what is written from here on."""
+        """Keep other processes from finding what is written from now on."""
         if self.records is not None:
             self._thread.put(self.records.disown)
 
@@ -271,11 +275,11 @@ STORE_PATIENCE_S: Final = 0.5
 """Seconds without a record after which nobody waits for the shared store; chosen: half of the
 second within which an engine should be rid of a dead store."""
 
-Source = tuple[RecordLane, dict[int, bytes], float]  # what is read of it, and within which time
+Source = tuple[RecordLane, dict[int, bytes], float]  # lane, what to read, seconds allowed
 
 
 class RecordLanes:
-    """The disk's lane, and two of the store: a request waits for reads, and nobody for writes."""
+    """The disk's lane and the store's two: a request waits for reads, and none waits for writes."""
 
     def __init__(
         self,
@@ -300,8 +304,8 @@ class RecordLanes:
         return iter((self.disk, self.store_in, self.store_out))
 
     def close(self) -> bool:
-        """Finish what was begun and close the records; False if a lane hangs: what it uses stays
-        open.
+        """Finish the jobs that were started and close the records. Returns False if a lane hangs,
+        whose memory and records must then stay open.
         """
         disk, store_in, store_out = (lane.close() for lane in self)
         ended = ((disk, self.disk.records), (store_in and store_out, self.store_in.records))
@@ -321,7 +325,9 @@ class RecordLanes:
         self.store_out.disown()
 
     def give_up_on_overdue(self) -> None:
-        """Let jobs go on without what disk or store is late with; on the engine's thread."""
+        """Let jobs continue without overdue parts of disk or store; called on the engine's
+        thread.
+        """
         for lane in self:
             lane.give_up_on_overdue()
 
@@ -368,7 +374,7 @@ def kept_by(job: Job) -> str:
 
 
 _CLOSE_S: Final = 5.0  # seconds to finish when the engine ends; chosen
-_MOST_QUEUED: Final = 16  # moves that a device has before the first is waited for; chosen
+_MOST_QUEUED: Final = 16  # moves queued on a device before the first is waited for; chosen
 
 OnDone = Callable[[float, Exception | None], None]
 
@@ -380,10 +386,10 @@ class _Order(NamedTuple):
 
 
 class TransferLane:
-    """Runs moves in order on a thread of its own, one direction of a worker's transfers.
+    """Runs moves in order on its own thread: one direction of a worker's transfers.
 
-    Orders go to the device at once, so that it passes from one move to the next; only then is the
-    oldest waited for, asleep.
+    Moves are queued on the device at once, so that it goes from one to the next without a gap. Only
+    then does the thread sleep until the oldest is done.
     """
 
     def __init__(self, name: str, device: torch.device, first: bool = False) -> None:
@@ -394,13 +400,13 @@ class TransferLane:
         self._thread.start()
 
     def put(self, fence: Fence, move: Callable[[], None], told: OnDone) -> None:
-        """Run ``move`` behind ``fence``; ``told`` gets the seconds that it took, and its error.
-        ``told`` is called on the lane's thread, once nothing of the move is under way any more.
+        """Run ``move`` after ``fence``; ``told`` is called with the seconds taken and any error, on
+        the lane's thread, once nothing of the move is running any more.
         """
         self._orders.put(_Order(fence, move, told))
 
     def close(self) -> bool:
-        """Finish the moves that were put; False if that takes too long."""
+        """Finish the queued moves; returns False if that takes too long."""
         self._orders.put(None)
         self._thread.join(timeout=_CLOSE_S)
         return not self._thread.is_alive()

@@ -18,11 +18,11 @@ from .costs import TransferCosts
 from .directory import Copy, CopyDirectory
 from .jobs import Demote, JobBook, JobDone, WorkerStart
 
-_AT_ONCE: Final = 64  # copies; chosen
+_AT_ONCE: Final = 64  # copies in one write; chosen
 
 
 class DiskWrites:
-    """Begins writes to the workers' disks, and handles their ends."""
+    """Starts writes to the workers' disks, and handles their completion."""
 
     def __init__(self, ledger: TierLedger) -> None:
         self._ledger = ledger
@@ -99,14 +99,14 @@ class DiskWrites:
 
 
 _ANNOUNCED_AT_ONCE = 65_536  # keys per event; chosen
-_PATIENCE_S = 1.0  # seconds that others wait for a load at least; chosen
-_USUAL_TIMES = 2.0  # … plus this many times as long as such a load usually takes; chosen
+_PATIENCE_S = 1.0  # shortest time that others wait for a load, in seconds; chosen
+_USUAL_TIMES = 2.0  # plus this many times a load's usual duration; chosen
 _LOW_WATER = 16  # with a disk, one record in this many is kept free; chosen
 
 
 @dataclass(slots=True)
 class TierCounts:
-    """Blocks (or requests, or seconds) since the engine's start; see ``events.TierReport``."""
+    """Counts of blocks, requests or seconds since the engine's start; see ``events.TierReport``."""
 
     spilled: int = 0
     spill_lost: int = 0
@@ -170,7 +170,7 @@ class TierLedger:
         self._was_cleared = False
 
     def expect(self, hashes: Sequence[bytes], *sizes: int) -> None:
-        """Note that a load of these ``sizes`` begins: others wait for it unless it is too slow."""
+        """Note that a load of ``sizes`` bytes begins: others wait for it unless it is too slow."""
         usual_s = self.costs.load_s(*sizes)
         until = self.clock() + _PATIENCE_S + _USUAL_TIMES * usual_s
         self.coming.update(dict.fromkeys(hashes, until))
@@ -179,7 +179,7 @@ class TierLedger:
         deque(map(self.coming.pop, hashes, repeat(None)), maxlen=0)
 
     def make_room(self, count: int, first: Iterable[bytes]) -> int:
-        """Return how many copies of ``count`` can be begun now; gives up or demotes others for
+        """Return how many of ``count`` copies can be started now; drops or demotes others for
         them.
         """
         directory = self.directory
@@ -191,11 +191,11 @@ class TierLedger:
         return min(count, directory.room)
 
     def make_way(self, chain: Sequence[bytes]) -> None:
-        """Give up the least recently used copies, so that what has to be read of ``chain`` fits
-        into memory; those first that the disk has too.
+        """Drop the least recently used copies, so that the parts of ``chain`` that must be read fit
+        into memory; copies that are also on disk go first.
 
-        The others are lost, and not written to the disk: that takes steps, and the load has to be
-        answered now. They may be asked for again; ``chain`` is being asked for.
+        The other dropped copies are lost rather than written to disk, because that takes steps and
+        the load must be answered now. They might be needed again; ``chain`` is needed now.
         """
         directory = self.directory
         found = directory.pinned(chain)
@@ -206,7 +206,7 @@ class TierLedger:
         directory.unpin_all(filter(None, found))
 
     def begin_copies(self, full_hashes: Sequence[bytes]) -> list[Copy]:
-        """Begin copies of blocks, by their hashes with the cache's group id; there must be room."""
+        """Start copies of blocks, by their hashes with the cache's group id; there must be room."""
         kept_off = self.kept_off_disk
         may_demote: Sequence[bool] = (True,)
         if kept_off:
@@ -220,7 +220,7 @@ class TierLedger:
         self.announce(hashes, Tier.WARM)
 
     def give_up(self, copies: Sequence[Copy], cause: Cause = Cause.ROOM) -> None:
-        """Drop complete copies; ones that were replaced meanwhile are gone already."""
+        """Drop complete copies; those that were replaced meanwhile are gone already."""
         self._dropped(self.directory.still_found(copies), cause)
 
     def _dropped(self, copies: Sequence[Copy], cause: Cause) -> None:
@@ -229,7 +229,9 @@ class TierLedger:
             self.announce_dropped(self.directory.drop_all(copies), Tier.WARM, cause)
 
     def lose_cold(self, hashes: Sequence[bytes], cause: Cause = Cause.ROOM) -> None:
-        """Forget copies on disk and report them as dropped, for ``cause``; the records are gone."""
+        """Forget copies whose records on disk are gone, and report them as dropped for
+        ``cause``.
+        """
         for block_hash in hashes:
             self.directory.drop_cold(block_hash)
         self.announce_dropped(hashes, Tier.COLD, cause)
@@ -244,8 +246,8 @@ class TierLedger:
         self.announce_dropped(cold, Tier.COLD, Cause.RESET)
 
     def started(self, starts: Sequence[WorkerStart]) -> None:
-        """Take the workers' capacities: the least of each, and the records that are on every disk.
-        After a reset that came first, the records may be of older weights: they are erased.
+        """Adopt the workers' capacities (the smallest of each) and the records that are on every
+        disk. If a reset came first, the records may be of older weights and are erased.
         """
         directory = self.directory
         directory.warm_capacity = min(start.warm_capacity for start in starts)
@@ -267,7 +269,7 @@ class TierLedger:
             self._emit(CopiesDropped(pack_hashes(hashes), int(tier), int(cause)))
 
     def all_copies(self) -> list[AnyEvent]:
-        """Return events of every copy, for a resync; safe to call from any thread."""
+        """Return events for every copy, for a resync; safe to call from any thread."""
         directory = self.directory
         return [
             *copied_events(directory.warm_hashes(), Tier.WARM, self.block_bytes),
@@ -291,7 +293,7 @@ class TierLedger:
 
 
 def copied_events(hashes: Sequence[bytes], tier: Tier, block_bytes: int) -> list[AnyEvent]:
-    """Return events that blocks have copies in a tier."""
+    """Return events which state that blocks have copies in a tier."""
     return [
         BlocksSpilled(
             pack_hashes(hashes[start : start + _ANNOUNCED_AT_ONCE]), int(tier), block_bytes

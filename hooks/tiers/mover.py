@@ -1,5 +1,5 @@
-"""``TierMover``: a worker's side of the tiers; moves its shard of the blocks, on threads of its
-own.
+"""``TierMover``: a worker's side of the tiers; moves its shard of the blocks, on its own
+threads.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 
 
 class DirtyCopies:
-    """Complete copies that are on no disk, and that a later process may find there; by their ids.
-    The scheduler says whether a copy is complete, and whose it is: a worker cannot know.
+    """Complete copies that are on no disk but may be written for a later process, by their ids. The
+    scheduler says whether a copy is complete and for whom: a worker cannot know.
     """
 
     def __init__(self) -> None:
@@ -57,7 +57,9 @@ class DirtyCopies:
                 self._hashes.pop(copy, None)
 
     def newest_first(self) -> list[tuple[int, bytes]]:
-        """Return the copies and their hashes; of a chain that left the pool, the root first."""
+        """Return the copies and their hashes, newest first; within a chain that left the pool, the
+        root first.
+        """
         return list(self._hashes.items())[::-1]
 
 
@@ -80,7 +82,7 @@ def splicer(
     cache: PagedKv,
     rope: Rope | None,  # how keys are moved; None where they cannot be
 ) -> Callable[[], None]:
-    """Return a function that brings ``runs`` to their new positions; without runs it does nothing.
+    """Return a function that moves ``runs`` to their new positions; without runs it does nothing.
     Raises RopeError or KernelError.
     """
     if not runs:
@@ -105,7 +107,7 @@ _NOT_SHARED: Final = (
     "kvgraph: blocks were not given to the shared store (%s); other engines compute them, and "
     "further failures are only counted"
 )
-_HAND_OVER_S: Final = 1.0  # seconds for the memory's thread to do so at the end; chosen
+_HAND_OVER_S: Final = 1.0  # for the memory's thread to do so at the end; chosen
 _LESS: Final = (
     "kvgraph: host memory for %d copies only: %s; raise what the machine or the container lets a "
     "process lock (ulimit -l, docker's --ulimit memlock=-1, its memory limit)"
@@ -113,12 +115,12 @@ _LESS: Final = (
 
 
 class TierMover:
-    """Does a scheduler's tier work on one worker; never raises into the engine.
+    """Does the scheduler's tier work on one worker; never raises into the engine.
 
-    The engine's thread calls ``submit``, which never waits. The memory's thread keeps the arena's
-    books; loads, spills, the disk, and reads from and writes to the shared store have a thread
-    each, so that a load, for which a request waits, waits for no spill but that of the blocks that
-    it overwrites, and a slow disk delays nothing else.
+    The engine's thread calls ``submit``, which never waits. The memory's thread manages the arena.
+    Loads, spills, the disk, and reads and writes of the shared store each have their own thread. So
+    a load, for which a request waits, waits only for the spill of the blocks that it overwrites,
+    and a slow disk delays nothing else.
     """
 
     def __init__(
@@ -150,7 +152,7 @@ class TierMover:
             logger.warning(_LESS, arena.capacity, arena.problem)
 
     def submit(self, work: TierWork) -> None:
-        """Begin a step's work; a spill reads what the engine has written until now."""
+        """Start a step's work; a spill reads what the engine has written so far."""
         try:
             fence = mark(self.cache.memory.device)
         except Exception as error:
@@ -160,7 +162,7 @@ class TierMover:
             self._memory.put(lambda: self._order(work, fence))
 
     def close(self) -> None:
-        """Finish what is under way, write what no disk has yet, and close memory and disk."""
+        """Finish running work, write what no disk has yet, and close memory and disk."""
         handed = threading.Event()
         self._memory.put(lambda: self._hand_over(handed))
         handed.wait(_HAND_OVER_S)

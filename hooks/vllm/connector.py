@@ -1,5 +1,5 @@
-"""The KV connector that observes a vLLM scheduler, arranges its free queue, and keeps its tiers. KV
-is moved only where the engine was given memory for it; without, the workers have no connector.
+"""The KV connector that observes a vLLM scheduler, arranges its free queue, and manages its tiers.
+It moves KV only if the engine was given memory for tiers; otherwise workers have no connector.
 """
 
 from __future__ import annotations
@@ -47,29 +47,29 @@ if TYPE_CHECKING:
 
 
 class WorkerCalls(KVConnectorBase_V1):  # type: ignore[misc]
-    """The half of a connector that a worker calls; ``worker`` moves its shard of the blocks, in an
-    engine with tiers.
+    """The half of a connector that a worker calls. In an engine with tiers, ``worker`` moves its
+    shard of the blocks.
     """
 
     worker: WorkerSide | None = None
 
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
-        """Take the paged memory that blocks move out of and into."""
+        """Register the paged memory that blocks are copied from and to."""
         if self.worker is not None:
             self.worker.register(kv_caches)
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
-        """Begin this step's transfers; none waits for another."""
+        """Start this step's transfers; none waits for another."""
         if self.worker is not None and isinstance(self._connector_metadata, TierMetadata):
             self.worker.submit(self._connector_metadata.work)
 
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
-        """Requests whose loads ended, whether they succeeded or not."""
+        """Return the requests whose loads ended, whether they succeeded or failed."""
         return None, (self.worker.take_finished() or None) if self.worker is not None else None
 
     def get_block_ids_with_load_errors(self) -> set[int]:
-        """Return the blocks of requests in ``get_finished`` whose load failed; vLLM computes
-        them instead.
+        """Return the blocks whose load failed, of requests in ``get_finished``; vLLM computes them
+        instead.
         """
         return self.worker.take_failed() if self.worker is not None else set()
 
@@ -78,18 +78,18 @@ class WorkerCalls(KVConnectorBase_V1):  # type: ignore[misc]
         return TierWorkerMetadata(answer) if answer else None
 
     def wait_for_layer_load(self, layer_name: str) -> None:
-        """Do nothing: a request waits for its load as a whole."""
+        """Does nothing: a request waits for its whole load, not layer by layer."""
 
     def save_kv_layer(
         self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any
     ) -> None:
-        """Do nothing: blocks are copied when they are about to be evicted."""
+        """Does nothing: blocks are copied when they are about to be evicted."""
 
     def wait_for_save(self) -> None:
-        """Do nothing."""
+        """Does nothing."""
 
 
-# The barrier that no exception of ours crosses into vLLM.
+# The barrier that keeps our exceptions from reaching vLLM.
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
@@ -102,7 +102,9 @@ class Guarded(Protocol):
 
 
 def guarded(default: Any) -> Callable[[Method], Method]:
-    """Decorate a method of a ``Guarded``: on any exception disable it and return ``default``."""
+    """Decorate a method of a ``Guarded``: on any exception, disable the object and return
+    ``default``.
+    """
 
     def decorate(method: Method) -> Method:
         @functools.wraps(method)
@@ -126,12 +128,13 @@ _NOTHING_TO_DO: Final = KVConnectorMetadata()
 
 
 class KvGraphConnector(WorkerCalls, SupportsHMA):  # type: ignore[misc]
-    """Observes; with tiers, also spills, loads and prefetches.
+    """Observes an engine; with tiers, also spills, loads and prefetches.
 
     Attributes:
-        side: Our part of the scheduler's process; None before a pool is bound, and after an error
-            of ours.
-        calls: The parts that get vLLM's calls; after an error, those that complete promises.
+        side: Our part of the scheduler's process; None before a pool is bound, and after an
+            internal error.
+        calls: The parts that get vLLM's calls; after an error, only those that complete promised
+            loads.
     """
 
     def __init__(
@@ -148,12 +151,14 @@ class KvGraphConnector(WorkerCalls, SupportsHMA):  # type: ignore[misc]
 
     @classmethod
     def get_required_kvcache_layout(cls, vllm_config: VllmConfig) -> str | None:
-        """Ask for all layers of a block in one run, where tiers move blocks on a GPU."""
+        """Request a layout with all layers of a block contiguous, if tiers move blocks on a GPU."""
         return wanted_layout(vllm_config)
 
     @property
     def requires_kv_delivery(self) -> bool:
-        """False: nothing is handed over, so a preempted request may finish as in stock vLLM."""
+        """Return False: no KV is handed over, so a preempted request may finish as in stock
+        vLLM.
+        """
         return False
 
     @property
@@ -195,22 +200,22 @@ class KvGraphConnector(WorkerCalls, SupportsHMA):  # type: ignore[misc]
         return side
 
     def detach(self, wait_s: float) -> None:
-        """Leave the engine to itself, but for what vLLM was promised."""
+        """Stop acting on the engine, but still complete the loads that vLLM was promised."""
         side, self.side = self.side, None
         if side is not None:
             self.calls = side.promised_calls()
             side.leave(wait_s)
 
     def bind_scheduler(self, scheduler: Scheduler) -> None:
-        """Hold new sessions of ``scheduler`` while there is no room for them; raises TypeError if
-        that cannot be done with it.
+        """Hold new sessions of ``scheduler`` while there is no room for them. Raises TypeError if
+        the scheduler does not allow it.
         """
         if self.side is not None:
             self.side.hold_at(scheduler, self.holds, self.holds_no_longer)
             self.calls = self.side.calls()
 
     def bind_loop(self, loop: EngineCoreProc) -> None:
-        """Wake the engine by ``loop``, which is about to take its steps, for prefetches."""
+        """Let prefetches wake ``loop``, the engine's core loop, which is about to start."""
         if self.side is not None and self.side.bridge is not None:
             self.side.bridge.idle.bind(loop)
 
@@ -221,7 +226,7 @@ class KvGraphConnector(WorkerCalls, SupportsHMA):  # type: ignore[misc]
 
     @guarded(None)
     def holds_no_longer(self, request_id: str) -> None:
-        """Forget a held request whose client went away."""
+        """Forget a held request whose client disconnected."""
         if self.side is not None and self.side.holding is not None:
             self.side.holding.removed(request_id)
 
@@ -232,7 +237,9 @@ class KvGraphConnector(WorkerCalls, SupportsHMA):  # type: ignore[misc]
 
     @guarded((0, False))
     def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> Found:
-        """Say what a load can bring; note how much of the prompt the prefix cache held."""
+        """Return how many tokens a load can bring; note how much of the prompt the prefix cache
+        held.
+        """
         found: Found = 0, False
         for catch_up in self.calls.catch_up:
             catch_up()
@@ -244,8 +251,8 @@ class KvGraphConnector(WorkerCalls, SupportsHMA):  # type: ignore[misc]
     def update_state_after_alloc(
         self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int
     ) -> None:
-        """Note that a request was given blocks; ``num_external_tokens`` tokens of them are to be
-        loaded.
+        """Note that a request was given blocks, of which a load will fill ``num_external_tokens``
+        tokens.
         """
         calls = self.calls
         try:
@@ -258,7 +265,7 @@ class KvGraphConnector(WorkerCalls, SupportsHMA):  # type: ignore[misc]
             raise
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
-        """Arrange the free queue, after the step's allocations and before the next ones."""
+        """Arrange the free queue, after this step's allocations and before the next step's."""
         try:  # as ``guarded`` does, which costs one more call in each step
             work = None
             for step in self.calls.build_connector_meta:
@@ -272,7 +279,7 @@ class KvGraphConnector(WorkerCalls, SupportsHMA):  # type: ignore[misc]
             return _NOTHING_TO_DO
 
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
-        """Make visible what the workers moved: a step's output arrived."""
+        """Make finished transfers visible, when a step's output arrives."""
         try:  # as above
             metadata = connector_output.kv_connector_worker_meta
             received = connector_output.finished_recving
@@ -307,7 +314,7 @@ class KvGraphConnector(WorkerCalls, SupportsHMA):  # type: ignore[misc]
 
     @guarded(False)
     def has_pending_push_work(self) -> bool:
-        """Whether only another step can report the end of a transfer, or begin one."""
+        """Return whether another step is needed to report or begin a transfer."""
         for has_work in self.calls.has_pending_push_work:  # noqa: SIM110  # asked in every step
             if has_work():
                 return True
@@ -330,14 +337,14 @@ class KvGraphConnector(WorkerCalls, SupportsHMA):  # type: ignore[misc]
 
     @guarded(False)
     def reset_cache(self) -> bool:
-        """Give up all copies; False while a load of one of them is under way."""
+        """Drop all copies; returns False while one of them is being loaded."""
         dropped = [drop() for drop in self.calls.reset_cache]
         return all(dropped)
 
     @guarded(None)
     def weights_changed(self, by: str) -> None:
-        """Give up all copies, and let nothing new outlive this process: ``by`` a call of the
-        workers, their weights may not be those of the model's files any more.
+        """Drop all copies, and keep later ones inside this process: the worker call ``by`` may have
+        changed the weights, so that they no longer match the model's files.
         """
         if self.calls.reset_cache:
             self._once.warn(
@@ -356,7 +363,7 @@ class KvGraphConnector(WorkerCalls, SupportsHMA):  # type: ignore[misc]
                 self.worker.close()
 
     def disable(self, where: str, error: Exception) -> None:
-        """Leave the engine to itself after an error of ours; see ``Guarded``."""
+        """Stop acting on the engine after an internal error; see ``Guarded``."""
         if self.side is not None or where == "bind_gpu_block_pool":
             # The type only: a message may quote what it choked on.
             logger.warning(

@@ -52,7 +52,7 @@ def new_tap(pool: BlockPool, group: ObservedGroup, index: BlockIndex) -> PoolTap
 
 
 def reason_against() -> str | None:
-    """Why no engine in this environment uses the compiled core; None: those that fit use it."""
+    """Return why no engine in this environment uses the compiled core; None if suitable ones do."""
     wanted = os.environ.get(CORE_VARIABLE, "").strip().lower()
     if wanted == PYTHON:
         return f"{CORE_VARIABLE}={PYTHON} asks for it"
@@ -83,7 +83,7 @@ def _misfit(kv_cache: KVCacheConfig, group: ObservedGroup) -> str | None:
     return None
 
 
-# Holds the compiled core against the Python path, on a scratch pool of vLLM's own blocks.
+# Compares the compiled core with the Python path, on a scratch pool of vLLM's own blocks.
 
 _BLOCKS: Final = 65
 _ROUNDS: Final = 120  # chosen: some 30 ms
@@ -93,8 +93,8 @@ _BLOCK_SIZE: Final = 16
 
 
 def prove(rounds: int = _ROUNDS, seed: int = _SEED) -> str | None:
-    """Run both over the same random traffic of ``rounds`` steps; returns where they
-    differ, None if nowhere.
+    """Run both over the same ``rounds`` steps of random traffic. Returns where they first differ,
+    or None if they agree.
     """
     scratch = _Scratch(random.Random(seed))
     for _ in range(rounds):

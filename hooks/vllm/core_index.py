@@ -28,8 +28,8 @@ _READ: Final = ("request", "blocks", "num_cached_blocks", "num_full_blocks", "kv
 
 
 class CoreIndex(BlockIndex):
-    """The index of a pool with one group of full attention, whose every change the core hears.
-    Raises TypeError if the pool is not as the core knows it, and ImportError if there is no core.
+    """The index of a pool with one full-attention group; the core sees every change of it. Raises
+    TypeError if the core does not support the pool, and ImportError if there is no core.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class CoreIndex(BlockIndex):
         self._tell(self.core.work(True))
 
     def taken(self) -> None:
-        """Bound what a step's changes that are noted later may pile up to."""
+        """Limit how many steps' unnoted changes may pile up."""
         if self.core.behind > _MOST_BEHIND:
             self._tell(self.core.work(False))
 
@@ -64,7 +64,7 @@ class CoreIndex(BlockIndex):
         self.catch_up()
 
     def freed(self, block_ids: Sequence[int]) -> None:
-        """Note that a request gives these blocks back now."""
+        """Note that a request frees these blocks now."""
         self.core.freed(block_ids, len(block_ids), self._clock())
 
     def remember(self, keys: Sequence[int], block_ids: Sequence[int]) -> None:
@@ -75,7 +75,7 @@ class CoreIndex(BlockIndex):
         self.freed(held)
 
     def find(self, key: int) -> KVCacheBlock | None:
-        """The free block that holds ``key``, or None if it is gone, reused or referenced."""
+        """Return the free block that holds ``key``; None if it is evicted, reused or referenced."""
         self._tell(self.core.work(False))
         block = self._pool.blocks[self.core.find(key)]
         if block.ref_cnt or block.next_free_block is None:
@@ -84,8 +84,8 @@ class CoreIndex(BlockIndex):
         return None if block_hash is None or key_in_pool(block_hash) != key else block
 
     def holders(self, keys: Keys) -> BlockIds:
-        """Numbers of the blocks that hold ``keys``, or held them last; 0 where none is known, and
-        where a key comes again. Takes long without the GIL.
+        """Return the ids of the blocks that hold ``keys`` or held them last; 0 for an unknown key
+        and for a repeated one. Slow, but releases the GIL.
         """
         self.catch_up()
         found = np.empty(len(keys), dtype=np.int64)
@@ -93,7 +93,7 @@ class CoreIndex(BlockIndex):
         return found
 
     def forget(self, hashes: Sequence[bytes], keys: Sequence[int]) -> Sequence[int]:
-        """Note that a block of each hash was evicted, which the core did not see; see
+        """Note that a block of each hash was evicted without the core seeing it; see
         ``BlockIndex``.
         """
         self.catch_up()
@@ -122,7 +122,7 @@ def _places(pool: Any) -> tuple[int, int, int, int, int]:
 
 
 class CoreTap(PoolTap):
-    """Follows a pool as ``PoolTap`` does; ``next`` takes what changed."""
+    """Follows a pool as ``PoolTap`` does; ``next`` returns its changes."""
 
     def __init__(self, pool: BlockPool, group: int, index: CoreIndex) -> None:
         super().__init__(pool, group)
@@ -131,8 +131,9 @@ class CoreTap(PoolTap):
         self._core, self._is_followed = index.core, True
 
     def next(self, whole: bool = False) -> Batch | None:
-        """Take what changed, up to a reset or until now, with what was cached in any case if
-        ``whole``; None: nothing since the last call. Raises what a note of a change ran into.
+        """Return the changes up to a reset, or up to now; None if nothing changed since the last
+        call. With ``whole``, list all cached blocks one by one, as for a part that must see each.
+        Raises an error met while noting a change.
         """
         if self._unread is not None:
             raise self._unread
@@ -142,14 +143,14 @@ class CoreTap(PoolTap):
         return batch
 
     def take(self) -> Sequence[Changes]:
-        """Take what changed since the last call, in order; it is then not reported."""
+        """Return the changes since the last call, in order; ``next`` does not return them again."""
         changes: list[Changes] = []
         while (batch := self.next(whole=True)) is not None:
             changes.append(changes_of(batch))
         return changes
 
     def detach(self, but_resets: bool = False) -> None:
-        """Leave the pool as it was; see ``PoolTap``."""
+        """Restore the pool's own methods; see ``PoolTap``."""
         self._is_followed = False
         super().detach(but_resets)
 
@@ -176,7 +177,7 @@ class CoreTap(PoolTap):
 
 
 def changes_of(batch: Batch) -> Changes:
-    """What a listener in the step itself sees of a batch."""
+    """Return the part of a batch that a listener inside the step gets to see."""
     hashes = batch.evicted_hashes
     width = len(hashes) // batch.evicted if hashes else 1
     return Changes(batch.cached(), PackedHashes(hashes, width), batch.then_reset)

@@ -1,7 +1,7 @@
-"""``CoreSteps``: does in the compiled core what is the same in every step of an engine.
+"""``CoreSteps``: does in the compiled core what every step of an engine has in common.
 
-Decisions stay in Python. The core recognises a step in which there is nothing to decide, because
-nothing has changed since the last one. Such a step is one call.
+Decisions stay in Python. The core recognises a step without anything to decide, because nothing has
+changed since the last one, and handles it in one call.
 """
 
 from __future__ import annotations
@@ -25,17 +25,19 @@ if TYPE_CHECKING:
     from .index import BlockIndex
     from .observer import ChangeFeed, EngineObserver
 
-_TAKE: Final = 1  # what is due, as in core/engine.cpp
+_TAKE: Final = 1  # take the pool's changes, as in core/engine.cpp
 _TELL: Final = 2
 _BEHIND: Final = 4
-ARRANGE: Final = 8  # perhaps: ``finish`` looks whether it is due
+ARRANGE: Final = 8  # perhaps rearrange: ``finish`` checks whether it is due
 _HOLD: Final = 16
 DECIDES: Final = _TAKE | ARRANGE
-"""Of these, what changes the queue, or may."""
+"""Of these, the work that changes the queue, or may."""
 
 
 class CoreDemand(PromptDemand):
-    """A ``PromptDemand`` counted by the compiled core, which sees itself what is computed."""
+    """A ``PromptDemand`` counted by the compiled core, which sees by itself which blocks are
+    computed.
+    """
 
     def __init__(self, core: Core, block_size: int, groups_take: int) -> None:
         self._core, self._block_size, self._groups_take = core, block_size, groups_take
@@ -49,31 +51,33 @@ class CoreDemand(PromptDemand):
         return self._core.loaded
 
     def looked_up(self, request: Request, computed_tokens: int, to_load: int = 0) -> None:
-        """Note that a step may begin to compute what ``request`` lacks; see ``PromptDemand``."""
+        """Note that a step may start to compute the missing tokens of ``request``; see
+        ``PromptDemand``.
+        """
         size = self._block_size
         needs, has = 1 + request.num_tokens // size, computed_tokens // size
         self._core.looked_up(request.request_id, needs, has, to_load // size)
 
     def cached(self, cached: Any) -> None:
-        """Does nothing: the core itself sees what is computed."""
+        """Does nothing: the core itself sees which blocks are computed."""
 
     def finished(self, request_id: str) -> None:
         self._core.finished(request_id)
 
 
 class CoreMeter(PrefillMeter):
-    """The same, brought up to date by ``Core.step``."""
+    """A ``PrefillMeter`` that ``Core.step`` updates."""
 
     def __init__(self, core: Core, behind: int) -> None:
         self._core, self.behind = core, behind
 
     @property
     def tokens_per_s(self) -> float:  # type: ignore[override]
-        """0 before the first sample."""
+        """Mean prefill speed in tokens per second; 0 before the first sample."""
         return self._core.tokens_per_s
 
     def stepped(self, tokens: int, running: dict[str, Any], now: float) -> None:
-        """Does nothing: this is part of the core's step."""
+        """Does nothing: ``Core.step`` measures the step."""
 
 
 def new_demand(index: BlockIndex, group: ObservedGroup) -> PromptDemand:
@@ -88,8 +92,9 @@ def new_meter(index: BlockIndex, config: VllmConfig) -> PrefillMeter:
 
 
 class CoreSteps:
-    """Takes an engine's steps with the compiled core. ``step`` takes one: 0 if that was all, else
-    what ``finish`` must do (see ``Core.step``); ``core.taken`` says how many blocks it evicted.
+    """Takes an engine's steps with the compiled core. ``step`` takes one step and returns 0 if
+    nothing is left to do, else what ``finish`` must do (see ``Core.step``). ``core.taken`` counts
+    the blocks evicted in it.
     """
 
     def __init__(
@@ -119,13 +124,13 @@ class CoreSteps:
         self.step = self.core.step
 
     def watch(self, holding: Holding) -> None:
-        """Ask this one in each step whether it has to do anything."""
+        """Call ``holding`` in each step in which it has work to do."""
         core, self._holding = self.core, holding
         holding.rested_at = lambda: core.rested_at
         core.watch_holding(holding)
 
     def finish(self, due: int, tokens: int, fetched: int = 0) -> None:
-        """Do what is due in a step of ``tokens`` tokens beyond what the core did."""
+        """Do the work that is ``due`` after the core's part of a step of ``tokens`` tokens."""
         arranger, client = self._arranger, self._client
         if due & _TAKE:
             arranger.step_ended(self._feed.take())

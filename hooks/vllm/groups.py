@@ -27,9 +27,9 @@ class ObservedGroup:
 
     index: int  # which of the engine's groups it is
     block_size: int
-    hash_block_size: int  # of what a request's hashes cover each
-    groups_take: int = 1  # blocks that all groups take at most where this one takes a block
-    # whether vLLM may leave blocks of it out of the prefix cache, as those outside of a window
+    hash_block_size: int  # tokens that each of a request's hashes covers
+    groups_take: int = 1  # most blocks that all groups together take when this one takes a block
+    # whether vLLM may keep its blocks out of the prefix cache, such as those outside a window
     skips: bool = False
     scale: int = field(init=False)  # hashes of a request per block of this group
     suffix: bytes = field(init=False)  # the ending of this group's keys in the prefix cache
@@ -50,13 +50,13 @@ class ObservedGroup:
         return cached.get_one_block(block_hash + self.suffix) is not None
 
     def computed(self, request: Request, exact: int | None) -> Sequence[bytes]:
-        """The hashes of the full blocks whose KV a request that ended left."""
+        """Return the hashes of the full blocks whose KV a finished request left in the pool."""
         tokens = min(request.num_computed_tokens, request.num_tokens - 1)
         return self.hashes(request, tokens if exact is None else min(tokens, exact))
 
 
 def observed_group(kv_cache: KVCacheConfig, pool: BlockPool) -> ObservedGroup:
-    """The group whose prefix reaches furthest back: the first with full attention.
+    """Return the group whose prefix reaches furthest back: the first one with full attention.
 
     Hybrid models keep several groups under the same hashes. A sliding-window group drops blocks
     that the others still hold, so events of several groups would contradict each other.
@@ -71,22 +71,22 @@ def observed_group(kv_cache: KVCacheConfig, pool: BlockPool) -> ObservedGroup:
 
 
 def most_blocks_per_step(config: VllmConfig, group: ObservedGroup) -> int:
-    """An upper bound of what one step allocates: every batched token new, and a tail per
-    request, in each group.
+    """Return an upper bound of the blocks that one step allocates: in each group, every batched
+    token new, and one partly filled block per request.
     """
     scheduler = config.scheduler_config
     blocks = scheduler.max_num_batched_tokens // group.block_size + scheduler.max_num_seqs
     return int(blocks) * group.groups_take
 
 
-# ``OtherGroups``: which KV cache group ends a match that the observed one would carry on.
+# ``OtherGroups``: which KV cache group ends a match that the observed one could continue.
 
 
 class OtherGroups:
-    """The KV cache groups beside the observed one.
+    """The KV cache groups other than the observed one.
 
-    vLLM matches a prefix only where every group can go on: one of full attention needs all blocks
-    before it, one of a sliding window the last ones, one of states the last one.
+    vLLM matches a prefix only as far as every group allows. A full-attention group needs all blocks
+    before that point, a sliding-window group the last few, a state group the last one.
     """
 
     def __init__(self, kv_cache: KVCacheConfig, pool: BlockPool, observed: ObservedGroup) -> None:
@@ -103,12 +103,12 @@ class OtherGroups:
         ]
 
     def lacking(self, request: Request, cached_tokens: int) -> int | None:
-        """The place among the groups of the first other one because of which a lookup found no more
-        than ``cached_tokens``; None if the observed group lacks the next block itself, or no other
-        is known to.
+        """Return the index of the first other group that limited a lookup to ``cached_tokens``.
+        None if the observed group lacks the next block itself, or no other group is known to lack
+        its part.
 
-        Costs a look at the prefix cache where the observed group has no more either, else as many
-        as a window has blocks in each other group. To be asked right after the lookup.
+        Call it right after the lookup. Costs one lookup in the prefix cache if the observed group
+        has no further block, else up to a window's blocks in each other group.
         """
         if not self._others:
             return None
@@ -164,22 +164,22 @@ def _needed_from(group: CacheGroup, cached_tokens: int, end: int) -> int:
             return cached_tokens
 
 
-# How this engine hashes blocks, so that others can be held against it.
+# How this engine hashes blocks, so that engines can be compared.
 
-_PATIENCE_S: Final = 0.5  # chosen: vLLM sets the seed some milliseconds after it made us
+_PATIENCE_S: Final = 0.5  # chosen: vLLM sets the seed some milliseconds after creating us
 _LOOK_S: Final = 0.01  # chosen
-_ROUNDS: Final = 100_000  # of PBKDF2, some 40 ms: who tries every PYTHONHASHSEED needs years
+_ROUNDS: Final = 100_000  # of PBKDF2, some 40 ms: trying every PYTHONHASHSEED takes years
 _DIGEST_BYTES: Final = 4
 
 
 def block_hashing(algorithm: str, patience_s: float = _PATIENCE_S) -> str:
-    """The algorithm (``prefix_caching_hash_algo``), and a digest of the hash that a fixed block
-    gets: ``sha256 5be0cd19``. Empty where the algorithm is not known here, or vLLM sets no seed
-    within ``patience_s``; this thread waits.
+    """Return the algorithm (``prefix_caching_hash_algo``) and a digest of the hash of a fixed
+    block, such as ``sha256 5be0cd19``. Empty if the algorithm is unknown here, or if vLLM sets no
+    seed within ``patience_s``, for which this thread waits.
 
-    That hash covers what vLLM begins with before a prompt's first block (``NONE_HASH``, from
-    ``PYTHONHASHSEED`` or, without it, for some algorithms at random), and how blocks are
-    serialized. The digest is slow to make, and too short to name the seed.
+    That hash depends on vLLM's start value before a prompt's first block (``NONE_HASH``, from
+    ``PYTHONHASHSEED`` or, without it, random for some algorithms) and on how blocks are serialized.
+    The digest is slow to compute and too short to reveal the seed.
     """
     from vllm.utils.hashing import get_hash_fn_by_name
     from vllm.v1.core.kv_cache_utils import hash_block_tokens

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 Mask = npt.NDArray[np.bool_]
 
-_HASH: Final = "_block_hash"  # behind a property, which is a call of Python's for each block
+_HASH: Final = "_block_hash"  # behind a property, which would cost a Python call per block
 hash_of: Final[Callable[[KVCacheBlock], bytes]] = attrgetter(
     _HASH if hasattr(KVCacheBlock, _HASH) else "block_hash"
 )
@@ -36,23 +36,25 @@ _users_of: Final[Callable[[KVCacheBlock], int]] = attrgetter("ref_cnt")
 
 
 def stands(block: KVCacheBlock, block_hash: bytes) -> bool:
-    """Whether a block is in the free queue still, with the same content."""
+    """Return whether a block is still in the free queue, with the same content."""
     return block.next_free_block is not None and hash_of(block) is block_hash
 
 
 class FoundBlocks(NamedTuple):
-    """Free blocks that hold wanted keys: of each, its number, itself, and its hash with the group's
-    id.
+    """Free blocks that hold wanted keys: their ids, the block objects, and their hashes with the
+    group's id.
     """
 
-    places: Sequence[int]  # of their keys among those that were asked for
+    places: Sequence[int]  # positions of their keys among the wanted keys
     ids: BlockIds
     blocks: list[KVCacheBlock]
     hashes: list[bytes]
 
     @classmethod
     def of(cls, keys: Keys, held: list[KVCacheBlock], ids: BlockIds) -> FoundBlocks:
-        """Of ``held``, numbered ``ids``, those that are free and hold the key beside them."""
+        """Return those blocks of ``held``, with these ``ids``, that are free and hold the key in
+        the same position of ``keys``.
+        """
         hashes = list(map(hash_of, held))
         found = cls(range(len(held)), ids, held, hashes)
         if not all(hashes) or any(map(_users_of, held)):
@@ -71,7 +73,9 @@ class FoundBlocks(NamedTuple):
         hashes: list[bytes] | None = None,
         ids: BlockIds | None = None,
     ) -> FoundBlocks:
-        """Blocks that are known to be free, as they stand; what is not said of them is read."""
+        """Return ``blocks``, known to be free, as they are; hashes and ids not given are read from
+        them.
+        """
         return cls(
             range(len(blocks)),
             np.fromiter(map(_id_of, blocks), np.int64, len(blocks)) if ids is None else ids,
@@ -92,15 +96,15 @@ class FoundBlocks(NamedTuple):
         )
 
 
-# ``LateNotes``: what steps changed, until it is noted.
+# ``LateNotes``: changes made by steps, before they are noted in the index.
 
-_MOST_BEHIND: Final = 128  # steps, in memory with what they cached; the client's thread tells the
-# latest of 0.2 s. Chosen
+_MOST_BEHIND: Final = 128  # steps, kept in memory with the blocks that they cached; the client's
+# thread reports the latest every 0.2 s. Chosen
 
 
 class LateNotes:
-    """Calls that note changes, made later, on whichever thread comes first. One at a time and in
-    their order, as counting needs it.
+    """Deferred calls that note changes, made by whichever thread comes first. They run one at a
+    time and in order, since counts depend on it.
     """
 
     def __init__(self) -> None:
@@ -108,16 +112,16 @@ class LateNotes:
         self._noting = Lock()
 
     def add(self, note: Callable[[], None]) -> None:
-        """Add a call, which must ask for nothing that is noted late; where many wait, the oldest is
-        made.
+        """Add a call, which must not read anything that is itself noted late. If too many are
+        waiting, the oldest one is made now.
         """
         self._waiting.append(note)
         if len(self._waiting) > _MOST_BEHIND:
             self._make_beyond(_MOST_BEHIND, wait=False)
 
     def make_all(self, wait: bool = True) -> None:
-        """Make all calls that wait; also (``wait``) while another thread is making some, to which
-        they are left otherwise.
+        """Make all waiting calls. If another thread is making some already, wait for it (``wait``)
+        or leave the rest to it.
         """
         self._make_beyond(0, wait)
 
@@ -131,16 +135,16 @@ class LateNotes:
             self._noting.release()
 
 
-_FOUND_AT_ONCE: Final = 1024  # keys, while the engine's thread waits; chosen
-_MOST_PER_BLOCK: Final = 2  # entries: those of blocks that vLLM skipped are never evicted; chosen
+_FOUND_AT_ONCE: Final = 1024  # keys per slice, while the engine's thread waits; chosen
+_MOST_PER_BLOCK: Final = 2  # entries; those of blocks that vLLM skipped are never evicted; chosen
 
 
 class BlockIndex:
     """Blocks that entered the prefix cache, by key.
 
-    What steps change is noted later, on the client's thread, or when a key is looked up here. An
-    entry may be outdated, and is checked before use: ``find`` returns a block only while it still
-    carries the key that it was noted with.
+    Changes made by steps are noted later, on the client's thread, or when a key is looked up here.
+    An entry may be outdated and is checked before use: ``find`` returns a block only if it still
+    has the key that it was noted with.
     """
 
     def __init__(
@@ -173,7 +177,7 @@ class BlockIndex:
         self.late.make_all()
 
     def doubt(self) -> None:
-        """Note that some changes were missed: from now on duplicates are looked for in the pool, as
+        """Note that some changes were missed. From now on duplicates are looked for in the pool, as
         without ``hears_all``.
         """
         self._hears_all = False
@@ -194,7 +198,7 @@ class BlockIndex:
                 further[key] = further.get(key, 0) + more
 
     def freed(self, block_ids: Sequence[int]) -> None:
-        """Note that a request gives these blocks back now."""
+        """Note that a request frees these blocks now."""
         self._freed_at[np.fromiter(block_ids, np.int64, len(block_ids))] = self._clock()
 
     def remember(self, keys: Sequence[int], block_ids: Sequence[int]) -> None:
@@ -202,7 +206,7 @@ class BlockIndex:
         self.freed(block_ids[: len(keys)])
 
     def find(self, key: int) -> KVCacheBlock | None:
-        """The free block that holds ``key``, or None if it is gone, reused or referenced."""
+        """Return the free block that holds ``key``; None if it is evicted, reused or referenced."""
         self.late.make_all(wait=False)
         block = self._pool.blocks[self._ids.get(key, NOBODY)]
         if block.ref_cnt or block.next_free_block is None:
@@ -211,10 +215,10 @@ class BlockIndex:
         return None if block_hash is None or key_in_pool(block_hash) != key else block
 
     def holders(self, keys: Keys) -> BlockIds:
-        """Numbers of the blocks that hold ``keys``, or held them last; 0 where none is known, and
-        where a key comes again.
+        """Return the ids of the blocks that hold ``keys`` or held them last; 0 for an unknown key
+        and for a repeated one.
 
-        A part at a time, so that the engine's thread can run in between.
+        Works in slices, so that the engine's thread can run in between.
         """
         self.catch_up()
         found = np.zeros(len(keys), dtype=np.int64)
@@ -230,8 +234,8 @@ class BlockIndex:
     def find_unused(
         self, keys: Keys, since: float, at: BlockIds | None = None, but: Mask | None = None
     ) -> FoundBlocks:
-        """The free blocks that hold ``keys`` and that no request gave back after ``since``; checked
-        as in ``find``.
+        """Return the free blocks that hold ``keys`` and that no request freed after time ``since``;
+        checked as in ``find``.
         """
         ids = self.holders(keys) if at is None else at
         unused = (self._freed_at[ids] <= since) & (ids != NOBODY)
@@ -249,19 +253,20 @@ class BlockIndex:
         return list(map(self._pool.blocks.__getitem__, ids.tolist()))
 
     def freed_without_a_word(self, hashes: Sequence[bytes]) -> None:
-        """Note that a chain was freed, without a report of which blocks hold it."""
+        """Note that a chain was freed when nothing reported which blocks hold it."""
         held = map(self._pool.cached_block_hash_to_block.get_one_block, hashes)
         self.freed([block.block_id for block in held if block is not None])
 
     def freed_at(self, block: KVCacheBlock) -> float:
-        """When a request that used ``block`` last gave it back; -inf if none ever did."""
+        """Return when a request last freed ``block``, in seconds; -inf if none ever did."""
         return float(self._freed_at[block.block_id])
 
     def forget(self, hashes: Sequence[bytes], keys: Sequence[int]) -> Sequence[int]:
-        """Take note that a block of each hash was evicted; returns the keys that are gone.
+        """Note that a block of each hash was evicted; returns the keys that no block holds any
+        longer.
 
         vLLM keeps duplicates of a block that two requests computed at the same time, and reports
-        a removal for each: the key is gone only when none is left.
+        each removal: the key is gone only when no duplicate is left.
         """
         further = self._further
         if self._hears_all and (not further or further.keys().isdisjoint(keys)):

@@ -1,4 +1,6 @@
-"""When the sidecar must hear of the engine's news at once."""
+"""Meters of an engine's steps: when events are urgent, how fast prompts are computed, and how many
+blocks they need.
+"""
 
 from __future__ import annotations
 
@@ -16,16 +18,17 @@ if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.v1.request import Request
 
-_LEAST: Final = 1  # block; of a pool so small that the share is less than one
+_LEAST: Final = 1  # blocks; for a pool so small that the share is less than one
 
 
 class UrgentFlush:
-    """Has queued events sent at once that should not wait for the client's next tick, 0.2 s later.
+    """Sends queued events at once when they should not wait for the client's next tick, 0.2 s
+    later.
 
-    That is after a step once ``PRESSING_SHARE`` of the pool was stored since the last time: the
-    next victims should be chosen with these blocks known. It is also when the last running request
-    ends and as much was stored since: the next request may come at once, and should find advice
-    that knows how this one ended.
+    They are urgent after a step if ``PRESSING_SHARE`` of the pool was stored since the last urgent
+    send: the next victims should be chosen with these blocks known. They are also urgent when the
+    last running request ends and as much was stored: the next request may come at once and should
+    find advice that accounts for that end.
     """
 
     def __init__(self, pool_blocks: int, tell: Callable[[], None]) -> None:
@@ -35,34 +38,40 @@ class UrgentFlush:
 
     @property
     def due_at(self) -> int:
-        """Blocks stored since the engine's start from which on events are sent after a step."""
+        """Number of blocks stored since the engine's start at which events are sent after a
+        step.
+        """
         return self._at_step + self._much
 
     def after_step(self, stored: int) -> None:
-        """Send if it is due after a step; ``stored``: blocks stored since the engine's start."""
+        """Send the events if they are urgent after a step; ``stored``: blocks stored since the
+        engine's start.
+        """
         if stored - self._at_step >= self._much:
             self._at_step = stored
             self._tell()
 
     def at_rest(self, stored: int) -> None:
-        """The same once no request runs any more."""
+        """Send the events if they are urgent now that no request runs; ``stored`` as in
+        ``after_step``.
+        """
         if stored - self._at_rest >= self._much:
             self._at_rest = stored
             self._tell()
 
 
-# ``PrefillMeter``: how fast an engine computes prompts, told from when its steps are scheduled.
+# ``PrefillMeter``: how fast an engine computes prompts, measured by when its steps are scheduled.
 
 SHARE: Final = 0.2  # weight of the newest sample in the mean; chosen, as in ``TransferCosts``
 LEAST_TOKENS: Final = 64  # steps with fewer say little about prefill; chosen
-LONGEST_S: Final = 10.0  # what lies longer apart is no step but a pause; chosen
+LONGEST_S: Final = 10.0  # a longer time between two steps is a pause; chosen
 
 
 class PrefillMeter:
-    """Running mean of the tokens per second of steps that do not only decode.
+    """Running mean of the tokens per second in steps that compute prompts.
 
-    vLLM does not tell a connector without workers when a step is over. But while a request goes on,
-    the next step is scheduled as soon as one is over: the time between two is what one took.
+    vLLM does not tell a connector without workers when a step is over. But while a request runs,
+    the next step is scheduled as soon as one is over, so the time between two is a step's duration.
     """
 
     def __init__(self, behind: int) -> None:
@@ -93,16 +102,15 @@ class PrefillMeter:
         self._witness = next(reversed(running), None)
 
 
-# ``PromptDemand``: how many blocks the next step can take for prompts.
+# ``PromptDemand``: how many blocks the next step can allocate for prompts.
 
 
 class PromptDemand:
-    """Follows the prompts that vLLM looked up and has not computed yet.
+    """Tracks the prompts that vLLM has looked up and not computed yet.
 
-    A step takes at most one block for each request that decodes, and those of prompts that were
-    looked up: vLLM schedules no request before it has asked what the prefix cache holds of it.
-    A step computes at most its token budget of them. A load takes all of its blocks at once,
-    whatever the budget.
+    A step allocates at most one block for each decoding request, and the blocks of prompts that
+    were looked up: vLLM schedules no request before it has looked up its prefix. A step computes at
+    most its token budget of these. A load allocates all of its blocks at once, whatever the budget.
     """
 
     def __init__(self, block_size: int, groups_take: int = 1) -> None:
@@ -115,15 +123,16 @@ class PromptDemand:
         self.loaded = 0  # blocks that loads of them can fill
 
     def most(self, decoding: int, fetched: int = 0) -> tuple[int, int, int]:
-        """Blocks of all groups that the next step can take: for so many requests that decode, for
-        prompts, and for loads, those of prompts and so many others that are ``fetched``.
+        """Return how many blocks of all groups the next step can allocate: for ``decoding``
+        requests, for prompts, and for loads, counting prompts' loads and ``fetched`` blocks of
+        other loads.
         """
         take, loads = self._groups_take, fetched + self.loaded
         return take * decoding, take * self.prompts, take * loads
 
     def looked_up(self, request: Request, computed_tokens: int, to_load: int = 0) -> None:
-        """Note that a step may begin to compute what ``request`` lacks, or to load ``to_load``
-        tokens of it.
+        """Note that a step may start to compute the missing tokens of ``request``, or to load
+        ``to_load`` of them.
         """
         self.finished(request.request_id)
         if to_load:

@@ -44,13 +44,13 @@ if TYPE_CHECKING:
     from ..link.outbox import Later
     from .core_index import CoreIndex, CoreTap
 
-# What a step cached and evicted, worked through on the thread that sends.
+# What a step cached and evicted, processed on the sending thread.
 
 _Late = tuple[Sequence[CachedRun], PackedHashes, bool]
 
 
 class LateChanges:
-    """A step's changes, until they are noted in the index and told. Is a
+    """The changes of one step, before they are noted in the index and reported. Implements
     ``hooks.link.outbox.Later``.
     """
 
@@ -70,8 +70,8 @@ class LateChanges:
         self._error: Exception | None = None
 
     def note(self) -> None:
-        """Note the changes in the index, once; never raises. What is not noted in full is not found
-        in the index, and its events are lost.
+        """Note the changes in the index, once; never raises. If noting fails, the remaining blocks
+        are missing from the index, and the step's events are lost.
         """
         changes, self._changes = self._changes, None
         if changes is None:
@@ -85,8 +85,8 @@ class LateChanges:
         self._events = events
 
     def events(self) -> list[AnyEvent]:
-        """Turn the noted changes into events; from then on the index has them.
-        Raises the error that stopped an earlier change.
+        """Return the events of the noted changes, which the index contains from then on. Raises the
+        error that stopped ``note``.
         """
         self._reporter.catch_up()  # in their order, also where older ones are never told
         events, self._events = self._events or [], []
@@ -96,8 +96,8 @@ class LateChanges:
 
 
 class ChangeReporter:
-    """Notes changes in the index of blocks, and makes their events. Works beside the engine's
-    steps, and reads what these only add to: a request's hashes, and its list of blocks.
+    """Notes changes in the index of blocks, and makes events of them. Runs in parallel with the
+    engine's steps, so it reads only lists that steps append to: a request's hashes and blocks.
     """
 
     def __init__(
@@ -162,22 +162,22 @@ class ChangeReporter:
         yield from back
 
 
-# ``Scheduled``: a request that was scheduled; and how long one waited for that.
+# ``Scheduled``: a request that was scheduled, and how long it waited.
 
-_LONGEST_WAIT_S: Final = 86_400.0  # beyond, an arrival is by another clock; chosen
+_LONGEST_WAIT_S: Final = 86_400.0  # beyond, the arrival was dated by another clock; chosen
 
 
 class Scheduled(NamedTuple):
-    """A request that was scheduled, and is not over."""
+    """A request that was scheduled and has not ended."""
 
     request: Request
-    meaning: CheckedHints  # what its caller says of it
+    meaning: CheckedHints  # its caller's hints
     since: float  # when it was first scheduled, by the observer's clock
 
 
 def waited_s(request: Request) -> float:
-    """Seconds since a request arrived, for people to read; 0 where the clock was set meanwhile. By
-    the wall clock: vLLM's API process dates arrivals by it.
+    """Return the seconds since a request arrived, for display; 0 if the clock was set meanwhile.
+    Uses the wall clock, since vLLM's API process dates arrivals by it.
     """
     waited = time.time() - request.arrival_time
     return waited if 0.0 < waited < _LONGEST_WAIT_S else 0.0
@@ -185,12 +185,12 @@ def waited_s(request: Request) -> float:
 
 # Lists a whole pool's keys, as a sidecar's resync asks for.
 
-_SLICE: Final = 4096  # blocks between two chances for the engine's thread; chosen
+_SLICE: Final = 4096  # blocks per slice, between which the engine's thread can run; chosen
 
 
 def resident_keys(pool: BlockPool, suffix: bytes) -> bytes:
-    """Keys of all cached blocks of a group, packed, each once. Reads the pool's list of blocks,
-    which never changes, in slices, so that the engine's thread can run in between.
+    """Return the keys of all cached blocks of a group, packed, each once. Reads the pool's list of
+    blocks, which never changes, in slices, so that the engine's thread can run in between.
     """
     hashes: set[bytes] = set()
     for start in range(0, len(pool.blocks), _SLICE):
@@ -203,7 +203,7 @@ def resident_keys(pool: BlockPool, suffix: bytes) -> bytes:
 
 
 class ChangeListener(Protocol):
-    """Is told in the step itself what entered and left the prefix cache."""
+    """Is called within a step with the blocks that entered and left the prefix cache."""
 
     def changed(self, changes: Changes) -> None:
         """Note what a step cached and evicted, and whether the prefix cache was reset then."""
@@ -259,7 +259,7 @@ class EngineObserver:
         self._waiting[request.request_id] = 0, None
 
     def meaning(self, request: Request) -> CheckedHints:
-        """What the caller says about a request that was not scheduled yet."""
+        """Return the caller's hints about a request that was not scheduled yet."""
         meaning = self._meant[request.request_id] = self._read(request)
         return meaning
 
@@ -269,8 +269,9 @@ class EngineObserver:
             self._waiting[request.request_id] = cached_tokens, lacking
 
     def request_scheduled(self, request: Request, to_load: int = 0, spliced: int = 0) -> None:
-        """Note that a request got blocks, ``to_load`` tokens of which a load fills, ``spliced`` of
-        them from other positions; reported the first time only, not after a preemption.
+        """Note that a request was given blocks: a load fills ``to_load`` tokens of them,
+        ``spliced`` of these from other positions. Reported the first time only, not after a
+        preemption.
         """
         if request.request_id in self.running:
             return
@@ -336,7 +337,7 @@ class EngineObserver:
             self._stated(keys, is_over)
 
     def requests_preempted(self, request_ids: Iterable[str]) -> None:
-        """Note that requests lost their blocks, which can be evicted now, and will be scheduled
+        """Note that requests lost their blocks, which can be evicted now; they will be scheduled
         again.
         """
         for request_id in request_ids:
@@ -391,7 +392,7 @@ class EngineObserver:
         return len(changes.evicted)
 
     def batch_taken(self, batch: Batch) -> None:
-        """Queue what a compiled core noted of a step, as ``blocks_changed`` does."""
+        """Queue the changes that a compiled core noted in a step, as ``blocks_changed`` does."""
         self._emit(batch)
         if not (batch.is_special or batch.then_reset or self.hears_evictions):
             return
@@ -409,7 +410,7 @@ class EngineObserver:
     # Asked from the client's thread -------------------------------------------------------------
 
     def resident(self) -> bytes:
-        """Keys of all cached blocks, packed, each once.
+        """Return the keys of all cached blocks, packed, each once.
 
         Reads the pool's list of blocks, which never changes, in slices, so that the engine's thread
         can run in between. Blocks that change meanwhile are corrected by the events queued since.
@@ -434,11 +435,11 @@ def _protected(meaning: CheckedHints, hashes: Sequence[bytes], size: int) -> Ite
             yield [key_of(block_hash) for block_hash in covered]
 
 
-# ``ChangeFeed``: hands on what a pool cached and evicted.
+# ``ChangeFeed``: passes a pool's changes to its followers.
 
 
 class ChangeFeed:
-    """Hands a pool's changes to those who follow them."""
+    """Passes a pool's changes to the parts that follow them."""
 
     def __init__(self, tap: PoolTap, observer: EngineObserver, demand: PromptDemand) -> None:
         self._tap = tap
@@ -450,8 +451,8 @@ class ChangeFeed:
         return self._observer.stored
 
     def take(self) -> int:
-        """Hand on what changed since the last call; returns how many blocks were evicted, since a
-        reset if there was one.
+        """Pass on the changes since the last call. Returns how many blocks were evicted, since the
+        last reset if there was one.
         """
         evicted = 0
         for changes in self._tap.take():
@@ -463,7 +464,7 @@ class ChangeFeed:
 
 
 class CoreFeed(ChangeFeed):
-    """The same of what a compiled core notes."""
+    """A ``ChangeFeed`` for the changes that a compiled core notes."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""What is patched in vLLM at its start; the parts that patch later do so beside their own code."""
+"""Patches that are applied when vLLM starts; parts that patch later do so beside their own code."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Lets workers answer as in stock vLLM where we move nothing.
+# Lets workers answer as in stock vLLM when the connector moves nothing.
 
 
 def spare_aggregation() -> None:
-    """Keep vLLM from collecting every worker's output of every step where nobody needs it.
+    """Keep vLLM from collecting every worker's output in every step when nobody needs it.
 
     With any connector, an executor waits for the answers of all workers and merges them, instead of
-    reading the one that has tokens. Ours has no part in the workers unless it has tiers.
+    reading the one with tokens. Our connector has no worker part unless it has tiers.
     """
     from vllm.v1.executor.abstract import Executor
 
@@ -57,20 +57,20 @@ def spare_aggregation() -> None:
 
 
 def moves_nothing(connector: Any) -> bool:
-    """Whether ``connector`` is ours, and no worker has one."""
+    """Return whether ``connector`` is ours and has no worker part."""
     from .connector import KvGraphConnector
 
     return isinstance(connector, KvGraphConnector) and not connector.has_workers
 
 
-# Composes what vLLM is told of our connector: its transfer configuration.
+# The transfer configuration with which vLLM creates our connector.
 
 
 def own_transfer_config(
     endpoint: str, tiers: TierSettings | None = None, ends: str = "", layers: str = ""
 ) -> KVTransferConfig:
-    """A transfer configuration with our connector; ``ends`` and ``layers`` are an ``EndMarks.text``
-    and a ``BorderTable.text``, or empty: nobody knows.
+    """Return a transfer configuration with our connector. ``ends`` and ``layers`` are an
+    ``EndMarks.text`` and a ``BorderTable.text``, or empty if unknown.
     """
     from vllm.config import KVTransferConfig
 
@@ -99,13 +99,12 @@ def own_transfer_config(
     return config
 
 
-# Observing an engine whose user has a KV connector: that one stays what it is in stock vLLM.
+# Observes an engine whose user has configured another KV connector, which works as in stock vLLM.
 #
-# Its configuration, its workers and its class's methods are not touched. The scheduler's
-# instance alone gets a class of its own, whose methods call the user's first, with whatever
-# they were given, and then let ours look.
+# Its configuration, workers and class are not touched. Only the scheduler's instance gets a class
+# of its own, whose methods call the user's first, with the same arguments, and then ours.
 
-# What the scheduler tells a connector and ours wants to know as well.
+# Calls of the scheduler to a connector that ours needs too.
 FOLLOWED: Final = (
     "bind_kv_cache_manager", "on_new_request", "get_num_new_matched_tokens",
     "update_state_after_alloc", "build_connector_meta", "request_finished",
@@ -126,7 +125,7 @@ def follow_connectors() -> None:
 
 
 def observe(connector: KVConnectorBase_V1) -> None:
-    """Let ours look over the shoulder of a scheduler's ``connector``, if there is a sidecar."""
+    """Let our connector follow the scheduler's ``connector``, if there is a sidecar."""
     from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 
     from .connector import KvGraphConnector
@@ -148,7 +147,7 @@ def observe(connector: KVConnectorBase_V1) -> None:
 
 @functools.cache
 def observed_class(base: Any) -> Any:
-    """``base`` under its own name, whose followed methods tell ours as well."""
+    """Return a subclass of ``base`` with the same name, whose followed methods also call ours."""
     methods = {name: _told(getattr(base, name), name) for name in FOLLOWED if hasattr(base, name)}
     names = {"__module__": base.__module__, "__qualname__": base.__qualname__}
     return type(base.__name__, (base,), {**names, **methods, "__doc__": base.__doc__})
@@ -171,11 +170,11 @@ def _tell(watch: KvGraphConnector, name: str, args: tuple[Any, ...], kwargs: Any
         watch.disable(name, error)
 
 
-# Finds the schedulers whose new sessions may be held: vLLM shows a connector only its pool.
+# Finds the schedulers whose new sessions may be held: vLLM gives a connector only its pool.
 
 
 def follow_schedulers() -> None:
-    """Have every scheduler that is made from now on hold new sessions, where that is asked for."""
+    """Make every scheduler created from now on hold new sessions, if that is configured."""
     if not engine_settings("admission").admission:
         return
     from vllm.v1.core.sched.scheduler import Scheduler
@@ -188,8 +187,8 @@ def follow_schedulers() -> None:
 
 
 def bind_scheduler(scheduler: Scheduler) -> None:
-    """Show ``scheduler`` to our connector: its own, or the one beside its user's.
-    Raises TypeError.
+    """Give ``scheduler`` to our connector: its own, or the one that follows its user's. Raises
+    TypeError.
     """
     from .connector import KvGraphConnector
 
@@ -204,15 +203,17 @@ def bind_scheduler(scheduler: Scheduler) -> None:
     ours.bind_scheduler(scheduler)
 
 
-# Which chat template a server is given on its command line, in place of its model's.
+# The chat template that a server is given on its command line, instead of its model's.
 #
-# vLLM keeps it out of an engine's configuration, which is where we begin.
+# vLLM does not keep it in the engine's configuration, from which we start.
 
 _GIVEN: Final = "_kvgraph_chat_template"
 
 
 def remember_templates() -> None:
-    """From now on, note the chat template beside the arguments of each engine that has one."""
+    """Record, from now on, the chat template of each engine that is given one with its
+    arguments.
+    """
     from vllm.engine.arg_utils import EngineArgs
 
     def remember(engine_args: Any, _: type, args: Any) -> None:
@@ -222,7 +223,9 @@ def remember_templates() -> None:
 
 
 def given_template(engine_args: object) -> str | None:
-    """The chat template noted beside these arguments: the text of a file, or a text as it is."""
+    """Return the chat template recorded for these arguments: a file's content, or the text
+    itself.
+    """
     given = getattr(engine_args, _GIVEN, None)
     if given is None:
         return None

@@ -1,4 +1,4 @@
-"""How vLLM's classes are patched, and the one list of what is."""
+"""How vLLM's classes are patched, and the list of all patches applied."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ runner's (``MethodPatches``), and those of a connector of the user's (``patches.
 """
 
 _MARK: Final = "_kvgraph_wrapped"
-_applied: Final[list[tuple[type, str, Any]]] = []  # what vLLM's class had there
+_applied: Final[list[tuple[type, str, Any]]] = []  # what vLLM's class had under that name
 
 
 def is_patched(owner: type, name: str) -> bool:
@@ -44,9 +44,9 @@ def is_patched(owner: type, name: str) -> bool:
 
 
 def patch(owner: type, name: str, make: Callable[[Method], Method]) -> None:
-    """Replace ``owner.name``, once, by what ``make`` makes of vLLM's own function.
+    """Replace ``owner.name``, once, by the result of ``make`` on vLLM's own function.
 
-    Static and class methods stay such: ``make`` gets the function below, with its ``cls``.
+    Static and class methods stay such: ``make`` gets the underlying function, with its ``cls``.
     Raises AttributeError or KeyError.
     """
     if (patched := f"{owner.__qualname__}.{name}") not in PATCHES:
@@ -64,7 +64,7 @@ def patch(owner: type, name: str, make: Callable[[Method], Method]) -> None:
 
 @contextlib.contextmanager
 def restored() -> Iterator[None]:
-    """Give vLLM's classes back, at the end, what was patched in between."""
+    """On exit, undo the patches of vLLM's classes made inside the context."""
     before = len(_applied)
     try:
         yield
@@ -74,8 +74,8 @@ def restored() -> Iterator[None]:
 
 
 def after(owner: type, name: str, then: Method, lost: str) -> None:
-    """Have ``then(result, *args)`` called after each ``owner.name(*args)`` from now on. Whatever it
-    raises is logged as ``kvgraph: {lost}``, and vLLM gets its own result.
+    """Call ``then(result, *args)`` after each ``owner.name(*args)`` from now on. An exception that
+    it raises is logged as ``kvgraph: {lost}``, and vLLM gets its own result.
     """
 
     def followed(original: Method) -> Method:

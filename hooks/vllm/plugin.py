@@ -93,11 +93,11 @@ def _mark_chats() -> None:
 
 
 def attach(config: VllmConfig, chat_template: str | None = None) -> None:
-    """Have an engine with this configuration observed, by a running sidecar or one started now.
+    """Let a sidecar, already running or started now, observe an engine with this configuration.
 
     An engine without a connector gets ours, after vLLM has resolved and checked the configuration,
-    because those checks are about connectors that move KV. The user's own connector stays as it is,
-    and is observed where the scheduler makes it (``patches.observe``).
+    because those checks concern connectors that move KV. A user's own connector stays as it is, and
+    is observed when the scheduler creates it (``patches.observe``).
     """
     # Not above: switched off, nothing of ours is loaded.
     from .api.learning import engine_borders, engine_marks
@@ -117,7 +117,7 @@ def attach(config: VllmConfig, chat_template: str | None = None) -> None:
 
 
 def tiers_asked_for(config: VllmConfig) -> TierSettings | None:
-    """The tiers that the environment asks for, where this engine can have them."""
+    """Return the tiers that the environment asks for; None if this engine cannot have them."""
     from ...graph.errors import ConfigError  # not above: switched off, nothing of ours is loaded
 
     try:
@@ -134,13 +134,15 @@ def tiers_asked_for(config: VllmConfig) -> TierSettings | None:
 
 
 def local_workers(config: VllmConfig) -> int:
-    """How many workers this machine will have in all; one engine does not know of the others."""
+    """Return how many workers this machine will run for the engine and its local data-parallel
+    peers.
+    """
     parallel = config.parallel_config
     return max(1, int(parallel.local_world_size) * int(parallel.data_parallel_size_local))
 
 
 def sidecar_endpoint() -> str:
-    """The running sidecar's endpoint, or that of the child started now."""
+    """Return the endpoint of the running sidecar, or of a child started now."""
     endpoint = engine_settings().sidecar
     if endpoint and not _is_a_strangers_child(endpoint):
         return _checked(endpoint)
@@ -176,12 +178,11 @@ def _checked(endpoint: str) -> str:
 
 
 def keep_cpu_threads(config: VllmConfig) -> None:
-    """Leave a CPU engine the threads that it has without us.
+    """Keep for a CPU engine the threads that it would have without us.
 
-    Its workers give one more core away as soon as there is any transfer configuration, for a
-    transfer that we do not do (``vllm.utils.ompmultiprocessing``); on two cores none is left,
-    and the workers' threads fight the scheduler: half the throughput. A number that the user
-    set stays.
+    With any transfer configuration, its workers leave one more core free for a transfer that we do
+    not do (``vllm.utils.ompmultiprocessing``). On two cores none is left, and the workers' threads
+    compete with the scheduler: half the throughput. A number set by the user stays.
     """
     from vllm.platforms import CpuArchEnum, current_platform
 
@@ -226,7 +227,9 @@ def _check_rivals() -> None:
 
 
 def rival_plugins() -> list[str]:
-    """Other plugins that vLLM will load here and that our switch turns on, by name."""
+    """Return the names of other plugins that vLLM will load here and that our switch also
+    enables.
+    """
     allowed = os.environ.get("VLLM_PLUGINS")
     return [
         plugin.name

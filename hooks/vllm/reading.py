@@ -1,4 +1,4 @@
-"""Reads why an engine's answers end, and which layers its prompts have, as they are told."""
+"""Reads why an engine's answers end and which layers its prompts have, when these are reported."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from vllm.sampling_params import StructuredOutputsParams
     from vllm.v1.request import Request
 
-# Whether an answer had to have a form, so that its end is not the end of a turn that it chose.
+# Whether an answer's form was prescribed, so that its end was not the model's choice.
 
 _FORMS: Final = ("json_schema", "grammar", "regex", "qwen_xml_parameter")
 _SOME: Final = ("triggered_tags", "token_triggered_tags", "tags_with_separator")
@@ -40,9 +40,9 @@ _SOME: Final = ("triggered_tags", "token_triggered_tags", "tags_with_separator")
 
 
 def is_bound(structural_tag: str | None) -> bool:
-    """Whether all of an answer, or a call in it, was required by vLLM's ``structural_tag``, in
-    JSON. None: another kind of form, which binds all of an answer, as does one that cannot be
-    read.
+    """Return whether vLLM's ``structural_tag``, in JSON, prescribed all of an answer or a call in
+    it. None stands for another kind of constraint; that and an unreadable tag count as prescribing
+    all.
     """
     if structural_tag is None:
         return True
@@ -73,17 +73,18 @@ def _mappings(parts: object) -> list[Mapping[str, Any]]:
     return [each for each in parts if isinstance(each, Mapping)] if isinstance(parts, list) else []
 
 
-# Ends of requests that are told once their answers were read, on the thread that sends.
+# Adds why answers ended to the events of their ends, on the sending thread.
 
 logger = logging.getLogger(__name__)
 
 _STOPPED: Final = "finished_stopped"
-"""vLLM's status of an answer that the model, or a stop token, ended. One that was cut at a length,
-aborted or preempted shows nothing by its last tokens."""
+"""vLLM's status of an answer that the model or a stop token ended. The last tokens of an answer cut
+at a length, aborted or preempted show nothing.
+"""
 
 
 class AnswerEnds:
-    """Adds to the end of a request why its answer ended, where no caller says so."""
+    """Adds to a request's end event why its answer ended, unless its caller stated it."""
 
     def __init__(self, make_reader: Callable[[], AnswerReader]) -> None:
         self._make_reader = make_reader
@@ -91,8 +92,8 @@ class AnswerEnds:
         self._given_up = False
 
     def of(self, event: RequestFinished, request: Request) -> RequestFinished | LateEvents:
-        """What to queue for the end of ``request``: ``event``, or what becomes it when it is
-        sent.
+        """Return the item to queue for the end of ``request``: ``event``, or a deferred version of
+        it.
         """
         told = event.waiting_for_tool is False or event.session_ended
         known = event.waiting_for_tool is not None and event.tool is not None
@@ -105,7 +106,9 @@ class AnswerEnds:
     def read(
         self, event: RequestFinished, answer: Tokens, bound_by: StructuredOutputsParams | None
     ) -> RequestFinished:
-        """``event`` with why ``answer`` ended; what a caller said of it stands. Never raises."""
+        """Return ``event`` with why ``answer`` ended; a caller's statement takes precedence. Never
+        raises.
+        """
         if self._given_up:
             return event
         try:
@@ -132,7 +135,7 @@ T = TypeVar("T", RequestStarted, RequestFinished)
 def engine_ends(
     config: VllmConfig,
 ) -> Callable[[RequestFinished, Request], RequestFinished | LateEvents]:
-    """Return what to queue for the end of a request of this engine."""
+    """Return a function that makes the item to queue when a request of this engine ends."""
     marks = configured_marks(_extra(config), os.environ) if engine_settings().reads_ends else None
     if marks is None or not marks.are_of(str(config.model_config.model)):
         return _as_told
@@ -160,22 +163,24 @@ def _extra(config: VllmConfig) -> Mapping[str, Any]:
     return transfer.kv_connector_extra_config if transfer is not None else {}
 
 
-# Tells a request's layers with its start, on the thread that sends.
+# Adds a request's layers to its start event, on the sending thread.
 
-MOST_SEGMENTS: Final = 1024  # of one request, as of those that callers state; chosen
+MOST_SEGMENTS: Final = 1024  # segments per request, as for those that callers state; chosen
 _ORDER: Final = tuple(int(layer) for layer in sorted(PROTECTED_LAYERS))
 
 
 def engine_layers(
     config: VllmConfig,
 ) -> Callable[[RequestStarted, Request], RequestStarted | LateEvents]:
-    """Return what to queue for the start of a request of this engine."""
+    """Return a function that makes the item to queue when a request of this engine starts."""
     table = engine_table(config)
     return _as_told if table is None else PromptLayers(table, lambda: _decoder(config)).of
 
 
 def engine_table(config: VllmConfig) -> BorderTable | None:
-    """Return the borders of an engine's model; None if nobody knows them, or layers are off."""
+    """Return the borders of an engine's model; None if they are unknown, or layers are switched
+    off.
+    """
     if not engine_settings().reads_layers:
         return None
     table = configured_table(_extra(config), os.environ)
@@ -184,7 +189,7 @@ def engine_table(config: VllmConfig) -> BorderTable | None:
 
 
 class PromptLayers:
-    """Adds to the start of a request the layers of its prompt."""
+    """Adds the layers of a request's prompt to its start event."""
 
     def __init__(self, table: BorderTable, make_decoder: Callable[[], Decode]) -> None:
         self._table = table
@@ -194,7 +199,9 @@ class PromptLayers:
         self._given_up = False
 
     def of(self, event: RequestStarted, request: Request) -> RequestStarted | LateEvents:
-        """What to queue for the start of ``request``; bounded work, on the engine's thread."""
+        """Return the item to queue for the start of ``request``; bounded work on the engine's
+        thread.
+        """
         if self._given_up:
             return event
         marks = proven_marks(request.kv_transfer_params, self._table.proof)
@@ -206,7 +213,7 @@ class PromptLayers:
     def added(
         self, event: RequestStarted, marks: list[int] | None, tokens: Sequence[int] | None
     ) -> RequestStarted:
-        """``event`` with what is inferred behind what callers say; never raises."""
+        """Return ``event`` with inferred layers added after the caller's; never raises."""
         try:
             known = event.cached_tokens
             runs = self._read(tokens or (), known) if marks is None else runs_of(marks)
@@ -229,10 +236,10 @@ class PromptLayers:
 
 
 def segments(runs: Sequence[Run], known: int, size: int, tokens: int) -> list[Segment]:
-    """What is told of a prompt of so many tokens: the most precious layer of each block of
-    ``size``. The first ``known`` tokens, which the prefix cache held, were told by those who
-    computed them; what is to be protected is told again, so that it stays true of a session that
-    goes on.
+    """Return the segments to report for a prompt of ``tokens`` tokens: for each block of ``size``
+    its most precious layer. The first ``known`` tokens, found in the prefix cache, were reported by
+    the requests that computed them; only protected layers are reported again, so that they stay
+    valid for a session that continues.
     """
     told: list[Segment] = []
     for run in _by_block(runs, size):

@@ -1,4 +1,6 @@
-"""Everything of vLLM's that the hooks rely on, so that a version that lacks it is told in words."""
+"""Everything of vLLM that the hooks rely on, so that an unsuitable version is reported in plain
+words.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +11,11 @@ from enum import Enum
 from pathlib import Path
 from typing import Final, NamedTuple
 
-# A name of vLLM's that the hooks need, what a vLLM has under it, and whether the two fit.
+# A name in vLLM that the hooks need, what a given vLLM has under it, and whether the two fit.
 
 Shape = tuple[str, ...] | None
-"""What stands under a name: None: nothing; ``VALUE``: a value; else a callable's parameters.
+"""What is found under a name: None for nothing, ``VALUE`` for a value, else a callable's
+parameters.
 
 A parameter with a default ends in ``=``; ``*args`` and ``**kwargs`` are spelled so.
 """
@@ -20,7 +23,7 @@ VALUE: Final[Shape] = (".",)
 
 
 class Part(Enum):
-    """What cannot work without a name."""
+    """The feature that cannot work without a name."""
 
     ALL = "everything"
     TIERS = "tiers"
@@ -31,37 +34,37 @@ class Part(Enum):
 
 
 class Use(Enum):
-    """What the hooks do with a name."""
+    """How the hooks use a name."""
 
     READ = "read"
-    NAMED = "named"  # only has to be there
-    CALLED = "called"  # with these parameters, or they are read from calls that vLLM makes
-    OVERRIDDEN = "overridden"  # vLLM calls ours instead, with these parameters
+    NAMED = "named"  # only has to exist
+    CALLED = "called"  # has these parameters: we call it, or read them from vLLM's calls
+    OVERRIDDEN = "overridden"  # vLLM calls our version instead, with these parameters
 
 
 class Need(NamedTuple):
     """One row of the table."""
 
-    module: str  # the module to import it from
-    path: str  # its name there, with those of the classes around it
+    module: str  # module to import it from
+    path: str  # its name in the module, with the names of enclosing classes
     use: Use
-    # the parameters that we know; of a callable, at least all that are required
+    # the parameters that we know; for a callable, at least all required ones
     parameters: tuple[str, ...] = ()
     part: Part = Part.ALL
 
     @property
     def name(self) -> str:
-        """Both together, as in ``module.Class.method``."""
+        """Module and path together, as in ``module.Class.method``."""
         return f"{self.module}.{self.path}"
 
 
 def misfits(needs: tuple[Need, ...], shape_of: Callable[[Need], Shape]) -> list[str]:
-    """One sentence per need that a vLLM does not meet."""
+    """Return one sentence for each need that a vLLM does not meet."""
     return [problem for need in needs if (problem := misfit(need, shape_of(need)))]
 
 
 def misfit(need: Need, shape: Shape) -> str | None:
-    """Why a vLLM with ``shape`` under this name does not fit; None if it does."""
+    """Return why a vLLM with ``shape`` under this name does not fit; None if it does."""
     if shape is None:
         return f"{need.name} is missing"
     if need.use is Use.NAMED:
@@ -296,15 +299,16 @@ RELIED_ON: Final[tuple[Need, ...]] = tuple(
 )
 
 
-# Where vLLM asks for what we set in its configuration, and may then run otherwise than stock.
+# Places where vLLM reads the configuration that we set, and may then behave differently from stock.
 #
-# Names and parameters may fit in a release that does something else wherever there is a
-# ``kv_transfer_config``. So each place that reads it was looked at, in the releases that were
-# compared; a place that is new is named before anybody meets it in an engine.
+# Names and parameters may fit in a release that still acts differently wherever there is a
+# ``kv_transfer_config``. So each place that reads it was reviewed, in the compared releases, and a
+# new place is reported before it affects an engine.
 
 SET: Final = "kv_transfer_config"
-"""The one value of vLLM's configuration that we set. Its connector is ours, and it has no role
-unless there are tiers, so that only what asks whether it is there at all sees a difference."""
+"""The one value of vLLM's configuration that we set. Its connector is ours and has no role unless
+there are tiers, so only code that asks whether the value is set at all behaves differently.
+"""
 _NOT_LOOKED_AT: Final = "distributed/kv_transfer/"  # the connectors themselves
 
 KNOWN: Final = frozenset(
@@ -355,14 +359,15 @@ KNOWN: Final = frozenset(
         "v1/worker/worker_base.py:WorkerBase.__init__",
     }
 )
-"""Places that read it in the releases that were compared. What of them is not as in stock vLLM is
-declined before the start (``shapes.reason_to_decline``), set right (``plugin.keep_cpu_threads``),
-or said in docs/engines.md."""
+"""Places that read ``SET`` in the compared releases. If one makes vLLM differ from stock, it is
+declined before the start (``shapes.reason_to_decline``), corrected (``plugin.keep_cpu_threads``),
+or described in docs/engines.md.
+"""
 
 
 def unknown_places(package: Path) -> list[str]:
-    """Places in vLLM's sources that read ``SET`` and were not reviewed, sorted. Code that reads
-    the value may ask about it under any name, so a function counts that mentions it.
+    """Return the functions in vLLM's sources that read ``SET`` and were not reviewed, sorted. Code
+    can test the value under any name, so a function counts if it mentions it at all.
     """
     return sorted(set(_places(package)) - KNOWN)
 

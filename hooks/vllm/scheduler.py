@@ -1,4 +1,4 @@
-"""Wires together everything of ours that lives in the scheduler's process."""
+"""Connects all of our parts in the scheduler's process."""
 
 from __future__ import annotations
 
@@ -59,14 +59,14 @@ _FETCHERS: Final = (
     "NixlConnector", "NixlPullConnector", "NixlPushConnector", "MooncakeConnector",
     "MoRIIOConnector",
 )  # fmt: skip
-"""Connectors that read ``do_remote_prefill``. Of others, an engine that only consumes does."""
+"""Connectors that read ``do_remote_prefill``; other connectors read it only in consumer engines."""
 
 
 @dataclass(frozen=True, slots=True)
 class SchedulerDependencies:
-    """What a scheduler side meets that is not vLLM; a test passes its own. ``connect`` makes the
-    client that tells a sidecar, not started; ``costs`` the book of what moving and computing blocks
-    takes.
+    """What a scheduler side needs from outside vLLM; tests pass their own. ``connect`` makes the
+    client that reports to a sidecar, not started; ``costs`` makes the record of how long moving and
+    computing blocks takes.
     """
 
     connect: Callable[[EngineEnd], AdvisorClient]
@@ -75,9 +75,9 @@ class SchedulerDependencies:
 
 
 class SchedulerSide:
-    """Everything that lives in the scheduler's process, wired together; ``calls`` lists it.
-    ``bridge`` and ``store`` are None without tiers, ``recall`` and ``holding`` where they are off.
-    ``pool`` is observed from here on.
+    """All of our parts in the scheduler's process, connected; ``calls`` lists them. ``bridge`` and
+    ``store`` are None without tiers, ``recall`` and ``holding`` when they are off. ``pool`` is
+    observed from construction on.
     """
 
     def __init__(
@@ -138,7 +138,7 @@ class SchedulerSide:
         self.tap.attach()  # last: until here a failure leaves the pool as it was
 
     def calls(self) -> Calls:
-        """The parts that get vLLM's calls, in order, until one of them fails."""
+        """Return the parts that get vLLM's calls, in order, until one of them fails."""
         bridge, store, recall, holding = self.bridge, self.store, self.recall, self.holding
         observer, loader = self.observer, getattr(bridge, "loader", None)
         queued = calls_of("on_new_request", holding) or calls_of("on_new_request", recall, bridge)
@@ -174,15 +174,17 @@ class SchedulerSide:
         )
 
     def promised_calls(self) -> Calls:
-        """The parts that get them after an error of ours."""
+        """Return the parts that still get calls after an internal error, to complete promised
+        loads.
+        """
         return Calls() if self.bridge is None else self.bridge.promised_calls()
 
     def hold_at(
         self, scheduler: Scheduler, holds: Callable[[Request], bool], gone: Callable[[str], None]
     ) -> None:
-        """From now on, hold new sessions of ``scheduler`` while there is no room for them.
-        ``holds`` asks ``holding`` whether to hold a request, ``gone`` tells it of a held one that
-        was removed; neither may raise.
+        """Hold new sessions of ``scheduler`` from now on while there is no room for them. ``holds``
+        asks ``holding`` whether to hold a request; ``gone`` reports a held one that was removed.
+        Neither may raise.
         """
         bridge = self.bridge
         sessions = LiveSessions(
@@ -204,10 +206,10 @@ class SchedulerSide:
             self._steps.watch(self.holding)
 
     def leave(self, wait_s: float) -> None:
-        """Give the engine back to itself; waits at most ``wait_s`` for the client's thread.
+        """Restore the stock engine; waits at most ``wait_s`` for the client's thread.
 
-        Never raises: an act that fails, as on a record that an error left torn, is logged, and the
-        others are done all the same.
+        Never raises: an action that fails, as on data that an error left inconsistent, is logged,
+        and the others are still done.
         """
         if self.holding is not None:
             _attempt(self.holding.end)
@@ -272,8 +274,8 @@ class SchedulerSide:
         )  # fmt: skip
 
     def step(self, tokens: int, preempted: Iterable[str] = ()) -> TierWork | None:
-        """Report what changed and apply advice; called once per engine step of ``tokens`` tokens,
-        after its allocations; ``preempted`` requests had to give up their blocks.
+        """Report what changed and apply advice; called once per engine step, after its allocations.
+        ``tokens`` is the step's token count, ``preempted`` the requests that lost their blocks.
         """
         steps, bridge = self._steps, self.bridge
         if steps is None:

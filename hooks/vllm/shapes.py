@@ -1,4 +1,4 @@
-"""Which engines are advised, and which of them can have tiers; each refusal is a sentence."""
+"""Which engines get advice and which of them can have tiers; each refusal is a sentence."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 _NO_CONNECTOR: Final = "DeepseekV41"
 _ITEM_BYTES: Final = {"float32": 4, "float": 4, "half": 2, "float16": 2, "bfloat16": 2}
-"""Of vLLM's names for what a cache holds; the others stand for a byte or less."""
+"""Bytes per number for vLLM's names of cache types; all other types take one byte or less."""
 
 
 def reason_to_decline(config: VllmConfig) -> str | None:
-    """Why kvgraph can do nothing in this engine; None if it can."""
+    """Return why kvgraph can do nothing in this engine; None if it can."""
     if problems := live_misfits():
         return f"this vLLM is not one that we know: {'; '.join(problems)} ({WHAT_FITS})"
     if not config.cache_config.enable_prefix_caching:
@@ -60,8 +60,8 @@ def _reason_without_connector(config: VllmConfig) -> str | None:
 
 
 def reason_for_no_tiers(config: VllmConfig) -> str | None:
-    """Why an advised engine cannot have tiers, as far as its configuration tells; None if
-    it can.
+    """Return why an advised engine cannot have tiers, as far as its configuration shows; None if it
+    can.
     """
     from vllm import envs
 
@@ -83,8 +83,8 @@ def reason_for_no_tiers(config: VllmConfig) -> str | None:
 
 
 def reason_for_no_samples(config: VllmConfig) -> str | None:
-    """Why no decode step of an advised engine can be sampled, as far as its configuration tells;
-    None if they can.
+    """Return why no decode step of an advised engine can be sampled, as far as its configuration
+    shows; None if they can.
     """
     from vllm.platforms import current_platform
 
@@ -116,10 +116,10 @@ def is_full_attention(spec: KVCacheSpec) -> bool:
 
 
 def reason_to_leave_alone(kv_cache: KVCacheConfig) -> str | None:
-    """Why an engine with these groups of layers is not advised; None if it is.
+    """Return why an engine with these groups of layers gets no advice; None if it does.
 
-    Rankings are of chains, whose ends go first. If no group attends to everything, a match needs
-    the end of a chain and not its beginning: that order would cost hits.
+    Rankings evict chains from their ends. If no group has full attention, a match needs a chain's
+    end and not its beginning, so that order would cost hits.
     """
     if any(is_full_attention(group.kv_cache_spec) for group in kv_cache.kv_cache_groups):
         return None
@@ -131,7 +131,7 @@ def reason_to_leave_alone(kv_cache: KVCacheConfig) -> str | None:
 
 
 def sizing(config: VllmConfig) -> str:
-    """What memory holds, of a pool, a host's, or a store, in words."""
+    """Describe in words what a pool, host memory or a shared store can hold."""
     token, longest = _bytes_per_token(config), config.model_config.max_model_len
     return (
         f"one token's KV takes {token:,} B per worker, so that a GiB holds {2**30 // token:,} "
@@ -150,10 +150,10 @@ def _bytes_per_token(config: VllmConfig) -> int:
 
 
 def engine_config(arguments: Sequence[str]) -> VllmConfig:
-    """vLLM's configuration of an engine that is started with ``arguments`` of ``vllm serve``.
+    """Return vLLM's configuration for an engine started with these ``vllm serve`` arguments.
 
     Nothing of ours is attached to it. Raises SystemExit if vLLM's own parser refuses them, else
-    whatever vLLM objects to, a model that it cannot find among it.
+    whatever vLLM raises, for example for a model that it cannot find.
     """
     from vllm.engine.arg_utils import EngineArgs
     from vllm.utils.argparse_utils import FlexibleArgumentParser

@@ -1,6 +1,7 @@
-"""Notes what a block pool caches and evicts, as it happens, at the cost of one append each. vLLM's
-own KV events carry tokens and extra keys too: building them costs a decode step of 32 requests more
-than all the rest of our observing, so the pool's methods are followed on the instance instead.
+"""Notes which blocks a pool caches and evicts, as it happens, at the cost of one append each.
+vLLM's own KV events carry tokens and extra keys too, and building them costs a decode step of 32
+requests more than the rest of our observing. So the pool's methods are wrapped on the instance
+instead.
 """
 
 from __future__ import annotations
@@ -26,14 +27,14 @@ if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_utils import KVCacheBlock
     from vllm.v1.request import Request
 
-# ``PackedHashes``: many hashes in one piece of memory.
+# ``PackedHashes``: many hashes in one contiguous buffer.
 
 
 class PackedHashes(Sequence[bytes]):
-    """Hashes of one length, as the prefix cache keeps them (with a group's id), end to end.
+    """Hashes of one length, as in the prefix cache (with a group's id), stored end to end.
 
-    One object, however many they are: as many objects of Python's would each have to be made, kept
-    and looked through by its garbage collector in an engine's step.
+    It is a single object: one Python object per hash would have to be created, kept and scanned by
+    the garbage collector within an engine's step.
     """
 
     __slots__ = ("_data", "_width")
@@ -64,7 +65,7 @@ class PackedHashes(Sequence[bytes]):
 
     @property
     def keys(self) -> Keys:
-        """Their keys: uint64 ``[len]``."""
+        """The keys of these hashes: uint64 ``[len]``."""
         return keys_in_table(self._table())
 
     def of_group(self, suffix: bytes) -> PackedHashes:
@@ -80,7 +81,7 @@ class PackedHashes(Sequence[bytes]):
 Cached = tuple["Request", Sequence["KVCacheBlock"], int, int]
 """Blocks ``[first, end)`` of a request, among all of its blocks, entered the prefix cache."""
 CachedRun = tuple[Sequence[bytes], Sequence["KVCacheBlock"], int, int]
-"""The same, for later: the request's hashes in place of itself, which may hold images."""
+"""As ``Cached``, for later use: hashes in place of the request, which may hold images."""
 _Call = tuple[tuple[Any, ...], dict[str, Any]]
 _Reader = Callable[[tuple[Any, ...], dict[str, Any]], Any]
 
@@ -89,7 +90,7 @@ _Reader = Callable[[tuple[Any, ...], dict[str, Any]], Any]
 class Changes:
     cached: list[Cached] = field(default_factory=list)  # in order
     evicted: PackedHashes = field(default_factory=PackedHashes)  # with their group's id, in order
-    then_reset: bool = False  # whether the prefix cache was reset after that
+    then_reset: bool = False  # whether the prefix cache was reset after these changes
 
 
 class PoolTap:
@@ -97,8 +98,8 @@ class PoolTap:
 
     Args:
         pool: The live block pool. From ``attach`` to ``detach`` five of its methods are shadowed
-            on the instance. Each calls vLLM's own with whatever it was given, and only then notes
-            what happened; what it cannot read is raised by ``take``, outside vLLM's allocation.
+            on the instance. Each calls vLLM's own with the same arguments, and only then notes what
+            happened; arguments that it cannot read make ``take`` raise, outside vLLM's allocation.
         group: The KV cache group whose stores are noted. Evictions are noted for all groups.
 
     Attributes:
@@ -128,9 +129,9 @@ class PoolTap:
         self._read: _Reader  # of such a call's arguments; ``attach`` makes it
 
     def take(self) -> Sequence[Changes]:
-        """Take what changed since the last call, in order.
+        """Return the changes since the last call, in order.
 
-        Raises what a note of a change ran into; from then on the notes are incomplete.
+        Raises an error met while noting a change; from then on the notes are incomplete.
         """
         before, self._before = self._before, []
         if self._calls or self._evicted.tell():
@@ -150,8 +151,8 @@ class PoolTap:
             setattr(self._pool, name, shadow)
 
     def detach(self, but_resets: bool = False) -> None:
-        """Leave the pool as it was; with ``but_resets``, go on lending and renewing, and note
-        nothing.
+        """Restore the pool's own methods. With ``but_resets``, keep handling resets (``lend``,
+        ``renewed``), and note nothing.
         """
         for name in _FOLLOWED[: -1 if but_resets else None]:
             self._pool.__dict__.pop(name, None)
@@ -326,14 +327,14 @@ _FOLLOWED = (
 _READ = ("request", "blocks", "num_cached_blocks", "num_full_blocks", "kv_cache_group_id")
 
 
-# ``returned``: blocks that a step evicted, and cached anew for a request that missed them.
+# ``returned``: blocks that a step evicted and cached again for a request that missed them.
 
 
 def returned(
     cached: Sequence[CachedRun], evicted: Sequence[int], gone: Sequence[int], scale: int
 ) -> list[CachedRun]:
-    """Runs of evicted blocks that are not gone, as the step ``cached`` them last, in order;
-    ``evicted`` and ``gone`` are keys, ``scale`` hashes of a request make a block.
+    """Return the runs of evicted blocks that are still cached, as the step last ``cached`` them, in
+    order. ``evicted`` and ``gone`` are keys; ``scale`` request hashes make a block.
     """
     if len(gone) == len(evicted):
         return []

@@ -1,4 +1,4 @@
-"""Which versions of vLLM fit, and what the installed one lacks of the names that hooks rely on."""
+"""Which vLLM versions fit, and which of the names that hooks rely on the installed one lacks."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ _IMPLIED: Final = ("self", "cls")
 
 
 def live_misfits(part: Part = Part.ALL) -> list[str]:
-    """What the installed vLLM lacks for ``part``, or requires beyond what we know."""
+    """Return what the installed vLLM lacks for ``part``, or requires beyond what we know."""
     return misfits(tuple(need for need in RELIED_ON if need.part is part), live_shape)
 
 
 def live_unknown_places() -> list[str]:
-    """Places in the installed vLLM that read what we set, and were not reviewed; see
-    ``relied_on.KNOWN``.
+    """Return the places in the installed vLLM that read the configuration we set and were not
+    reviewed; see ``relied_on.KNOWN``.
     """
     return unknown_places(Path(str(importlib.import_module("vllm").__file__)).parent)
 
 
 def live_shape(need: Need) -> Shape:
-    """What the installed vLLM has under a name."""
+    """Return what the installed vLLM has under a name."""
     first, *rest = need.path.split(".")
     try:  # asked as an import would: some modules make their names when these are wanted
         found: Any = getattr(importlib.import_module(need.module), first)
@@ -68,11 +68,11 @@ def _of_instances(owner: type) -> Iterator[str]:
             yield from (each.argval for each in stores)
 
 
-# Which releases of vLLM were compared with the table of what the hooks rely on, and how.
+# Releases of vLLM that were compared with the table of names that the hooks rely on, and how.
 
 TESTED: Final = "0.32"  # the tests run with it, and real engines of its CPU build
 COMPARED: Final = ("0.31", "0.33")  # names and parameters, in the sources of the release
-READ: Final = ("0.31.0", "0.32.0", "0.33.0")  # of which ``relied_on.KNOWN`` is the whole list
+READ: Final = ("0.31.0", "0.32.0", "0.33.0")  # releases for which ``relied_on.KNOWN`` is complete
 _FITTING: Final = ", ".join(sorted((TESTED, *COMPARED)))
 WHAT_FITS: Final = f"vLLM {_FITTING} fit; tests run with {TESTED}.x"
 

@@ -34,8 +34,9 @@ if TYPE_CHECKING:
     from vllm.renderers import BaseRenderer, ChatParams
     from vllm.v1.engine import EngineCoreRequest
 
-# Some serving classes convert a client's messages before rendering; hints refer to its own ones.
-# Anthropic's ``cache_control`` is read from the raw body, because vLLM's protocol drops it.
+# Some serving classes convert a client's messages before rendering, but hints refer to the original
+# messages. Anthropic's ``cache_control`` is read from the raw body, because vLLM's protocol drops
+# it.
 
 logger = logging.getLogger(__name__)
 
@@ -141,7 +142,7 @@ _ATTRIBUTE: Final = "_kvgraph_marks"
 
 
 class RendererMarks:
-    """Marks what one renderer rendered; may be used from any thread."""
+    """Marks the prompts that one renderer produces; may be used from any thread."""
 
     def __init__(self, renderer: BaseRenderer[Any]) -> None:
         # A tokenizer is for one thread at a time, and vLLM's is in use by its own.

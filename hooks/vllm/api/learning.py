@@ -125,8 +125,8 @@ def text_place(
     end: bool = False,
     last: bool = False,  # search for the last occurrence instead of the first
 ) -> int | None:
-    """Return the index of the token in which ``text`` begins, or of the one after it with ``end``;
-    None if it is not in ``tokens[first:]``.
+    """Return the index of the token in which ``text`` begins, or with ``end`` of the token after
+    it; None if it is not in ``tokens[first:]``.
     """
     whole = probes.text(tokens[first:])
     at = whole.rfind(text) if last else whole.find(text)
@@ -139,7 +139,7 @@ def text_place(
 
 
 def special_tokens(tokenizer: Any) -> frozenset[int]:
-    """Return the tokens that stay the same whatever is beside them."""
+    """Return the tokens that stay the same whatever text surrounds them."""
     found = set(tokenizer.all_special_ids)
     with contextlib.suppress(Exception):  # not every tokenizer of vLLM's has it
         found.update(tokenizer.get_added_vocab().values())
@@ -175,7 +175,7 @@ SECOND: Final = "Zqfurther"
 
 
 class TemplatePart(NamedTuple):
-    """What stands before a message's text."""
+    """What the template writes before a message's text."""
 
     layer: SourceLayer  # layer of the text
     # tokens since the end of the text before it, or since the start of the prompt
@@ -250,9 +250,9 @@ def _schema(probes: Probes, tokens: list[int]) -> Iterator[tuple[int, int, Sourc
     yield named, end or named + 1, SourceLayer.CAPABILITIES
 
 
-# A gap is what the template writes between two messages' texts. A border is the end of a gap, from
-# its last special token on. If that gives two layers the same border, it begins one special token
-# earlier, and so forth.
+# A gap is what the template writes between two messages' texts. A border is the end of a gap,
+# starting at its last special token. If two layers would get the same border, it starts one special
+# token earlier, and so on.
 
 _PROBED: Final = (TOOL, KEY, *CALL_IDS)
 _INNER: Final = 8  # tokens of a text border: too long to occur by chance
@@ -293,10 +293,10 @@ class _Gap:
     """What stands before a message's text."""
 
     layer: SourceLayer
-    tokens: list[int]  # all of it
-    cuts: list[int]  # positions of what differs from text to text; the last one is the end
-    starts: list[int]  # positions of special tokens with which a border may begin, ascending
-    is_first: bool  # whether it begins the prompt
+    tokens: list[int]  # all tokens of the gap
+    cuts: list[int]  # positions where the gap differs between renderings; the last one is its end
+    starts: list[int]  # positions of special tokens at which a border may begin, ascending
+    is_first: bool  # whether the gap is at the beginning of the prompt
 
     @property
     def border(self) -> tuple[int, ...]:
@@ -466,8 +466,8 @@ def _told(learn: Callable[[], BorderTable | EndMarks | None], nothing: str, some
 
 
 # End marks come from two renderings: an answer in prose, and a tool call. The call begins where
-# they differ. What stands before its tool's name opens calls; what stands after its arguments
-# closes them, up to the token that also ends the turn in prose.
+# they differ. What precedes its tool's name opens calls; what follows its arguments closes them, up
+# to the token that also ends the turn in prose.
 
 _ARGUMENTS_BEGIN: Final = re.compile(r"[\[({]?\s*[\"']?\s*$")
 _ARGUMENTS_END: Final = "\"'," + BRACKETS
@@ -475,8 +475,8 @@ _ARGUMENTS_END: Final = "\"'," + BRACKETS
 
 
 def learn_marks(config: VllmConfig, chat_template: str | None = None) -> EndMarks | None:
-    """Return the end marks of an engine's model; None if its template has no form for tool calls.
-    Such a model may call tools in prose, so the end of its answers says nothing.
+    """Return the end marks of an engine's model; None if its template has no format for tool calls.
+    Such a model may call tools in prose, so the end of its answers shows nothing.
     """
     with contextlib.closing(Probes(config, chat_template)) as probes:
         return _marks_of(probes, str(config.model_config.model))

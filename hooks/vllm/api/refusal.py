@@ -5,8 +5,8 @@ Off unless the operator adds it:
     vllm serve … --middleware kvgraph.hooks.vllm.api.refusal.RefuseWhoWaits
 
 Only the engine knows which sessions are live and resident, and it holds none of their requests. So
-a client is refused only while the sidecar lists its request as held; a request in vLLM's own queue
-is never refused, and none is while the sidecar cannot be asked.
+a client is refused only while the sidecar lists its request as held. A request in vLLM's own queue
+is never refused, and neither is any request while the sidecar cannot be reached.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _GONE: Final = {"type": "http.disconnect"}
 
 
 class PendingCall:
-    """Stands between server and application, so that a request can be refused until its answer
+    """Sits between server and application, so that a request can be refused until its answer
     begins.
     """
 
@@ -51,7 +51,9 @@ class PendingCall:
         return self._begun.is_set()
 
     async def begins(self, task: asyncio.Future[None], within_s: float) -> bool:
-        """Return whether the answer begins, or ``task`` ends, within ``within_s`` seconds."""
+        """Wait for the answer to begin; returns whether it did, or ``task`` ended, within
+        ``within_s`` seconds.
+        """
         begun = asyncio.ensure_future(self._begun.wait())
         either: set[asyncio.Future[Any]] = {task, begun}
         try:
@@ -61,7 +63,9 @@ class PendingCall:
         return self.began or task.done()
 
     def disconnect(self) -> None:
-        """Tell the application that its client is gone, and drop whatever it sends from now on."""
+        """Tell the application that its client has gone, and discard whatever it sends from now
+        on.
+        """
         self._gone.set()
 
     async def refuse(self, body: bytes, retry_after_s: int) -> None:
@@ -87,7 +91,7 @@ class PendingCall:
             gone.cancel()
 
     async def send(self, message: Message) -> None:
-        """Send the application's message; status and headers wait for the first body message."""
+        """Pass on the application's message; status and headers wait for the first body message."""
         if self._gone.is_set():
             return
         if message["type"] == "http.response.start":
@@ -105,7 +109,7 @@ _FIRST: Final = asyncio.FIRST_COMPLETED
 
 logger = logging.getLogger(__name__)
 
-_FRESH_S: Final = 0.5  # an answer is reused for so long; chosen
+_FRESH_S: Final = 0.5  # an answer is reused for this long; chosen
 
 _OF_VLLM: Final = r"(?:\d+_)?(?:chatcmpl-(?P<chat>.+)|cmpl-(?P<completion>.+)-\d+)"
 """Ids that vLLM's API makes of a request's name: the answer's number before it if ``n`` is above 1,
@@ -129,7 +133,7 @@ class WaitingRequests:
         self._asked_at = float("-inf")
 
     async def holds(self, name: str) -> bool:
-        """Return whether a request of this name is held now; False if that is not known."""
+        """Return whether a request of this name is held now; False if unknown."""
         async with self._lock:
             if self._clock() - self._asked_at >= _FRESH_S:
                 self._names = await asyncio.to_thread(self._fresh)
@@ -150,8 +154,8 @@ class WaitingRequests:
 def names_of(ids: Collection[str]) -> frozenset[str]:
     """Return the client-side names of chat and completion requests with these ids.
 
-    No name is guessed: ids of another form, ids that were cut, and chats that may belong to a batch
-    are left out.
+    Names are never guessed: ids of another form, truncated ids, and chats that may belong to a
+    batch are left out.
     """
     made = re.compile(_OF_VLLM + ("" if _is_plain() else _RANDOM))
     found = [made.fullmatch(each) for each in ids if len(each) < MAX_NAME]
@@ -188,14 +192,14 @@ _LEAST_NAME: Final = 16
 """Characters of an ``X-Request-Id`` below which it may be part of another's; chosen."""
 _END_S: Final = 5.0  # for vLLM to abort a request whose client has gone; chosen
 _HEADER: Final = b"x-request-id"
-_REFUSED: Final = prometheus_client.Counter(  # among vLLM's own, on its /metrics
+_REFUSED: Final = prometheus_client.Counter(  # one of vLLM's own metrics, on its /metrics
     "kvgraph_refused_requests", "Requests answered 429 since they were held for too long"
 )
 
 
 class RefuseWhoWaits:
-    """Answers 429 to requests that are held ``AITHER_KVCACHE_REFUSE_AFTER_S`` seconds after they
-    came, or later.
+    """Answers 429 to requests that are still held ``AITHER_KVCACHE_REFUSE_AFTER_S`` seconds after
+    they arrived.
 
     ``Retry-After`` is the same number of seconds. Status and headers are kept back until the body
     begins; until then the request can still be refused. vLLM sees a refused request as one whose

@@ -1,7 +1,7 @@
-"""Applies a ranking to vLLM's free queue, between allocations, which stay vLLM's: a *window* of its
-first victims stands at the head, as large as what steps of late took, and is laid again only for a
-new ranking, or when little of it is left. Beyond it, ``protection.py`` keeps protected blocks away
-from the head.
+"""Applies a ranking to vLLM's free queue, between allocations. vLLM itself still allocates. A
+*window* of the ranking's first victims is kept at the head, as large as recent steps' allocations.
+It is rebuilt only for a new ranking, and refilled when few victims are left. Outside the window,
+``protection.py`` keeps protected blocks away from the head.
 """
 
 from __future__ import annotations
@@ -26,12 +26,11 @@ if TYPE_CHECKING:
 
     from ..tap import Changes
 
-# ``BlankBlocks``: the empty blocks at the head of vLLM's free queue, which go first whatever is
-# advised.
+# ``BlankBlocks``: the empty blocks at the head of vLLM's free queue, which are always taken first.
 
 
 class BlankBlocks:
-    """Counts the blank blocks at the queue's head, as far as two steps can take."""
+    """Counts the blank blocks at the queue's head, up to what two steps can take."""
 
     def __init__(self, pool: BlockPool, blocks_per_step: int) -> None:
         self._pool = pool
@@ -41,18 +40,18 @@ class BlankBlocks:
 
     @property
     def suffice(self) -> bool:
-        """Whether, as far as is known, no step takes any other block."""
+        """Whether, as far as is known, no step needs any other block."""
         return self.far is not None
 
     def reset(self) -> None:
         self.far = None
 
     def still_suffice(self) -> bool:
-        """Whether more blank blocks than a step can take are known to be at the head; forgets the
-        count once they are gone.
+        """Return whether more blank blocks than a step can take are known to be at the head;
+        forgets the count once they are gone.
 
-        This is one attribute check while they last: ``far`` was ``blocks_per_step`` deep with as
-        many blanks behind it, and blocks leave the queue from its head only.
+        While they last, this is one attribute check: ``far`` is the block ``blocks_per_step`` deep,
+        with as many blank blocks behind it, and blocks leave the queue from its head only.
         """
         blank = self.far
         if blank is None:
@@ -63,7 +62,9 @@ class BlankBlocks:
         return False
 
     def count(self) -> int | None:
-        """How many blank blocks lead the queue; None (and remembered) if there is no pressure."""
+        """Count the blank blocks at the head; None, which is remembered, if they suffice for two
+        steps.
+        """
         far: KVCacheBlock | None = None
         queue = self._pool.free_block_queue
         for ahead, block in enumerate(queue.iter_blocks_after(None), start=1):
@@ -77,14 +78,14 @@ class BlankBlocks:
         return None  # nothing cached is free: there is nothing to arrange
 
 
-_STEPS_CARRIED: Final = 2  # a copy is there two steps after its block was laid, if it is fast
+_STEPS_CARRIED: Final = 2  # a fast copy is complete two steps after its block was moved to the head
 
 
 class Copier(Protocol):
-    """Copies blocks that are about to go."""
+    """Copies blocks that are about to be evicted."""
 
     def freed(self) -> None:
-        """Note that blocks were given back."""
+        """Note that blocks were freed."""
 
     def touched(self, blocks: Sequence[KVCacheBlock]) -> None:
         """Note that a hit took ``blocks`` out of the free queue."""
@@ -93,16 +94,16 @@ class Copier(Protocol):
         """Note that the engine evicted ``keys``."""
 
     def laid_more(self, victims: Victims, at_head: bool) -> None:
-        """Note that advice laid blocks at the queue's head, or behind those of ``victims`` that
-        stood there.
+        """Note that advice moved blocks to the queue's head, or behind the ``victims`` already
+        there.
         """
 
 
 class FreeQueueArranger:
     """Permutes the free queue so that the ranking's first victims are allocated first.
 
-    The counters run from the engine's start: ``moved``, ``recycled`` (ranked blocks left alone:
-    gone, reused, referenced, or used since), ``stale`` (steps without advice),
+    The counters run from the engine's start: ``moved``, ``recycled`` (ranked blocks left alone
+    because they were evicted, reused, referenced, or used since), ``stale`` (steps without advice),
     ``protected_evicted``.
     """
 
@@ -129,8 +130,8 @@ class FreeQueueArranger:
         self._guard.covered = self._window.forget_all
 
     def copies_first(self, copier: Copier) -> None:
-        """Tell ``copier`` of the queue from now on, and let some victims of the last ranking go
-        before those of a new one, which have no copies yet.
+        """Inform ``copier`` of changes to the queue from now on, and evict some victims of the last
+        ranking before those of a new one, which have no copies yet.
         """
         self._copier = copier
         self._disturb()
@@ -138,7 +139,9 @@ class FreeQueueArranger:
 
     @property
     def held_back(self) -> int:
-        """Blocks moved away from the head because they are protected, since the engine's start."""
+        """Number of blocks moved away from the head because they are protected, since the engine's
+        start.
+        """
         return self._guard.moved
 
     @property
@@ -154,11 +157,15 @@ class FreeQueueArranger:
         return self._protection.evicted_protected
 
     def expect(self, decoding: int, prompts: int, loads: int = 0) -> bool:
-        """Note what the next step can take; returns whether to arrange the queue for it first."""
+        """Note what the next step can take; returns whether the queue must be arranged for it
+        first.
+        """
         return self._window.expect(decoding, prompts, loads)
 
     def stated(self, keys: Sequence[int], is_over: bool) -> None:
-        """Note that a caller says that these are protected; again when its request is over."""
+        """Note that a caller states these keys to be protected, or that its request ended
+        (``is_over``).
+        """
         self._disturb()
         (self._protection.over if is_over else self._protection.state)(keys)
 
@@ -168,8 +175,8 @@ class FreeQueueArranger:
             self._copier.freed()
 
     def touched(self, blocks: Sequence[KVCacheBlock]) -> None:
-        """Note that a prefix hit took ``blocks`` out of the queue, from wherever they stood: what
-        stands at the head may no longer be enough for what the same step takes next.
+        """Note that a prefix hit took ``blocks`` out of the queue, from any position: the blocks at
+        the head may no longer suffice for what the same step takes next.
         """
         copier = self._copier
         if copier is None and not (len(self._window.victims) or self._guard.stands):
@@ -216,8 +223,9 @@ class FreeQueueArranger:
         self._window.step_ended(evicted)
 
     def rests(self, ranking: EvictionRanking | None) -> bool:
-        """Whether there is nothing to arrange for the next step, as in nearly all: the ranking is
-        the last step's, and what it laid suffices. Else ``step`` must be called.
+        """Return whether there is nothing to arrange for the next step, as in nearly all steps: the
+        ranking is the last step's, and the victims laid for it suffice. Otherwise ``step`` must be
+        called.
         """
         if self._is_disturbed or ranking is None or ranking is not self._latest:
             return False
@@ -228,7 +236,7 @@ class FreeQueueArranger:
         return self._window.holds_enough
 
     def guard_head(self) -> None:
-        """See that what the next step can take is not protected, if anything else is free; there is
+        """Keep protected blocks out of the next step's reach, if any other is free, when there is
         no advice.
         """
         self._latest = None
@@ -244,7 +252,7 @@ class FreeQueueArranger:
             self._copier.gone(keys)
 
     def report(self, dropped: int) -> AdviceApplied:
-        """What was done with the advice; ``dropped`` events were never sent."""
+        """Return what was done with the advice; ``dropped`` events were never sent."""
         self._index.catch_up()  # and so does what is counted of evictions
         return AdviceApplied(
             epoch=self.epoch,

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class CoreVictims(Victims):
-    """The victims that a core follows; see ``Victims``."""
+    """The victims that a compiled core tracks; see ``Victims``."""
 
     def __init__(self, core: Core) -> None:
         self._core = core
@@ -31,7 +31,7 @@ class CoreVictims(Victims):
 
     @property
     def blocks(self) -> list[KVCacheBlock]:  # type: ignore[override]
-        """In their order; a list is made."""
+        """The blocks in their order, as a new list."""
         looked, self._core.looked = self._core.looked, 0
         blocks, _, _ = self._core.look(self._core.victims)
         self._core.looked = looked
@@ -50,7 +50,7 @@ class CoreVictims(Victims):
         return self._core.last
 
     def add(self, found: FoundBlocks) -> None:
-        """Follow blocks that code outside the core put behind the last one."""
+        """Track blocks that code outside the core moved behind the last victim."""
         self._core.add(found.ids.tolist(), found.hashes)
 
     def drop_taken(self) -> None:
@@ -127,7 +127,7 @@ class CoreWindow(Window):
         return self._core.drop_taken() >= self.reach
 
     def forget(self, ids: Sequence[int]) -> bool:
-        """Note that blocks were used again or moved; returns whether fewer victims are left."""
+        """Note that blocks were used again or moved; returns whether any of them was a victim."""
         return self._core.forget(ids) > 0
 
     def falls_due(self) -> bool:

@@ -1,7 +1,7 @@
-"""Keeps protected blocks away from the head of vLLM's free queue, at which is looked again only
-when half of the blocks last seen there are gone. Where hardly any block is free but protected ones,
-the whole queue is looked through once, and those that it held go in their order; those freed later
-follow.
+"""Keeps protected blocks away from the head of vLLM's free queue. The head is scanned again only
+when half of the blocks last seen there are gone. If hardly any unprotected block is free, the whole
+queue is scanned once, and its blocks are evicted in order of protection; blocks freed later go
+after them.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ if TYPE_CHECKING:
 # ``ProtectedKeys``: the keys that a ranking or a caller protects.
 #
 # Which blocks are protected changes more slowly than the order of eviction, and an engine needs
-# the protection most when its sidecar is late. Therefore it is remembered longer, and a
-# caller's statement counts until a ranking knows that the request is over: then it knows all of
+# protection most when its sidecar is late. So protection is kept longer than the order. A caller's
+# statement counts until a ranking knows that the request has ended, since that ranking knows all of
 # its blocks.
 
-_LOOK_THROUGH_S: Final = 1.0  # between two looks through what is stated; chosen
+_LOOK_THROUGH_S: Final = 1.0  # between two checks of callers' statements; chosen
 _NO_KEYS: Final[Keys] = np.empty(0, dtype=np.uint64)
-_Said = tuple[float, float]  # when a caller stated it, and when that request was over
+_Said = tuple[float, float]  # when a caller stated it, and when that request ended
 
 
 class ProtectedKeys:
-    """The keys that are protected, and how precious each is."""
+    """The keys that are protected, with their order of precedence."""
 
     def __init__(self, blocks: int, stale_s: float, clock: Callable[[], float]) -> None:
         self.evicted_protected = 0  # protected blocks that the engine evicted since its start
@@ -61,9 +61,9 @@ class ProtectedKeys:
         return len(self._place) + len(self._stated)
 
     def adopt(self, ranking: EvictionRanking | None, linked_since: float) -> bool:
-        """Protect what ``ranking`` protects from now on, nothing if it is None; returns whether
-        that changes. After a new link, what the last ranking protected and the first new one does
-        not stays protected for a while, like statements that no sidecar knows.
+        """Protect the keys of ``ranking`` from now on, or none if it is None; returns whether the
+        set changes. After a new connection, keys that the last ranking protected and the first new
+        one does not stay protected for a while, like statements that no sidecar knows.
         """
         keys = _NO_KEYS if ranking is None else ranking.protected
         if keys is self._keys:
@@ -80,8 +80,8 @@ class ProtectedKeys:
         return news
 
     def state(self, keys: Sequence[int]) -> None:
-        """Protect what the caller of a request that starts states, until a ranking knows that it is
-        over.
+        """Protect the keys that the caller of a starting request states, until a ranking knows that
+        the request has ended.
         """
         self.stated_count += 1
         stated, said = self._stated, (self._clock(), math.inf)
@@ -92,7 +92,7 @@ class ProtectedKeys:
         self._forget_beyond_share()
 
     def over(self, keys: Sequence[int]) -> None:
-        """Note that a request which stated these is over, as the sidecar was told before."""
+        """Note that a request which stated these keys ended; the sidecar was told before."""
         self.stated_count += 1
         stated, now = self._stated, self._clock()
         for key in keys:
@@ -102,7 +102,7 @@ class ProtectedKeys:
         self._forget_beyond_share()
 
     def stated_among(self, blocks: Sequence[KVCacheBlock]) -> Sequence[KVCacheBlock]:
-        """Those of some cached blocks that a caller's statement protects."""
+        """Return those of some cached blocks that a caller's statement protects."""
         stated = self._stated
         hashes = list(map(hash_of, blocks)) if stated else []
         keys = keys_in_pool(hashes)
@@ -115,10 +115,10 @@ class ProtectedKeys:
 
     def look_through(self, ranking: EvictionRanking | None, linked_since: float) -> bool:
         """Forget statements that ``ranking`` takes into account, and very old ones; returns whether
-        any was forgotten. What was stated before ``linked_since`` the sidecar may have missed.
+        any was forgotten. The sidecar may have missed statements from before ``linked_since``.
 
-        Age alone is no reason: on busy cores a sidecar may be late. Only keys whose request ended
-        are looked at: the others may be many, and still count.
+        Age alone is no reason, since a sidecar may be late on busy cores. Only keys whose request
+        has ended are checked; there may be many others, and they still count.
         """
         as_of = self._clock() if ranking is None else ranking.ts
         if not self._over or as_of - self._looked_through < _LOOK_THROUGH_S:
@@ -138,8 +138,8 @@ class ProtectedKeys:
         return bool(settled)
 
     def parted(self, blocks: list[KVCacheBlock]) -> tuple[list[KVCacheBlock], list[KVCacheBlock]]:
-        """The protected ones of ``blocks``, and the others, each in their order. Usually none is,
-        and then none is looked at by itself.
+        """Split ``blocks`` into protected ones and others, each in their order. Usually none is
+        protected, which one check on the whole list shows.
         """
         if not self:
             return [], blocks
@@ -190,10 +190,10 @@ class ProtectedKeys:
 
 
 class HeadGuard:
-    """Moves protected blocks that the engine would take next to the queue's back.
+    """Moves protected blocks that the engine would take next to the back of the queue.
 
-    If no other block is free, the least precious are laid at the head; a block that becomes free
-    then goes before them.
+    If no other block is free, the least precious ones are moved to the head; a block that becomes
+    free then goes before them.
     """
 
     def __init__(self, pool: BlockPool, window: Window, protection: ProtectedKeys) -> None:
@@ -218,8 +218,8 @@ class HeadGuard:
 
     @property
     def stands(self) -> bool:
-        """Whether anything that was seen of the queue is relied on: what can go first at the head,
-        or all of it.
+        """Whether anything seen in the queue is relied on: unprotected blocks at the head, or that
+        only protected blocks are free.
         """
         return self._marker is not None or self._only_protected_are_free
 
@@ -247,8 +247,8 @@ class HeadGuard:
             self._to_back(protected, others[-1])
 
     def forget_head(self, *, and_who_is_free: bool = False) -> None:
-        """Look at the head again before the next step, and forget whether only protected blocks
-        were free (``and_who_is_free``): others may have moved since.
+        """Scan the head again before the next step. With ``and_who_is_free``, also forget that only
+        protected blocks were free, since others may have moved since.
         """
         self._marker = None
         self._next.clear()
@@ -257,15 +257,13 @@ class HeadGuard:
             self._only_protected_are_free = False
 
     def freed(self) -> None:
-        """Note that blocks were given back: they go before the protected ones if no other
-        is free.
-        """
+        """Note that blocks were freed: they go before the protected ones if no other is free."""
         if self._only_protected_are_free:
             self._let_go_first_what_came_last()
 
     def touched(self, ids: Sequence[int]) -> bool:
-        """Note that blocks were used again, wherever in the queue they stood; returns whether
-        the head is to be looked at again.
+        """Note that blocks were used again, from any position in the queue; returns whether the
+        head must be scanned again.
         """
         for number in ids if self._known else ():
             self._known.pop(number, None)  # it is freed to the back again

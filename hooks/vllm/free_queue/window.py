@@ -18,15 +18,15 @@ if TYPE_CHECKING:
     from vllm.v1.core.block_pool import BlockPool
     from vllm.v1.core.kv_cache_utils import KVCacheBlock
 
-# ``Victims``: the blocks that advice laid at the head of the free queue, in their order.
+# ``Victims``: the blocks that advice moved to the head of the free queue, in order.
 
 
 class Victims:
-    """Follows blocks that stand one behind the other, while a step takes them from the front.
+    """Tracks consecutive blocks of the queue, which steps take from the front.
 
-    A block that is free, with the hash that it was laid with, stands where it was laid, unless
-    it was moved, and code that moves it says so (``forget``). All work is done on many at once: a
-    step of 16k tokens takes a thousand.
+    A block that is still free, with its hash unchanged, is still at its position unless it was
+    moved, and code that moves it calls ``forget``. All work is done on many blocks at once: a step
+    of 16k tokens takes a thousand.
     """
 
     def __init__(self, pool_blocks: int) -> None:
@@ -47,17 +47,17 @@ class Victims:
         return None
 
     def add(self, found: FoundBlocks) -> None:
-        """Follow blocks that were laid behind the last one."""
+        """Track blocks that were moved behind the last one."""
         self.blocks += found.blocks
         self._hashes += found.hashes
         self._ids = np.concatenate((self._ids, found.ids))
         self.followed[found.ids] = True
 
     def drop_taken(self) -> None:
-        """Forget those at the front that are gone.
+        """Forget the blocks at the front that were taken.
 
-        Those that are gone are the first ones, so that a few looks find the first that is not. One
-        that lost its hash in their midst, as a failed load's, can only move that on.
+        Taken blocks come first, so that a few checks find the first that is left. A block that lost
+        its hash in between, as after a failed load, can only make this drop more.
         """
         blocks, hashes = self.blocks, self._hashes
         if not blocks or hash_of(blocks[0]) is hashes[0]:
@@ -75,7 +75,7 @@ class Victims:
         self._keep(slice(0, most), slice(most, None))
 
     def forget(self, ids: Sequence[int]) -> int:
-        """Forget blocks that were used or moved; returns how many of these were followed."""
+        """Forget blocks that were used or moved; returns how many of these were tracked."""
         gone = int(self.followed[ids].sum()) if len(self) and len(ids) else 0
         if gone:
             self.followed[ids] = False
@@ -88,7 +88,7 @@ class Victims:
         return gone
 
     def look(self, most: int) -> FoundBlocks:
-        """The next of them that were not looked at, ``most`` at most."""
+        """Return the next blocks that were not examined yet, ``most`` at most."""
         part = slice(self.looked, self.looked + most)
         found = FoundBlocks.told(self.blocks[part], self._hashes[part], self._ids[part])
         self.looked += len(found.blocks)
@@ -109,11 +109,11 @@ _next_of: Final = attrgetter("next_free_block")
 
 
 def move_behind(place: KVCacheBlock, blocks: Sequence[KVCacheBlock]) -> int:
-    """Move free ``blocks`` to right behind ``place``, in their order; returns how many that moved.
+    """Move free ``blocks`` directly behind ``place``, in their order; returns how many were moved.
 
-    The queue links its blocks in both directions and counts them. Blocks that follow one another
-    already are moved as one, and those that stand there already are left alone. The count stays
-    right wherever this ends, and only what is being moved is outside the queue meanwhile.
+    The queue links its blocks in both directions and counts them. Consecutive blocks are moved as
+    one, and blocks already in position are left alone. If this is interrupted, the count is still
+    right, and only the blocks being moved are outside the queue.
     """
     if not blocks:
         return 0
@@ -137,27 +137,28 @@ def move_behind(place: KVCacheBlock, blocks: Sequence[KVCacheBlock]) -> int:
 
 
 MAX_WINDOW: Final = 4096  # blocks; chosen
-LEAST_AHEAD: Final = 512  # victims where copies are made ahead, however few a step takes; chosen
-_SPARE: Final = 64  # victims beyond what the next step can take: one pass looks at as many; chosen
+LEAST_AHEAD: Final = 512  # victims if copies are made ahead, however few a step takes; chosen
+_SPARE: Final = 64  # victims beyond what the next step can take: one pass examines as many; chosen
 _STEPS_SPARE: Final = 4  # recent steps that these victims suffice for; chosen
-AT_ONCE: Final = 256  # victims that a step lays at least, if more are due; chosen
-REACH_STEP: Final = 16  # blocks: one request more is no reason to look again; chosen
-FADE: Final = 0.98  # what the largest step of late counts, one step later; chosen
-SCAN_PER_VICTIM: Final = 2  # ranked keys looked at per victim that is due, at most; chosen
-_LOOKED_AT_ONCE: Final = 64  # ranked keys at least: one pass costs as much as 30 of them; chosen
+AT_ONCE: Final = 256  # fewest victims moved in a step, if more are due; chosen
+REACH_STEP: Final = 16  # blocks; one more request is no reason to rearrange; chosen
+FADE: Final = 0.98  # per step, the weight left to the largest recent step; chosen
+SCAN_PER_VICTIM: Final = 2  # most ranked keys examined per victim that is due; chosen
+_LOOKED_AT_ONCE: Final = 64  # fewest ranked keys examined; one pass costs as much as 30; chosen
 _NO_KEYS: Final[Keys] = np.empty(0, dtype=np.uint64)
 
 
 class Window:
-    """The victims that stand at the head: a new ranking's, and more of them when few are left.
+    """The victims at the head of the queue: a new ranking's, refilled when few are left.
 
-    What the next step may take is laid at once, the others a part in each step. There are hardly
-    more of them than one step can take: whatever the next ranking lays anew was laid in vain.
+    Victims that the next step may take are moved at once, the others in parts, one in each step.
+    There are hardly more of them than one step can take, since the next ranking would move them
+    again.
     """
 
     reach: int  # the most blocks that the next step can take
-    prompts: int  # of them, those of prompts that it can begin or go on with
-    _largest_step: float  # of late
+    prompts: int  # of these, the blocks for prompts that it can start or continue
+    _largest_step: float  # in blocks, recently
 
     def __init__(
         self,
@@ -188,8 +189,8 @@ class Window:
 
     @property
     def size(self) -> int:
-        """Victims that it holds at most: what steps ``ahead`` take, or what prompts need; without
-        ``ahead``, what the next step can take, and some usual ones behind it.
+        """Most victims to keep: what ``ahead`` steps take, or what prompts need. If ``ahead`` is 0,
+        what the next step can take, and what some average steps take after it.
         """
         most = self._most
         if not self.ahead:
@@ -197,9 +198,8 @@ class Window:
         return min(most, max(LEAST_AHEAD, int(self.ahead * self._largest_step), self.prompts))
 
     def expect(self, decoding: int, prompts: int, loads: int) -> bool:
-        """Note what the next step can take: blocks that ``decoding`` requests may need, ``prompts``
-        besides, and ``loads`` fill of these, all at once; returns whether that is more than was
-        known.
+        """Note how many blocks the next step can take: for ``decoding`` requests, for ``prompts``,
+        and for ``loads``, which take theirs at once. Returns whether that is more than before.
         """
         wanted = (1 + (decoding + prompts) // REACH_STEP) * REACH_STEP  # never none
         reach = min(self._blocks_per_step, wanted) + loads
@@ -217,8 +217,8 @@ class Window:
         return ranking.order is self._followed  # not the epoch: a restarted sidecar counts anew
 
     def adopt(self, ranking: EvictionRanking, carried: int = 0) -> Victims:
-        """Follow ``ranking`` from now on; its victims go behind those of the last one that
-        ``carried`` steps take, which are returned.
+        """Follow ``ranking`` from now on; its victims go behind those of the last ranking that
+        ``carried`` steps take. Returns the latter.
         """
         self._followed = self._order = ranking.order
         self._holders, self._next, self._due = ranking.order_blocks, 0, True
@@ -237,29 +237,31 @@ class Window:
 
     @property
     def victims(self) -> Victims:
-        """Those that were laid, and may be there."""
+        """The blocks that were moved to the head, some of which may be gone."""
         return self._victims
 
     def still_suffices(self) -> bool:
-        """Whether no step takes more blocks than the window has; forgets those that are gone."""
+        """Return whether no step takes more blocks than the window has; forgets those that are
+        gone.
+        """
         self._victims.drop_taken()
         return len(self._victims) >= self.reach
 
     @property
     def holds_enough(self) -> bool:
-        """Whether the victims laid so far suffice for the next step, and no more are due; forgets
+        """Whether the victims at the head suffice for the next step and no more are due; forgets
         those that are gone.
         """
         return not self._due and self.still_suffices() and not self._is_low(len(self._victims))
 
     def forget(self, ids: Sequence[int]) -> bool:
-        """Note that blocks were used again or moved, wherever in the queue they stood; returns
+        """Note that blocks were used again or moved, from any position in the queue; returns
         whether fewer victims are left.
         """
         return self._victims.forget(ids) > 0
 
     def forget_all(self) -> None:
-        """Note that other blocks stand before the victims now: they are not what goes next."""
+        """Forget all victims, because other blocks were moved before them."""
         self._victims.keep_first(0)
 
     def falls_due(self) -> bool:
@@ -271,12 +273,12 @@ class Window:
 
     @property
     def is_settled(self) -> bool:
-        """Whether the last ranking's victims were laid as far as they were due then."""
+        """Whether all victims that were due for the last ranking were moved."""
         return not self._due
 
     def find_anchor(self, known_of: float) -> KVCacheBlock | None:
-        """The last victim that was not used since ``known_of``, the time up to which the ranking
-        knows events; forgets those behind it.
+        """Return the last victim that was not used since ``known_of``, the time up to which the
+        ranking knows events; forgets those behind it.
         """
         victims, freed_at = self._victims, self._index.freed_at
         while len(victims):
@@ -287,11 +289,11 @@ class Window:
         return None
 
     def lay(self, place: KVCacheBlock, known_of: float, least: int) -> None:
-        """Move the next victims to behind ``place``: the last victim that stands, else the last
-        block that goes before any. The ranking knows the events before ``known_of``.
+        """Move the next victims behind ``place``: the last victim, or else the last block that goes
+        before any victim. The ranking knows the events before ``known_of``.
 
-        At least ``least`` are laid at once, if the ranking has so many. Where blocks are protected,
-        pass all that a step can take: laying them costs less than looking at as many.
+        Moves at least ``least`` at once, if the ranking has so many. If any blocks are protected,
+        pass all that a step can take: moving them costs less than examining as many.
         """
         victims = self._victims
         left = len(victims)
@@ -305,7 +307,7 @@ class Window:
         self._due = len(victims) + AT_ONCE <= self.size and self._next < len(self._order)
 
     def last_blank(self, blanks: int) -> KVCacheBlock:
-        """The last of the blank blocks at the head, or the queue's fake head."""
+        """Return the last of the blank blocks at the head, or the queue's fake head."""
         queue = self._pool.free_block_queue
         blank: KVCacheBlock = queue.fake_free_list_head
         for block in islice(queue.iter_blocks_after(None), blanks):

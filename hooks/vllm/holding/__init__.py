@@ -1,4 +1,4 @@
-"""Holds new sessions back while the live ones leave no room: ``holding`` applies
-``graph.admission``'s rule, ``arrivals`` recognises live sessions, ``queue`` keeps held requests
+"""Holds new sessions back while live sessions leave no room for them: ``holding`` applies
+``graph.admission``'s rule, ``arrivals`` recognises live sessions, and ``queue`` keeps held requests
 beside vLLM's waiting queue.
 """

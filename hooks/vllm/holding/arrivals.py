@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from vllm.v1.core.block_pool import BlockPool
     from vllm.v1.request import Request
 
-_MOST_SESSIONS: Final = 65_536  # remembered; the one silent longest is forgotten; chosen
-_MOST_AT_ONCE: Final = 8  # requests of one session; a name with more is no session's. Chosen
+_MOST_SESSIONS: Final = 65_536  # remembered; the one idle longest is forgotten first; chosen
+_MOST_AT_ONCE: Final = 8  # requests of one session; a name with more is shared by several. Chosen
 _SHARE: Final = 1 / 256  # weight of the newest request in the running share of known names; chosen
 _TRUSTED: Final = 0.25
 """If fewer requests than this share carry a name that was seen before, names are taken for request
 ids and not trusted. A session of two requests gives 0.5. Chosen."""
-_MOST_CONTEXTS: Final = 4  # remembered of one name: a session's own, and its subagents'. Chosen
+_MOST_CONTEXTS: Final = 4  # remembered per name: a session's own, and its subagents'. Chosen
 
 
 class SessionName(NamedTuple):
@@ -31,10 +31,11 @@ class SessionName(NamedTuple):
 
 
 class Midpoint(NamedTuple):
-    """The index and hash of the block halfway through a context; prompts that continue the context
-    have it.
+    """The index and hash of the block halfway through a context; any prompt that continues the
+    context contains it.
 
-    A name alone identifies no prompt: subagents use their session's name, and so may anybody.
+    A name alone does not identify a prompt: subagents share their session's name, and others may
+    too.
     """
 
     at: int
@@ -45,7 +46,7 @@ class Midpoint(NamedTuple):
         return self.at < len(hashes) and hashes[self.at] == self.hash
 
     def is_most_of(self, hashes: Sequence[bytes]) -> bool:
-        """Return whether it does, and the context is at least half of the prompt."""
+        """Return whether it does, and the context makes up at least half of the prompt."""
         return 2 * (2 * self.at + 1) >= len(hashes) and self.is_in(hashes)
 
 
@@ -58,8 +59,8 @@ def midpoint_of(hashes: Sequence[bytes]) -> Midpoint | None:
 @dataclass(slots=True)
 class _SessionRecord:
     running: int = 0
-    prompt: Midpoint | None = None  # of the last one that was scheduled
-    contexts: tuple[Midpoint, ...] = ()  # that ended and go on in no other; the newest first
+    prompt: Midpoint | None = None  # midpoint of the last prompt that was scheduled
+    contexts: tuple[Midpoint, ...] = ()  # of ended contexts that no other continues; newest first
 
 
 class SessionNames:
@@ -76,7 +77,9 @@ class SessionNames:
             self._known.move_to_end(name)
 
     def is_new(self, name: SessionName) -> bool:
-        """Return whether ``name`` was never scheduled here; False while names are not reliable."""
+        """Return whether ``name`` was never scheduled here; False while names look like request
+        ids.
+        """
         return name not in self._known and self._returning_share >= _TRUSTED
 
     def is_one_session(self, name: SessionName, waiting: int) -> bool:
@@ -87,15 +90,17 @@ class SessionNames:
         return known is not None and known.running + waiting <= _MOST_AT_ONCE
 
     def is_running(self, name: SessionName, hashes: Sequence[bytes]) -> bool:
-        """Return whether requests of ``name`` run, and the newest one's prompt is most of this."""
+        """Return whether requests of ``name`` are running, and the newest prompt is most of this
+        one.
+        """
         known = self._known.get(name)
         if known is None or not known.running or known.prompt is None:
             return False
         return known.prompt.is_most_of(hashes)
 
     def context(self, name: SessionName, hashes: Sequence[bytes]) -> Midpoint | None:
-        """Return the midpoint of the context of ``name`` that is most of a prompt; None if there
-        is none. A short request that was let in brings in no long one of its name.
+        """Return the midpoint of the context of ``name`` that makes up most of a prompt; None if
+        there is none. So admitting a short request does not admit a long one of the same name.
         """
         known = self._known.get(name)
         contexts = known.contexts if known is not None else ()
@@ -128,7 +133,7 @@ class SessionNames:
 class RequestArrival(NamedTuple):
     """What admission needs to know about a request."""
 
-    blocks: int  # of new context; 0 for a live, resident session, and for a short prompt
+    blocks: int  # blocks of new context; 0 for a live, resident session, and for a short prompt
     returning: bool  # whether its session has been served here before
     meaning: CheckedHints
 
@@ -147,9 +152,9 @@ class _NamedRequest:
 class LiveSessions:
     """Tells requests of live, resident sessions from new or cold ones.
 
-    A session that was served here is resident for a prompt that continues at least half of one of
-    its last contexts whose first and middle block are still cached, or half of a running one, and
-    is at most twice as long. Any other prompt is resident if half of it is found.
+    A session that was served here is resident for a prompt that continues at least half of a
+    running context, or of a recent one whose first and middle block are still cached, and that is
+    at most twice as long as this context. Any other prompt is resident if half of it is found.
     """
 
     def __init__(
@@ -187,8 +192,8 @@ class LiveSessions:
         return self._seen(request, self._read(request), hashes)
 
     def queued(self, request: Request) -> tuple[int, int]:
-        """Return the blocks of a waiting prompt, and how many of these its session's last turn had
-        and the pool has no more.
+        """Return a waiting prompt's number of blocks, and how many of these its session's last turn
+        had but the pool no longer has.
         """
         hashes = self._group.hashes(request, request.num_prompt_tokens)
         entry = self._waiting.get(request.request_id)
@@ -199,14 +204,16 @@ class LiveSessions:
         return len(hashes), max(0, had - self._found(hashes))
 
     def scheduled(self, request_id: str) -> None:
-        """Note that a request got blocks; only the first time counts, not after a preemption."""
+        """Note that a request was given blocks; only the first time counts, not after a
+        preemption.
+        """
         entry = self._dequeue(request_id)
         if entry is not None:
             self._running[request_id] = entry
             self._names.started(entry.name, entry.prompt)
 
     def finished(self, request: Request) -> None:
-        """Note that a request ended, in whatever state it was."""
+        """Note that a request ended, whatever its state."""
         self._dequeue(request.request_id)
         entry = self._running.pop(request.request_id, None)
         if entry is not None:

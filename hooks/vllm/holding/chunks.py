@@ -1,4 +1,6 @@
-"""``PromptChunks``: keeps steps short while sessions crowd, so that turns wait less for prompts."""
+"""``PromptChunks``: keeps steps short while sessions compete, so that turns wait less for
+prompts.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +16,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_KEPT: Final = 9  # steps of each kind; chosen
-_LEAST_STEPS: Final = 2  # with prompts, before anything is limited; chosen
-_LEAST_CHUNK: Final = 16  # a prompt may take a 16th of a step's tokens on any engine; chosen
+_KEPT: Final = 9  # latest steps of each kind; chosen
+_LEAST_STEPS: Final = 2  # steps with prompts before any limit is set; chosen
+_LEAST_CHUNK: Final = 16  # the limit is at least a 16th of a step's tokens; chosen
 _NEARLY_WHOLE: Final = (
     2  # a step of half the most tokens takes nearly all its time for them; chosen
 )
@@ -26,10 +28,9 @@ class StepCost:
     """Fits a straight line to the seconds that recent steps took, by their tokens, ``most`` at
     most. While one is scheduled, ``behind`` others are under way; see ``PrefillMeter``.
 
-    Steps with few tokens, with more, and nearly whole ones are kept apart. Those that only decode
-    are alike, and a line through these is a line through noise; and while prompts are limited, no
-    step is whole. Of each kind, what is slow is taken for an outlier, as a step that compiles is:
-    at most a few samples say that a step is slow.
+    Steps with few tokens, with more, and nearly full ones are kept apart: steps that only decode
+    are alike, so a line through them is a line through noise, and while prompts are limited no step
+    is full. In each kind, slow steps count as outliers, since a step that compiles is slow too.
     """
 
     def __init__(self, behind: int, most: int) -> None:
@@ -42,11 +43,11 @@ class StepCost:
         self._whole = deque[tuple[int, float]](maxlen=_KEPT)
 
     def pause(self) -> None:
-        """Note that the time until the next step is not what a step took."""
+        """Note that the time until the next step is not a step's duration."""
         self._at = None
 
     def stepped(self, tokens: int, now: float) -> None:
-        """Note a step of so many tokens, scheduled now."""
+        """Note a step of ``tokens`` tokens, scheduled now."""
         known = self._tokens
         if self._at is None:
             known.extend([0] * len(known))
@@ -62,12 +63,14 @@ class StepCost:
         self._at = now
 
     def lasted(self, seconds: float) -> bool:
-        """Whether any but an outlier took so long lately, of the steps with many tokens."""
+        """Return whether recent steps with many tokens took at least ``seconds``, outliers
+        aside.
+        """
         return sum(took >= seconds for _, took in (*self._some, *self._whole)) >= _LEAST_STEPS
 
     def line(self) -> tuple[float, float]:
-        """Seconds of any step, and of each token, by the cheaper half; both 0 until enough is
-        known.
+        """Return the seconds per step and per token, from the cheaper half of the steps; both 0
+        until enough steps are known.
         """
         n, s = _middle(self._few or self._some)
         # What a step takes in any case is told by the shortest kind, a token's price by the others.
@@ -94,16 +97,16 @@ def _middle(steps: deque[tuple[int, float]]) -> tuple[int, float]:
 _CHUNK_S: Final = 0.125
 """Seconds of a step that one prompt may take. Chosen on a CPU engine; GPUs compute most whole steps
 in little more."""
-_WORTH: Final = 2.0  # how much longer than its part for one prompt a whole step must be; chosen
+_WORTH: Final = 2.0  # a full step must take this many times one prompt's allowance; chosen
 
 
 class PromptChunks:
-    """Limits what each prompt takes of a step, by vLLM's own ``long_prefill_token_threshold``, if
-    this engine's prompts ``are_limited`` at all.
+    """Limits the share of a step that each prompt takes, by vLLM's
+    ``long_prefill_token_threshold``, if this engine allows it (``are_limited``).
 
-    A turn of a resident session computes a few tokens, but waits for the step under way, and for
-    each step of its answer. Where a long prompt makes steps of seconds, it waits for little else.
-    vLLM limits no prompt that is alone. A limit that an operator has set is left alone.
+    A turn of a resident session computes a few tokens, but waits for the running step, and for each
+    step of its answer. If long prompts make steps of seconds, it spends most of its time waiting.
+    vLLM never limits a prompt that is alone. A limit set by an operator is left alone.
     """
 
     def __init__(self, scheduler: Scheduler, behind: int) -> None:
@@ -132,7 +135,9 @@ class PromptChunks:
         )
 
     def step(self, tokens: int, now: float, *, crowded: bool) -> None:
-        """Limit the next steps' prompts while sessions crowd; called after each step of a crowd."""
+        """Limit the next steps' prompts while ``crowded``; called after each step while sessions
+        compete.
+        """
         if self.are_limited:
             witness, running = self._witness, self._scheduler.running
             if witness is None or witness.is_finished():
@@ -142,7 +147,7 @@ class PromptChunks:
             self._limit(self._fitting() if crowded and self._all_fit() else 0)
 
     def rest(self) -> None:
-        """Limit nothing, until there are steps of a crowd again."""
+        """Remove the limit, until sessions compete again."""
         if self.are_limited:
             self._witness = None
             self._limit(0)

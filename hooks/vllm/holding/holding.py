@@ -1,4 +1,4 @@
-"""Admission in the engine: new sessions wait while those that are live leave no room for them."""
+"""Admission in the engine: new sessions wait while live sessions leave no room for them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_OPEN_AFTER_S: Final = 10.0  # with no request held for so long, holding has ended. Chosen
+_OPEN_AFTER_S: Final = 10.0  # with no request held for this long, holding has ended. Chosen
 
 
 class HoldingLog:
@@ -77,7 +77,7 @@ class HoldingLog:
         self.held(held, advice)
 
     def ended(self, held: Held, reason: str, now: float) -> None:
-        """Note that ``held`` waits no longer; ``reason`` is one of ``HOLD_ENDS``."""
+        """Note that ``held`` no longer waits; ``reason`` is one of ``HOLD_ENDS``."""
         waited = max(0.0, now - held.since)
         self._waiting.pop(held.request_id, None)
         self._blocks -= held.blocks
@@ -92,12 +92,12 @@ class HoldingLog:
         self._not_held += 1
 
     def oldest(self, since: float) -> None:
-        """Note since when the longest waiting request waits."""
+        """Note when the longest waiting request started to wait."""
         self._oldest_since = since
 
     @property
     def speaks(self) -> bool:
-        """Whether requests were held lately, so that their end must still be logged."""
+        """Whether requests were held recently, so that the end of holding must still be logged."""
         return self._holding or self._oldest_since is not None
 
     def none_held(self, now: float) -> None:
@@ -118,8 +118,8 @@ class HoldingLog:
     def report(
         self, now: float, queued_share: float, queued: tuple[int, int] = (0, 0)
     ) -> AdmissionReport:
-        """Return levels and counters; called on another thread, so it reads one attribute at a
-        time.
+        """Return current values and counters; called on another thread, so it reads one attribute
+        at a time.
         """
         since = self._oldest_since
         return AdmissionReport(
@@ -138,15 +138,15 @@ class HoldingLog:
 
 
 _RECHECK_S: Final = 0.05  # least time between two checks of vLLM's queue; chosen
-_MOST_LOOKED_AT: Final = 32  # of it, in one check; chosen
-_LOOK_S: Final = 0.5  # least time between two counts of what the queue will compute again; chosen
+_MOST_LOOKED_AT: Final = 32  # requests of the queue examined in one check; chosen
+_LOOK_S: Final = 0.5  # between two counts of queued blocks that must be computed again; chosen
 
 
 class Holding:
-    """Holds the new requests that ``HoldingRule`` says must wait.
+    """Holds the new requests that ``HoldingRule`` decides to hold.
 
-    Held requests are kept out of the scheduler's queue, so a step costs the same whether ten wait
-    or a thousand.
+    Held requests are kept out of the scheduler's queue, so a step costs the same for ten of them as
+    for a thousand.
     """
 
     def __init__(
@@ -190,7 +190,7 @@ class Holding:
         return True
 
     def on_new_request(self, request: Request) -> None:
-        """Note that a request arrived; if it is not held, it waits in vLLM's queue."""
+        """Note that a request arrived; if it is not held, it is in vLLM's queue."""
         if not self.queue.is_held(request.request_id):
             self.queue.say_queued(request)
 
@@ -210,8 +210,8 @@ class Holding:
     # Steps --------------------------------------------------------------------------------------
 
     def step(self, tokens: int) -> None:
-        """Release what may start in the next step; called once a step of ``tokens`` tokens, after
-        its allocations.
+        """Release the requests that may start in the next step; called once per step of ``tokens``
+        tokens, after its allocations.
         """
         now, advice = self._clock(), self._advice()
         if self._rule.passes(advice, now):

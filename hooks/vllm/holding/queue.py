@@ -1,5 +1,6 @@
-"""``HoldingQueue``: the scheduler's waiting queue, with held requests beside it, counted, listed
-and removed as waiting, but not looked up in every step, which is slow for a thousand requests.
+"""``HoldingQueue``: the scheduler's waiting queue with held requests beside it. vLLM counts, lists
+and removes these as waiting, but does not look them up in every step, which would be slow for a
+thousand requests.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ _RELIED_ON: Final = (
 
 
 class HoldingQueue:
-    """vLLM's own queue, with held requests kept beside it; decides on each that is added. Raises
-    TypeError if the scheduler lacks an attribute that is relied on.
+    """vLLM's own queue, with held requests kept beside it; each added request is either queued or
+    held. Raises TypeError if the scheduler lacks an attribute that is relied on.
 
-    It is ``scheduler.waiting`` only while a request is held: vLLM asks its queue several times in
-    each step. Until then that is vLLM's own queue, of which one method is replaced.
+    It takes the place of ``scheduler.waiting`` only while a request is held, because vLLM uses its
+    queue several times in each step. Otherwise vLLM's own queue is used, with one method replaced.
     """
 
     def __init__(
@@ -50,7 +51,7 @@ class HoldingQueue:
         self.queued, self.unqueued = queued, unqueued
         self._queue.add_request = self.add_request
 
-    # What we ask --------------------------------------------------------------------------------
+    # Our side -----------------------------------------------------------------------------------
 
     @property
     def idle(self) -> bool:
@@ -72,7 +73,9 @@ class HoldingQueue:
 
     @property
     def prefill_idle(self) -> bool:
-        """Whether no request is queued and the prompt of the last one released is computed."""
+        """Whether no request is queued and the prompt of the last one released has been
+        computed.
+        """
         if self.has_queued:
             return False
         last = self._last
@@ -83,11 +86,11 @@ class HoldingQueue:
 
     @property
     def prefills(self) -> bool:
-        """Whether the prompt of any running request is being computed."""
+        """Whether the prompt of any running request is still being computed."""
         return any(not each.num_output_tokens for each in self._scheduler.running)
 
     def priority_of(self, request: Request) -> int:
-        """A request's priority, if this engine goes by it; else its caller's word for nothing."""
+        """Return a request's priority; 0 if this engine does not schedule by priority."""
         return request.priority if self._goes_by_priority else 0
 
     def outranks_running(self, request: Request) -> bool:
@@ -96,14 +99,16 @@ class HoldingQueue:
         return any(each.priority > request.priority for each in self._scheduler.running)
 
     def next_requests(self, most: int) -> list[Request]:
-        """Return the next requests of vLLM's queue, at most so many, and none that ran before."""
+        """Return up to ``most`` of the next requests in vLLM's queue, without those that ran
+        before.
+        """
         following = itertools.islice(self._queue, most)
         return [
             each for each in following if not (each.num_preemptions or each.num_computed_tokens)
         ]
 
     def hold(self, request: Request) -> None:
-        """Hold a request of vLLM's queue after all."""
+        """Move a request from vLLM's queue to the held ones."""
         self._queue.remove_request(request)
         self._hold(request)
         for note in self.unqueued:
@@ -113,7 +118,7 @@ class HoldingQueue:
         return request_id in self._held
 
     def release(self, request_id: str) -> None:
-        """Move a held request into vLLM's queue: to its end, or by priority."""
+        """Move a held request into vLLM's queue: to its end, or by its priority."""
         request = self._last = self._held[request_id]
         self._append(request)
         del self._held[request_id]
@@ -134,8 +139,8 @@ class HoldingQueue:
             self._resume(request)
 
     def detach(self) -> None:
-        """Release all requests, and give the scheduler its own queue back when vLLM next asks for
-        work.
+        """Release all requests, and give the scheduler its own queue back when vLLM next uses its
+        queue.
         """
         # Not at once: an error of ours may come between vLLM's look at the head and its taking it
         # out, and a request put before that one would be taken in its place.
@@ -165,11 +170,11 @@ class HoldingQueue:
         self.say_queued(request)
 
     def say_queued(self, request: Request) -> None:
-        """Tell of a request that waits in vLLM's queue from now on."""
+        """Report a request that waits in vLLM's queue from now on."""
         for note in self.queued:
             note(request)
 
-    # What vLLM asks, as in its ``RequestQueue`` --------------------------------------------------
+    # vLLM's side, as in its ``RequestQueue`` -----------------------------------------------------
 
     def add_request(self, request: Request) -> None:
         """Queue a request, or hold it if it is new; one that the scheduler knows is never held."""
@@ -195,11 +200,11 @@ class HoldingQueue:
         return self._queue.peek_request()
 
     def prepend_request(self, request: Request) -> None:
-        """Put a request that ran before at the head."""
+        """Put a request that ran before at the head of the queue."""
         self._queue.prepend_request(request)
 
     def prepend_requests(self, requests: Iterable[Request]) -> None:
-        """Put requests that this step skipped at the head."""
+        """Put requests that this step skipped at the head of the queue."""
         self._queue.prepend_requests(requests)
 
     def __bool__(self) -> bool:

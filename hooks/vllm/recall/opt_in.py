@@ -27,17 +27,17 @@ Owner = tuple[Domain, str]
 @dataclass(frozen=True, slots=True)
 class _Branch:
     tokens: TokenBytes  # the tokens of its whole blocks
-    # the hashes of these blocks; from the first approximate one on they follow from a nonce
+    # hashes of these blocks; from the first approximate one on they derive from a nonce
     hashes: Sequence[bytes]
-    exact: int  # number of blocks before that one
+    exact: int  # number of blocks before the first approximate one
 
 
 class OwnBranches:
     """Gives a session's approximate blocks hashes that only the session's later requests can find.
 
-    vLLM hashes a block's tokens together with the hash before it. Once one hash follows from a
-    nonce, so do all after it, those of future blocks included: only a request whose hashes are
-    rewritten alike finds them.
+    vLLM hashes a block's tokens together with the previous hash. Once one hash derives from a
+    nonce, so do all later ones, including those of future blocks: only a request whose hashes were
+    rewritten in the same way finds them.
     """
 
     def __init__(self, block_size: int) -> None:
@@ -73,8 +73,8 @@ class OwnBranches:
         return branch.exact
 
     def keep(self, request: Request, owner: Owner, exact: int, whole: int) -> None:
-        """Keep the ``whole`` blocks that an approximate request left, the first ``exact`` of them
-        exact.
+        """Remember the session's branch: the first ``whole`` blocks that an approximate request
+        left, of which the first ``exact`` are exact.
         """
         # A request that ended before it computed what its session had leaves nothing new.
         tokens = TokenBytes.of(request.all_token_ids[: whole * self._size])

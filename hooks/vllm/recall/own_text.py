@@ -23,13 +23,13 @@ class PromptSources:
     """Where the start of a request's prompt came from, in tokens."""
 
     exact: int  # held exactly by the pool or by copies
-    found: int  # `exact` plus what was found after it among the session's own blocks
-    spliced: int  # spliced after these
-    generation: int  # generation of what is computed after them; exact text has generation 0
+    found: int  # ``exact`` plus the session's own blocks found after them
+    spliced: int  # spliced after ``found``
+    generation: int  # generation of what is computed after that; exact text has generation 0
 
 
 class OwnText:
-    """Indexes what a session computes behind spliced text, in domains of the session alone.
+    """Indexes what a session computes after spliced text, in domains that only the session can use.
 
     Each generation has its own domain, so that one lookup checks both owner and generation. Spliced
     tokens are not indexed: their source is, and keys are rotated only once.
@@ -53,9 +53,9 @@ class OwnText:
     def begun(
         self, request: Request, exact: int, found: int, own: bytes, pieces: Sequence[Piece]
     ) -> None:
-        """Note where a request's prompt comes from, whenever the request is given blocks: how many
-        tokens were found exactly, and at all, the hash of the last block found after the exact
-        ones, if any, and the pieces that are spliced after those.
+        """Note the sources of a request's prompt, each time it is given blocks. ``exact`` tokens
+        were found exactly, ``found`` in all; ``own`` is the hash of the last block found after the
+        exact ones, if any; ``pieces`` are spliced after that.
 
         The first note stays valid across preemptions, when a request finds its own blocks again. It
         is replaced if a load failed or more was found the next time.
@@ -100,10 +100,10 @@ def _domain(owner: Owner, generation: int) -> Domain:
 class ExactOnly:
     """Keeps a request's approximate blocks out of vLLM's prefix cache.
 
-    vLLM registers blocks under hashes of their tokens, which promise that they were computed behind
-    exactly these tokens. Every registration passes ``cache_blocks`` of the KV cache group's
-    manager, so that method is patched on the instance when the first request needs it. The patch
-    stays when the rest of kvgraph detaches: running requests stay approximate.
+    vLLM registers blocks under hashes of their tokens, which promise that the blocks were computed
+    after exactly these tokens. Every registration goes through ``cache_blocks`` of the KV cache
+    group's manager, so that method is patched on the instance when the first request needs it. The
+    patch stays when the rest of kvgraph detaches, because running requests stay approximate.
     """
 
     def __init__(self, manager: KVCacheManager) -> None:

@@ -30,18 +30,18 @@ if TYPE_CHECKING:
     from ..groups import ObservedGroup
     from ..tap import Changes
 
-_AGAIN_S: Final = 0.1  # then a waiting request is matched anew, if anything changed; chosen
+_AGAIN_S: Final = 0.1  # after this, a waiting request is matched again if anything changed; chosen
 
 
 @dataclass(frozen=True, slots=True)
 class SplicePlan:
-    """What a load brings for one request. ``lost``, ``version``: the directory's count of lost
-    copies and the index's version at that time.
+    """What a load brings for one request. ``lost`` and ``version`` are the directory's count of
+    lost copies and the index's version when the plan was made.
     """
 
     first: int  # blocks that the pool holds
-    loaded: int  # blocks after those that have exact copies
-    pieces: tuple[Piece, ...]  # what is spliced after those
+    loaded: int  # blocks with exact copies after those
+    pieces: tuple[Piece, ...]  # what is spliced after these
     at: float  # when the plan was made, monotonic seconds
     lost: int
     version: int
@@ -52,7 +52,7 @@ class SplicePlan:
 
 
 class SplicePlans:
-    """Plans a splice when a request is looked up, and keeps it until the request gets its
+    """Plans a splice when a request is looked up, and keeps the plan until the request is given its
     blocks.
     """
 
@@ -84,7 +84,7 @@ class SplicePlans:
         return plan.spliced if to_load > plan.loaded * self._group.block_size else 0
 
     def take(self, request_id: str) -> SplicePlan | None:
-        """Remove and return a request's plan, when it gets its blocks or ends."""
+        """Remove and return a request's plan, when it is given its blocks or ends."""
         return self._plans.pop(request_id, None)
 
     def clear(self) -> None:
@@ -137,7 +137,7 @@ def splice_of(
     block_size: int,  # tokens per block
     directory: CopyDirectory,  # holds the copies; all of them are in memory
 ) -> Splice:
-    """Return the splice that brings ``pieces`` into a request's blocks, and pin their copies until
+    """Return the splice that loads ``pieces`` into a request's blocks, and pin their copies until
     it is done.
     """
     copies: dict[bytes, Copy] = {}
@@ -173,11 +173,11 @@ def _runs(
 
 
 _COPIED_PER_STEP: Final = 256  # blocks; chosen
-_MOST_DUE: Final = 65_536  # blocks whose copies were not begun yet; chosen
+_MOST_DUE: Final = 65_536  # blocks waiting to be copied; chosen
 
 
 class WantedCopies:
-    """Has opted-in requests' blocks copied soon after they are computed, and again before
+    """Requests copies of opted-in requests' blocks soon after they are computed, and again before
     eviction.
     """
 
@@ -217,7 +217,7 @@ NO_OWNER: Final = (
 
 
 class SpanRecall:
-    """Covers the start of opted-in prompts: exact prefix, exact copies, then spans of other
+    """Loads the start of opted-in prompts: exact prefix, exact copies, then spans of other
     copies.
     """
 
@@ -256,8 +256,8 @@ class SpanRecall:
     def get_num_new_matched_tokens(
         self, request: Request, computed_tokens: int, found: Found
     ) -> Found:
-        """Return how many tokens a load can bring: those that were found, which are exact, and
-        those spliced after them.
+        """Return how many tokens a load can bring: the exact ones already found, and those spliced
+        after them.
         """
         exact, _ = found
         domain = self._opt_in.domain(request)
@@ -324,7 +324,7 @@ class SpanRecall:
         return {"kvgraph": {"recall": _usage(read, request.num_prompt_tokens)}}
 
     def changed(self, changes: Changes) -> None:
-        """Keep the approximate ones of newly cached blocks off the disk."""
+        """Keep newly cached blocks that are approximate off the disk."""
         for request, _, first, end in changes.cached if self.exact else ():
             exact = self.exact.get(request.request_id)
             if exact is not None:
@@ -338,7 +338,7 @@ class SpanRecall:
         self._spiller.copy(self.take_due(), self._group.suffix)
 
     def take_due(self) -> list[bytes]:
-        """Return hashes of blocks to copy now, while they are sure to be in the pool."""
+        """Return the hashes of blocks to copy now, while they are certainly in the pool."""
         for request in list(self._prefilling.values()):
             if request.num_computed_tokens >= request.num_prompt_tokens:
                 # Its request holds it: at the turn's end, others may take the blocks at once.

@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
 
 def model_identity(model: ModelConfig, max_model_len: int | None) -> str:
-    """Return a digest of all that a calibration depends on: the weights, and how keys are rotated.
-    Raises RopeError or StorageError.
+    """Return a digest of all that a calibration depends on: the model's weights and the rotation of
+    its keys. Raises RopeError or StorageError.
     """
     rope = rope_from_config(model.hf_config, max_model_len)
     return identity_of(weights_of(model), (rope.inv_freq.tolist(), rope.start, rope.pairing.value))
@@ -42,14 +42,12 @@ def model_identity(model: ModelConfig, max_model_len: int | None) -> str:
 
 logger = logging.getLogger(__name__)
 
-MOST_TOKENS: Final = 1 << 22  # that are kept: some 250 MiB in blocks of 16; chosen
+MOST_TOKENS: Final = 1 << 22  # tokens kept: some 250 MiB in blocks of 16; chosen
 _REFUSED: Final = "kvgraph: no recall in this engine: %s"
 
 
 class RefusedRecall:
-    """Tells requests that ask for recall why this engine has none; the first one also leaves a
-    warning.
-    """
+    """Tells each request that asks for recall why this engine has none, and logs one warning."""
 
     def __init__(self, reason: str, opt_in: OptIn) -> None:
         self._reason, self._opt_in, self._once = reason, opt_in, Once(logger)
@@ -78,7 +76,7 @@ def new_recall(
     manager: KVCacheManager | None,
     meaning: Callable[[Request], CheckedHints],
 ) -> SpanRecall | RefusedRecall | None:
-    """Make recall for an engine's tiers, or what refuses it; None if it is off."""
+    """Create recall for an engine's tiers, or an object that refuses it; None if it is off."""
     settings = engine_settings("recall", "recall_shared", "recall_always")
     everybody = settings.recall is True
     if settings.recall is False:

@@ -38,9 +38,9 @@ class LayerQuery(NamedTuple):
 
 
 def confidence_scores(cache: PagedKv, logits: Tensor, spans: Sequence[slice]) -> Tensor:
-    """Return the model's confidence in the next token of the rows of ``spans``, in their order:
-    float32 [rows], of ``logits``, [all rows, vocabulary], on their device. The cache's device
-    decides how it is computed.
+    """Return the model's confidence in the next token for the rows of ``spans``, in order: float32
+    [rows], from ``logits``, [all rows, vocabulary], on the logits' device. The cache's device
+    selects the implementation.
     """
     if cache.memory.is_cuda:
         rows = torch.cat([logits[span] for span in spans]).to(torch.float32)
@@ -50,8 +50,9 @@ def confidence_scores(cache: PagedKv, logits: Tensor, spans: Sequence[slice]) ->
 
 
 def attended(cache: PagedKv, queries: Sequence[LayerQuery], blocks: Tensor, tokens: int) -> Tensor:
-    """Return each block's share of the attention, averaged over layers: float32 [n], of a request's
-    ``blocks`` in order, int64 [n] on the cache's device, where the query attends to ``tokens``.
+    """Return each block's share of the attention, averaged over layers: float32 [n], for a
+    request's ``blocks`` in order, int64 [n] on the cache's device. The query attends to ``tokens``
+    tokens.
     """
     backend, table = ops.observer(cache), blocks[None]
     lengths = ops.brought(cache, torch.tensor([tokens]))
@@ -75,9 +76,10 @@ class BlockEmbedder:
         self._reported: OrderedDict[str, set[int]] = OrderedDict()  # request → places of its blocks
 
     def choose(self, request_id: str, blocks: Tensor, mass: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Embed the request's most attended full blocks that were not reported yet, of ``blocks``,
-        int64 [n], by their shares of the attention, float32 [n]. Returns positions in ``blocks``,
-        int64 [k], and mean keys, float32 [k, dim], on the cache's device; None if no block is left.
+        """Embed the request's most attended full blocks that were not reported yet. ``blocks``,
+        int64 [n], are its blocks; ``mass``, float32 [n], their shares of the attention. Returns
+        positions in ``blocks``, int64 [k], and mean keys, float32 [k, dim], on the cache's device;
+        None if no block is left.
         """
         reported = [place for place in self._reported.get(request_id, ()) if place < len(blocks)]
         count = min(_AT_ONCE, len(blocks) - len(reported))
@@ -96,7 +98,7 @@ class BlockEmbedder:
     def report(
         self, request_id: str, places: Tensor, keys: Tensor
     ) -> tuple[tuple[int, ...], Tensor | None]:
-        """Centre the embeddings that ``choose`` returned, and note that they are reported. Returns
+        """Centre the embeddings that ``choose`` returned, and mark them as reported. Returns
         positions, and float16 [positions, dim]; no positions and None until the mean is known.
         """
         if self._sum is None:
@@ -115,7 +117,7 @@ class BlockEmbedder:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What was measured of one request on one sampled decode step."""
+    """What was measured for one request on one sampled decode step."""
 
     request_id: str  # vLLM's request id
     confidence: float  # the model's confidence in the next token, in [0, 1]
@@ -158,7 +160,7 @@ _ROWS: Final = 8  # most requests whose confidence is measured per sampled step;
 
 
 class SampledRequest(NamedTuple):
-    """What is measured of one request's attention."""
+    """What to measure of one request's attention."""
 
     queries: Sequence[LayerQuery]  # of the sampled layers; empty if only confidence is measured
     table: Tensor  # int [n], the request's blocks, in host memory or on the cache's device
@@ -166,11 +168,11 @@ class SampledRequest(NamedTuple):
 
 
 class PendingMeasures(NamedTuple):
-    """Measures of one step, on their way to host memory."""
+    """Measurements of one step, on their way to host memory."""
 
     names: Sequence[str]  # request ids, the one with sampled attention first
-    # confidence scores; then, if attention was sampled, masses, positions and keys of blocks; in
-    # host memory, and valid only once they ``arrived``
+    # confidence scores; then, if attention was sampled, masses, positions and keys of blocks. In
+    # host memory, valid only once they ``arrived``
     values: Sequence[Tensor]
     fence: Fence
 

@@ -53,8 +53,8 @@ class SampleReporter:
                 )
                 self._emit(LateEvents(partial(self._events, sample, hashes, confidence)))
 
-    # On the client's thread, when they are sent; hashes are of the request's full blocks, and do
-    # not change any more.
+    # Runs on the client's thread, when the events are sent; the hashes are of the request's full
+    # blocks, and no longer change.
 
     def _events(
         self, sample: Sample, hashes: Sequence[bytes], confidence: ConfidenceSampled

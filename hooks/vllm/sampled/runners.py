@@ -58,21 +58,21 @@ class Runner(Protocol):
 
     model_runner: Any  # vLLM's object
     dispatcher: Any  # object whose `dispatch` chooses a step's CUDA graph
-    # vLLM's sampling object, and the name of its method that takes the logits
+    # vLLM's sampling object, and the name of its method that receives the logits
     sampler: tuple[Any, str]
     block_size: int  # tokens per block of `Batch.table`
 
     def watch(self, shadows: MethodPatches) -> None:
-        """Record the coming step's batch, if the runner does not keep it itself."""
+        """Record the next step's batch, if the runner does not keep it itself."""
 
     def batch(self) -> Batch:
         """Return the batch of the current step."""
 
     def without_full_graph(self, dispatch: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Return what ``dispatch`` would answer if no CUDA graph contained attention."""
+        """Return what ``dispatch`` would return if no CUDA graph contained attention."""
 
     def hand(self, samples: list[Sample]) -> None:
-        """Add samples to the current step's output for the scheduler."""
+        """Attach samples to the current step's output, which goes to the scheduler."""
 
 
 class RunnerV1:

@@ -1,4 +1,4 @@
-"""Samples decode steps of vLLM's model runner, within a budget of time."""
+"""Samples decode steps of vLLM's model runner, within a time budget."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
     from ....kernels.tensors import Tensor
 
 LONGEST_S: Final = 1.0  # from one sampled step to the next, while the engine decodes; chosen
-_EARLY_S: Final = 0.05  # a step may take so long without delaying the next sample; chosen
+_EARLY_S: Final = 0.05  # a step up to this long does not delay the next sample; chosen
 _SHORTEST_S: Final = 0.1  # least time between samples; chosen
 _SAVED_S: Final = 20.0  # seconds of use whose share may be saved up or owed; chosen
-_OUTLIER: Final = 3.0  # times the estimate; a costlier sample was delayed by other work. Chosen
+_OUTLIER: Final = 3.0  # times the estimate; beyond, other work delayed the sample. Chosen
 _NEWEST: Final = 0.3  # share of the newest cost in the estimates; chosen
 _LAYER_TOKEN_S: Final = 1e-6  # first estimate of one layer's cost per token; a guess
 _LEAST_S: Final = 1e-4  # first estimate of a step that samples no layer; a guess
-_STRICT_LAYER_TOKEN_S: Final = 1e-8  # the same on a GPU; a guess
-_STRICT_S: Final = 0.05  # the same of a step without its CUDA graph; a guess, on the safe side
+_STRICT_LAYER_TOKEN_S: Final = 1e-8  # as _LAYER_TOKEN_S, on a GPU; a guess
+_STRICT_S: Final = 0.05  # cost of a step without its CUDA graph; a guess, on the safe side
 _LEAST_LAYER_TOKEN_S: Final = 1e-10  # floor, so that an estimate can grow again; chosen
 
 Clock = Callable[[], float]
@@ -35,14 +35,14 @@ Clock = Callable[[], float]
 class SamplingBudget:
     """Decides which steps are sampled, and how many layers of each.
 
-    A step is sampled at least every ``LONGEST_S`` seconds, with as many layers as the budget pays
-    for, and sooner if it pays for all of them. The cost of a sample is estimated from measured
+    A step is sampled at least every ``LONGEST_S`` seconds, with as many layers as the budget
+    allows, and sooner if it allows all of them. The cost of a sample is estimated from measured
     ones.
 
     Args:
         clock: Monotonic seconds.
         used: Seconds of CPU, or of GPU, that the engine has used.
-        share: Share of these that samples may take.
+        share: Share of that time that samples may take.
         strict: Wait until the budget covers the expected cost, however long that takes, and repay
             every overrun.
 
@@ -123,18 +123,18 @@ class _Estimate:
             self.value += _NEWEST * (_OUTLIER - 1.0) * self.value
 
 
-# A sampled step runs without its CUDA graph, and the GPU works on it after the runner has gone
-# on. So its cost shows only in how much later than usual the next steps begin.
+# A sampled step runs without its CUDA graph, and the GPU is still working on it when the runner
+# continues. So its cost shows only as a later start of the next steps.
 
 _REMEMBERED: Final = 32  # steps remembered per batch size; chosen
-_ENOUGH: Final = 8  # steps to time before one of that size is sampled; chosen
-_WINDOW: Final = 3  # steps that a sample may delay: as many as vLLM runs at once, and one
+_ENOUGH: Final = 8  # steps timed before one of that size is sampled; chosen
+_WINDOW: Final = 3  # steps that a sample may delay: as many as vLLM overlaps, plus one
 _UNKNOWN: Final = 0  # stands for a step that does more than decode
 
 
 class StepTimes:
-    """Times decode-only steps, from one step's start to the next one's. A step counts if the next
-    one decodes as many requests: then the engine was busy in between.
+    """Times decode-only steps, from the start of one to the start of the next. A step counts if the
+    next one decodes as many requests, since the engine was then busy in between.
     """
 
     def __init__(self, clock: Callable[[], float], sizes: Sequence[int]) -> None:
@@ -169,8 +169,8 @@ class StepTimes:
         self._extra = []
 
     def settled(self, expected: float) -> float | None:
-        """Return the cost of the last sampled step in seconds, once; None while it is not known; at
-        least ``expected`` if other work cut the measurement short.
+        """Return the cost of the last sampled step in seconds, once; None while it is unknown. It
+        is at least ``expected`` if other work cut the measurement short.
         """
         if self._extra is None or (len(self._extra) < _WINDOW and not self._broken):
             return None
@@ -218,7 +218,7 @@ class SamplingTarget(NamedTuple):
 
 class StepSampler:
     """Patches a runner's sampler and attention layers on sampled steps. The first failure ends
-    sampling for good, with one log line; the engine goes on.
+    sampling for good, with one log line; the engine continues.
     """
 
     def __init__(

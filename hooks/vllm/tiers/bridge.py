@@ -30,14 +30,14 @@ if TYPE_CHECKING:
     from ..index import BlockIndex
     from ..tap import Changes
 
-# ``WorkerStarts``: what each worker reports once, at its start: its memory and its disk.
+# ``WorkerStarts``: each worker's one report at its start, of its memory and its disk.
 
-_LOOKUPS_IN_VAIN: Final = 64  # before the workers have reported what their disks hold; chosen
+_LOOKUPS_IN_VAIN: Final = 64  # lookups that wait for workers' reports of their disks; chosen
 
 
 class WorkerStarts:
-    """Collects what each worker reports at its start, until all have; ``with_disk``:
-    they may have found records on their disks.
+    """Collects each worker's report at its start, until all have come. ``with_disk``: workers may
+    have found records on their disks.
     """
 
     def __init__(self, workers: int, with_disk: bool) -> None:
@@ -46,8 +46,8 @@ class WorkerStarts:
         self._patience = _LOOKUPS_IN_VAIN if with_disk else 0
 
     def is_worth_waiting(self) -> bool:
-        """Whether a lookup should ask again later; True a bounded number of times. The first
-        requests after a start are those that could use the disk.
+        """Return whether a lookup should be repeated later; True a limited number of times. It lets
+        the first requests after a start use the disk.
         """
         if not self._patience or len(self._starts) == self._workers:
             return False
@@ -55,7 +55,7 @@ class WorkerStarts:
         return True
 
     def add(self, starts: Iterable[WorkerStart]) -> Sequence[WorkerStart]:
-        """Add workers' reports; returns the reports of all workers once, when the last has come."""
+        """Add workers' reports; returns all workers' reports once, when the last one has come."""
         for start in starts:
             if len(self._starts) < self._workers:
                 self._starts.append(start)
@@ -66,14 +66,14 @@ class WorkerStarts:
 
 # Keeps requests that wait for a load from blocking a reset of the prefix cache.
 #
-# Stock vLLM preempts running requests and then resets its prefix cache. A request that waits
-# for a load cannot be preempted; and with overlapping steps, the blocks of preempted requests
-# are held back until the step under way is over, because a load might write to them. Neither is
-# a reason to refuse new weights: the load is void, and its request computes.
+# Stock vLLM preempts running requests and then resets its prefix cache. A request that waits for a
+# load cannot be preempted. With overlapping steps, the blocks of preempted requests are also kept
+# until the running step is over, because a load might write to them. Neither is a reason to refuse
+# new weights: the load is void, and its request computes.
 
 
 class PromisedLoads:
-    """Loads that vLLM was promised, whose requests were not scheduled since."""
+    """Loads promised to vLLM whose requests have not been scheduled since."""
 
     def __init__(self, pool: BlockPool, manager: KVCacheManager) -> None:
         self._pool = pool
@@ -105,8 +105,8 @@ class PromisedLoads:
             self._forget(request.request_id)
 
     def received(self, request_ids: Iterable[str]) -> None:
-        """Note that vLLM is about to learn that these loads are over, and has learned of failed
-        blocks.
+        """Note that vLLM is about to learn that these loads have ended, and has learned which
+        blocks failed.
         """
         for request_id in request_ids:
             request = self._waiting.get(request_id)
@@ -120,7 +120,9 @@ class PromisedLoads:
                 self._compute(request)
 
     def lend(self) -> list[KVCacheBlock]:
-        """Return all blocks in use, each as often as it is held, if only our requests hold any."""
+        """Return all blocks in use, each as often as it is referenced, if only our requests hold
+        any.
+        """
         (manager,) = self._manager.coordinator.single_type_managers
         others = [name for name in manager.req_to_blocks if name not in self._waiting]
         if any(manager.req_to_blocks[name] for name in others):
@@ -129,7 +131,9 @@ class PromisedLoads:
         return [block for block in used for _ in range(block.ref_cnt)]
 
     def renewed(self) -> None:
-        """Void the loads under way: the prefix cache was reset, perhaps for new weights."""
+        """Invalidate the running loads, because the prefix cache was reset, perhaps for new
+        weights.
+        """
         self._void.update(self._waiting)
         for request_id in self._received:
             self._compute(self._waiting[request_id])
@@ -148,15 +152,15 @@ class PromisedLoads:
 
 
 _NO_WORK: Final = TierWork()
-_NO_JOB: Final = 0  # names no job and no copy: both are numbered from one
+_NO_JOB: Final = 0  # the number of no job and no copy: both count from one
 
 
 class TierCacheBridge:
     """The tiers of one engine: the pool is HOT, copies in memory are WARM, copies on disk COLD.
 
-    Lives in the scheduler's process, on its thread. It decides and records; ``TierWork`` carries
-    the decisions to the workers, and their ``TierAnswer``, one or more steps later, makes the
-    results visible.
+    Runs in the scheduler's process, on its thread. It decides and records; ``TierWork`` carries its
+    decisions to the workers, whose ``TierAnswer``, one or more steps later, makes the results
+    visible.
     """
 
     def __init__(
@@ -195,7 +199,9 @@ class TierCacheBridge:
     def get_num_new_matched_tokens(
         self, request: Request, computed_tokens: int, found: Found
     ) -> Found:
-        """Return what a load can bring of a request's tokens; see ``Loader.request_looked_up``."""
+        """Return how many of a request's tokens a load can bring; see
+        ``Loader.request_looked_up``.
+        """
         self._wake()
         if found[0] is None:
             return found  # others have to be waited for first
@@ -222,13 +228,13 @@ class TierCacheBridge:
             self.ledger.directory.used(hashes)
 
     def promised_calls(self) -> Calls:
-        """What goes on when all else has left; from now on nothing is decided.
+        """Return the calls that still complete promised loads after an error; nothing new is
+        decided.
 
-        No request may wait for ever. Jobs under way are followed to their end, so that the blocks
-        which they fill return to the pool; a load whose orders were never written is given to the
-        workers as one that cannot succeed. Resets are followed for good, since vLLM goes on holding
-        blocks back for loads of an engine that was given tiers; none is refused, because nothing is
-        offered any more.
+        No request may wait forever. Running jobs are followed to their end, so that the blocks that
+        they fill return to the pool; a load whose orders were never sent goes to the workers as one
+        that must fail. Resets are handled for good, because vLLM keeps delaying blocks for loads in
+        an engine with tiers; none is refused, since no load is offered any more.
         """
         self.idle.unbind()
         self.rest.steps = []
@@ -251,7 +257,7 @@ class TierCacheBridge:
         self.promises.request_finished(request)
 
     def load_failed(self, request: Request, blocks: KVCacheBlocks) -> None:
-        """Fail the load that ``request`` waits for and nobody ordered."""
+        """Fail the load that ``request`` waits for, since it was never ordered."""
         self.promises.made(request)
         self._broken.append(_broken_load(request, blocks))
         self.rest.left = -1
@@ -264,16 +270,16 @@ class TierCacheBridge:
             self.spiller.passed(steps)
 
     def offered(self, wanted: Callable[[], Keys | None]) -> int:
-        """How many blocks a prefetch would take, after a step's allocations, at most; ``wanted``
-        reads which keys the sidecar suggests to bring back, best first.
+        """Return the most blocks that a prefetch would take after a step's allocations. ``wanted``
+        returns the keys that the sidecar suggests to load, best first.
         """
         self._wake()
         self.idle.stepped()  # first: an order that comes from now on is taken by another step
         return self._prefetcher.offered(wanted()) if self._prefetches else 0
 
     def spill(self, ranking: EvictionRanking | None, offered: int, step: StepTaken) -> int:
-        """Begin to copy what is about to go, after a step's allocations and by the latest advice;
-        returns how many blocks can go without a loss.
+        """Start copying the blocks that are about to be evicted, after a step's allocations and by
+        the latest advice; returns how many blocks can be evicted without a loss.
         """
         self.ledger.costs.step_began(step.tokens)
         loads = self.loader.take_begun()
@@ -281,8 +287,8 @@ class TierCacheBridge:
         return self.spiller.step(ranking, taken, loads, offered, step)
 
     def fetch(self, tokens: int, offered: int, spare: int) -> TierWork:
-        """Begin to write and to bring back what may be, in a step of ``tokens`` tokens; returns
-        what the workers shall do.
+        """Start writes to disk and prefetches in a step of ``tokens`` tokens; returns the workers'
+        orders.
         """
         self._idle_writer.step()
         if offered:
@@ -294,7 +300,7 @@ class TierCacheBridge:
         return self.outstanding()  # last: an order that is taken and not returned is lost
 
     def outstanding(self) -> TierWork:
-        """Take the orders that the workers were not given yet."""
+        """Return the orders that were not sent to the workers yet, and mark them as sent."""
         if not (self.ledger.book.has_new or self._broken or self.ledger.directory.voided):
             return _NO_WORK
         voided = self.ledger.directory.voided.take()  # first: nothing may fail once jobs are taken
@@ -302,7 +308,7 @@ class TierCacheBridge:
         return TierWork(self.ledger.book.take() + broken, *voided)
 
     def answered(self, answer: TierAnswer, received: Iterable[str] = ()) -> None:
-        """Take what the workers did, and requests whose loads are over."""
+        """Process the workers' answers, and the requests whose loads ended."""
         if not (answer or received):
             return
         try:
@@ -316,19 +322,19 @@ class TierCacheBridge:
             self.ledger.started(starts)
 
     def hears(self, core: Core) -> bool:
-        """Whether ``changed`` does anything with what the step evicted that ``core`` noted."""
+        """Return whether ``changed`` would act on any of the evictions that ``core`` noted."""
         kept_off, unused = self.ledger.kept_off_disk, self._prefetcher.unused
         return bool((kept_off or unused) and core.evicts(kept_off, unused))
 
     @property
     def owes(self) -> bool:
-        """Whether the engine must go on stepping to learn the end of a job. A write to the disk
-        does not count: no request waits for it, and a disk may hang.
+        """Whether the engine must keep stepping to learn that a job ended. A write to the disk does
+        not count: no request waits for it, and a disk may hang.
         """
         return bool(self._broken or self.ledger.book.pressing)
 
     def has_pending_push_work(self) -> bool:
-        """Whether it must go on stepping for that, or to take an order."""
+        """Return whether the engine must keep stepping for that, or to send an order."""
         return bool(self.owes or self.idle.due)
 
     def changed(self, changes: Changes) -> None:
@@ -347,7 +353,7 @@ class TierCacheBridge:
         self.reset_cache()
 
     def reset_cache(self) -> bool:
-        """Give up what the colder tiers hold; False while a request waits for some of it."""
+        """Drop all copies in colder tiers; returns False while a request waits for one of them."""
         self._wake()
         self.ledger.clear()
         self._idle_writer.end()
@@ -355,7 +361,7 @@ class TierCacheBridge:
         return not self.promises.binding
 
     def copies(self) -> list[AnyEvent]:
-        """Return every copy, for the sidecar, from the client's thread."""
+        """Return an event for every copy, for the sidecar; called on the client's thread."""
         return self.ledger.all_copies()
 
 

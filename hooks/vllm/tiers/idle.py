@@ -1,4 +1,4 @@
-"""``IdleEngine``: wakes an engine that waits for requests, so that a step takes an order."""
+"""``IdleEngine``: wakes an engine without requests, so that a step carries out a prefetch order."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_APART_S: Final = 0.1  # seconds between two wake-ups at least; chosen
+_APART_S: Final = 0.1  # least time between two wake-ups, in seconds; chosen
 _IN_PROCESS: Final = "it has no process of its own, and steps when its caller does"
 _IN_STEP: Final = "data-parallel ranks begin their steps together"
 _NOT_WOKEN: Final = "kvgraph: while this engine has nothing to do, nothing is prefetched: %s"
 
 
 class IdleEngine:
-    """Knows for which order a step is due that no request asks for.
+    """Tracks for which prefetch order an idle engine must take a step.
 
-    An engine without requests waits at its input queue. vLLM ends that wait, when it is to shut
-    down, by an entry that stands for nothing (``WAKEUP``), and then takes a step if there is work;
-    ``due`` says that there is. A wake-up that finds the engine at work costs it nothing.
+    An engine without requests waits at its input queue. To shut down, vLLM ends that wait with an
+    empty entry (``WAKEUP``), and then takes a step if there is work; ``due`` says that there is.
+    Waking a busy engine costs it nothing.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -50,8 +50,8 @@ class IdleEngine:
 
     @property
     def due(self) -> bool:
-        """Whether a step is to be taken; for the engine's thread. None is taken while the engine
-        is paused: its memory may be gone.
+        """Whether a step is due; called on the engine's thread. False while the engine is paused,
+        because its memory may be gone.
         """
         loop = self._loop
         return self._due and loop is not None and not loop.is_scheduler_paused()
@@ -66,15 +66,15 @@ class IdleEngine:
         self._loop, self._wake = loop, lambda: queue.put_nowait(nothing)
 
     def unbind(self) -> None:
-        """Stop waking the engine: orders are not taken any more."""
+        """Stop waking the engine: orders are no longer carried out."""
         self._loop = self._wake = None
         self._refusal = ""
 
     def ordered(self, order: Keys) -> None:
-        """Note that the sidecar sent an order; for the thread that received it.
+        """Note that the sidecar sent an order; called on the thread that received it.
 
-        The same order wakes an engine once, unless a step did something since: without one, copies
-        that found no room would find none again.
+        The same order wakes an engine only once, unless a step did some work since: until then,
+        copies that found no room would find none again.
         """
         if not len(order) or (self._asked is not None and np.array_equal(order, self._asked)):
             return
@@ -90,23 +90,23 @@ class IdleEngine:
             self._refusal = ""
 
     def stepped(self) -> None:
-        """Note that a step is about to take the newest order."""
+        """Note that a step is about to carry out the newest order."""
         self._due = False
 
     def worked(self, anything: bool) -> None:
-        """Note that a step was planned, and whether there is ``anything`` in it to do."""
+        """Note that a step was planned, and whether it has ``anything`` to do."""
         if anything:
             self._asked = None
 
 
-# Finds the loops that take engines' steps: vLLM shows a connector only its scheduler's parts.
+# Finds the loops that run engines' steps: vLLM gives a connector only its scheduler's parts.
 
 _NO_LOOP: Final = "kvgraph: an idle engine is not woken for prefetches (%s)"
 
 
 def follow_loops() -> None:
-    """Show every loop that begins from now on to its engine's connector (``bind_loop``). A
-    connector calls it while its engine is made: loops begin later, and in the same process.
+    """Give every loop that starts from now on to its engine's connector (``bind_loop``). A
+    connector calls this while its engine is created: loops start later, in the same process.
     """
     if problems := live_misfits(Part.WAKING):
         logger.warning(_NO_LOOP, "; ".join(problems))
@@ -130,22 +130,22 @@ def _bound(original: Method) -> Method:
     return run_busy_loop
 
 
-# ``IdleWriter``: what has been here for an hour gets its disk copy, though nothing evicts it.
+# ``IdleWriter``: writes blocks to disk an hour after their request, even if nothing evicts them.
 
 IDLE_S: Final = 3600.0
 """Seconds after which the blocks that a request computed are written; chosen."""
-_MOST: Final = 262_144  # blocks remembered, some 20 MiB; beyond, the oldest are due; chosen
-_AT_ONCE: Final = 32  # blocks: half of what may be on its way to the disk; chosen
-_COPIED_S: Final = 1.0  # until copies that were begun are there, or will not be; chosen
+_MOST: Final = 262_144  # blocks remembered, some 20 MiB; beyond, the oldest are written now; chosen
+_AT_ONCE: Final = 32  # blocks; half of what may be on its way to the disk; chosen
+_COPIED_S: Final = 1.0  # by then, copies that were started exist, or never will; chosen
 
 
 class IdleWriter:
-    """Has the disk keep what idle sessions left in pool and memory, so that it survives a restart.
+    """Writes to disk what idle sessions left in pool and memory, so that it survives a restart.
 
-    Without it only what leaves the memory reaches the disk. Blocks that a request computed are due
-    an hour after its end, root first, so that a chain is on disk whole; of those that left the
-    engine meanwhile nothing is done. Writes begin in the engine's steps, a few at a time and only
-    while no other copy is on its way to the disk, and keep no engine awake.
+    Without it, only blocks evicted from memory reach the disk. A request's computed blocks are due
+    an hour after its end, root first, so that the disk holds whole chains; blocks that have left
+    the engine by then are skipped. Writes start in the engine's steps, a few at a time, only while
+    no other copy is on its way to the disk; they never keep an engine awake.
         idle_s: See ``IDLE_S``.
     """
 
@@ -182,7 +182,9 @@ class IdleWriter:
 
     @property
     def is_busy(self) -> bool:
-        """Whether the next steps have anything to do, but for what falls due meanwhile."""
+        """Whether the next steps have any blocks to write, apart from those that become due
+        meanwhile.
+        """
         return bool(self._due or self._copying[1])
 
     def step(self) -> None:
@@ -199,7 +201,7 @@ class IdleWriter:
             self._begin(now)
 
     def end(self) -> None:
-        """Forget all: the weights may be others than those that the disk's file names."""
+        """Forget all blocks: the weights may no longer be those that the disk's file names."""
         self._running.clear()
         self._left.clear()
         self._due.clear()

@@ -1,4 +1,4 @@
-"""Loads copies for a request that needs them, unless computing them again is faster."""
+"""Loads copies for a request that needs them, unless computing its blocks again is faster."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 
 class Splice(NamedTuple):
-    """What a load brings to other positions, besides what it copies: ``runs`` of tokens into
-    ``blocks``, the last perhaps in part, from ``copies``, pinned.
+    """What a load splices at other positions, besides the blocks that it copies: ``runs`` of tokens
+    from pinned ``copies`` into ``blocks``, the last of which may be only partly filled.
     """
 
     runs: tuple[SpliceRun, ...] = ()
@@ -44,7 +44,7 @@ class _Match(NamedTuple):
 
 class Loader:
     """Answers vLLM's question how many of a prompt's tokens are available outside its pool.
-    ``load_victims`` copies what loads overwrite.
+    ``load_victims`` copies the blocks that loads overwrite.
     """
 
     def __init__(self, group: ObservedGroup, ledger: TierLedger, load_victims: LoadVictims) -> None:
@@ -56,8 +56,8 @@ class Loader:
         self._begun = 0  # blocks that loads took since ``take_begun``
 
     def remembered(self, request_id: str, first: int) -> tuple[int, bool] | None:
-        """The last answer to a request that waits, while it holds; None if it is to be looked up.
-        vLLM asks again in every step that a request waits for room.
+        """Return the last answer to a waiting request while it is valid; None if the request must
+        be looked up. vLLM asks again in every step while a request waits for room.
         """
         match = self._matches.get(request_id)
         directory = self._ledger.directory
@@ -74,8 +74,8 @@ class Loader:
         """Return how many tokens a load can bring, and whether the request must wait for them.
 
         ``(tokens, True)`` if a load can bring that many; ``(0, False)`` if none; ``(None, False)``
-        if another load is fetching the first block: vLLM asks again. A load that takes too long is
-        not waited for: a disk may hang, and the blocks can always be computed.
+        if another load is fetching the first block, and vLLM must ask again. An overdue load is not
+        waited for: a disk may hang, and the blocks can always be computed.
         """
         coming = self._ledger.coming
         if hashes and coming.get(hashes[0], 0.0) > (at := self._ledger.clock()):
@@ -97,13 +97,13 @@ class Loader:
         return count * self._group.block_size, count > 0
 
     def foresee(self, tokens: int) -> None:
-        """Note that a load of so many tokens may be given its blocks next, or that none will."""
+        """Note that a load of ``tokens`` tokens may be given its blocks next; 0: no load will."""
         self.load_victims.foresee(-(-tokens // self._group.block_size))
 
     def update_state_after_alloc(
         self, request: Request, blocks: KVCacheBlocks, tokens: int
     ) -> None:
-        """Begin to load: vLLM accepted ``tokens`` tokens and gave the request its blocks."""
+        """Start a load: vLLM accepted ``tokens`` tokens and gave the request its blocks."""
         match = self._matches.pop(request.request_id, None)
         self._declined.discard(request.request_id)
         if (since := self._delayed.pop(request.request_id, None)) is not None:
@@ -123,13 +123,15 @@ class Loader:
         self._delayed.pop(request_id, None)
 
     def take_begun(self) -> int:
-        """Take how many blocks loads took from the pool since the last call."""
+        """Return how many blocks loads took from the pool since the last call, and reset the
+        count.
+        """
         begun, self._begun = self._begun, 0
         return begun
 
     def is_faster(self, request_id: str, hashes: Sequence[bytes]) -> bool:
-        """Whether a request's load of ``hashes`` takes no longer than computing them; if it does,
-        that is said of the request until it is scheduled.
+        """Return whether loading ``hashes`` takes no longer than computing them. If it takes
+        longer, the answer stays the same for this request until it is scheduled.
         """
         if request_id in self._declined:
             return False  # asked again at each step that the request waits: decide once
@@ -155,7 +157,7 @@ class Loader:
         blocks: Sequence[int],
         splice: Splice = NO_SPLICE,
     ) -> None:
-        """Begin a load: copies of ``hashes`` to ``blocks``, and ``splice`` behind them."""
+        """Start a load: copies of ``hashes`` go to ``blocks``, and ``splice`` after them."""
         ledger = self._ledger
         taken = take_copies(ledger, hashes)
         copies, from_disk, from_store = taken.copies, taken.from_disk, taken.from_store
@@ -188,7 +190,7 @@ class Loader:
 
 
 class PinnedCopies(NamedTuple):
-    """Copies that a load reads, pinned; of those that are new ones, by position, their hashes."""
+    """The pinned copies that a load reads; for new ones, their hashes by position."""
 
     copies: list[Copy]
     from_disk: dict[int, bytes]
@@ -200,7 +202,9 @@ class PinnedCopies(NamedTuple):
 
 
 def take_copies(ledger: TierLedger, hashes: Sequence[bytes]) -> PinnedCopies:
-    """Pin the copies for a load; those that are only on disk, or in the store, are new ones."""
+    """Pin the copies for a load; copies only on disk or in the store get new, empty ones in
+    memory.
+    """
     directory = ledger.directory
     from_disk, from_store, copies = dict[int, bytes](), dict[int, bytes](), list[Copy]()
     found = directory.pinned(hashes)
@@ -221,7 +225,7 @@ def take_copies(ledger: TierLedger, hashes: Sequence[bytes]) -> PinnedCopies:
 def settle_copies(
     ledger: TierLedger, taken: PinnedCopies, done: JobDone, hashes: Sequence[bytes]
 ) -> None:
-    """Unpin a load's copies, of ``hashes``; give up those that could not be read."""
+    """Unpin a load's copies, of ``hashes``; drop those that could not be read."""
     # Copies in memory only now: while they are pinned, whoever needs room would look at them first.
     ledger.directory.used(hashes)
     if not (done.failed or taken.from_disk or taken.from_store):

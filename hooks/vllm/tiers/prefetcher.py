@@ -37,9 +37,9 @@ class WaitingLine:
         self.needed -= self._blocks.pop(request_id, 0)
 
 
-_MOST_AT_ONCE: Final = 64  # blocks begun per step; chosen
+_MOST_AT_ONCE: Final = 64  # loads of blocks started per step; chosen
 _MOST_UNUSED_SHARE: Final = 2  # at most 1/2 of the pool may hold blocks not yet hit; chosen
-_MEMORY: Final = 128  # blocks over which the share of hits is measured; chosen
+_MEMORY: Final = 128  # blocks over which the hit rate is measured; chosen
 _LEAST_TRUST: Final = 0.25  # floor, so that prefetching can recover; chosen
 _LEAST_FREE_SHARE: Final = 8  # at least 1/8 of the pool stays free for requests; chosen
 _SCAN: Final = 512  # suggestions looked at per step; chosen

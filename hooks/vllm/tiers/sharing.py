@@ -1,4 +1,4 @@
-"""``Sharer``: gives the shared store blocks that other engines may want."""
+"""``Sharer``: copies blocks that other engines may want to the shared store."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ if TYPE_CHECKING:
     from ..groups import ObservedGroup
     from .spiller import Spiller
 
-_MOST_REMEMBERED: Final = 131_072  # hashes that may go, and that went: some 20 MiB each; chosen
-_AT_ONCE: Final = 256  # blocks copied, and shared, at once, or what follows; chosen
+_MOST_REMEMBERED: Final = 131_072  # hashes that may be shared, and shared ones: 20 MiB each; chosen
+_AT_ONCE: Final = 256  # blocks copied or shared at once, unless the following is less; chosen
 _SHARE_OF_MEMORY: Final = 4  # 1/4 of the memory for copies; chosen
 
 
 class Sharer:
-    """Says which copies go to the store, and makes copies for it where there are none.
+    """Chooses which copies go to the store, and makes copies for it if there are none.
 
-    Only blocks of requests that ended and permit it go: exact ones, of the model itself. What this
-    engine knows to be there is not sent again.
+    Only exact blocks of the base model go there, from ended requests that permit it. Blocks that
+    this engine knows to be there are not sent again.
     """
 
     def __init__(
@@ -83,13 +83,15 @@ class Sharer:
             self._due.extend(each for each in new if holds(each) is None)
 
     def missing(self, hashes: Sequence[bytes]) -> None:
-        """Note that the store has not the first of ``hashes``; of the others nothing is known."""
+        """Note that the store lacks the first of ``hashes``; nothing is known of the others."""
         for block_hash in hashes[:1]:
             self._there.pop(block_hash, None)
         self._ledger.announce_dropped(hashes[:1], Tier.POOL, Cause.STORE_GONE)
 
     def known(self) -> list[bytes]:
-        """Return what the store has, as far as this engine knows; safe from any thread."""
+        """Return the blocks that the store has, as far as this engine knows; safe from any
+        thread.
+        """
         return list(self._there)
 
     def found(self, hashes: Sequence[bytes]) -> None:
@@ -104,7 +106,7 @@ class Sharer:
             self._share(room)
 
     def end(self) -> None:
-        """Share nothing any more: the weights may be others than those that records name."""
+        """Stop sharing: the weights may no longer be those that the records name."""
         self._permits = lambda request: False
         for each in (self._running, self._allowed, self._there, self._due, self._ready):
             each.clear()
@@ -156,9 +158,9 @@ def _remember(those: OrderedDict[bytes, None], hashes: Sequence[bytes]) -> None:
 
 logger = logging.getLogger(__name__)
 
-PATIENCE_S: Final = 0.25  # that a request waits for the store's word; chosen
+PATIENCE_S: Final = 0.25  # how long a request waits for the store's answer; chosen
 _ASKED_AT_ONCE: Final = 64  # blocks that the store is asked for in one call; chosen
-_MOST_BLOCKS: Final = 65_536  # of a prompt that are asked for; chosen
+_MOST_BLOCKS: Final = 65_536  # most blocks of a prompt looked up; chosen
 _OTHERWISE: Final = (
     "kvgraph: another engine of %r on this shared store has %r, this one %r: they find nothing of "
     "each other's there"
@@ -178,8 +180,8 @@ class _Ask:
 
 
 class StoreLookup:
-    """Asks once per request, on a thread of its own; the engine's thread never waits. ``names``:
-    what each worker calls its records; before they are known, nothing is asked.
+    """Asks the store once per request, on its own thread; the engine's thread never waits.
+    ``names`` are the workers' names for their records; until they are known, nothing is asked.
     """
 
     def __init__(self, store: SharedStore, clock: Callable[[], float]) -> None:
@@ -192,12 +194,12 @@ class StoreLookup:
 
     @property
     def answered(self) -> bool:
-        """Whether the store owes no answer."""
+        """Whether all questions to the store have been answered."""
         return not self._pending
 
     def mark(self, hello: Callable[[], EngineHello]) -> None:
-        """Tell other engines on the store, and learn from them, how blocks are hashed; one line
-        in the log where that is not alike. ``hello`` is called on the thread.
+        """Exchange with other engines, through the store, how blocks are hashed; logs one line if
+        they differ. ``hello`` is called on the store's thread.
         """
         if self.names:
             self._thread.put(lambda: self._mark(hello()))
@@ -206,8 +208,8 @@ class StoreLookup:
         return request_id in self._asks
 
     def ask(self, request_id: str, hashes: Sequence[bytes]) -> None:
-        """Ask which of ``hashes`` the store has, from the first on; not while it does not
-        answer.
+        """Ask how many of ``hashes`` the store has, counted from the first. Nothing is asked while
+        the store does not respond.
         """
         ask = self._asks[request_id] = _Ask(hashes[:_MOST_BLOCKS], self._clock())
         if not self.names or self._breaker.rests or self._hangs():
@@ -223,8 +225,8 @@ class StoreLookup:
         return ask.found is None and ask.wanted
 
     def take(self, request_id: str) -> tuple[Sequence[bytes], Sequence[bytes]] | None:
-        """Take the answer for a request, once: what was asked for, and which of it, from the first
-        on, is there. None if it was taken, or did not come in time.
+        """Return the answer for a request, once: the hashes asked for, and the leading ones that
+        the store has. None if it was returned before, or did not come in time.
         """
         ask = self._asks[request_id]
         if not ask.wanted or ask.found is None:
@@ -237,19 +239,19 @@ class StoreLookup:
         return ask.hashes[: ask.found or 0] if ask is not None else ()
 
     def forget(self, request_id: str) -> None:
-        """Forget a request that ended. Until then it is asked for once: where a load fails, vLLM
-        looks up again, and would for ever.
+        """Forget a request that ended. Until then it is looked up only once: after a failed load,
+        vLLM looks up again, which would otherwise never end.
         """
         ask = self._asks.pop(request_id, None)
         if ask is not None:
             ask.wanted = False
 
     def distrust(self) -> None:
-        """Ask nothing for a while: what the store has it does not give."""
+        """Ask nothing for a while, because the store did not return blocks that it listed."""
         self._breaker.failed()
 
     def end(self) -> None:
-        """Let the store go as soon as it answers; nobody waits for that."""
+        """Close the store as soon as it responds; does not wait."""
         self._thread.put(self._store.close)
 
     def _hangs(self) -> bool:

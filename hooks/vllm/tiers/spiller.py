@@ -29,19 +29,19 @@ if TYPE_CHECKING:
     from ...tiers.costs import TransferCosts
     from ...tiers.directory import CopyDirectory
 
-# ``CopyLead``: how many of the blocks that are about to go should have copies.
+# ``CopyLead``: how many of the blocks that are about to be evicted should have copies.
 
-_STEPS_AHEAD: Final = 3  # a block begun this early is usually copied in time; chosen
-_LEAST_AHEAD: Final = 8  # blocks that are looked at ahead of need at least; chosen
-_MOST_AHEAD: Final = 0.375  # of the memory, for copies of what the next step cannot take; chosen
+_STEPS_AHEAD: Final = 3  # a copy started this early is usually complete in time; chosen
+_LEAST_AHEAD: Final = 8  # fewest blocks examined ahead of need; chosen
+_MOST_AHEAD: Final = 0.375  # of the memory, for copies that the next step does not need; chosen
 _AHEAD_PER_POOL: Final = 0.25  # … and this share for each pool that the memory could hold; chosen
 _NEWEST: Final = 0.2  # weight of the newest sample in a mean; chosen
-_WORK_S: Final = 0.25  # a step takes no longer: what is more was a rest; chosen
+_WORK_S: Final = 0.25  # a step takes no longer; the remainder was idle time; chosen
 _MEMORY_S: Final = 5.0  # seconds of work in which the largest step seen fades to 1/e; chosen
 
 
 class CopyLead:
-    """Follows how many blocks steps and loads take, and how long copies take."""
+    """Tracks how many blocks steps and loads take, and how long copies take."""
 
     def __init__(self, now: float) -> None:
         # Blocks that the largest step of late took to compute, and the largest loads of late at
@@ -51,13 +51,13 @@ class CopyLead:
         self._seen_at, self._late = now, 0.0  # late: steps that a spill takes, mean
 
     def stepped(self, taken: int, loads: int, now: float) -> None:
-        """Note that a step took ``taken`` blocks to compute, and ``loads`` for loads."""
+        """Note that a step took ``taken`` blocks to compute and ``loads`` blocks for loads."""
         fade = math.exp(-min(now - self._seen_at, _WORK_S) / _MEMORY_S)
         self.step, self.load = max(float(taken), fade * self.step), max(loads, fade * self.load)
         self._seen_at, self.steps = now, self.steps + 1
 
     def passed(self, steps: Iterable[PassedStep]) -> None:
-        """Note steps in which loads took nothing: as ``stepped`` does, in one call."""
+        """Note several steps without loads in one call; as ``stepped`` for each."""
         step, load, seen_at = self.step, self.load, self._seen_at
         for taken, _, now in steps:
             fade = math.exp(-min(now - seen_at, _WORK_S) / _MEMORY_S)
@@ -66,17 +66,17 @@ class CopyLead:
         self.step, self.load, self._seen_at = step, load, seen_at
 
     def ended(self, began: int) -> None:
-        """Note the end of a spill that began when there had been ``began`` steps."""
+        """Note the end of a spill that started after ``began`` steps."""
         self._late += _NEWEST * (self.steps - began - self._late)
 
     def blocks(self, wanted: int, directory: CopyDirectory, pool: int) -> int:
-        """How many blocks of the queue's head should have copies.
+        """Return how many blocks at the queue's head should have copies.
 
-        Covers all blocks that steps may write to before a spill that begins now would end; what a
-        load takes is copied before the load writes to it. More of them are there in time for larger
-        steps, and for what a prefetch would take; but a copy of what the pool has takes the place
-        of one of what it lost, and the more so the smaller the memory is. Beyond the memory's
-        capacity, copies would replace each other without end.
+        Covers all blocks that steps may overwrite before a spill that starts now would end; blocks
+        given to a load are copied before the load writes to them. More copies would help larger
+        steps and prefetches. But a copy of a block that is still in the pool displaces a copy of
+        one that is not, and more so the smaller the memory is. Beyond the memory's capacity, copies
+        would replace each other endlessly.
         """
         memory = directory.warm_capacity
         needed = int(min(1.0 + self._late, _STEPS_AHEAD) * self.step)
@@ -86,18 +86,18 @@ class CopyLead:
         return min(_LEAST_AHEAD + max(needed, min(ample, affordable)), memory)
 
 
-# ``Rest``: steps that leave the tiers nothing to decide.
+# ``Rest``: steps in which the tiers have nothing to decide.
 
-_LONGEST_REST: Final = 64  # steps, after which what goes by time alone is looked at; chosen
+_LONGEST_REST: Final = 64  # steps after which whatever depends on time alone is checked; chosen
 
 
 PassedStep = tuple[int, int, float]
-"""A step that was not decided on: the blocks that it took, the cached ones among them, and when."""
+"""A step without a decision: the blocks that it took, the cached ones among them, and its time."""
 
 
 class Rest:
-    """Knows how long there is nothing to decide: until steps have taken some of the blocks that
-    were looked at, or another call comes.
+    """Tracks how long there is nothing to decide: until steps have taken some of the examined
+    blocks, or another call comes.
     """
 
     def __init__(self, block_size: int, costs: TransferCosts, clock: Callable[[], float]) -> None:
@@ -110,14 +110,14 @@ class Rest:
         self._most = 0.0
 
     def begin(self, left: int, most: float) -> None:
-        """Begin to rest until steps have taken ``left`` cached blocks, or one step takes more than
-        ``most`` of any kind.
+        """Start a rest that lasts until steps have taken ``left`` cached blocks, or one step takes
+        more than ``most`` blocks of any kind.
         """
         self.left, self._most = left, most
 
     def passes(self, tokens: int, evicted: int) -> bool:
         """Note a step that computes ``tokens`` and evicted ``evicted`` blocks, if it leaves nothing
-        to decide; returns whether it does. Written in one piece: most steps are this call.
+        to decide; returns whether it does. Written as one function, since most steps are this call.
         """
         taken = max(1 + tokens // self._block_size, evicted)
         if evicted > self.left or taken > self._most or len(self.steps) >= _LONGEST_REST:
@@ -129,21 +129,21 @@ class Rest:
         return True
 
 
-# ``QueueScan``: looks through the head of the free queue, a bounded stretch per step.
+# ``QueueScan``: scans the head of the free queue, a limited number of blocks per step.
 
-_LEAST: Final = 64  # blocks looked at per step at least, and; chosen
-_TIMES_TAKEN: Final = 3  # blocks looked at per block taken: faster than the queue moves
-_MOST_BLANKS: Final = 1024  # empty blocks passed over in one step; chosen
+_LEAST: Final = 64  # fewest blocks examined per step; chosen
+_TIMES_TAKEN: Final = 3  # more blocks examined per block taken: faster than the queue moves
+_MOST_BLANKS: Final = 1024  # empty blocks skipped in one step; chosen
 _NOTHING: Final = FoundBlocks.told([])
 _id_of: Final = attrgetter("block_id")
 
 
 class QueueScan:
-    """Looks at each cached block near the head of the free queue once.
+    """Examines each cached block near the head of the free queue once.
 
-    A block that was looked at stays as it is until the engine takes it or a hit removes it, and
-    what is freed stands behind all others. Only advice inserts blocks before the last one that was
-    looked at: the code that inserts them calls ``start_again``, and ``Victims.look`` looks at them.
+    An examined block stays in place until the engine takes it or a hit removes it, and freed blocks
+    go behind all others. Only advice inserts blocks before the last examined one: the code that
+    does so calls ``start_again``, and ``Victims.look`` examines the inserted blocks.
     """
 
     def __init__(self, pool: BlockPool) -> None:
@@ -157,7 +157,7 @@ class QueueScan:
         self._seen: set[int] = set()  # ids of those that stand before the next one, or stood there
 
     def start_again(self) -> None:
-        """Begin at the head, or behind what advice laid there."""
+        """Start again at the head, or behind the blocks that advice moved there."""
         self._last, self._is_lost, self.reached, self.at_end = None, False, 0, False
         self._seen.clear()
 
@@ -169,8 +169,8 @@ class QueueScan:
             self._is_lost |= self._last.block_id in hit
 
     def evicted(self, count: int) -> bool:
-        """Note that ``count`` cached blocks left at the head; returns whether to begin there again,
-        because the last one that was looked at is gone from its place.
+        """Note that ``count`` cached blocks left at the head; returns whether the scan must start
+        again there, because the last examined block is gone from its place.
         """
         self.reached = max(0, self.reached - count)
         last = self._last
@@ -179,8 +179,8 @@ class QueueScan:
         )
 
     def look(self, ahead: int, taken: int, behind: KVCacheBlock | None = None) -> FoundBlocks:
-        """This step's part of the next ``ahead`` cached blocks, in the queue's order. The step took
-        ``taken`` from the head; advice laid those up to ``behind`` there.
+        """Return this step's share of the next ``ahead`` cached blocks, in the queue's order. The
+        step took ``taken`` blocks from the head; advice moved the blocks up to ``behind`` there.
         """
         count = min(ahead - self.reached, _LEAST + _TIMES_TAKEN * taken)
         if self._last is None:
@@ -209,18 +209,20 @@ class QueueScan:
         return FoundBlocks.told(found)
 
     def back_to(self, found: Sequence[KVCacheBlock], at: int) -> None:
-        """Look at ``found[at]``, of the blocks that were looked at last, again in the next step."""
+        """Examine ``found[at]`` and the blocks after it, of the last ``look``, again in the next
+        step.
+        """
         self._last = found[at - 1] if at else self._before
         self.reached -= len(found) - at
 
 
-# ``CopyMarks``: which blocks are worth a copy before they go.
+# ``CopyMarks``: which blocks are worth a copy before they are evicted.
 
 
 class CopyMarks:
-    """What advice says of copies, as marks by the numbers of blocks: most blocks have none.
-    ``wanted`` keys are worth a copy whatever the sidecar considers; ``worth``: those that it does;
-    None: all are.
+    """Which copies the advice recommends, as marks by block id; most blocks have none. ``wanted``
+    keys are worth a copy whatever the sidecar says. ``worth`` are the keys that it recommends;
+    None: all are worth one.
     """
 
     def __init__(self, pool_blocks: int, finds: Finds, wanted: Container[int] = ()) -> None:
@@ -233,7 +235,9 @@ class CopyMarks:
         self._passed = self._none.copy()  # blocks that were looked at, and were not worth it
 
     def follow(self, ranking: EvictionRanking | None) -> bool:
-        """Follow advice; returns whether some that were passed over are worth a copy by that."""
+        """Adopt advice; returns whether it recommends copies of blocks that were passed over
+        before.
+        """
         spill_first = None if ranking is None else ranking.spill_first
         if spill_first is self._spill_first:
             return False
@@ -251,12 +255,12 @@ class CopyMarks:
         return bool(self._passed[blocks].any())
 
     def forget_passed(self) -> None:
-        """Note that all blocks will be looked at again."""
+        """Note that all blocks will be examined again."""
         self._passed[:] = False
 
     @property
     def latest(self) -> Marks | None:
-        """What advice says; None: nothing, and all blocks are worth a copy."""
+        """The advice as marks; None without any, when all blocks are worth a copy."""
         if self.worth is None:
             return None
         return Marks(self._marked, self._passed, self.worth, self._elsewhere, self._wanted)
@@ -266,11 +270,11 @@ class CopyMarks:
 
 
 class LoadVictims:
-    """Copies what the pool gives to a load, before the load overwrites it.
+    """Copies the blocks that the pool gives to a load, before the load overwrites them.
 
     A step writes at once to the blocks that it computes. A load gets all its blocks in one step,
-    and nobody writes to them before it. So they need no copy ahead of time: the lane that loads
-    copies them first.
+    and nothing writes to them before it does. So these need no copy ahead of time: the thread that
+    runs the load copies them first.
     """
 
     def __init__(self, pool: BlockPool, ledger: TierLedger, marks: CopyMarks) -> None:
@@ -283,14 +287,14 @@ class LoadVictims:
         self.advice: EvictionRanking | None = None  # the latest: what copies make room
 
     def freed(self) -> None:
-        """Note that blocks were given back: there may be room now for who waits."""
+        """Note that blocks were freed: there may be room now for a waiting request."""
         self._freed = True
 
     def foresee(self, count: int) -> None:
-        """Note that a load may be given the next ``count`` blocks; 0: none will come.
+        """Note that a load may be given the next ``count`` blocks; 0: no load will be.
 
-        vLLM asks in every step that a request waits for room. Where it found none, and nothing was
-        given back since, it finds none again: then nothing is looked at.
+        vLLM asks in every step while a request waits for room. If it found none and nothing was
+        freed since, it finds none again, and nothing is examined.
         """
         if count and count == self._count and not self._freed:
             self._head, self._hashes = [], []  # others may have written to some of them
@@ -299,7 +303,7 @@ class LoadVictims:
             self.prepare(count)
 
     def fit(self, count: int) -> bool:
-        """Whether the pool has ``count`` free blocks for a load."""
+        """Return whether the pool has ``count`` free blocks for a load."""
         free: int = self._pool.get_num_free_blocks()
         return count <= free
 
@@ -309,7 +313,9 @@ class LoadVictims:
         self.look()
 
     def look(self) -> None:
-        """Note what those blocks hold: what stands at the queue's head may have changed."""
+        """Record what those blocks hold, because the blocks at the queue's head may have
+        changed.
+        """
         if not self._count:
             self._head, self._hashes = [], []
         elif self.core is not None:
@@ -320,12 +326,12 @@ class LoadVictims:
             self._hashes = list(map(hash_of, self._head))
 
     def save(self, block_ids: Iterable[int], load_ended: Finish) -> Finish:
-        """Begin to copy what a load's blocks held, as far as it is worth it and there is room: once
-        the load was given them, and before it is ordered. Returns ``load_ended``, and what else is
-        to be done when the load ends.
+        """Start copying what a load's blocks held, if worth it and if there is room. Must be called
+        after the load was given its blocks and before it is ordered. Returns a callback for the end
+        of the load, which calls ``load_ended`` too.
 
-        What is not copied by then may be torn: if the load was given up, others may write to its
-        blocks.
+        A copy that is incomplete by then counts as failed: once the load is given up, others may
+        write to its blocks.
         """
         given, blocks, hashes = set(block_ids), self._head, self._hashes
         self._count, self._head, self._hashes = 0, [], []
@@ -377,16 +383,16 @@ def demote_first(ledger: TierLedger, advice: EvictionRanking | None, count: int)
 
 
 _MOST_UNDER_WAY: Final = 256  # blocks, or four times what the largest step took; chosen
-_AT_ONCE: Final = 0.25  # of those that should have copies, are looked at together; chosen
-_MOST_AT_ONCE: Final = _LEAST_AHEAD  # of them: as many are looked at ahead of need; chosen
-_AGAIN_AFTER: Final = 4096  # evictions, after which all that is about to go is looked at; chosen
+_AT_ONCE: Final = 0.25  # share of the blocks that should have copies, examined together; chosen
+_MOST_AT_ONCE: Final = _LEAST_AHEAD  # examined together at most, as many as are always examined
+_AGAIN_AFTER: Final = 4096  # evictions after which all blocks near the head are examined; chosen
 _REST_S: Final = (
     1.0  # seconds without spills after a failed copy, so that an engine can fall idle; chosen
 )
 
 
 class StartedCopies(NamedTuple):
-    """Blocks whose copies were begun, with their keys, and their hashes as they were then."""
+    """Blocks whose copies were started, with their keys, and with their hashes at that time."""
 
     keys: Sequence[int]
     blocks: Sequence[KVCacheBlock]
@@ -395,8 +401,8 @@ class StartedCopies(NamedTuple):
 
 
 class StepTaken(NamedTuple):
-    """What an engine's step took: the tokens that it computes, cached blocks that left the pool for
-    it, and protected ones moved off the head since the engine's start.
+    """What an engine's step took: the tokens computed, the cached blocks evicted for it, and the
+    protected blocks moved off the head since the engine's start.
     """
 
     tokens: int
@@ -407,9 +413,9 @@ class StepTaken(NamedTuple):
 class Spiller:
     """Watches the head of the free queue, where the next victims are.
 
-    A spill reads a block that no request holds. It becomes a copy only if the block still carries
-    the same hash object when every worker is done: the scheduler knows of an eviction before any
-    worker can overwrite the block, so a copy that could be torn is never found.
+    A spill reads a block that no request holds. The copy counts only if the block still carries the
+    same hash object when every worker is done: the scheduler sees an eviction before any worker can
+    overwrite the block, so a torn copy is never found.
         freed: Told when blocks were given back.
         may_pass: Cached blocks that steps may take before there is work to do, while nothing
             else happens; below 0: there is work in any case.
@@ -434,9 +440,9 @@ class Spiller:
     def step(
         self, ranking: EvictionRanking | None, taken: int, loads: int, wanted: int, step: StepTaken
     ) -> int:
-        """Begin to copy blocks that are about to go; returns how many can go without a loss. The
-        step ``taken`` blocks from the pool to compute, blank ones too, and ``loads`` for loads; a
-        prefetch would take as many as are ``wanted``.
+        """Start copying blocks that are about to be evicted; returns how many can be evicted
+        without a loss. The step took ``taken`` blocks from the pool to compute, blank ones
+        included, and ``loads`` for loads; a prefetch would take ``wanted`` blocks.
         """
         self.load_victims.advice = ranking
         self._note_what_changed(ranking, step)
@@ -465,11 +471,11 @@ class Spiller:
 
     @property
     def usual(self) -> float:
-        """Blocks that a step takes without more being looked at for it."""
+        """Most blocks that a step can take before more blocks must be examined."""
         return self._lead.step
 
     def passed(self, steps: Sequence[PassedStep]) -> None:
-        """Note steps in which nothing was to be done."""
+        """Note steps in which there was nothing to do."""
         self._lead.passed(steps)
         evicted = sum([evicted for _, evicted, _ in steps])
         self._gone += evicted
@@ -477,12 +483,12 @@ class Spiller:
         self._let_go()
 
     def scans_with(self, core: Core) -> None:
-        """Look through the queue with a compiled core."""
+        """Scan the queue with a compiled core."""
         self._scan.core = self.load_victims.core = core
 
     def copy(self, hashes: Sequence[bytes], group: bytes) -> None:
-        """Begin to copy blocks of the pool now, as far as there is room; ``group`` ends their keys
-        in the prefix cache.
+        """Start copying blocks of the pool now, as far as there is room; ``group`` is the ending of
+        their keys in the prefix cache.
         """
         if hashes and self._ledger.clock() >= self._rest_until:
             found = _without_copy(self._pool, self._ledger, [each + group for each in hashes])
@@ -492,7 +498,9 @@ class Spiller:
                 self._begin(blocks, keys, repeat(None), None)
 
     def gone(self, keys: Sequence[int]) -> None:
-        """Note that the engine evicted ``keys``; on any thread, for it only reads the ledger."""
+        """Note that the engine evicted ``keys``; may run on any thread, since it only reads the
+        ledger.
+        """
         directory, counts, worth = self._ledger.directory, self._ledger.counts, self.marks.worth
         saving = self._ledger.saving
         hashes = directory.hashes_of(keys)
@@ -506,8 +514,8 @@ class Spiller:
         counts.passed_over += len(lost) - worthy
 
     def laid_more(self, victims: Victims, at_head: bool) -> None:
-        """Note that advice laid blocks at the queue's head, or behind those of ``victims`` that
-        stood there.
+        """Note that advice moved blocks to the queue's head, or behind the ``victims`` already
+        there.
         """
         self._victims = victims
         if at_head:
@@ -520,7 +528,7 @@ class Spiller:
         self.load_victims.look()
 
     def look_again(self) -> None:
-        """Look at all that is about to go once more."""
+        """Examine all blocks near eviction once more."""
         self._scan.start_again()
         self._victims.looked = 0
         self.marks.forget_passed()

@@ -1,4 +1,4 @@
-"""``StoreTier``: what an engine shares with others in a store below its other tiers."""
+"""``StoreTier``: the tier below an engine's other tiers, a store that engines share."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ logger = logging.getLogger(__name__)
 
 
 class StoreTier:
-    """A shared store below the other tiers: POOL.
+    """The shared store below the other tiers; its tier is POOL.
 
-    What the pool, memory and disk lack of a prompt is looked up in the store, once per request, and
-    loaded by way of the memory. What requests leave goes there. After a reset of the prefix cache
-    the weights may not be those by which records are named: from then on this engine neither reads
-    the store nor writes to it.
+    Blocks of a prompt that pool, memory and disk lack are looked up in the store, once per request,
+    and loaded through memory. Blocks of ended requests are written to it. After a reset of the
+    prefix cache the weights may no longer be those that records are named by, so this engine
+    neither reads nor writes the store from then on.
     """
 
     def __init__(
@@ -68,7 +68,9 @@ class StoreTier:
     def get_num_new_matched_tokens(
         self, request: Request, computed_tokens: int, found: Found
     ) -> Found:
-        """Have a short while waited for the store's word."""
+        """Return ``found``, or ask vLLM to try again while the store's answer is awaited for a
+        short time.
+        """
         if self.lookup is not None and self.lookup.names:
             first = computed_tokens // self._group.block_size
             hashes = self._group.hashes(request, request.num_tokens - 1)[first:]
@@ -87,8 +89,8 @@ class StoreTier:
         self.sharer.request_finished(request.request_id)
 
     def answered(self, answer: TierAnswer, received: Iterable[str] = ()) -> None:
-        """Note what the workers did, which the bridge took before; by their first words it is known
-        how records are named.
+        """Process the workers' answers, after the bridge; their first ones state how records are
+        named.
         """
         self._names += [start.store_name for start in answer.starts]
         if answer.starts and self.lookup is not None and len(self._names) == self._workers:
@@ -159,8 +161,9 @@ class StoreTier:
 
 
 def permits(settings: StoreSettings) -> Callable[[Request], bool]:
-    """Return whose blocks may leave this engine: no adapter's, which may be trained further under
-    its name; none with a cache salt, unless the operator allows it; none whose caller forbids it.
+    """Return a test of whether a request's blocks may leave this engine. They may not with an
+    adapter, which may be trained further under its name; with a cache salt, unless the operator
+    allows it; or if the caller forbids it.
     """
 
     def permitted(request: Request) -> bool:
@@ -179,13 +182,13 @@ def _lookup(settings: StoreSettings, clock: Callable[[], float]) -> StoreLookup 
         return None
 
 
-# Which engines can have tiers; makes the tiers of one that can, with or without a store.
+# Which engines can have tiers, and how these are created, with or without a store.
 
 
 def reason_to_refuse(
     config: VllmConfig, kv_cache: KVCacheConfig, group: ObservedGroup
 ) -> str | None:
-    """Why this engine's blocks cannot have copies; None if they can."""
+    """Return why this engine's blocks cannot have copies; None if they can."""
     from vllm.v1.kv_cache_interface import FullAttentionSpec
 
     groups, parallel = kv_cache.kv_cache_groups, config.parallel_config
@@ -245,7 +248,7 @@ def new_store(
 
 
 def records_opener(settings: TierSettings) -> OpenRecords | None:
-    """Return what opens a worker's records in the shared store; None where there is no store."""
+    """Return a function that opens a worker's records in the shared store; None without a store."""
     store = settings.store
     if store is None:
         return None
@@ -255,14 +258,14 @@ def records_opener(settings: TierSettings) -> OpenRecords | None:
 
 # A worker's records in the shared store, and all that the bytes in them depend on.
 
-_NAME_DIGITS: Final = 32  # 128 bits: of all models that ever share a store; chosen
+_NAME_DIGITS: Final = 32  # 128 bits, for all models that ever share a store; chosen
 
 
 def open_records(
     config: VllmConfig, settings: StoreSettings, cache: PagedKv
 ) -> tuple[SealedRecords, str] | None:
-    """Open the store for this worker's shard; the records, and their name. None, and the reason
-    logged, if that is impossible.
+    """Open the store for this worker's shard; returns the records and their name. If impossible,
+    logs the reason and returns None.
     """
     try:
         name = records_name(config, cache)
@@ -275,9 +278,10 @@ def open_records(
 
 
 def records_name(config: VllmConfig, cache: PagedKv) -> str:
-    """Return what every worker on any machine calls records whose bytes would be these, by the
-    model, its weights, and this worker's share of a block: its rank among those of one engine, and
-    the layout of its cache. Raises StorageError: the weights cannot be told from others.
+    """Return the name that every worker on any machine gives to records with the same bytes. It
+    covers the model, its weights, and this worker's share of a block: its rank among those of one
+    engine, and the layout of its cache. Raises StorageError if the weights cannot be told from
+    others.
     """
     whole = repr((disk_identity(config), config.parallel_config.rank, cache.layout.record(1)))
     return hashlib.sha256(whole.encode()).hexdigest()[:_NAME_DIGITS]

@@ -1,4 +1,4 @@
-"""Notices calls of an engine's workers after which its weights may be others."""
+"""Detects calls of an engine's workers that may change its weights."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ _LEAVE_WEIGHTS: Final = frozenset(
         "update_max_model_len",
     }
 )  # fmt: skip
-"""Methods of vLLM's workers that change no weights. All others may, as ``reload_weights`` does, and
-those of a trainer's own worker, and functions that are sent to the workers."""
+"""Methods of vLLM's workers that do not change weights. All others may, such as ``reload_weights``,
+methods of a trainer's own worker, and functions sent to the workers.
+"""
 
 
 def follow_worker_calls() -> None:
-    """Have the connector of every engine in this process told (``weights_changed``) when its
-    workers are called from outside of the engine in a way that may change weights.
+    """Call ``weights_changed`` on the connector of every engine in this process when its workers
+    are called from outside the engine in a way that may change weights.
     """
     try:
         from vllm.v1.engine.core import EngineCore

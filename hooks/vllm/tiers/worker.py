@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 OpenRecords = Callable[["VllmConfig", "PagedKv"], "tuple[Records, str] | None"]
-"""Opens the shared store's records of one worker's shard, and says what they are called."""
+"""Opens the shared store's records of one worker's shard; returns them and their name."""
 
 
 @dataclass
@@ -52,13 +52,13 @@ class TierWorkerMetadata(KVConnectorWorkerMetadata):  # type: ignore[misc]
     answer: TierAnswer
 
     def aggregate(self, other: TierWorkerMetadata) -> TierWorkerMetadata:
-        """Join both workers' answers; ``JobBook`` counts until the last."""
+        """Join two workers' answers; ``JobBook`` counts until the last one."""
         return TierWorkerMetadata(self.answer + other.answer)
 
 
 class WorkerSide:
-    """Moves this worker's shard as ordered; answers what cannot be done as failed. ``mover`` is
-    None before there is a cache, and where that failed.
+    """Moves this worker's shard as ordered; answers jobs that cannot be done as failed. ``mover``
+    is None before there is a cache, and if creating it failed.
     """
 
     def __init__(
@@ -76,7 +76,9 @@ class WorkerSide:
         self._sweep: DiskSweep | None = None
 
     def register(self, views: dict[str, Any]) -> None:
-        """Take vLLM's cache, one view per layer. Memory is committed when the first copies come."""
+        """Register vLLM's cache, one view per layer. Memory is committed when the first copies
+        come.
+        """
         try:
             self.serve(described(views, self._config))
         except Exception as error:
@@ -87,8 +89,8 @@ class WorkerSide:
             )
 
     def serve(self, cache: PagedKv) -> None:
-        """Begin with this shard, with memory and disk anew; those of before must be closed. Raises
-        where there is no memory, no disk, or no way to move this cache.
+        """Start serving this shard, with new memory and disk; earlier ones must be closed. Raises
+        if there is no memory, no disk, or no way to move this cache.
         """
         self.mover = self._new_mover(cache)
         self._answers = self.mover.answers
@@ -100,7 +102,9 @@ class WorkerSide:
             self._answers.refuse(work)
 
     def take_finished(self) -> set[str]:
-        """Take the requests whose loads ended; their failed blocks are kept for ``take_failed``."""
+        """Return the requests whose loads ended; their failed blocks are kept for
+        ``take_failed``.
+        """
         if self.mover is not None:
             self.mover.lanes.give_up_on_overdue()
         finished, self._failed_blocks = self._answers.take_loaded()
@@ -147,7 +151,7 @@ class WorkerSide:
 
 
 def rope_of(config: VllmConfig) -> Rope | None:
-    """How keys of this model are moved to other positions; None where they cannot be."""
+    """Return how keys of this model are moved to other positions; None if they cannot be."""
     from ....kernels.errors import RopeError
     from ....kernels.rope import rope_from_config
 
@@ -159,8 +163,8 @@ def rope_of(config: VllmConfig) -> Rope | None:
 
 
 def granted_bytes(settings: TierSettings) -> int:
-    """Bytes of host memory for one worker's copies: what was asked for, or its share of what there
-    is; says so if that is less.
+    """Return the bytes of host memory for one worker's copies: the amount configured, or its share
+    of what is available. Logs a warning if that is less.
     """
     given = share_of(settings.warm_bytes, settings.sharers)
     if given < settings.warm_bytes:
@@ -197,7 +201,7 @@ def hash_bytes(config: VllmConfig) -> int:
     return len(get_hash_fn_by_name(config.cache_config.prefix_caching_hash_algo)(None))
 
 
-# What the bytes of an engine's KV depend on, and what tells a model's weights from others.
+# What the bytes of an engine's KV depend on, and what distinguishes a model's weights from others.
 
 _WEIGHTS: Final = (
     ".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".tensors"
@@ -206,15 +210,16 @@ _FROM_FILES: Final = (
     "auto", "bitsandbytes", "fastsafetensors", "gguf", "hf", "instanttensor", "mistral", "npcache",
     "pt", "runai_streamer", "runai_streamer_sharded", "safetensors", "sharded_state",
 )  # fmt: skip
-"""Formats whose loaders read the files of the model's own path, or of its hub's commit. All others
-make weights up (dummy) or take them from elsewhere (a daemon, a peer, a URI, a plugin's)."""
+"""Formats whose loaders read the files at the model's own path or of its hub commit. All others
+invent weights (dummy) or take them from elsewhere (a daemon, a peer, a URI, a plugin's).
+"""
 
 CHANGES_NOTHING: Final[Mapping[str, frozenset[str]]] = MappingProxyType(
     {
         owner: frozenset(names.split())
         for owner, names in {
-            # where and when, not what: sizes, ports, logs; and what the numbers' last bits depend
-            # on (batches, graphs, fusions), in which two runs of one engine differ as well
+            # where and when, not what: sizes, ports, logs; and what affects only the last bits of
+            # numbers (batches, graphs, fusions), in which two runs of one engine differ as well
             "VllmConfig": """scheduler_config offload_config aux_output_config engram_config
                 watermark_config structured_outputs_config observability_config logging_config
                 compilation_config profiler_config kv_transfer_config kv_events_config
@@ -232,13 +237,13 @@ CHANGES_NOTHING: Final[Mapping[str, frozenset[str]]] = MappingProxyType(
                 enable_nccl_comm_suspend enable_cumem_allocator logits_processors
                 io_processor_plugin renderer_num_workers pooler_config
                 hf_overrides hf_config_path config_format""",
-            # the last three: what they lead to is in hf_config
+            # the last three: their effect is in hf_config
             "MultiModalConfig": """limit_per_prompt enable_mm_embeds mm_processor_cache_gb
                 mm_processor_cache_type mm_shm_cache_max_object_size_mb mm_encoder_only
                 mm_encoder_tp_mode interleave_mm_strings skip_mm_profiling mm_tensor_ipc
                 allow_missing_mm_embeddings mm_ipc_gpu_memory_gb mm_encoder_fp8_scale_save_path
                 mm_encoder_fp8_scale_save_margin""",
-            # the layout of a block is in what names the record
+            # the layout of a block is in the record's name
             "CacheConfig": """user_specified_block_size kv_cache_layout prefix_match_unit
                 gpu_memory_utilization is_attention_free num_gpu_blocks_override
                 enable_prefix_caching prefix_cache_retention_interval mamba_page_size_padded
@@ -249,7 +254,7 @@ CHANGES_NOTHING: Final[Mapping[str, frozenset[str]]] = MappingProxyType(
             "LoadConfig": """download_dir safetensors_load_strategy
                 safetensors_prefetch_num_threads safetensors_prefetch_block_size device
                 use_tqdm_on_load pt_load_map_location""",
-            # a worker's own place is in what names its file or record
+            # a worker's rank is in the name of its file or record
             "ParallelConfig": """data_parallel_size data_parallel_size_local data_parallel_rank
                 data_parallel_rank_local data_parallel_master_ip data_parallel_rpc_port
                 dp_sync_interval data_parallel_master_port data_parallel_backend
@@ -284,21 +289,22 @@ CHANGES_NOTHING: Final[Mapping[str, frozenset[str]]] = MappingProxyType(
         }.items()
     }
 )
-"""Fields of vLLM's configuration, by class, of which KV is independent. See ``disk_identity``."""
+"""Fields of vLLM's configuration, by class, on which KV does not depend. See ``disk_identity``."""
 
 _OF_ARITHMETIC: Final = re.compile(
     "PRECISION|INVARIANT|QUANT|E8M0|DTYPE|ACCUM|AITER|AWQ|DEEP_?GEMM|EMULATION|SIMULATION|LAYOUT"
     "|PARTITION|MLA_DISABLE|ALLOW_LONG|W4A8|(INT|FP|BF|NVFP|MXFP|A)(4|8|16)"
     "|DISABLED_KERNELS|HW_AGNOSTIC"  # of kernels for quantised layers, some quantise what they read
-    "|VIDEO_LOADER|MEDIA_CONNECTOR"  # of a picture that its client names, the name alone is hashed
+    "|VIDEO_LOADER|MEDIA_CONNECTOR"  # of a picture that its client names, only the name is hashed
 )
-"""vLLM's environment variables that say in which numbers, or in which order of a block, it
-computes; a new one is known by such a word in its name."""
+"""Parts of the names of vLLM's environment variables that choose number formats or the order of
+numbers in a block; a new variable is recognised by such a word.
+"""
 _OF_LIBRARIES: Final = (
     "DNNL_DEFAULT_FPMATH_MODE", "HIPBLASLT_ALLOW_TF32", "NVIDIA_TF32_OVERRIDE",
     "ONEDNN_DEFAULT_FPMATH_MODE", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
 )  # fmt: skip
-"""Variables by which what vLLM calls multiplies floats in fewer bits."""
+"""Variables that make libraries used by vLLM multiply floats with fewer bits."""
 
 
 def disk_identity(config: VllmConfig) -> str:
@@ -306,10 +312,10 @@ def disk_identity(config: VllmConfig) -> str:
     each worker's share of a block. Raises StorageError if the weights cannot be told from others,
     or a setting cannot be described.
 
-    Everything that configures the engine counts, unless ``CHANGES_NOTHING`` names it. So a field
-    that is new in vLLM counts at once, at the price of records that are not found again; a test
-    names the fields of each class on both sides, and fails until somebody decided about a new one.
-    A class that is not named there counts whole. The model's files are told by name, size and time.
+    Every setting of the engine counts unless ``CHANGES_NOTHING`` names it. So a new field of vLLM
+    counts at once, at the cost of records that are not found again. A test lists the fields of each
+    class on both sides, and fails until each new one is classified. A class that is not listed
+    counts as a whole. The model's files are identified by name, size and time.
     """
     import vllm
 
@@ -394,8 +400,8 @@ def _device() -> object:
 
 
 def weights_of(model: ModelConfig) -> object:
-    """Describe what tells a model's weights from others of the same name and shape, without reading
-    them. Raises StorageError if nothing does: no file of weights, and no commit of a hub.
+    """Describe what distinguishes a model's weights from others of the same name and shape, without
+    reading them. Raises StorageError if nothing does: neither files of weights nor a hub commit.
     """
     path = Path(getattr(model, "model_weights", "") or model.model)
     files, commit = sorted(_files(path)), _commit(model, str(path))
@@ -436,17 +442,20 @@ def _stat(file: Path, name: str) -> tuple[str, str, int, int]:
     return name, os.path.realpath(file), stat.st_size, stat.st_mtime_ns
 
 
-# The order of a cache's axes that tiers ask vLLM for: all layers of a block in one run.
+# The order of a cache's axes that tiers request from vLLM: all layers of a block contiguous.
 
 BLOCKS_OUTERMOST: Final = "BLHNC"
-"""vLLM's name for it: a block is one copy there, and one per layer in the usual orders."""
+"""vLLM's name for that layout: copying a block takes one copy, but one per layer in the usual
+ones.
+"""
 
 
 def wanted_layout(config: VllmConfig) -> str | None:
-    """Which order to ask for; None where any will do. Never raises: engines start with the answer.
+    """Return the layout to request; None if any will do. Never raises: engines start with the
+    answer.
 
-    vLLM asks only if the user chose none (``VLLM_KV_CACHE_LAYOUT``), and takes its own choice, with
-    a warning, where the attention backend cannot read this one.
+    vLLM asks only if the user chose none (``VLLM_KV_CACHE_LAYOUT``), and makes its own choice, with
+    a warning, if the attention backend cannot read this one.
     """
     try:
         return BLOCKS_OUTERMOST if _is_of_use(config) and _is_safe(config) else None
@@ -483,8 +492,8 @@ _DIGEST_DIGITS: Final = 12  # 48 bits in a file name; chosen
 def open_disk(
     config: VllmConfig, settings: TierSettings, cache: PagedKv, record_bytes: int
 ) -> DiskTier | None:
-    """Open the disk tier that ``settings`` ask for; None, and the reason logged, if that is
-    impossible.
+    """Open the disk tier that ``settings`` describe; if impossible, logs the reason and returns
+    None.
     """
     capacity = settings.cold_bytes // record_bytes
     if settings.cold_dir is None or not capacity:
@@ -504,7 +513,7 @@ def open_disk(
 
 
 def file_name(config: VllmConfig, identity: str) -> str:
-    """Return one name per model, per what its bytes depend on, and per worker's place."""
+    """Return a name for each combination of model, what its bytes depend on, and worker's rank."""
     engine, rank = _place(config)
     model = _digest(str(config.model_config.model))
     return f"{FILE_PREFIX}{model}-{_digest(identity)}-{engine}-{rank}{DISK_SUFFIX}"
