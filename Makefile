@@ -9,7 +9,7 @@ export PYTHONWARNINGS := ignore:Editable installation,ignore:`[tool.setuptools.e
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_ROOT_USER_ACTION := ignore
 FOLDERS := advisor dashboards graph hooks kernels
-BENCHES := hotpath engine demo agents tiers kernels replay policies meaning
+BENCHES := hotpath engine demo agents tiers kernels replay meaning
 
 .PHONY: demo demo-fleet check test test-rest sanitize bench page docs clean
 

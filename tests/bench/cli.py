@@ -64,7 +64,7 @@ Part = Annotated[
     str,
     typer.Option(
         help="all; cliff: simulated; engine: the cliff on a real one; found: what is found, by a "
-        "simulated clock; hits: the same on a real engine; page: to watch, until Ctrl-C; fleet: "
+        "simulated clock; page: to watch, until Ctrl-C; fleet: "
         "three engines behind a router."
     ),
 ]
@@ -73,8 +73,8 @@ Out = Annotated[Path, typer.Option(help="Where the picture, the figures and the 
 Arms = Annotated[
     str | None,
     typer.Option(
-        help="Besides stock: default,marked,hints,host_lru,tiers,busy; with --closed: lpm,off,"
-        "hold,hold_told,host_lru,host_hold."
+        help="Besides stock: default,marked,hints,host_lru,quiet_tiers,tiers; with --closed: lpm,"
+        "off,hold,hold_told,host_lru,host_hold."
     ),
 ]
 Sessions = Annotated[
@@ -127,12 +127,6 @@ def sidecar(as_json: Json = False) -> None:
 
 
 @app.command()
-def dashboard(as_json: Json = False, quick: Quick = False) -> None:
-    """What the page, its logs and its shadows cost, and how right they are."""
-    _measure(".dashboard.dashboard", as_json, quick=quick)
-
-
-@app.command()
 def hotpath(
     as_json: Json = False,
     part: Annotated[
@@ -178,38 +172,13 @@ def replay(
 
 
 @app.command()
-def policies(
-    as_json: Json = False,
-    sessions: Annotated[
-        Path | None, typer.Option(help="Recorded agent sessions; else those at hand.")
-    ] = None,
-    mooncake: Annotated[Path | None, typer.Option(help="A trace of conversations.")] = None,
-    quick: Quick = False,
-    processes: Annotated[int, typer.Option(min=1, max=64)] = 2,
-    raw: Raw = None,
-    journal: Annotated[
-        Path | None, typer.Option(help="Where results go as they come; else .bench/policies.jsonl.")
-    ] = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with that file where a run was interrupted.")
-    ] = False,
-) -> None:
-    """Play the default policy on fleets of recorded agents: how far from LRU to Belady it goes."""
-    kept: dict[str, Any] = {"raw": raw, "journal": journal, "resume": resume}
-    _measure(
-        ".policies.policies", as_json, sessions=sessions, conversations=mooncake, quick=quick,
-        processes=processes, **kept,
-    )  # fmt: skip
-
-
-@app.command()
 def meaning(
     as_json: Json = False,
     quick: Quick = False,
     seed: int = 1,
-    part: Annotated[str, typer.Option(help="all, answers, cost, sampling or engine.")] = "all",
+    part: Annotated[str, typer.Option(help="all, cost, sampling or engine.")] = "all",
 ) -> None:
-    """What the graph understands of traffic that nobody annotated, and what it keeps by that."""
+    """What understanding plain traffic costs, and what a real engine keeps by it."""
     _measure(".meaning.meaning", as_json, quick=quick, seed=seed, part=part)
 
 
@@ -219,7 +188,7 @@ def confkv(
     quick: Quick = False,
     model: Annotated[
         Path | None,
-        typer.Option(help="A model's folder or GGUF file; else those that ship with the bench."),
+        typer.Option(help="A model's folder or GGUF file; else the one that ships with the bench."),
     ] = None,
     text: Annotated[
         Path | None, typer.Option(help="Text file or folder; else held-out documents that ship.")
@@ -228,61 +197,29 @@ def confkv(
     length: Annotated[
         int | None, typer.Option(min=200, help="Tokens of a window; else 1,024.")
     ] = None,
-    part: Annotated[
-        str, typer.Option(help="all, exact, text, hidden, needles, pages, sweeps, kvpress.")
-    ] = "all",
-    kvpress: Annotated[
-        Path | None, typer.Option(help="Python of an environment with kvpress, to compare with.")
-    ] = None,
-    picture: Annotated[
-        Path | None, typer.Option(help="Where the trace of an answer is drawn, as PNG.")
-    ] = None,
+    part: Annotated[str, typer.Option(help="all, text, needles, pages or cost.")] = "all",
 ) -> None:
     """Read text with caches that forget: by confidence, and the rivals at the same memory."""
     with _explained():
-        from .confkv.confkv import FULL, PARTS, QUICK, run
+        from .confkv.confkv import FULL, QUICK
 
-        _check_part(part, PARTS)
-        if part == "kvpress" and kvpress is None:
-            raise typer.BadParameter("needs --kvpress PYTHON", param_hint="--part")
         scale = QUICK if quick else FULL
         length = length or scale.length
-        scale = replace(
-            scale, texts=texts or scale.texts, length=length, prompt=length // 4, part=part,
-            picture=picture, kvpress=kvpress,
-        )  # fmt: skip
-        figures: Figures = run(progress=not as_json, scale=scale, model=model, text=text)
-    figures.print(as_json)
+        scale = replace(scale, texts=texts or scale.texts, length=length, prompt=length // 4)
+    _measure(".confkv.confkv", as_json, part=part, scale=scale, model=model, text=text)
 
 
 @app.command()
 def fleet(
     as_json: Json = False,
     quick: Quick = False,
-    processes: Annotated[int, typer.Option(min=1, max=64)] = 2,
     raw: Raw = None,
     part: Annotated[
-        str, typer.Option(help="all, lab, stock; store, kills, routers: on real engines.")
+        str, typer.Option(help="all, latency, stock; store, kills, routers: on real engines.")
     ] = "all",
 ) -> None:
-    """Many engines: homes, a shared store, eviction by lifecycle; and what the router costs."""
-    _measure(".fleet.fleet_bench", as_json, quick=quick, processes=processes, raw=raw, part=part)
-
-
-@app.command()
-def teach(
-    name: Annotated[str, typer.Argument(help="recall, text-1m, text-2m or text-gpt2.")],
-    text: Annotated[
-        Path | None, typer.Option(help="Folder of *.rst.txt; recall needs none.")
-    ] = None,
-    out: Annotated[Path, typer.Option(help="Where the model goes.")] = Path(".taught"),
-) -> None:
-    """Make a small model that ships with the bench again, on one thread."""
-    with _explained():
-        from .teaching.teach import teach as make
-
-        folder = make(name, out, text, typer.echo)
-    typer.echo(folder)
+    """Many engines: what the router finds and costs, a shared store, and what kills cost."""
+    _measure(".fleet.fleet_bench", as_json, quick=quick, raw=raw, part=part)
 
 
 @app.command()
@@ -291,8 +228,7 @@ def recall(
     part: Annotated[
         str,
         typer.Option(
-            help="all, mixed, exact, speed, needle, places, chats (all real engines but "
-            "the first), or compacted (a lab)."
+            help="all, mixed, exact, speed, needle, places, chats: all real engines but the first."
         ),
     ] = "all",
     quick: Quick = False,
@@ -452,9 +388,7 @@ def faults(
 def demo(
     as_json: Json = False, model: Model = None, out: Out = DEFAULT_OUT, part: Part = "all"
 ) -> None:
-    """Run the demo with figures, and keep them in demo.json. Eight minutes on two idle cores;
-    --part hits: twenty.
-    """
+    """Run the demo with figures, and keep them in demo.json. Eight minutes on two idle cores."""
     _run_demo(model, out, part).figures().print(as_json)
 
 
@@ -481,9 +415,9 @@ def _run_demo(model: str | None, out: Path, part: str, printed: bool = False) ->
     """Run all parts or one; ``printed``: with a page to watch, each one's table as soon as it is
     there, and three sentences at the end.
     """
-    if part not in ("all", "cliff", "engine", "found", "hits"):
+    if part not in ("all", "cliff", "engine", "found"):
         raise typer.BadParameter(
-            f"{part!r}; allowed: all, cliff, engine, found, hits, page, fleet", param_hint="--part"
+            f"{part!r}; allowed: all, cliff, engine, found, page, fleet", param_hint="--part"
         )
     with _explained(), contextlib.ExitStack() as watching:
         from .demo import cliff, demo, engine_cliff
@@ -508,10 +442,7 @@ def _run_demo(model: str | None, out: Path, part: str, printed: bool = False) ->
                 done.engine = engine_cliff.run_engine_cliff(model, out, shown, page)
             if printed:
                 engine_cliff.print_engine_cliff(done.engine)
-        if part == "hits":
-            with DemoProgress(0) as shown:
-                done.found = demo.run_hits(model, out, shown, page)
-        elif part in ("all", "found"):
+        if part in ("all", "found"):
             if page is not None:
                 page.begin_anew()
             with agents_at(page), DemoProgress(0) as shown:

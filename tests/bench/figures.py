@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 import logging
+import math
 import os
 import platform
 import re
@@ -81,6 +82,15 @@ class Figures:
     ) -> Figure:
         figure = self.figures[name] = Figure.of(samples, unit, target)
         return figure
+
+    def add_share(self, name: str, right: int, n: int, of: str, target: str = "") -> float:
+        """A share of ``n``, with its 95 % interval by Wilson in the unit."""
+        z = 1.959964
+        share, spread = right / n, z * z / n
+        middle = (share + spread / 2) / (1 + spread)
+        half = z * math.sqrt(share * (1 - share) / n + spread / (4 * n)) / (1 + spread)
+        self.add(name, share, f"{of}, {middle - half:.3f} – {middle + half:.3f}", target)
+        return share
 
     def as_dict(self) -> dict[str, Any]:
         rows = {name: figure.as_dict() for name, figure in self.figures.items()}

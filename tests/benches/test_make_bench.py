@@ -9,10 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-BENCHES = [
-    "graph", "hotpath", "engine", "demo", "agents", "tiers", "kernels", "policies",
-    "meaning",
-]  # fmt: skip
+BENCHES = ["graph", "hotpath", "engine", "demo", "agents", "tiers", "kernels", "meaning"]
 
 pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
 

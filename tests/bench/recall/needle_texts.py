@@ -9,9 +9,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from ..confkv.resampled import wilson
 from ..figures import Figures
-from ..teaching.recall_language import ASK, FACT, FACT_TOKENS, KEYS, NOISE, SAID, VALUES, make_quiz
+from .recall_language import ASK, FACT, FACT_TOKENS, KEYS, NOISE, SAID, VALUES, make_quiz
 
 LENGTH: Final = 512  # as the model was taught
 FACTS: Final = 32
@@ -97,7 +96,7 @@ def draw(texts: int, seed: int) -> list[Asked]:
     """Texts of ``LENGTH`` tokens with one question each."""
     quiz = make_quiz(texts, LENGTH, FACTS, 1, np.random.default_rng(seed))
     body, said = LENGTH - FACT_TOKENS, LENGTH - SAID
-    return [Asked(row[:body], row[body:said], row[said:]) for row in quiz.ids.tolist()]
+    return [Asked(row[:body], row[body:said], row[said:]) for row in quiz.tolist()]
 
 
 def _size(spans: Sequence[Span]) -> int:
@@ -105,7 +104,6 @@ def _size(spans: Sequence[Span]) -> int:
 
 
 BUDGET: Final = BUDGETS[1]  # 3.6 × less than the text
-BEYOND: Final = 2 * LENGTH  # as far from the question as the model was never taught
 _DOCUMENTS: Final = 4  # of a prompt that shares them; chosen
 _DOCUMENT: Final = 64  # tokens; chosen
 _FACTS: Final = 4  # of a document; chosen
@@ -146,13 +144,9 @@ def serve_cases(serve: Callable[..., dict[str, Any]], texts: int, seed: int) -> 
 def add_places(figures: Figures, served: dict[str, Any]) -> None:
     for name, rows in served.items():
         for arm in ("spliced", "computed"):
-            add_right(figures, f"place_{name}_{arm}", rows[arm])
+            right = rows[arm]
+            figures.add_share(f"place_{name}_{arm}", sum(right), len(right), "right")
         figures.add(f"place_{name}_share", rows["share"], "of prompt tokens spliced")
-
-
-def add_right(figures: Figures, name: str, right: Sequence[bool]) -> None:
-    low, high = wilson(sum(right), len(right))
-    figures.add(name, sum(right) / len(right), f"right, {low:.3f} – {high:.3f}")
 
 
 def ordered(asked: Asked, tail: bool) -> list[Span]:
@@ -161,23 +155,6 @@ def ordered(asked: Asked, tail: bool) -> list[Span]:
     named = [span for span in spans if asked.question[1] in asked.body[slice(*span)]]
     others = [span for span in spans if span not in named]
     return [*others, *named] if tail else [*named, *others]
-
-
-def distances(asked: Asked, where: str) -> Iterator[tuple[Span, int]]:
-    """In torch: how far before the question each section of the budget begins."""
-    spans, end = ordered(asked, tail=where == "tail"), len(asked.body)
-    left = sum(last - first for first, last in spans)
-    room = BEYOND if where == "beyond" else LENGTH
-    for first, last in spans:
-        named = asked.question[1] in asked.body[first:last]
-        if where in ("tail", "front"):
-            yield (first, last), left
-        elif where == "original" or not named:
-            yield (first, last), end - first
-        else:
-            yield (first, last), room
-            room -= last - first
-        left -= last - first
 
 
 def _landed(asked: Asked, tail: bool) -> Case:

@@ -1,4 +1,4 @@
-"""``forgeries_believed``: whether the graph believes what a message's writer forged.
+"""Whether the graph believes what a message's writer forged.
 
 The way is the engine's: vLLM renders the chat, the API process marks it and resolves what its body
 says, the scheduler's side reads both, and the graph applies what is sent.
@@ -23,9 +23,8 @@ from kvgraph.hooks.requests.hints import HintPolicy, HintReader, HintTrust
 from kvgraph.hooks.settings import LAYERS_VARIABLE
 from kvgraph.hooks.vllm.api.chats import hand_over, mark_chats
 from kvgraph.hooks.vllm.reading import PromptLayers
-
-from .chat_layers import FamilyChats
-from .families import Family, corpus
+from kvgraph_bench.meaning.chat_layers import FamilyChats
+from kvgraph_bench.meaning.families import Family, corpus
 
 BEGIN, END = "Zforgery", "Zyregrof"  # between these words stands what the forger wrote
 _ORDERS: Final = (
