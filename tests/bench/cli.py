@@ -112,8 +112,8 @@ DEFAULT_OUT = Path(".demo")
 
 @app.command()
 def graph(as_json: Json = False) -> None:
-    """Measure ranking time, memory, ingest rate and idle load of the graph, beside its peer. Two
-    minutes on idle cores.
+    """Measure ranking time, memory, ingest rate and idle load of the graph. Two minutes on idle
+    cores.
     """
     _measure(".graph.graph", as_json)
 
@@ -167,7 +167,7 @@ def engine(
 def replay(
     as_json: Json = False, trace: Annotated[Path | None, typer.Option(help="A trace file.")] = None
 ) -> None:
-    """Measure the replay lab's speed, and what planning with the best policy costs."""
+    """Measure the replay lab's speed."""
     _measure(".replay", as_json, trace=trace)
 
 
@@ -228,7 +228,7 @@ def recall(
     part: Annotated[
         str,
         typer.Option(
-            help="all, mixed, exact, speed, needle, places, chats: all real engines but the first."
+            help="all, mixed, exact, speed, needle, chats: all real engines but the first."
         ),
     ] = "all",
     quick: Quick = False,
@@ -253,21 +253,19 @@ def tiers(
         float | None, typer.Option(min=0.1, help="Factor on the script's pauses; else measured.")
     ] = None,
     model: Model = None,
-    out: Annotated[Path, typer.Option(help="Where details, picture and logs go.")] = Path(".tiers"),
+    out: Annotated[Path, typer.Option(help="Where details and logs go.")] = Path(".tiers"),
 ) -> None:
     """Run a real vLLM, agents with tool pauses under pressure: stock, tiers, tiers without
     parts.
     """
     with _explained():
-        from .tiers.tiers import Part, draw, run, save_details
+        from .tiers.tiers import Part, run, save_details
 
         _check_part(part, Part)
         result = run(
             progress=not as_json, pairs=pairs, model=model, out=out, part=Part(part), pace=pace
         )
         save_details(result)
-        if any(arm.concurrent for arm in result.arms.values()):
-            draw(result)
     result.figures().print(as_json)
 
 

@@ -24,7 +24,6 @@ from rich.table import Table
 Value = float | int | bool
 
 _BOUND: Final = re.compile(r"(?:([≤≥<>]) ?)?(-?[\d,]*\.?\d+)")
-_AROUND: Final = re.compile(r"within ± ([\d.]+)")
 _WITHIN: Final = {"≤": le, "≥": ge, "<": lt, ">": gt, None: eq}
 
 
@@ -54,8 +53,6 @@ class Figure:
         """
         if self.target in ("true", "yes"):
             return not self.value
-        if around := _AROUND.fullmatch(self.target):
-            return not abs(self.value) <= float(around[1])
         wanted = _BOUND.fullmatch(self.target)
         if wanted is None:
             return False

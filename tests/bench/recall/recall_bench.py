@@ -17,7 +17,6 @@ from ..paper.paper_engine import BLOCK_SIZE, PaperEngine, Shape, base_config
 from ..paper.paper_model import WrongReadError
 from ..serving.model import TINY, ensure_model
 from .approximate import keep_calibration, recalling
-from .needle_texts import add_places
 from .recall_stage import LENGTHS, SPEED_MODELS, start
 
 REQUESTS: Final = 10_000
@@ -147,7 +146,7 @@ def _words(rng: random.Random, count: int) -> list[int]:
     return [rng.randrange(3, 190) for _ in range(count)]
 
 
-PARTS: Final = ("all", "mixed", "exact", "speed", "needle", "places", "chats")
+PARTS: Final = ("all", "mixed", "exact", "speed", "needle", "chats")
 ROUNDS: Final = 9  # of each length; the medians are reported
 PLAIN: Final = 120  # requests of the real engine, half of them plain
 TEXTS: Final = 60
@@ -171,10 +170,6 @@ def run(progress: bool, part: str = "all", quick: bool = False, seed: int = 1) -
             from .needle import add_needles
 
             add_needles(figures, scratch, TEXTS // 10 if quick else TEXTS, seed, say)
-        if part in ("all", "places"):
-            say("text that lands elsewhere, on a real engine")
-            count = TEXTS // 10 if quick else TEXTS
-            add_places(figures, start("places", True, scratch, count=count, seed=seed))
         if part in ("all", "chats"):
             from ..memory.memory_bench import SESSIONS, add_chats
 
