@@ -87,9 +87,6 @@ Stock = Annotated[
     str | None,
     typer.Option(help="Shares that stock should find, a pool each; else .6,.4,.8, quick .6."),
 ]
-Pace = Annotated[
-    float | None, typer.Option(min=0.001, help="Seconds per recorded second; else measured.")
-]
 Closed = Annotated[
     bool, typer.Option("--closed", help="Users wait for answers: the cliff, and admission.")
 ]
@@ -275,11 +272,9 @@ def agents(
     quick: Annotated[bool, typer.Option(help="One pool, and fewer runs.")] = False,
     arms: Arms = None,
     sessions: Sessions = None,
-    users: Annotated[int, typer.Option(min=1, help="Users who work in parallel.")] = 40,
     requests: Requests = None,
     stock: Stock = None,
     seed: int = 1,
-    pace: Pace = None,
     model: Model = None,
     out: Annotated[Path, typer.Option(help="Where details and logs go.")] = Path(".agents"),
     closed: Closed = False,
@@ -289,7 +284,7 @@ def agents(
     pairs: Pairs = None,
 ) -> None:
     """Run a real vLLM with recorded agents: stock, the graph, hints, host memory; and the lab."""
-    if by_clock and (closed or paper or arms or model or pace):
+    if by_clock and (closed or paper or arms or model):
         raise typer.BadParameter("it plays its own arms on paper", param_hint="--open")
     if paper and not closed:
         raise typer.BadParameter("is an option of --closed", param_hint="--paper")
@@ -309,23 +304,21 @@ def agents(
             if shares is not None and len(shares) > 1:
                 raise typer.BadParameter(f"{stock!r}; --open takes one share", param_hint="--stock")
             share = shares[0] if shares else 0.6
-            result = run_open(shown, quick, sessions, users, seed, requests, share, out)
+            result = run_open(shown, quick, sessions, seed, requests, share, out)
             result.save()
         elif paper:
             result = run_paper(shown, quick, sessions, seed, out, best)
             save_closed(result)
         elif closed:
             result = run_closed_bench(
-                shown, quick, best, pairs, _chosen(arms, CLOSED_ARMS), sessions, seed, pace, model,
-                out,
-            )  # fmt: skip
+                shown, quick, best, pairs, _chosen(arms, CLOSED_ARMS), sessions, seed, model, out
+            )
             save_closed(result)
         else:
             scale = (QUICK if quick else Scale()).cut(requests, shares)
             result = run(
-                shown, scale, _chosen(arms, ARMS), sessions, users, seed, pace, model, out,
-                save_details,
-            )  # fmt: skip
+                shown, scale, _chosen(arms, ARMS), sessions, seed, model, out, save_details
+            )
             save_details(result)
     result.figures().print(as_json)
 

@@ -168,9 +168,7 @@ def run(
     scale: Scale | None = None,
     arms: Sequence[AgentArm] | None = None,
     sessions: Path = SESSIONS,
-    users: int = USERS,
     seed: int = 1,
-    pace: float | None = None,
     model: str | None = None,
     out: Path = Path(".agents"),
     keep: Callable[[AgentsResult], object] = lambda result: None,
@@ -183,9 +181,9 @@ def run(
     out.mkdir(parents=True, exist_ok=True)
     name = model or str(ensure_model())
     vocabulary = vocabulary_size(name)
-    requests = recorded_requests(sessions, users, seed, scale.requests, vocabulary)
+    requests = recorded_requests(sessions, USERS, seed, scale.requests, vocabulary)
     with DemoProgress(len(requests), shown=progress) as shown:
-        bench = _Bench(name, out, requests, scale, arms, pace, shown, keep)
+        bench = _Bench(name, out, requests, scale, arms, shown, keep)
         bench.play()
         return bench.result()
 
@@ -197,11 +195,11 @@ class _Bench:
     requests: tuple[AgentRequest, ...]
     scale: Scale
     arms: Sequence[AgentArm]
-    pace: float | None
     shown: DemoProgress
     keep: Callable[[AgentsResult], object]
     runs: list[AgentRun] = field(default_factory=list)
     lab: list[LabRun] = field(default_factory=list)
+    pace: float | None = None  # measured by the first run of stock
 
     def __post_init__(self) -> None:
         self.max_model_len = longest(self.requests)

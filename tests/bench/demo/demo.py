@@ -16,20 +16,13 @@ from kvgraph.graph.types import SourceLayer
 from rich.console import Console
 from rich.table import Table
 
-from ..agents.agents_arms import (
-    KEPT_BACK,
-    AgentPass,
-    layers_by_block,
-    longest,
-    pool_for,
-)
+from ..agents.agents_arms import KEPT_BACK, layers_by_block, longest, pool_for
 from ..closed.open_paper import OpenRun, alone_s, play_open
 from ..closed.paper_loop import PAPER_HOLD, PAPER_STOCK, PAPER_TOLD, PaperArm
-from ..figures import Figures, measured_now, only_errors, quantile
+from ..figures import Figures, measured_now, only_errors
 from ..paper.paper_engine import BLOCK_SIZE, base_config
 from ..recorded.agents_requests import SESSIONS, USERS, pace_of, recorded_requests
 from ..serving.cache_ledger import Books, Tally
-from ..serving.completions import PassResult
 from ..serving.model import TINY, ModelShape, ensure_model
 from ..serving.progress import DemoProgress
 from ..serving.workload import BLOCK
@@ -61,20 +54,10 @@ PAPER_ARMS: Final = (PAPER_STOCK, _SILENT, _TOLD)
 
 @dataclass(frozen=True, slots=True)
 class ArmResult:
-    arm: str  # A key of ``HAD``
-    passed: AgentPass
+    run: OpenRun  # of an arm that is a key of ``HAD``
     tally: Tally
     # what protection costs of the share found, in points; None: nobody said
     price_points: float | None = None
-
-    @property
-    def hit_rate(self) -> float:
-        """Share of all prompt tokens that came out of the prefix cache."""
-        return self.passed.share
-
-    @property
-    def ttft_ms(self) -> list[float]:
-        return self.passed.result.ttft_ms
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +70,7 @@ class DemoResult:
 
     def add_to(self, figures: Figures) -> None:
         stock, _, told = self.arms
-        shares = [arm.hit_rate for arm in self.arms]
+        shares = [arm.run.cached_share for arm in self.arms]
         for name, share in zip(("stock", "nothing_said", "told"), shares, strict=True):
             figures.add(f"{name}_share", share, "share of prompt")
         figures.add("hit_gain_points_no_hints", 100 * (shares[1] - shares[0]), "points", "> 0")
@@ -99,7 +82,7 @@ class DemoResult:
         if told.price_points is not None:
             figures.add(PRICE_FIELD, told.price_points, "points", "≤ 0.5")
         for percentile in (50, 95):
-            ratio = quantile(told.ttft_ms, percentile) / quantile(stock.ttft_ms, percentile)
+            ratio = told.run.ttft_s(percentile) / stock.run.ttft_s(percentile)
             figures.add(f"ttft_p{percentile}_ratio", ratio, "told / stock")
 
 
@@ -116,22 +99,18 @@ def run_found(out: Path, shown: DemoProgress, requests: int = REQUESTS) -> DemoR
         base = base_config(ensure_model(TINY))
         pace = pace_of(alone_s(base, pool, asked), asked)
 
-        def play(arm: PaperArm, how: str) -> tuple[OpenRun, Tally]:
+        def play(arm: PaperArm, how: str) -> ArmResult:
             shown.passing(arm.name, how)
             books = Books(known)
-            return play_open(base, arm, pool, asked, pace, RUNNING, books), books.tally
+            run = play_open(base, arm, pool, asked, pace, RUNNING, books)
+            return ArmResult(run, books.tally)
 
-        done = [_on_paper(*play(arm, "by a simulated clock")) for arm in PAPER_ARMS]
-        free, _ = play(replace(_TOLD, unprotected=True), "the same without protection")
+        done = [play(arm, "by a simulated clock") for arm in PAPER_ARMS]
+        free = play(replace(_TOLD, unprotected=True), "the same without protection")
     told = done[-1]
-    done[-1] = replace(told, price_points=100 * (free.cached_share - told.hit_rate))
+    price = 100 * (free.run.cached_share - told.run.cached_share)
+    done[-1] = replace(told, price_points=price)
     return DemoResult(out, len(asked), pool, pace, tuple(done))
-
-
-def _on_paper(run: OpenRun, tally: Tally) -> ArmResult:
-    answers = tuple(each.answer for each in run.answers)
-    sent = tuple(each.sent_s for each in run.answers)
-    return ArmResult(run.arm, AgentPass(PassResult(answers, run.wall_s), sent), tally)
 
 
 FIGURES_FILE: Final = "demo.json"
@@ -188,7 +167,7 @@ def report_table(result: DemoResult) -> Table:
     for column in ("found", "rules lost", "again", "price", "TTFT p50 / p95"):
         table.add_column(column, justify="right", no_wrap=column.startswith("TTFT"))
     for arm in result.arms:
-        table.add_row(f"{arm.arm}\n[dim]{HAD[arm.arm]}[/dim]", *_cells(arm))
+        table.add_row(f"{arm.run.arm}\n[dim]{HAD[arm.run.arm]}[/dim]", *_cells(arm))
     return table
 
 
@@ -229,7 +208,7 @@ def _seen(run: DemoRun) -> Iterator[str]:
             f"{60 * ours.turns_per_minute:,.0f} with admission"
         )
     if run.found is not None:
-        shares = ", ".join(f"{arm.hit_rate:.1%} ({arm.arm})" for arm in run.found.arms)
+        shares = ", ".join(f"{arm.run.cached_share:.1%} ({arm.run.arm})" for arm in run.found.arms)
         yield f"of the same prompts the cache had {shares}"
 
 
@@ -238,7 +217,7 @@ def _why_lost(result: DemoResult) -> Iterator[str]:
     if not told.tally.protected_lost:
         return
     yield (
-        f"Of the rules' blocks {told.arm} lost {told.tally.protected_lost} (stock: "
+        f"Of the rules' blocks {told.run.arm} lost {told.tally.protected_lost} (stock: "
         f"{stock.tally.protected_lost}), and {told.tally.protected_again} of these were computed "
         "again: protection holds as much as costs little of what is found, and sessions that are "
         "over protect nothing; what is beyond is ranked like any other block."
@@ -246,14 +225,14 @@ def _why_lost(result: DemoResult) -> Iterator[str]:
 
 
 def _cells(arm: ArmResult) -> list[str]:
-    p50, p95 = (quantile(arm.ttft_ms, percentile) for percentile in (50, 95))
+    p50, p95 = (arm.run.ttft_s(percentile) for percentile in (50, 95))
     price = "" if arm.price_points is None else f"{arm.price_points:.1f}"
-    if p95 < 10_000:
-        times = f"{p50:,.0f} / {p95:,.0f} ms"
+    if p95 < 10:
+        times = f"{1e3 * p50:,.0f} / {1e3 * p95:,.0f} ms"
     else:
-        times = f"{p50 / 1e3:,.1f} / {p95 / 1e3:,.0f} s"
+        times = f"{p50:,.1f} / {p95:,.0f} s"
     return [
-        f"[bold]{arm.hit_rate:.1%}[/bold]",
+        f"[bold]{arm.run.cached_share:.1%}[/bold]",
         f"[bold]{arm.tally.protected_lost:,}[/bold]",
         f"{arm.tally.protected_again:,}",
         price,
@@ -267,20 +246,18 @@ def _found_details(result: DemoResult) -> dict[str, Any]:
         "requests": result.requests,
         "pool_blocks": result.pool,
         "pace": round(result.pace, 5),
-        "arms": {arm.arm: _arm_details(arm) for arm in result.arms},
+        "arms": {arm.run.arm: _arm_details(arm) for arm in result.arms},
     }
 
 
 def _arm_details(arm: ArmResult) -> dict[str, Any]:
-    done = arm.passed.result
+    done = arm.run
     return {
-        "had": HAD[arm.arm],
-        "prompt_tokens": done.prompt_tokens,
-        "cached_tokens": done.cached_tokens,
-        "prompt_found": round(arm.hit_rate, 5),
+        "had": HAD[done.arm],
+        "prompt_found": round(done.cached_share, 5),
         "wall_s": round(done.wall_s, 2),
-        "busy_share": round(sum(a.latency_s for a in done.answers) / done.wall_s, 3),
-        "ttft_ms": {p: round(quantile(arm.ttft_ms, p), 1) for p in (50, 90, 95, 99)},
+        "busy_share": round(sum(a.answer.latency_s for a in done.answers) / done.wall_s, 3),
+        "ttft_ms": {p: round(1e3 * done.ttft_s(p), 1) for p in (50, 90, 95, 99)},
         "evicted": _by_layer(arm.tally.evicted),
         "computed_again": _by_layer(arm.tally.again),
         "protection_price_points": arm.price_points,
