@@ -81,10 +81,9 @@ def test_a_part_that_is_not_there_is_refused_by_name(bench: str) -> None:
 
 
 MEASURED = {
-    "graph": "graph.graph", "sidecar": "sidecars.sidecar_bench", 
-    "hotpath": "hotpath",
-    "meaning": "meaning.meaning", "fleet": "fleet.fleet_bench", "recall": "recall.recall_bench",
-    "kernels": "kernels.kernels",
+    "graph": "graph.graph", "sidecar": "sidecars.sidecar_bench", "hotpath": "hotpath",
+    "replay": "replay", "meaning": "meaning.meaning", "confkv": "confkv.confkv",
+    "fleet": "fleet.fleet_bench", "recall": "recall.recall_bench", "kernels": "kernels.kernels",
 }  # fmt: skip
 
 
