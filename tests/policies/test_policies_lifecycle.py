@@ -24,7 +24,8 @@ from kvgraph.graph.ranking.policy import ScoreProfile, View, Weights
 from kvgraph.graph.tables.protection import ProtectionBudget
 from kvgraph.graph.types import SourceLayer
 from kvgraph.graph.wire.events import BlocksStored, EngineHello, Segment, SessionSignal
-from kvgraph_bench.policies.policies_fleets import SHIPPED, fleet, of_tenants
+from kvgraph_bench.recorded.agents_requests import SESSIONS
+from kvgraph_bench.recorded.lab_fleets import fleet, of_tenants
 from turns import turn_events
 
 SIZE = 16
@@ -324,7 +325,7 @@ def play(trace: Trace, profile: ScoreProfile | None = None, arm: str = "default+
 
 @cache
 def recorded(signals: Signals, with_layers: bool) -> Trace:
-    sessions = read_sessions(SHIPPED)
+    sessions = read_sessions(SESSIONS)
     return fleet("f", sessions, USERS, HOURS, signals, with_layers=with_layers)
 
 
