@@ -1,9 +1,10 @@
-"""What an engine tells of a request, in blocks of 16 tokens."""
+"""What an engine tells of a request, in blocks of 16 tokens, and a graph that is told so."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from kvgraph.graph.kvcache_graph import KVCacheGraph
 from kvgraph.graph.wire.events import AnyEvent, BlocksStored, RequestFinished, RequestStarted
 from wire_keys import pack
 
@@ -42,3 +43,23 @@ def turn_events(
         BlocksStored(pack(*keys), None, SIZE),
         finished(name, *keys, prompt=prompt, more=more, **whose, **said),
     ]
+
+
+class Told:
+    """A graph that is told turn by turn and checked after each, and a clock that the test moves."""
+
+    def __init__(self, *first: AnyEvent, now: float = 1000.0, **options: Any) -> None:
+        self.now = now
+        self.graph = KVCacheGraph(clock=lambda: self.now, **options)
+        if first:
+            self.tell(*first)
+
+    def tell(self, *events: AnyEvent, engine: str = "e") -> None:
+        self.graph.apply(engine, list(events))
+        self.graph.check_integrity()
+
+    def turn(self, session: str | None, *keys: int, engine: str = "e", **said: Any) -> None:
+        self.tell(*turn_events(session, *keys, **said), engine=engine)
+
+    def order(self, engine: str = "e", limit: int = 1000) -> list[int]:
+        return self.graph.rank(engine, limit).order.tolist()

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import random
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -17,6 +17,7 @@ from kvgraph.graph.kvcache_graph import KVCacheGraph
 from kvgraph.graph.logs.evictions import LIMIT
 from kvgraph.graph.logs.history import WINDOW_S
 from kvgraph.graph.logs.reasons import STORE_CAUSES, Cause, DepartureRule, Detail, Reason
+from kvgraph.graph.logs.requests import OtherParty
 from kvgraph.graph.tables.blocks import BlockTable
 from kvgraph.graph.tables.integrity import check_integrity
 from kvgraph.graph.tables.tables import GraphLimits
@@ -50,7 +51,8 @@ WITH_STORE = TierReport(4096, *[0] * 13, 0.0, *[0] * 5, 0.0, 0.0, 0.0, reads_sto
 
 RULES = (Segment(int(SourceLayer.RULES), 0, 2 * SIZE),)
 OTHER_MODEL = EngineHello("host:c", "another model", SIZE, 100, "vllm")
-STORED = BlocksSpilled(pack(1, 2, 3), POOL, 100)
+ALL = pack(1, 2, 3)
+STORED = BlocksSpilled(ALL, POOL, 100)
 OVER = SessionSignal("s", ended=True)
 
 
@@ -62,8 +64,8 @@ def start(*keys: int, **said: Any) -> Step:
     return lambda world: world.start(*keys, **said)
 
 
-def evict(*keys: int) -> Step:
-    return lambda world: world.evict(*keys)
+def evict(*keys: int, engine: str = "a") -> Step:
+    return lambda world: world.evict(*keys, engine=engine)
 
 
 def rank(*keys: int, kept: tuple[int, ...] = ()) -> Step:
@@ -86,18 +88,40 @@ SCENES = {
     ),
     "an edited history": (
         serve(1, 2, 3, 4), serve(1, 2, 30, 40, found=2),
-        (Reason.DIVERGED, Detail.OWN_HISTORY, 2, "s"),
+        (Reason.DIVERGED, Detail.OWN_HISTORY, 2, OtherParty("s")),
     ),
     "an edited beginning": (
         serve(1, 2, 3), serve(10, 20, 30), (Reason.DIVERGED, Detail.OWN_HISTORY, 0),
     ),
     "a shared beginning": (
         serve(1, 2, 3, session="first"), serve(1, 2, 30, found=2, session="second"),
-        (Reason.DIVERGED, Detail.NONE, 2, "first"),
+        (Reason.DIVERGED, Detail.NONE, 2, OtherParty("first")),
     ),
     "another model's blocks": (
         tell(OTHER_MODEL, engine="c"), serve(1, 2, 3, engine="c"), start(1, 2, 3, session="other"),
         (Reason.NEVER_SEEN, Detail.NONE, 0),
+    ),
+    "it reads no cache, whatever leaves it then": (
+        serve(1, 2, 3),
+        tell(RequestStarted("r", ALL, 53, 0, SIZE, "s", reads_cache=False), BlocksRemoved(ALL)),
+        (Reason.NOT_CACHEABLE, Detail.READS_NONE, 0),
+    ),
+    "nothing but a partial block is missing": (
+        serve(1, 2, 3), start(1, 2, 3, found=3), (Reason.NOT_CACHEABLE, Detail.PARTIAL, 3),
+    ),
+    "nothing but the last block is missing": (  # vLLM computes at least one token
+        serve(1, 2, 3), start(1, 2, 3, found=2, tail=0), (Reason.NOT_CACHEABLE, Detail.PARTIAL, 2),
+    ),
+    "what the books have is not explained away": (
+        serve(1, 2, 3), serve(1, 2, 3, found=0), (Reason.UNKNOWN, Detail.IN_POOL, 0),
+    ),
+    "another engine has it": (
+        serve(1, 2, 3, engine="b"), start(1, 2, 3),
+        (Reason.OTHER_ENGINE, Detail.NONE, 0, OtherParty(engine="b")),
+    ),
+    "another engine had it": (
+        serve(1, 2, 3, engine="b"), evict(3, 2, 1, engine="b"), start(1, 2, 3),
+        (Reason.OTHER_ENGINE, Detail.ELSEWHERE, 0, OtherParty()),
     ),
     "nobody ever kept it": (
         start(1, 2, 3, engine="b"), aborted("r1", "s", "b"), start(1, 2, 3),
@@ -107,7 +131,7 @@ SCENES = {
     "another salt": (
         serve(1, 2, 3, session="theirs", says=(91, 92, 93), salt=5),
         serve(11, 12, 30, session="ours", says=(91, 92, 99), salt=6),
-        (Reason.OTHER_SALT, Detail.NONE, 0, "theirs"),
+        (Reason.OTHER_SALT, Detail.NONE, 0, OtherParty("theirs", engine="a")),
     ),
     "a salt and none": (
         serve(1, 2, says=(91, 92)), serve(11, 12, session="salted", says=(91, 92), salt=6),
@@ -140,7 +164,7 @@ SCENES = {
     "its session was over": (
         serve(1, 2, 3), tell(OVER), rank(3, 2, 1), evict(3),
         start(1, 2, 3, found=2, session="another"),
-        (Reason.EVICTED, DepartureRule.SESSION_OVER, 2, "s"),
+        (Reason.EVICTED, DepartureRule.SESSION_OVER, 2, OtherParty("s")),
     ),
     "superseded": (
         serve(1, 2, 3), serve(1, 2, 30, found=2), rank(3, 30, 2, 1), evict(3),
@@ -208,6 +232,16 @@ SCENES = {
         serve(1, 2, 3), tell(BlocksResident(pack(1, 2))), start(1, 2, 3, found=2),
         (Reason.UNKNOWN, Detail.UNHEARD, 2),
     ),
+    # An engine tells of a step's requests first, and of what their allocations evicted then.
+    "it went in the very step": (
+        serve(1, 2, 3), tell(RequestStarted("r", ALL, 53, 32, SIZE, "s"), BlocksRemoved(pack(3))),
+        (Reason.EVICTED, DepartureRule.LRU, 2),
+    ),
+    "a reset took it after the request looked": (
+        serve(1, 2, 3), start(1, 2, 3, found=1),
+        tell(BlocksCleared(), BlocksStored(pack(9), None, SIZE)), evict(9),
+        (Reason.UNKNOWN, Detail.IN_POOL, 1),
+    ),
     # What an engine computed before it was linked is told after the list that has it already.
     "a list of the pool ahead of the news": (
         tell(BlocksResident(pack(1, 2, 3))), start(1, 2, 3), (Reason.NEVER_SEEN, Detail.NONE, 0),
@@ -232,7 +266,11 @@ def test_a_request_missed_for_this_reason(world: World, scene: str) -> None:
     for step in steps:
         step(world)
     assert world.last() == (reason, detail, index)
-    assert not other or world.other() == (*other, None)
+    log = world.history.requests
+    assert not other or log.names(log.next - 1).other == other[0]
+    said = Counter(int(log.record(number)["reason"]) for number in range(log.next))
+    if not world.history.open_cases:
+        assert said == {each: count for each in Reason if (count := world.history.totals[each])}
 
 
 def test_of_two_requests_of_one_batch_the_later_diverged_from_the_other(world: World) -> None:
@@ -256,13 +294,9 @@ def test_evicted_by_the_engines_own_order(world: World) -> None:
     assert world.last() == (Reason.EVICTED, DepartureRule.LRU, 1)
     record = world.history.requests.record(1)
     assert float(record["at"] - record["ago"]) == pytest.approx(evicted_at, abs=0.02)
-    log = world.history.evictions[0]
-    assert (
-        int(log.record(int(record["eviction"]))["key"])
-        == world.graph.tables.blocks.keys[
-            int(world.graph.tables.blocks.find(as_keys([2]), world.graph.tables.salt(0))[0])
-        ]
-    )
+    log, tables = world.history.evictions[0], world.graph.tables
+    (row,) = tables.blocks.find(as_keys([2]), tables.salt(0))
+    assert int(log.record(int(record["eviction"]))["key"]) == tables.blocks.keys[row]
 
 
 def test_evicted_by_the_policy_with_its_place(world: World) -> None:
@@ -298,28 +332,6 @@ def test_a_layer_that_is_protected_no_longer_is_no_loss(world: World) -> None:
     assert world.last() == (Reason.EVICTED, DepartureRule.POLICY, 1)
 
 
-def test_another_engine_has_it(world: World) -> None:
-    world.serve(1, 2, 3, engine="b")
-    world.start(1, 2, 3, engine="a")
-    assert world.last() == (Reason.OTHER_ENGINE, Detail.NONE, 0)
-    assert world.history.requests.names(1).other.engine == "b"
-
-
-def test_another_engine_had_it(world: World) -> None:
-    world.serve(1, 2, 3, engine="b")
-    world.evict(3, 2, 1, engine="b")
-    world.start(1, 2, 3, engine="a")
-    assert world.last() == (Reason.OTHER_ENGINE, Detail.ELSEWHERE, 0)
-    assert world.history.requests.names(1).other.engine is None
-
-
-def test_a_request_that_reads_no_cache_says_so(world: World) -> None:
-    world.serve(1, 2, 3)
-    world.tell(RequestStarted("r", pack(1, 2, 3), 53, 0, SIZE, "s", reads_cache=False))
-    assert world.last() == (Reason.NOT_CACHEABLE, Detail.READS_NONE, 0)
-    assert not world.history.open_cases
-
-
 def test_what_was_evicted_here_names_the_engine_that_has_it_too(world: World) -> None:
     world.serve(1, 2, engine="b")
     world.serve(1, 2, engine="a")
@@ -353,15 +365,15 @@ def test_a_copy_was_lost_with_its_cause(world: World, cause: Cause) -> None:
     assert world.last() == (Reason.COPY_LOST, cause, 2)
 
 
-def reads_store(world: World, *engines: str) -> None:
-    for engine in engines:
+def stores_read(world: World) -> None:
+    for engine in "ab":
         world.tell(WITH_STORE, engine=engine)
 
 
 def test_it_is_in_the_store_that_this_engine_reads(world: World) -> None:
-    reads_store(world, "a", "b")
+    stores_read(world)
     world.serve(1, 2, 3, engine="b")
-    world.tell(BlocksSpilled(pack(1, 2, 3), POOL, 100), engine="b")
+    world.tell(STORED, engine="b")
     world.start(1, 2, 3, engine="a")
     assert world.last() == (Reason.IN_STORE, Detail.NONE, 0)
     world.tell(BlocksStored(pack(1, 2, 3), None, SIZE), engine="a")
@@ -373,12 +385,12 @@ def test_it_is_in_the_store_that_this_engine_reads(world: World) -> None:
 @pytest.mark.parametrize("cause", STORE_CAUSES)
 @pytest.mark.parametrize("was_here", [False, True])
 def test_the_store_lost_it_with_its_cause(world: World, cause: Cause, was_here: bool) -> None:
-    reads_store(world, "a", "b")
+    stores_read(world)
     world.serve(1, 2, 3, engine="b")
     if was_here:
         world.serve(1, 2, 3, engine="a")
         world.evict(3, 2, 1, engine="a")
-    world.tell(BlocksSpilled(pack(1, 2, 3), POOL, 100), engine="b")
+    world.tell(STORED, engine="b")
     world.tell(CopiesDropped(pack(1), POOL, int(cause)), engine="a")
     name = world.start(1, 2, 3, engine="a")
     assert world.last() == (Reason.COPY_LOST, cause, 0)
@@ -400,14 +412,6 @@ def test_what_is_in_the_store_alone_is_held_by_nobody(world: World) -> None:
     check_integrity(world.graph.tables)
 
 
-def test_nothing_but_the_last_block_is_missing(world: World) -> None:
-    world.serve(1, 2, 3)
-    world.start(1, 2, 3, found=3)
-    assert world.last() == (Reason.NOT_CACHEABLE, Detail.PARTIAL, 3)
-    world.start(1, 2, 3, found=2, tail=0)  # vLLM computes at least one token
-    assert world.last() == (Reason.NOT_CACHEABLE, Detail.PARTIAL, 2)
-
-
 def test_another_group_of_layers_let_go_of_its_part(world: World) -> None:
     """Whatever the books say: the engine saw the block as it looked."""
     groups = CacheGroup(GroupKind.FULL, 0, SIZE), CacheGroup(GroupKind.WINDOW, 1024, SIZE)
@@ -424,23 +428,6 @@ def test_another_group_of_layers_let_go_of_its_part(world: World) -> None:
     assert view.key is not None
     world.serve(1, 2, 3, found=2, lacking=5)
     assert "but cache group 5 had let go" in request_view(world.history, 2, float).miss.sentence
-
-
-def test_what_the_books_have_is_not_explained_away(world: World) -> None:
-    world.serve(1, 2, 3)
-    world.serve(1, 2, 3, found=0)
-    assert world.last() == (Reason.UNKNOWN, Detail.IN_POOL, 0)
-    assert world.history.totals[Reason.UNKNOWN] == 1
-
-
-def test_a_block_that_went_in_the_very_step_is_settled_when_it_is_heard_of(world: World) -> None:
-    """An engine tells of a step's requests first, and of what their allocations evicted then."""
-    world.serve(1, 2, 3)
-    late = RequestStarted("late", pack(1, 2, 3), 53, 32, SIZE, "s")
-    world.tell(late, BlocksRemoved(pack(3)))
-    assert world.last() == (Reason.EVICTED, DepartureRule.LRU, 2)
-    assert world.history.totals[Reason.EVICTED] == 1
-    assert world.history.totals[Reason.UNKNOWN] == 0
 
 
 def test_prefetched_blocks_are_counted_once(world: World) -> None:
@@ -512,12 +499,6 @@ def test_an_engine_in_anothers_place_begins_anew(world: World) -> None:
     world.start(1, 2, engine="c")
     assert world.last() == (Reason.UNKNOWN, Detail.UNCOMPUTED, 0)
     assert world.history.evictions[0].next == 0
-
-
-def test_who_ends_is_told(world: World) -> None:
-    world.serve(1, 2)
-    assert world.history.requests.names(0).finished == "stop"
-    assert not math.isnan(float(world.history.requests.record(0)["at"]))
 
 
 def test_news_of_an_engine_that_is_gone_finds_room_in_its_log() -> None:
@@ -601,14 +582,6 @@ def test_the_first_evictions_after_a_request_are_its_steps(world: World) -> None
     back = BlocksRemoved(pack(6, 5)), BlocksStored(pack(5), 4, SIZE)
     world.tell(late, BlocksStored(pack(9, 5), None, SIZE), *back, BlocksRemoved(pack(9)))
     assert world.last() == (Reason.EVICTED, DepartureRule.LRU, 1)
-
-
-def test_what_a_reset_took_after_a_request_looked_was_there(world: World) -> None:
-    world.serve(1, 2, 3)
-    world.start(1, 2, 3, found=1)
-    world.tell(BlocksCleared(), BlocksStored(pack(9), None, SIZE))
-    world.evict(9)
-    assert int(world.history.requests.record(1)["reason"]) == Reason.UNKNOWN
 
 
 def test_what_left_before_and_is_told_at_once_is_not_said_to_have_left_in_the_step(

@@ -17,6 +17,10 @@ from kvgraph.graph.wire.events import BlocksResident, EngineHello, RequestFinish
 from small_world import SIZE, World, pack
 
 
+def hello(engine: str) -> EngineHello:
+    return EngineHello(f"host:{engine}", "model", SIZE, 100, "vllm")
+
+
 def coming(world: World, engine: int = 0) -> int:
     """Blocks that running requests compute, by an engine's marks."""
     log = world.history.evictions[engine]
@@ -28,21 +32,14 @@ def test_the_next_engine_in_a_column_does_not_judge_the_last_ones_requests(world
     world.start(1, 2, 3)  # by the books its pool has them: it read no cache
     assert world.last() == (Reason.UNKNOWN, Detail.IN_POOL, 0)
     world.graph.forget_engine("a")
-    world.tell(EngineHello("host:c", "model", SIZE, 100, "vllm"), engine="c")
+    world.tell(hello("c"), engine="c")
     assert world.graph.tables.engines["c"] == 0
+    assert 0 not in world.history.evictions
     world.serve(1, 2, 3, engine="c")
     world.evict(3, 2, 1, engine="c")
     assert world.history.totals[Reason.UNKNOWN] == 2
     assert world.history.totals[Reason.EVICTED] == 0
     assert int(world.history.requests.record(1)["reason"]) == Reason.UNKNOWN
-
-
-def test_an_engine_that_is_gone_computes_nothing_any_more(world: World) -> None:
-    world.start(1, 2, 3)
-    assert coming(world) == 3
-    world.graph.forget_engine("a")
-    assert coming(world) == 0
-    assert world.history.running.nbytes == 0
 
 
 def test_a_name_that_is_used_again_ends_the_request_before(world: World) -> None:
@@ -51,6 +48,9 @@ def test_a_name_that_is_used_again_ends_the_request_before(world: World) -> None
     assert coming(world) == 2
     world.tell(RequestStarted("same", pack(5, 6), 2 * SIZE + 5, 0, SIZE, "s"), engine="b")
     assert (coming(world), coming(world, 1)) == (2, 2)
+    for engine in "ab":
+        world.graph.forget_engine(engine)
+    assert (coming(world), world.history.running.nbytes) == (0, 0), "they are gone"
 
 
 def test_the_oldest_request_is_awaited_no_longer_beyond_the_bound(
@@ -169,19 +169,10 @@ def test_memory_is_told_while_engines_come(world: World) -> None:
     assert world.history.nbytes > 0
 
 
-def hello(engine: str) -> EngineHello:
-    return EngineHello(f"host:{engine}", "model", SIZE, 100, "vllm")
-
-
-def test_an_end_that_a_gap_lost_leaves_no_request_running(world: World) -> None:
-    world.start(1, 2)
-    world.tell(hello("a"), BlocksResident(pack(1, 2)))
-    assert world.history.requests.names(0).finished == UNHEARD
-
-
 def test_a_request_that_ran_through_a_gap_ends_when_that_is_heard_of(world: World) -> None:
     name = world.start(1, 2)
     world.tell(hello("a"), BlocksResident(pack(1, 2)))
+    assert world.history.requests.names(0).finished == UNHEARD
     world.end(name, 1, 2)
     record = world.history.requests.record(0)
     assert world.history.requests.names(0).finished == "stop"
@@ -239,15 +230,6 @@ def test_the_oldest_of_all_engines_is_surplus_doubted_or_not(
         running.pop(*expected)
         running.add(f"{expected[1]} again", Running(number := number + 1, 0, rows, "s"))
     assert running.surplus() == (1, "c")
-
-
-def test_the_next_engine_in_a_column_has_none_of_the_last_ones_evictions(world: World) -> None:
-    world.serve(1, 2, 3)
-    world.evict(3, 2)
-    world.graph.forget_engine("a")
-    world.tell(hello("c"), engine="c")
-    assert world.graph.tables.engines["c"] == 0
-    assert 0 not in world.history.evictions
 
 
 def test_what_was_told_before_a_failure_is_not_counted_as_anothers(
