@@ -7,21 +7,27 @@ from pathlib import Path
 import numpy as np
 import pytest
 from kvgraph.graph import snapshot
-from kvgraph.graph.types import NO_ROW, Tier
+from kvgraph.graph.types import NO_ROW
 from kvgraph.graph.wire.events import (
     AnyEvent,
     BlocksAttended,
     BlocksEmbedded,
-    BlocksLoaded,
-    BlocksRemoved,
-    BlocksResident,
-    BlocksSpilled,
-    BlocksStored,
     ConfidenceSampled,
-    CopiesDropped,
     EngineHello,
 )
-from turns import SIZE, Told, finished, started, turn_events
+from turns import (
+    SIZE,
+    Told,
+    dropped,
+    finished,
+    loaded,
+    removed,
+    resident,
+    spilled,
+    started,
+    stored,
+    turn_events,
+)
 from wire_keys import pack
 
 KEYS = (11, 12, 13)
@@ -40,8 +46,8 @@ class World(Told):
 
     def serve(self, engine: str, request: str, *keys: int) -> None:
         """A request of a session that is called like the engine."""
-        head = BlocksStored(pack(keys[0]), None, SIZE)
-        tail = BlocksStored(pack(*keys[1:]), keys[0], SIZE)
+        head = stored(keys[0])
+        tail = stored(*keys[1:], behind=keys[0])
         start, _, end = turn_events(engine, *keys, request=request, more=1)
         self.tell(start, head, tail, end, engine=engine)
 
@@ -85,20 +91,19 @@ def test_rankings_name_blocks_as_their_engine_does(world: World) -> None:
 
 
 def test_what_one_engine_loses_the_other_keeps(world: World) -> None:
-    world.tell(BlocksRemoved(pack(*KEYS)), engine="a")
+    world.tell(removed(*KEYS), engine="a")
     assert world.graph.resident_count("a") == 1
     assert set(world.graph.rank("b", 100).order.tolist()) == set(KEYS)
 
 
 def test_copies_are_ordered_back_by_the_engines_own_keys(world: World) -> None:
-    spilled = BlocksSpilled(pack(*KEYS), int(Tier.WARM), 1)
-    world.tell(spilled, BlocksRemoved(pack(*KEYS)), engine="b")
+    world.tell(spilled(*KEYS), removed(*KEYS), engine="b")
     assert world.graph.rank("b", 9).demote_first.tolist() == [13, 12, 11]
     waits = {"waiting_for_tool": True, "expected_return_s": 0.5}
     world.tell(finished("b1", *KEYS, more=1, session="b", **waits), engine="b")
     assert world.graph.prefetch_order("b", 9).tolist() == list(KEYS)
     assert world.graph.prefetch_order("a", 9).tolist() == []
-    world.tell(BlocksLoaded(pack(*KEYS)), CopiesDropped(pack(*KEYS), int(Tier.WARM)), engine="b")
+    world.tell(loaded(*KEYS), dropped(*KEYS), engine="b")
     assert set(world.graph.explain(11)["tiers"]["b"]) == {"hot"}
     assert len(world.graph.tables.blocks) == 7
 
@@ -108,7 +113,7 @@ def test_what_follows_blocks_in_use_comes_back_by_its_engines_keys(world: World)
     world.graph.tables.sessions.end(world.graph.tables.sessions.rows_named("a")[0])
     for n in range(3):  # others walk the same chain, so that what follows 11 is what comes next
         world.tell(started(f"n{n}", *KEYS, 14), finished(f"n{n}", *KEYS, 14), engine="a")
-    world.tell(BlocksSpilled(pack(14), int(Tier.WARM), 1), BlocksRemoved(pack(14)), engine="a")
+    world.tell(spilled(14), removed(14), engine="a")
     world.now += 10_000
     blocks.hit_count[:] = 1  # worth a copy, though nobody is expected back
     assert world.graph.prefetch_order("a", 5).tolist() == []
@@ -135,32 +140,32 @@ def test_a_key_is_asked_for_as_engines_say_it(world: World) -> None:
     assert told["id"] == f"{11:#018x}"
     assert told["model"] == "model-b"  # of two that are held, the last used
     assert told["ranks"] == {"b": {"ranked_by": "classic", "rank": 2, "of": 3}}
-    world.tell(BlocksRemoved(pack(11)), engine="b")
+    world.tell(removed(11), engine="b")
     assert world.graph.explain(11)["model"] == "model-a"  # one that is held before one that is not
     assert world.graph.explain(14)["parent"] == f"{13:#018x}"
     assert {each["node"] for each in world.graph.neighbors(14)} == {f"{13:#018x}"}
 
 
 def test_an_engine_that_comes_back_with_another_model_holds_nothing_of_before(world: World) -> None:
-    world.tell(BlocksSpilled(pack(*KEYS), int(Tier.WARM), 1), engine="b")
+    world.tell(spilled(*KEYS), engine="b")
     world.tell(hello("model-b"), engine="b")
     assert world.graph.resident_count("b") == 3, "a repeated hello changes nothing"
     world.tell(hello("model-c"), engine="b")
     assert world.graph.stats().engines["b"].resident == 0
     assert not world.graph.rank("b", 9).demote_first.size
-    world.tell(BlocksResident(pack(11)), engine="b")
+    world.tell(resident(11), engine="b")
     assert world.graph.explain(11)["model"] == "model-c"
     assert world.graph.rank("b", 9).order.tolist() == [11]
 
 
 def test_an_engine_that_says_no_model_has_blocks_of_its_own() -> None:
     world = World()
-    world.tell(BlocksStored(pack(*KEYS), None, SIZE), engine="observed")
-    world.tell(hello("m"), BlocksStored(pack(*KEYS), None, SIZE), engine="a")
+    world.tell(stored(*KEYS), engine="observed")
+    world.tell(hello("m"), stored(*KEYS), engine="a")
     assert len(world.graph.tables.blocks) == 6
     assert world.graph.tables.blocks.find(np.array([11], np.uint64))[0] != NO_ROW
     world.graph.forget_engine("a")
-    world.tell(BlocksStored(pack(11), None, SIZE), engine="new")  # in the column that "a" had
+    world.tell(stored(11), engine="new")  # in the column that "a" had
     assert set(world.graph.explain(11)["tiers"]) == {"observed", "new"}
 
 
@@ -169,10 +174,10 @@ def test_an_engine_that_is_only_watched_runs_what_configuration_says() -> None:
     for _ in range(2):  # also once it was forgotten: its events have a hole, or it was restarted
         world.graph.forget_engine("watched")
         for engine in ("watched", "other"):
-            world.tell(BlocksStored(pack(*KEYS), None, SIZE), engine=engine)
-        world.tell(hello("m"), BlocksResident(pack(*KEYS)), engine="a")
+            world.tell(stored(*KEYS), engine=engine)
+        world.tell(hello("m"), resident(*KEYS), engine="a")
         assert len(world.graph.tables.blocks) == 6
-        world.tell(BlocksLoaded(pack(*KEYS)), engine="a")
+        world.tell(loaded(*KEYS), engine="a")
         assert set(world.graph.explain(11)["tiers"]) == {"a", "watched"}
 
 
@@ -189,7 +194,7 @@ def test_a_snapshot_knows_whose_each_block_is(world: World, tmp_path: Path) -> N
     snapshot.save(world.graph, tmp_path / "graph.kvg")
     restored = World()
     snapshot.load(restored.graph, tmp_path / "graph.kvg")
-    restored.tell(hello("model-b"), BlocksResident(pack(*KEYS)), engine="b")
+    restored.tell(hello("model-b"), resident(*KEYS), engine="b")
     assert len(restored.graph.tables.blocks) == 7
     assert restored.graph.explain(11)["requests"] == 1
     assert restored.graph.explain(14)["id"] == f"{14:#018x}"

@@ -20,14 +20,10 @@ from kvgraph.graph.tables.tables import GraphLimits
 from kvgraph.graph.types import EdgeType, Tier, as_keys
 from kvgraph.graph.wire.events import (
     BlocksAttended,
-    BlocksRemoved,
-    BlocksSpilled,
-    BlocksStored,
-    CopiesDropped,
     Segment,
 )
 from kvgraph_bench.recorded.agents_requests import SESSIONS
-from turns import Told, finished, started
+from turns import Told, dropped, finished, removed, spilled, started, stored
 from wire_keys import pack
 
 
@@ -256,9 +252,9 @@ def busy_graph() -> KVCacheGraph:
     """A graph with edges of five types."""
     graph = walked(1, 2, 3, segments=(Segment(5, 0, 16, memory_id="m"),), clock=lambda: 50.0)
     mass = np.ones(2, dtype="<f4").tobytes()
-    graph.apply("e", [BlocksStored(pack(1, 2, 3), None, 16)])
+    graph.apply("e", [stored(1, 2, 3)])
     graph.apply("e", [BlocksAttended(pack(1, 3), mass)] * 3)
-    graph.apply("e", [BlocksSpilled(pack(2, 3), 2, 100), BlocksSpilled(pack(3), 4, 100)])
+    graph.apply("e", [spilled(2, 3), spilled(3, tier=4)])
     return graph
 
 
@@ -275,7 +271,7 @@ def test_edges_that_follow_from_columns_are_not_stored_and_seen_all_the_same() -
         ("spill_link", 1.0),
         ("temporal", 1.0),
     ]
-    graph.apply("e", [CopiesDropped(pack(3), 4)])
+    graph.apply("e", [dropped(3, tier=4)])
     assert graph.stats().edges["spill_link"] == 2
 
 
@@ -301,7 +297,7 @@ def test_links_of_blocks_that_were_forgotten_are_gone(
     now[0] = 1.0
     if again:
         graph.apply("e", [started("w", *again, session="w")])
-    graph.apply("e", [BlocksStored(pack(9), None, 16), BlocksRemoved(pack(9))])
+    graph.apply("e", [stored(9), removed(9)])
     graph.check_integrity()
     assert len(graph.tables.blocks) == 6
     followed = [edge.target for edge in graph.tables.all_edges.all() if edge.kind == TEMPORAL]
@@ -313,13 +309,13 @@ def test_blocks_that_only_a_store_has_are_forgotten_like_others() -> None:
     graph = KVCacheGraph(limits=GraphLimits(max_ghosts=8), clock=lambda: 0.0)
     keys = tuple(range(1, 13))
     for engine in ("e", "other"):
-        stored = BlocksStored(pack(*keys), None, 16)
-        graph.apply(engine, [stored, BlocksSpilled(pack(*keys), int(Tier.POOL), 100)])
-        graph.apply(engine, [BlocksRemoved(pack(*keys))])
-    graph.apply("e", [BlocksStored(pack(21, 22, 23), None, 16)])
+        whole = stored(*keys)
+        graph.apply(engine, [whole, spilled(*keys, tier=Tier.POOL)])
+        graph.apply(engine, [removed(*keys)])
+    graph.apply("e", [stored(21, 22, 23)])
     assert len(graph.tables.blocks) == 9, "six of the twelve are remembered"
     graph.check_integrity()
-    graph.apply("e", [BlocksStored(pack(24), None, 16)])  # in a row that was one of theirs
+    graph.apply("e", [stored(24)])  # in a row that was one of theirs
     assert "store" not in graph.explain(24)["copies"]
     graph.check_integrity()
 
@@ -353,7 +349,7 @@ def test_the_first_block_of_a_chain_is_linked_to_the_root_once_two_walked_it() -
     assert graph.tables.all_edges.degree(EdgeType.PREFIX_SHARE, first).tolist() == [1]
     assert graph.tables.all_edges.weight(EdgeType.PREFIX_SHARE, first).tolist() == [2]
     # Its hash is of all that stands before it: who says something else later contradicts it.
-    graph.apply("e", [BlocksStored(pack(1), 9, 16)])
+    graph.apply("e", [stored(1, behind=9)])
     graph.check_integrity()
     assert shares(graph, 1) == [("in", "root", 2.0)]
     assert graph.counters["links_refused"] == 1
@@ -362,6 +358,6 @@ def test_the_first_block_of_a_chain_is_linked_to_the_root_once_two_walked_it() -
 def test_copies_and_memories_are_not_taken_for_the_root() -> None:
     """Their numbers may be equal to the row that they are of."""
     graph, memory = KVCacheGraph(), Segment(5, 0, 16, memory_id="m")
-    graph.apply("e", [started("r", 1, segments=(memory,)), BlocksSpilled(pack(1), 2, 100)])
+    graph.apply("e", [started("r", 1, segments=(memory,)), spilled(1)])
     found = {(each["direction"], each["node"]) for each in graph.neighbors(1)}
     assert found == {("out", "memory:m"), ("out", f"copy:warm:{1:#018x}")}

@@ -8,9 +8,8 @@ import pytest
 from kvgraph.advisor.admission import LIVE_S, demand
 from kvgraph.graph.tables.tables import GraphLimits
 from kvgraph.graph.types import SessionState
-from kvgraph.graph.wire.events import BlocksResident, EngineHello
-from turns import SIZE, Told, finished, started
-from wire_keys import pack
+from kvgraph.graph.wire.events import EngineHello
+from turns import SIZE, Told, finished, resident, started
 
 
 class World(Told):
@@ -24,7 +23,7 @@ class World(Told):
         """Hello, and what these sessions have in the pool."""
         listed = [key for session in sessions for key in keys(session)]
         hello = EngineHello(engine, "m", SIZE, 1000, "v")
-        self.tell(hello, BlocksResident(pack(*listed)), engine=engine)
+        self.tell(hello, resident(*listed), engine=engine)
 
     def start(self, session: int, request: str, named: bool = True, engine: str = "e") -> None:
         name = f"s{session}" if named else None

@@ -17,8 +17,8 @@ from kvgraph.graph import snapshot
 from kvgraph.graph.errors import SnapshotError
 from kvgraph.graph.kvcache_graph import KVCacheGraph
 from kvgraph.graph.tables.tables import GraphLimits
-from kvgraph.graph.wire.events import BlocksEmbedded, BlocksRemoved, BlocksStored, Segment
-from turns import started
+from kvgraph.graph.wire.events import BlocksEmbedded, Segment
+from turns import removed, started, stored
 from wire_keys import pack
 
 
@@ -28,9 +28,9 @@ def graph() -> KVCacheGraph:
     segments = (Segment(2, 0, 16, None, "policy"), Segment(5, 16, 48, 0.6, None, "memory-7"))
     for request, session in (("r1", "s"), ("r2", "t")):
         said = {"session": session, "tenant": "acme", "segments": segments}
-        stored = BlocksStored(pack(1, 2, 3), None, 16, session)
-        graph.apply("e", [started(request, 1, 2, 3, found=1, **said), stored])
-    graph.apply("e", [BlocksStored(pack(8, 9), None, 16), BlocksRemoved(pack(8))])
+        whole = stored(1, 2, 3, session=session)
+        graph.apply("e", [started(request, 1, 2, 3, found=1, **said), whole])
+    graph.apply("e", [stored(8, 9), removed(8)])
     return graph
 
 
@@ -56,7 +56,7 @@ def test_a_snapshot_restores_all_but_residency(graph: KVCacheGraph, tmp_path: Pa
         assert before["terms"].pop(credit) <= after["terms"].pop(credit)
         before.pop("score"), after.pop("score")
         assert after == before
-    back.apply("e", [BlocksStored(pack(1, 2, 3), None, 16)])
+    back.apply("e", [stored(1, 2, 3)])
     assert sorted(back.suggest_eviction(9)) == [1, 2, 3]
 
 
@@ -233,9 +233,9 @@ def test_embeddings_are_found_again(tmp_path: Path) -> None:
     """After a restart a new block is linked to those of before."""
     graph = KVCacheGraph()
     old, new = np.array([[1, 0, 0, 0], [0.98, 0.1, 0, 0]], dtype="<f2")
-    graph.apply("e", [BlocksStored(pack(1), None, 16), BlocksEmbedded(pack(1), 4, old.tobytes())])
+    graph.apply("e", [stored(1), BlocksEmbedded(pack(1), 4, old.tobytes())])
     back = restored(graph, tmp_path, now=5.0)
-    back.apply("e", [BlocksStored(pack(2), None, 16), BlocksEmbedded(pack(2), 4, new.tobytes())])
+    back.apply("e", [stored(2), BlocksEmbedded(pack(2), 4, new.tobytes())])
     back.apply("e", [BlocksEmbedded(pack(1), 4, old.tobytes())])  # told once more
     links = [link for link in back.neighbors(2) if link["type"] == "semantic"]
     assert [link["node"] for link in links] == ["0x0000000000000001"]

@@ -25,12 +25,11 @@ from kvgraph.graph.wire.events import (
     BlocksEmbedded,
     BlocksRemoved,
     BlocksResident,
-    BlocksSpilled,
     BlocksStored,
     RequestFinished,
     RequestStarted,
 )
-from turns import Told, started, turn_events
+from turns import Told, spilled, started, stored, turn_events
 from wire_keys import pack
 
 
@@ -176,10 +175,6 @@ def test_ghosts_are_remembered_up_to_their_limit_the_latest_used_longest() -> No
     assert told.graph.explain(39_001)["tiers"] == {}
     with pytest.raises(GraphError, match="long forgotten"):
         told.graph.explain(1)
-
-
-def stored(*keys: int, behind: int | None = None) -> BlocksStored:
-    return BlocksStored(pack(*keys), behind, 16)
 
 
 @pytest.mark.parametrize(
@@ -363,7 +358,7 @@ def test_a_chain_of_a_million_blocks_is_walked_without_recursion() -> None:
         BlocksResident(b"\0" * 3),
         RequestStarted("r", b"\0" * 12, 16, 0, 16, "s"),
         RequestStarted("r", pack(1, 1), 32, 0, 16, "s"),
-        BlocksSpilled(pack(1), 3, 10),
+        spilled(1, tier=3),
         BlocksEmbedded(pack(1), 4, b"\0" * 7),
         *(
             BlocksAttended(pack(1), np.array([mass], dtype="<f4").tobytes())
@@ -409,10 +404,10 @@ def test_sessions_are_reused_when_full_the_quietest_first() -> None:
 
 def test_residency_columns_are_made_when_engines_come() -> None:
     graph = KVCacheGraph()
-    graph.apply("first", [BlocksStored(pack(*range(1, 3001)), None, 16)])
+    graph.apply("first", [stored(*range(1, 3001))])
     alone = graph.tables.blocks.nbytes
     for number in range(20):
-        graph.apply(f"e{number}", [BlocksStored(pack(number + 1), None, 16)])
+        graph.apply(f"e{number}", [stored(number + 1)])
     assert len(graph.tables.blocks.tiers) == 21
     assert graph.tables.blocks.nbytes - alone <= 20 * 1.3 * 3000
     assert graph.rank("e19", 5).order.tolist() == [20]

@@ -5,10 +5,45 @@ from __future__ import annotations
 from typing import Any
 
 from kvgraph.graph.kvcache_graph import KVCacheGraph
-from kvgraph.graph.wire.events import AnyEvent, BlocksStored, RequestFinished, RequestStarted
+from kvgraph.graph.types import Tier
+from kvgraph.graph.wire.events import (
+    AnyEvent,
+    BlocksLoaded,
+    BlocksRemoved,
+    BlocksResident,
+    BlocksSpilled,
+    BlocksStored,
+    CopiesDropped,
+    RequestFinished,
+    RequestStarted,
+)
 from wire_keys import pack
 
 SIZE = 16
+
+
+def stored(*keys: int, behind: int | None = None, session: str | None = None) -> BlocksStored:
+    return BlocksStored(pack(*keys), behind, SIZE, session)
+
+
+def removed(*keys: int) -> BlocksRemoved:
+    return BlocksRemoved(pack(*keys))
+
+
+def resident(*keys: int) -> BlocksResident:
+    return BlocksResident(pack(*keys))
+
+
+def loaded(*keys: int) -> BlocksLoaded:
+    return BlocksLoaded(pack(*keys))
+
+
+def spilled(*keys: int, tier: int = Tier.WARM) -> BlocksSpilled:
+    return BlocksSpilled(pack(*keys), int(tier), 100)
+
+
+def dropped(*keys: int, tier: int = Tier.WARM, cause: int = 0) -> CopiesDropped:
+    return CopiesDropped(pack(*keys), int(tier), int(cause))
 
 
 def started(
@@ -40,7 +75,7 @@ def turn_events(
     whose = {"session": session, "tenant": tenant}
     return [
         started(name, *asked, found=found, more=more, segments=segments, **whose),
-        BlocksStored(pack(*keys), None, SIZE),
+        stored(*keys),
         finished(name, *keys, prompt=prompt, more=more, **whose, **said),
     ]
 

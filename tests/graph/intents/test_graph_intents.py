@@ -15,15 +15,11 @@ from kvgraph.graph.intents import (
 from kvgraph.graph.ranking.policy import Rules
 from kvgraph.graph.types import NO_ROW, SessionState, SourceLayer
 from kvgraph.graph.wire.events import (
-    BlocksRemoved,
-    BlocksSpilled,
-    CopiesDropped,
     EngineHello,
     Segment,
     SessionSignal,
 )
-from turns import SIZE, Told
-from wire_keys import pack
+from turns import SIZE, Told, dropped, removed, spilled
 
 POOL = 40
 
@@ -144,7 +140,7 @@ def test_value_is_what_was_said(world: World) -> None:
 def test_a_copy_that_is_wanted_is_ordered_back(world: World) -> None:
     world.turn("a", 1, 2, 3)
     assert world.want(IntentKind.PREFETCH, Target(session="a")).verdict is Verdict.ACCEPTED
-    world.tell(BlocksSpilled(pack(1, 2), 2, 100), BlocksRemoved(pack(1, 2, 3)))
+    world.tell(spilled(1, 2), removed(1, 2, 3))
     assert world.graph.prefetch_order("e", 10).tolist() == []
     answer = world.want(IntentKind.PREFETCH, Target(session="a"), seconds=30.0)
     assert (answer.verdict, answer.blocks, answer.asked) == (Verdict.DEFERRED, 2, 3)
@@ -152,7 +148,7 @@ def test_a_copy_that_is_wanted_is_ordered_back(world: World) -> None:
     assert world.want(IntentKind.PIN, Target(session="a")).verdict is Verdict.MISSING
     world.now += 31
     assert world.graph.prefetch_order("e", 10).tolist() == []
-    world.tell(CopiesDropped(pack(1, 2), 2))
+    world.tell(dropped(1, 2))
     assert world.want(IntentKind.PREFETCH, Target(session="a")).verdict is Verdict.MISSING
 
 

@@ -15,6 +15,7 @@ from kvgraph.graph.logs.requests import LIMIT, UNHEARD, Origin, Running, Running
 from kvgraph.graph.types import as_keys
 from kvgraph.graph.wire.events import BlocksResident, EngineHello, RequestFinished, RequestStarted
 from small_world import SIZE, World, pack
+from turns import resident
 
 
 def hello(engine: str) -> EngineHello:
@@ -171,7 +172,7 @@ def test_memory_is_told_while_engines_come(world: World) -> None:
 
 def test_a_request_that_ran_through_a_gap_ends_when_that_is_heard_of(world: World) -> None:
     name = world.start(1, 2)
-    world.tell(hello("a"), BlocksResident(pack(1, 2)))
+    world.tell(hello("a"), resident(1, 2))
     assert world.history.requests.names(0).finished == UNHEARD
     world.end(name, 1, 2)
     record = world.history.requests.record(0)

@@ -13,13 +13,12 @@ from kvgraph.graph.types import Authority, SourceLayer
 from kvgraph.graph.wire.events import (
     BlocksAttended,
     BlocksEmbedded,
-    BlocksSpilled,
     ConfidenceSampled,
     Pressure,
     Segment,
     SessionSignal,
 )
-from turns import SIZE, Told, finished, started, turn_events
+from turns import SIZE, Told, finished, spilled, started, turn_events
 from wire_keys import pack
 
 
@@ -298,7 +297,7 @@ def test_each_edge_is_explained_in_words(sampled_graph: KVCacheGraph) -> None:
     mass = np.full(2, 0.5, dtype="<f4").tobytes()
     sampled_graph.apply("e", [BlocksAttended(pack(1, 3), mass)] * 3)
     alike = np.ones((2, 4), dtype="<f2").tobytes()
-    sampled_graph.apply("e", [BlocksEmbedded(pack(1, 3), 4, alike), BlocksSpilled(pack(1), 2, 100)])
+    sampled_graph.apply("e", [BlocksEmbedded(pack(1, 3), 4, alike), spilled(1)])
     told = sampled_graph.explain(1)
     because = {edge["type"]: edge["because"] for edge in told["edges"]}
     assert because["co_attend"].startswith("both were among the most attended in sampled steps, 3")

@@ -7,13 +7,9 @@ import pytest
 from kvgraph.graph.tables.tables import GraphLimits
 from kvgraph.graph.wire.events import (
     BlocksAttended,
-    BlocksLoaded,
-    BlocksRemoved,
-    BlocksSpilled,
-    CopiesDropped,
     SessionSignal,
 )
-from turns import Told, started, turn_events
+from turns import Told, dropped, loaded, removed, spilled, started, turn_events
 from wire_keys import pack
 
 WARM, COLD = 2, 4
@@ -27,11 +23,11 @@ class Cache(Told):
         self.tell(*turn_events(session, *keys)[:-1], engine=engine)
 
     def evict(self, *keys: int) -> None:
-        self.tell(BlocksRemoved(pack(*keys)))
+        self.tell(removed(*keys))
 
     def lose(self, *keys: int, tier: int = WARM) -> None:
         """The blocks are copied, and then evicted."""
-        self.tell(BlocksSpilled(pack(*keys), tier, 4096))
+        self.tell(spilled(*keys, tier=tier))
         self.evict(*keys)
 
     def returning(self, engine: str = "e", limit: int = 100) -> list[int]:
@@ -141,9 +137,9 @@ def test_only_this_engines_copies_and_only_what_it_does_not_hold(cache: Cache) -
     cache.now += 4
     assert cache.returning("other") == []
     assert cache.returning("stranger") == []
-    cache.tell(BlocksLoaded(pack(1)))
+    cache.tell(loaded(1))
     assert cache.returning() == [2]
-    cache.tell(CopiesDropped(pack(2), WARM))
+    cache.tell(dropped(2))
     assert cache.returning() == []
 
 

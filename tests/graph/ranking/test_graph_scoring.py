@@ -92,14 +92,6 @@ def test_an_abandoned_branch_goes_first_and_its_stem_stays(told: Told) -> None:
     assert told.graph.explain(2)["standing"] == []
 
 
-def test_returning_to_a_branch_restores_it(told: Told) -> None:
-    told.turn("a", 1, 2)
-    told.turn("a", 1, 3)
-    told.turn("a", 1, 2, 4)
-    assert not told.graph.explain(2)["superseded"]
-    assert told.graph.explain(3)["superseded"]
-
-
 def test_what_an_ended_session_leaves_goes_before_what_a_waiting_one_needs(told: Told) -> None:
     told.turn("waits", 1, waiting_for_tool=True, expected_return_s=60.0)
     told.now += 30

@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
-from kvgraph.graph import snapshot
 from kvgraph.graph.kvcache_graph import KVCacheGraph
 from kvgraph.graph.tables.tables import GraphLimits
 from kvgraph.graph.types import SessionState, SourceLayer
 from kvgraph.graph.wire.events import (
-    BlocksCleared,
     BlocksRemoved,
-    BlocksResident,
-    BlocksSpilled,
     BlocksStored,
-    CopiesDropped,
     Pressure,
     Segment,
     TierReport,
 )
-from turns import SIZE, Told, turn_events
+from turns import SIZE, Told, dropped, removed, resident, spilled, stored, turn_events
 from wire_keys import pack
 
 WARM, COLD = 2, 4
@@ -35,10 +29,10 @@ class Cache(Told):
         super().__init__(REPORT, **options)
 
     def copied(self, *keys: int, tier: int = WARM) -> None:
-        self.tell(BlocksSpilled(pack(*keys), tier, 4096))
+        self.tell(spilled(*keys, tier=tier))
 
     def evicted(self, *keys: int) -> None:
-        self.tell(BlocksRemoved(pack(*keys)))
+        self.tell(removed(*keys))
 
     @property
     def spilling(self) -> list[int]:
@@ -56,7 +50,7 @@ def cache() -> Cache:
 
 def test_an_engine_that_has_no_tiers_is_told_of_no_spill() -> None:
     graph = KVCacheGraph()
-    graph.apply("e", [BlocksStored(pack(1, 2, 3), None, SIZE)])
+    graph.apply("e", [stored(1, 2, 3)])
     assert len(graph.rank("e", 10).spill_first) == 3, "it may have tiers, and not have said so yet"
     graph.apply("e", [Pressure(10, 0, 3, 0, 0)])
     assert len(graph.rank("e", 10).order) == 3
@@ -93,7 +87,7 @@ def test_nothing_is_copied_of_an_abandoned_branch(cache: Cache) -> None:
 
 
 def test_a_block_of_which_nothing_is_known_is_copied(cache: Cache) -> None:
-    cache.tell(BlocksResident(pack(7)))
+    cache.tell(resident(7))
     assert cache.spilling == [7]
 
 
@@ -175,7 +169,7 @@ def test_evictions_are_counted_by_what_was_left_of_them(cache: Cache) -> None:
     assert cache.graph.counters["evicted_with_copy"] == 1
     assert cache.graph.counters["evicted_without_copy"] == 1
     assert cache.graph.counters["evicted_not_worth_copy"] == 3
-    cache.tell(BlocksStored(pack(50), None, SIZE), BlocksRemoved(pack(50)), engine="no tiers")
+    cache.tell(stored(50), removed(50), engine="no tiers")
     assert cache.graph.counters["evicted_without_copy"] == 1
 
 
@@ -193,7 +187,7 @@ def test_a_block_that_was_lost_tells_why_it_has_no_copy(cache: Cache) -> None:
 
 def test_where_no_engine_has_tiers_no_copy_is_called_lost() -> None:
     graph = KVCacheGraph()
-    graph.apply("e", [BlocksStored(pack(1), None, 16), BlocksRemoved(pack(1))])
+    graph.apply("e", [stored(1), removed(1)])
     assert graph.explain(1)["copies"] == "none: no engine here keeps copies"
 
 
@@ -213,7 +207,7 @@ def test_idle_copies_are_demoted_tail_first_lost_sessions_before_others(cache: C
     assert cache.demoting == [], "the pool still holds them all"
     cache.evicted(2, 3, 11, 12)
     assert cache.demoting == [12, 11, 3, 2]
-    cache.tell(CopiesDropped(pack(12), WARM), BlocksSpilled(pack(3), COLD, 4096))
+    cache.tell(dropped(12), spilled(3, tier=COLD))
     assert cache.demoting == [11, 3, 2]
     assert cache.graph.rank("e", 2).demote_first.tolist() == [11, 3]
 
@@ -251,44 +245,3 @@ def test_a_copy_keeps_its_block_known_when_ghosts_are_forgotten() -> None:
     assert cache.graph.explain(1)["tiers"] == {"e": ["warm"]}
     with pytest.raises(Exception, match="long forgotten"):
         cache.graph.explain(2)
-
-
-def test_after_a_resync_only_what_is_announced_again_counts(cache: Cache) -> None:
-    cache.turn("agent", 1, 2, 3)
-    cache.copied(1, 2)
-    cache.copied(3, tier=COLD)
-    cache.tell(BlocksResident(pack(1)))
-    assert cache.graph.explain(3)["tiers"] == {}
-    assert cache.graph.stats().edges["spill_link"] == 0
-    cache.copied(2, 99)
-    assert cache.graph.explain(2)["tiers"] == {"e": ["warm"]}
-    assert cache.graph.explain(99)["tiers"] == {"e": ["warm"]}, "known by its copy alone"
-
-
-def test_a_reset_of_the_pool_leaves_the_copies_until_the_engine_drops_them(cache: Cache) -> None:
-    cache.turn("agent", 1)
-    cache.tell(BlocksSpilled(pack(1), WARM, 4096), BlocksCleared())
-    assert cache.graph.explain(1)["tiers"] == {"e": ["warm"]}
-    cache.tell(CopiesDropped(pack(1), WARM))
-    assert cache.graph.explain(1)["tiers"] == {}
-
-
-def test_a_copy_of_two_engines_is_linked_until_neither_has_it(cache: Cache) -> None:
-    cache.turn("agent", 1)
-    for engine in ("e", "other"):
-        cache.tell(BlocksSpilled(pack(1), WARM, 4096), engine=engine)
-    for engine, links in (("other", 1), ("e", 0)):
-        cache.graph.forget_engine(engine)
-        cache.graph.check_integrity()
-        assert cache.graph.stats().edges["spill_link"] == links
-
-
-def test_a_snapshot_holds_no_copies(cache: Cache, tmp_path: Path) -> None:
-    cache.turn("agent", 1, 2)
-    cache.copied(1)
-    snapshot.save(cache.graph, tmp_path / "s")
-    back = KVCacheGraph(clock=lambda: cache.now)
-    snapshot.load(back, tmp_path / "s")
-    back.check_integrity()
-    assert back.stats().edges["spill_link"] == 0
-    assert back.stats().edges["temporal"] == 1

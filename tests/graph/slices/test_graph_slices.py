@@ -40,7 +40,7 @@ from kvgraph.graph.wire.events import (
 )
 from kvgraph.hooks.link.outbox import as_tip
 from kvgraph_bench.graph.graphs import BLOCK_SIZE, chain_events, random_keys
-from turns import SIZE, Told, turn_events
+from turns import SIZE, Told, removed, stored, turn_events
 from wire_keys import pack
 
 POOL = 20_000
@@ -149,8 +149,8 @@ def test_ghosts_go_in_slices_and_nothing_is_left_that_names_them() -> None:
     world.graph.check_integrity()
     assert world.take(LIFE, engine="other") == 0, "it may be back in a moment"
     fresh = random_keys(np.random.default_rng(12), 300)
-    stored = BlocksStored(packed(fresh), None, BLOCK_SIZE)
-    assert world.take(stored, engine="other") > POOL // SLICE_KEYS
+    whole = BlocksStored(packed(fresh), None, BLOCK_SIZE)
+    assert world.take(whole, engine="other") > POOL // SLICE_KEYS
     assert len(blocks) == 750 + len(fresh)
     assert (blocks.find(kept) >= 0).all(), "the last used are remembered for longest"
     assert len(edges) == 0
@@ -166,8 +166,8 @@ def test_ingest_goes_on_while_more_ghosts_wait_than_one_batch_releases() -> None
     sizes = [len(world.graph.tables.blocks)]
     for number in range(3):
         keys = random_keys(np.random.default_rng(100 + number), 5_000)
-        stored = BlocksStored(packed(keys), None, BLOCK_SIZE)
-        world.take(stored, BlocksRemoved(packed(keys[:1000])), engine="other")
+        whole = BlocksStored(packed(keys), None, BLOCK_SIZE)
+        world.take(whole, BlocksRemoved(packed(keys[:1000])), engine="other")
         sizes.append(len(world.graph.tables.blocks))
         assert np.isin(keys[1000:], world.resident("other")).all()
     assert sizes[0] == POOL + len(more)
@@ -247,11 +247,11 @@ def test_blocks_that_are_evicted_as_soon_as_they_are_stored_make_few_runs(
     graph, extended = KVCacheGraph(clock=lambda: 1.0), list[int]()
     extend = ChainLinker.extend
     monkeypatch.setattr(ChainLinker, "extend", lambda *args: (extended.append(1), extend(*args))[1])
-    churn: list[AnyEvent] = [BlocksStored(pack(1), None, 16)]
+    churn: list[AnyEvent] = [stored(1)]
     for key in range(2, 2000):
-        churn.append(BlocksStored(pack(key), None, 16))
+        churn.append(stored(key))
         if key > pool + 1:
-            churn.append(BlocksRemoved(pack(key - pool)))
+            churn.append(removed(key - pool))
     graph.apply("e", churn)
     assert 1 <= len(extended) <= runs
     assert graph.resident_count("e") == pool + 1
@@ -260,7 +260,7 @@ def test_blocks_that_are_evicted_as_soon_as_they_are_stored_make_few_runs(
 
 def test_one_block_that_comes_and_goes_is_applied_in_slices() -> None:
     graph = KVCacheGraph(clock=lambda: 1.0)
-    there: list[AnyEvent] = [BlocksStored(pack(1), None, 16), BlocksRemoved(pack(1))]
+    there: list[AnyEvent] = [stored(1), removed(1)]
     assert sum(1 for _ in graph.slices("e", there * 1000)) > 10
     assert graph.counters["blocks_removed"] == 1000
 
@@ -271,7 +271,7 @@ def test_one_block_that_comes_and_goes_is_applied_in_slices() -> None:
         [BlocksCleared()] * 2000,
         [Pressure(1, 1, 1, 0, 0)] * 2000,
         [RequestStarted(f"r{number}", b"", 5, 0, 16) for number in range(2000)],
-        [BlocksStored(pack(1), None, 16), RequestFinished("r", b"", 5, 5, "x")] * 1000,
+        [stored(1), RequestFinished("r", b"", 5, 5, "x")] * 1000,
     ],
     ids=["clears", "reports", "short prompts", "in turn"],
 )
@@ -364,7 +364,7 @@ def turn(number: int, keys: range, found: int, session: str | None) -> list[AnyE
         session, *keys, found=found, prompt=len(keys) - 2, request=f"r{number}"
     )
     parent = keys[found - 1] if found else None
-    return [start, BlocksStored(pack(*keys[found:]), parent, SIZE), end]
+    return [start, stored(*keys[found:], behind=parent), end]
 
 
 def told(tips: bool, session: str | None) -> KVCacheGraph:
@@ -412,7 +412,7 @@ def test_what_a_tip_leaves_out_is_not_taken_for_left_behind() -> None:
 
 def test_a_tip_of_a_chain_that_is_not_known_tells_of_no_block() -> None:
     graph = KVCacheGraph()
-    graph.apply("e", [BlocksStored(pack(5, 6), None, SIZE)])
+    graph.apply("e", [stored(5, 6)])
     for tip in (6, 7):
         end = RequestFinished(f"r{tip}", pack(tip), 64, 80, "stop", "s", skipped=4)
         graph.apply("e", [end])
@@ -505,12 +505,6 @@ def held(graph: KVCacheGraph, column: int) -> int:
     return int(np.count_nonzero(graph.tables.blocks.tiers[column]))
 
 
-def noted(slices: Iterator[None], note: Callable[[], object]) -> Iterator[None]:
-    for each in slices:
-        note()
-        yield each
-
-
 def counts_of(graph: KVCacheGraph, column: int, slices: Iterator[None]) -> list[int]:
     """How many blocks the column has after each slice, with the tables whole."""
     counts = []
@@ -527,7 +521,13 @@ def test_it_goes_part_by_part_and_is_not_found_from_the_first_on(
     history, column = graph.tables.history, graph.tables.engines["e"]
     awaited = [len(history.running.of(column))]
     assert awaited[0] > 2_048
-    slices = noted(graph.forgetting("e"), lambda: awaited.append(len(history.running.of(column))))
+
+    def noted() -> Iterator[None]:
+        for each in graph.forgetting("e"):
+            awaited.append(len(history.running.of(column)))
+            yield each
+
+    slices = noted()
     next(slices)
     assert graph.engines == ["other"]
     assert graph.resident_count("e") == 0
@@ -538,9 +538,8 @@ def test_it_goes_part_by_part_and_is_not_found_from_the_first_on(
     assert max(lost) < FORGETTING_POOL / 2, "no slice takes most of them"
     assert counts[-1] == 0
     assert len(graph.tables.blocks) == FORGETTING_POOL, "they are remembered"
-    assert set(graph.rank("other", 64).order.tolist()) | set(
-        graph.rank("other", 64).protected.tolist()
-    ) == set(keys[-64:].tolist())
+    ranking = graph.rank("other", 64)
+    assert {*ranking.order.tolist(), *ranking.protected.tolist()} == set(keys[-64:].tolist())
     assert awaited[1] > 0, "no slice takes all requests that are awaited"
     assert awaited == sorted(awaited, reverse=True)
     assert awaited[-1] == 0
@@ -556,7 +555,7 @@ def test_one_that_comes_back_meanwhile_keeps_all_that_it_says(
         next(slices)
     fresh = random_keys(np.random.default_rng(6), 1000)
     hello = EngineHello("e", "m", BLOCK_SIZE, FORGETTING_POOL, "v")
-    listed = [BlocksResident(packed(keys[:5000])), BlocksStored(pack(fresh), None, BLOCK_SIZE)]
+    listed = [BlocksResident(packed(keys[:5000])), stored(fresh)]
     graph.apply("e", [hello, *listed])
     for _ in slices:
         graph.check_integrity()
@@ -570,13 +569,13 @@ def test_one_that_comes_back_meanwhile_keeps_all_that_it_says(
 
 def test_nobody_is_given_its_column_before_the_last_slice() -> None:
     graph = KVCacheGraph()
-    stored = BlocksStored(packed(np.arange(1, 3, dtype=np.uint64)), None, BLOCK_SIZE)
+    whole = stored(1, 2)
     for number in range(MAX_ENGINES):
-        graph.apply(f"e{number}", [stored])
+        graph.apply(f"e{number}", [whole])
     slices = graph.forgetting("e3")
     next(slices)
     with pytest.raises(GraphError, match=f"at most {MAX_ENGINES} engines"):
-        graph.apply("new", [stored])
+        graph.apply("new", [whole])
     assert list(slices) == []
     graph.apply("new", [])
     assert graph.tables.engines["new"] == 3
@@ -584,11 +583,21 @@ def test_nobody_is_given_its_column_before_the_last_slice() -> None:
     assert graph.rank("e0", 5).order.tolist() == [2, 1]
 
 
-def test_a_pool_that_is_emptied_is_emptied_part_by_part(graph: KVCacheGraph) -> None:
+@pytest.mark.parametrize(
+    ("event", "left"),
+    [
+        pytest.param(BlocksCleared(), 1000, id="a pool that is emptied: copies stay"),
+        pytest.param(
+            EngineHello("e", "another", BLOCK_SIZE, FORGETTING_POOL, "v"), 0, id="another model"
+        ),
+    ],
+)
+def test_blocks_of_before_go_part_by_part(graph: KVCacheGraph, event: AnyEvent, left: int) -> None:
     column = graph.tables.engines["e"]
-    counts = counts_of(graph, column, graph.slices("e", [BlocksCleared()]))
+    counts = counts_of(graph, column, graph.slices("e", [event]))
     assert len(set(counts)) > 2
-    assert counts[-1] == 1000, "copies stay"
+    assert counts[-1] == left
+    assert graph.tables.models[column] == getattr(event, "model", "m")
     assert graph.resident_count("other") == 64
 
 
@@ -608,15 +617,6 @@ def test_a_pool_that_is_emptied_again_costs_what_it_holds(monkeypatch: pytest.Mo
     assert len(parts) == 10
     assert graph.resident_count("e") == 0
     graph.check_integrity()
-
-
-def test_another_model_lets_go_of_the_old_ones_blocks_part_by_part(graph: KVCacheGraph) -> None:
-    column = graph.tables.engines["e"]
-    hello = EngineHello("e", "another", BLOCK_SIZE, FORGETTING_POOL, "v")
-    counts = counts_of(graph, column, graph.slices("e", [hello]))
-    assert len(set(counts)) > 2
-    assert counts[-1] == 0
-    assert graph.tables.models[column] == "another"
 
 
 def test_what_is_written_while_memory_is_taken_is_kept() -> None:
