@@ -113,9 +113,7 @@ def test_chats_that_share_a_system_prompt_are_told_apart(
     assert not any(traffic.superseded(*(key for chat in chats for key in chat)))
 
 
-def test_chats_that_differ_in_one_block_are_told_apart_once_one_comes_back(
-    traffic: Traffic,
-) -> None:
+def test_chats_that_differ_in_one_block_are_told_apart_once_one_returns(traffic: Traffic) -> None:
     first = traffic.asks(1, 2, 3)
     assert traffic.asks(1, 2, 3, 10) == first
     assert traffic.asks(1, 2, 3, 20) == first, "it may be the same prompt, with another end"
@@ -288,9 +286,7 @@ def test_the_sums_at_a_block_are_those_of_its_edges() -> None:
 
 
 @pytest.mark.parametrize(("again", "linked"), [((1, 2), [2, 7, 8]), ((), [5, 6, 7, 8])])
-def test_links_of_blocks_that_were_forgotten_are_gone(
-    again: tuple[int, ...], linked: list[int]
-) -> None:
+def test_links_of_forgotten_blocks_are_gone(again: tuple[int, ...], linked: list[int]) -> None:
     """Three blocks of a chain are forgotten, the longest unused: from its start, or behind it."""
     now = [0.0]
     graph = walked(*range(1, 9), limits=GraphLimits(max_ghosts=8), clock=lambda: now[0])

@@ -158,9 +158,7 @@ STRANGE: dict[str, Change] = {
 
 
 @pytest.mark.parametrize("what", STRANGE)
-def test_a_right_digest_says_nothing_of_the_content(
-    graph: KVCacheGraph, tmp_path: Path, what: str
-) -> None:
+def test_a_right_digest_is_not_enough(graph: KVCacheGraph, tmp_path: Path, what: str) -> None:
     path = tmp_path / "graph.snap"
     snapshot.save(graph, path)
     payload = path.read_bytes()[40:]
@@ -174,9 +172,7 @@ def test_a_right_digest_says_nothing_of_the_content(
     assert empty.tables is tables, "nothing of it was taken"
 
 
-def test_a_part_is_never_larger_than_it_says_in_the_file(
-    graph: KVCacheGraph, tmp_path: Path
-) -> None:
+def test_a_part_is_never_larger_than_the_file_says(graph: KVCacheGraph, tmp_path: Path) -> None:
     """A snapshot takes as much memory as its file has bytes, some times over."""
     path = tmp_path / "graph.snap"
     path.write_bytes(signed(packed({"a": np.zeros(1 << 28, np.uint8)}, np.savez_compressed)))

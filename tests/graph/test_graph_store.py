@@ -121,9 +121,7 @@ def test_an_index_finds_what_stands_beyond_a_full_group_that_lost_a_key() -> Non
         assert index.find(keys).tolist() == left.tolist()
 
 
-def test_an_index_whose_keys_come_and_go_is_hardly_ever_rebuilt(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_index_whose_keys_come_and_go_is_rarely_rebuilt(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(HashIndex, "rebuild", None)
     index, rows = HashIndex(1024), RowPool()
     keys = np.random.default_rng(2).integers(1, 1 << 63, (400, 50), dtype=np.uint64)

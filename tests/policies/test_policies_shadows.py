@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 from kvgraph.advisor.config.sections import ScoreConfig
-from kvgraph.advisor.page.shadows import ShadowView, lru_tokens, shadows_view
+from kvgraph.advisor.page.shadows import Shadows, ShadowView, lru_tokens, shadows_view
 from kvgraph.advisor.page.what_if import weight_effect
 from kvgraph.advisor.policies.evidence import PolicySelector
 from kvgraph.advisor.policies.guard import Guard
@@ -62,19 +62,32 @@ def half(of_chats: Trace) -> Live:
     return live
 
 
+def view_of(live: Live) -> Shadows:
+    return shadows_view(live.runner, None, live.now, float, str)
+
+
+def views_of(live: Live) -> list[ShadowView]:
+    return view_of(live).shadows
+
+
+def rates_of(live: Live) -> dict[str, float | None]:
+    return {each.name: each.hit_rate for each in views_of(live)}
+
+
 @pytest.mark.parametrize(
     "capacity", [1.0, 0.75, *(pytest.param(n, marks=pytest.mark.large) for n in (1.25, 2.0))]
 )
-def test_a_shadow_of_lru_finds_what_a_full_replay_finds(
+def test_a_shadow_of_lru_finds_as_a_replay_does(
     trace: Trace, played: Live, capacity: float
 ) -> None:
-    live = played
     name = "lru" if capacity == 1.0 else f"lru ×{capacity:g}"
-    full = lru_hits(trace, round(CAPACITY * capacity)).sum() / trace.full.sum()
-    assert live.rate(name) == pytest.approx(full, abs=POINT)
-    assert live.set.ours / live.set.asked == pytest.approx(
-        lru_hits(trace, CAPACITY).sum() / trace.full.sum(), abs=1e-9
-    )
+    assert played.rate(name) == pytest.approx(lru_rate(trace, CAPACITY * capacity), abs=POINT)
+    ours = played.set.ours / played.set.asked
+    assert ours == pytest.approx(lru_rate(trace, CAPACITY), abs=1e-9)
+
+
+def lru_rate(trace: Trace, capacity: float) -> float:
+    return float(lru_hits(trace, round(capacity)).sum() / trace.full.sum())
 
 
 @pytest.mark.parametrize("begins_trusted", [False, True])
@@ -119,20 +132,13 @@ def test_a_guarded_shadow_of_a_good_policy_finds_what_the_policy_finds(trace: Tr
     assert guarded.rate("lifecycle") >= alone.rate("lifecycle") - POINT
 
 
-def views_of(live: Live) -> list[ShadowView]:
-    return shadows_view(live.runner, None, live.now, float, str).shadows
-
-
 def test_lru_follows_all_sessions_and_policies_half_of_them(of_chats: Trace, half: Live) -> None:
-    full = lru_hits(of_chats, 2 * CAPACITY).sum() / of_chats.full.sum()
     assert 0 < len(half.set.sample.sessions) < len(np.unique(of_chats.session))
     assert half.set.sampled < half.set.asked
-    assert half.rate("lru") == pytest.approx(full, abs=1e-9)
+    assert half.rate("lru") == pytest.approx(lru_rate(of_chats, 2 * CAPACITY), abs=1e-9)
 
 
-def test_half_of_the_sessions_say_what_a_policy_would_find_for_all(
-    of_chats: Trace, half: Live
-) -> None:
+def test_half_of_the_sessions_say_what_a_policy_finds_for_all(of_chats: Trace, half: Live) -> None:
     """Whatever those of the sample are like: only the difference to LRU is theirs; they share a
     beginning, which takes as much room in a sample as in the pool.
     """
@@ -140,9 +146,7 @@ def test_half_of_the_sessions_say_what_a_policy_would_find_for_all(
     all_of_them.play()
     policy = half.set.ranked[0].name
     assert half.rate(policy) == pytest.approx(all_of_them.rate(policy), abs=6 * POINT)
-    view = shadows_view(half.runner, None, half.now, float, str)
-    rates = {each.name: each.hit_rate for each in view.shadows}
-    assert rates[policy] == pytest.approx(half.rate(policy), abs=1e-4)
+    assert rates_of(half)[policy] == pytest.approx(half.rate(policy), abs=1e-4)
 
 
 def test_belady_is_above_all_of_them(trace: Trace, played: Live) -> None:
@@ -153,8 +157,7 @@ def test_belady_is_above_all_of_them(trace: Trace, played: Live) -> None:
 
 
 def test_the_ceiling_starts_with_what_the_pool_had() -> None:
-    window = RequestWindow()
-    keys = np.arange(1, 5, dtype=np.uint64)
+    window, keys = RequestWindow(), np.arange(1, 5, dtype=np.uint64)
     window.add(keys, 4, 4)
     assert ceiling(window.taken(), 10) == (4, 4, 4)
     assert ceiling(window.taken(), 2) == (4, 2, 4)
@@ -163,8 +166,7 @@ def test_the_ceiling_starts_with_what_the_pool_had() -> None:
 
 def test_what_an_answer_left_is_there_for_whoever_knows_the_future() -> None:
     """Nobody asks for it, and it is no block of a prompt; but the next turn's prompt has it."""
-    keys = np.arange(1, 7, dtype=np.uint64)
-    window = RequestWindow()
+    window, keys = RequestWindow(), np.arange(1, 7, dtype=np.uint64)
     window.add(keys[:4], 4, 0)
     window.answered(keys[4:])
     window.add(keys, 6, 6)
@@ -200,8 +202,8 @@ def test_a_sample_is_nested_and_about_its_share() -> None:
 
 
 def test_shadows_reach_the_page(played: Live) -> None:
-    live = played
-    view = shadows_view(live.runner, None, live.now, lambda at: round(at + 1e9, 3), str)
+    live, view = played, view_of(played)
+    assert (live.runner.rank_every_s, live.set.sample.share) == (INTERVAL_S, 1.0), "all is done"
     names = [shadow.name for shadow in view.shadows]
     assert (names[0], names[-1], view.engine) == ("ours", "belady", "e")
     assert {"lru", "lru ×2", "classic"} <= set(names)
@@ -228,11 +230,7 @@ def test_a_ceiling_is_of_the_curves_requests_and_never_below_them(
     monkeypatch.setattr(ceiling_module, "MOST_BLOCKS", remembered)
     live = Live(trace, SMALL, halvings)
     seen: list[list[ShadowView]] = []
-
-    def look() -> None:
-        seen.append(shadows_view(live.runner, None, live.now, float, str).shadows)
-
-    live.play(look)
+    live.play(lambda: seen.append(views_of(live)))
     shown = 0
     for ours, *others, top in seen:
         assert (ours.name, top.name) == ("ours", "belady")
@@ -249,9 +247,7 @@ def test_a_ceiling_is_of_the_curves_requests_and_never_below_them(
     assert len({views[-1].asked for views in seen}) > 2, "it is worked out again"
 
 
-def test_there_is_no_ceiling_while_other_weights_are_tried_or_when_nobody_looked(
-    trace: Trace,
-) -> None:
+def test_there_is_no_ceiling_while_other_weights_are_tried_or_nobody_looked(trace: Trace) -> None:
     live = Live(trace, SMALL)
     live.play(live.runner.looked)
     assert views_of(live)[-1].hit_rate is not None
@@ -276,9 +272,9 @@ def test_tiers_are_as_much_more_pool(trace: Trace) -> None:
     full = lru_hits(trace, SMALL + 80).sum()
     assert pools["lru + tiers"].found == pytest.approx(full, abs=POINT * live.set.asked)
     assert pools["lru + tiers"].found > pools["lru"].found
-    view = shadows_view(live.runner, None, live.now, float, str)
-    assert next(s.name for s in view.shadows if s.tiers) == "lru + tiers"
-    assert all(s.blocks == SMALL + 80 for s in view.shadows if s.tiers)
+    with_tiers = [each for each in views_of(live) if each.tiers]
+    assert with_tiers[0].name == "lru + tiers"
+    assert {each.blocks for each in with_tiers} == {SMALL + 80}
 
 
 def test_what_host_memory_would_bring_is_told_of_an_engine_without_tiers(played: Live) -> None:
@@ -298,14 +294,13 @@ def test_what_a_load_brought_is_ours(trace: Trace) -> None:
 
 
 def test_a_change_of_weights_is_played_on_the_remembered_requests(played: Live) -> None:
-    same, nonsense = ScoreConfig(), ScoreConfig(hit_count=50.0, age=-1.0)
-    told = {}
-    for name, score in (("same", same), ("nonsense", nonsense)):
+    told = []
+    for score in (ScoreConfig(), ScoreConfig(hit_count=50.0, age=-1.0)):
         graph, remembered = played.graph, played.runner.remembered
         effect, play = weight_effect(graph, score, None, float, remembered)
         assert effect.engine == "e"
-        told[name] = play()
-    first, second = told["same"], told["nonsense"]
+        told.append(play())
+    first, second = told
     assert 0 < first.found_now == first.found_then <= first.asked
     assert "as many blocks" in first.sentence
     assert second.found_now == first.found_now
@@ -325,10 +320,6 @@ def test_shadows_that_take_too_long_rank_less_often_and_then_follow_fewer(trace:
     assert seen[6:8] == [(64.0, 0.5), (64.0, 0.25)]
 
 
-def test_shadows_that_take_little_do_all(played: Live) -> None:
-    assert (played.runner.rank_every_s, played.set.sample.share) == (INTERVAL_S, 1.0)
-
-
 def test_a_pool_of_another_size_begins_anew(trace: Trace) -> None:
     live = Live(trace, CAPACITY)
     before = live.set
@@ -340,9 +331,7 @@ def test_a_pool_of_another_size_begins_anew(trace: Trace) -> None:
     assert live.runner.sets == {}
 
 
-def test_a_ceiling_costs_no_session_its_place(
-    trace: Trace, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_ceiling_costs_no_session_a_place(trace: Trace, monkeypatch: pytest.MonkeyPatch) -> None:
     """It has a share of a core of its own, and is worked out only while somebody looks."""
     spent_s = [0.0]
 
@@ -426,14 +415,16 @@ def test_the_ceiling_is_of_all_sessions_whatever_the_sample(trace: Trace) -> Non
     assert ceiling(*live.runner.remembered("e")) == (10, 5, 5)
 
 
-def noted(live: Live, ranked: list[float]) -> Callable[[View], Iterator[None]]:
-    """Ranks nothing, and notes when it was to."""
+def rankings_of(live: Live) -> list[float]:
+    """When its set is to rank, which it then does not."""
+    ranked = list[float]()
 
     def ranking(view: View) -> Iterator[None]:
         ranked.append(live.now)
         yield
 
-    return ranking
+    live.set.ranking = ranking  # type: ignore[method-assign]
+    return ranked
 
 
 def test_shadows_that_can_follow_no_fewer_rank_less_often(
@@ -447,8 +438,7 @@ def test_shadows_that_can_follow_no_fewer_rank_less_often(
             live.now += 31.0
             live.runner.tick()
     assert [record.args for record in caplog.records] == [(0.5 * 2**n,) for n in range(1, 8)]
-    ranked: list[float] = []
-    live.set.ranking = noted(live, ranked)  # type: ignore[method-assign]
+    ranked = rankings_of(live)
     for _ in range(1280):
         live.now += INTERVAL_S
         live.ask()
@@ -458,8 +448,7 @@ def test_shadows_that_can_follow_no_fewer_rank_less_often(
 
 def test_shadows_rest_while_nothing_is_asked(trace: Trace) -> None:
     live = Live(trace, CAPACITY)
-    ranked: list[float] = []
-    live.set.ranking = noted(live, ranked)  # type: ignore[method-assign]
+    ranked = rankings_of(live)
     for tick in range(20):
         live.now += INTERVAL_S
         if tick == 10:
@@ -476,9 +465,7 @@ def test_policies_shadows_follow_only_while_somebody_looks(trace: Trace, played:
     assert live.set.lru[0].found == played.set.lru[0].found > 0
     assert live.set.rate(policy) is None
     assert not live.set.sampled
-    first = {
-        each.name: each for each in shadows_view(live.runner, None, live.now, float, str).shadows
-    }
+    first = {each.name: each for each in views_of(live)}
     assert first[policy.name].hit_rate is None
     assert first["lru"].hit_rate is not None
     assert set(first[policy.name].history) == {None}

@@ -513,9 +513,7 @@ def test_news_of_an_engine_that_is_gone_finds_room_in_its_log() -> None:
     assert len(graph.tables.blocks) == 2
 
 
-def test_a_block_of_the_sessions_own_answer_may_go_in_the_very_step_that_wants_it(
-    world: World,
-) -> None:
+def test_a_block_of_the_sessions_answer_may_go_in_the_very_step_that_wants_it(world: World) -> None:
     """Nobody asked for it before, so it is not among the prompts that the session told."""
     world.start(1, 2)
     world.tell(stored(1, 2), stored(3, behind=2))
@@ -528,9 +526,7 @@ def test_a_block_of_the_sessions_own_answer_may_go_in_the_very_step_that_wants_i
     assert "Block 3 of 4 left the pool just then. Why:" in miss.sentence
 
 
-def test_what_is_told_of_a_step_a_moment_later_did_not_happen_after_its_requests(
-    world: World,
-) -> None:
+def test_what_is_told_of_a_step_a_moment_later_did_not_happen_after_it(world: World) -> None:
     world.serve(1, 2, 3)
     world.start(1, 2, 3, found=1)
     began = world.now
@@ -574,9 +570,7 @@ def grown_tree() -> tuple[BlockTable, float]:
     return graph.tables.blocks, now[0]
 
 
-def naive_sibling(
-    blocks: BlockTable, row: int, parent: int, session: int, now: float
-) -> int | None:
+def sibling_of(blocks: BlockTable, row: int, parent: int, session: int, now: float) -> int | None:
     if blocks.created[parent] >= now and blocks.walkers[parent] <= 1:
         return None
     others = np.flatnonzero(blocks.parent[: blocks.size] == parent)
@@ -601,7 +595,7 @@ def test_siblings_are_found_as_by_a_look_at_all_blocks(copied: bool) -> None:
     for parent in live * 2:
         for row in [*np.flatnonzero(blocks.parent[: blocks.size] == parent).tolist(), live[0]]:
             for session in (-1, 3, 7):
-                expected = naive_sibling(blocks, row, parent, session, now)
+                expected = sibling_of(blocks, row, parent, session, now)
                 said = core.sibling(blocks, blocks.size, row, parent, session, now)
                 assert said == expected
                 found.add(said)

@@ -106,9 +106,7 @@ def walk(blocks: int, at: float = 0.0) -> ReplayedWalk:
     return ReplayedWalk(0, "s", rows, rows.astype(np.uint64), blocks, 0, SIZE * blocks, at)
 
 
-def test_walks_that_nobody_takes_are_bounded_by_their_blocks(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_walks_that_nobody_takes_are_bounded_by_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(queues, "MOST_BLOCKS", 25)
     queue = ReplayQueue()
     for _ in range(2):
@@ -122,7 +120,7 @@ def test_walks_that_nobody_takes_are_bounded_by_their_blocks(
     assert len(queue.take()) == 2, "what was taken takes no room"
 
 
-def test_walks_that_nobody_takes_are_bounded_by_their_number() -> None:
+def test_walks_that_nobody_takes_are_bounded_by_number() -> None:
     queue, empty = ReplayQueue(), walk(0)
     for _ in range(70_000):
         queue.add(empty)
@@ -180,9 +178,7 @@ def test_a_request_that_ran_through_a_gap_ends_when_that_is_heard_of(world: Worl
     assert float(record["ran"]) == 2.0
 
 
-def test_how_long_a_request_ran_is_what_its_engine_says_not_when_that_was_heard(
-    world: World,
-) -> None:
+def test_how_long_a_request_ran_is_what_its_engine_says_not_when_it_was_heard(world: World) -> None:
     """Short requests' starts and ends come in one batch."""
     name = world.start(1, 2)
     world.tell(RequestFinished(name, pack(1, 2), 20, 24, "stop", ran_s=0.0625))
@@ -217,9 +213,7 @@ def test_requests_whose_ends_were_lost_are_walked_no_more_and_forgotten_after_te
     assert running.nbytes == 0
 
 
-def test_the_oldest_of_all_engines_is_surplus_doubted_or_not(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_oldest_of_all_is_surplus_doubted_or_not(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(requests, "MOST_BLOCKS", 3)
     running, rows = RunningRequests(), np.zeros(1, dtype=np.int32)
     for number, (engine, name) in enumerate([(1, "a"), (0, "b"), (1, "c"), (0, "d")]):
@@ -233,9 +227,7 @@ def test_the_oldest_of_all_engines_is_surplus_doubted_or_not(
     assert running.surplus() == (1, "c")
 
 
-def test_what_was_told_before_a_failure_is_not_counted_as_anothers(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_what_preceded_a_failure_is_not_counted_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
     graph = KVCacheGraph(clock=lambda: 1.0)
     for engine in ("broken", "whole"):
         graph.apply(engine, [EngineHello(engine, "m", 16, 100, "v")])

@@ -245,7 +245,7 @@ def test_a_stranger_is_no_fork(first: range, ends: bool | None, stranger: tuple[
 
 
 @pytest.fixture
-def sampled_graph() -> KVCacheGraph:
+def sampled() -> KVCacheGraph:
     """Two requests of two sessions walked three blocks, one of which holds a memory."""
     graph, memory = KVCacheGraph(clock=lambda: 50.0), Segment(5, 0, 16, None, None, "m")
     for session, segments in (("r", (memory,)), ("q", ())):
@@ -253,52 +253,50 @@ def sampled_graph() -> KVCacheGraph:
     return graph
 
 
-def test_a_session_has_the_mean_of_what_was_sampled_of_it(sampled_graph: KVCacheGraph) -> None:
-    assert sampled_graph.explain_session("r", None)["confidence"] is None
+def test_a_session_has_the_mean_of_what_was_sampled_of_it(sampled: KVCacheGraph) -> None:
+    assert sampled.explain_session("r", None)["confidence"] is None
     said = [ConfidenceSampled(pack(3), sure, "r", "r", None) for sure in (1.0, 0.0)]
-    sampled_graph.apply("e", said)
-    assert sampled_graph.explain_session("r", None)["confidence"] == pytest.approx(0.8)
-    assert sampled_graph.explain_session("q", None)["confidence"] is None
-    sampled_graph.apply("e", [ConfidenceSampled(pack(3), 0.5, "x", "nobody", "no tenant")])
-    assert sampled_graph.explain_session("r", None)["confidence"] == pytest.approx(0.8)
+    sampled.apply("e", said)
+    assert sampled.explain_session("r", None)["confidence"] == pytest.approx(0.8)
+    assert sampled.explain_session("q", None)["confidence"] is None
+    sampled.apply("e", [ConfidenceSampled(pack(3), 0.5, "x", "nobody", "no tenant")])
+    assert sampled.explain_session("r", None)["confidence"] == pytest.approx(0.8)
 
 
-def test_the_mean_of_a_block_begins_with_its_first_sample(sampled_graph: KVCacheGraph) -> None:
-    sampled_graph.apply("e", [ConfidenceSampled(pack(3), 0.25, "r", "r", None)])
-    assert sampled_graph.explain(3)["confidence"] == pytest.approx(0.25)
-    sampled_graph.apply("e", [ConfidenceSampled(pack(3), 0.75, "r", "r", None)])
-    assert sampled_graph.explain(3)["confidence"] == pytest.approx(0.35)
+def test_the_mean_of_a_block_begins_with_its_first_sample(sampled: KVCacheGraph) -> None:
+    sampled.apply("e", [ConfidenceSampled(pack(3), 0.25, "r", "r", None)])
+    assert sampled.explain(3)["confidence"] == pytest.approx(0.25)
+    sampled.apply("e", [ConfidenceSampled(pack(3), 0.75, "r", "r", None)])
+    assert sampled.explain(3)["confidence"] == pytest.approx(0.35)
 
 
-def test_a_session_that_nobody_named_is_found_by_its_request(sampled_graph: KVCacheGraph) -> None:
-    sampled_graph.apply("e", [started("u", 7, 8), ConfidenceSampled(pack(8), 0.25, "u")])
-    sessions = sampled_graph.tables.sessions
+def test_a_session_that_nobody_named_is_found_by_its_request(sampled: KVCacheGraph) -> None:
+    sampled.apply("e", [started("u", 7, 8), ConfidenceSampled(pack(8), 0.25, "u")])
+    sessions = sampled.tables.sessions
     known = {sessions.names[n]: float(sessions.confidence[n]) for n in range(sessions.size)}
     assert [sure for name, sure in known.items() if name.endswith("/u")] == [0.25]
 
 
-def test_importance_grows_where_attention_goes_unless_it_was_stated(
-    sampled_graph: KVCacheGraph,
-) -> None:
-    blocks, mass = sampled_graph.tables.blocks, np.array([0.05, 0.05, 0.9], dtype="<f4").tobytes()
+def test_importance_grows_where_attention_goes_unless_it_was_stated(sampled: KVCacheGraph) -> None:
+    blocks, mass = sampled.tables.blocks, np.array([0.05, 0.05, 0.9], dtype="<f4").tobytes()
     stated = Segment(4, 16, 32, 0.25, None, None, authority=1)
-    sampled_graph.apply("e", [started("s", 1, 2, 3, session="s", segments=(stated,))])
+    sampled.apply("e", [started("s", 1, 2, 3, session="s", segments=(stated,))])
     before = blocks.importance[:3].copy()
     strong = np.array([0.05, 0.9, 0.05], dtype="<f4").tobytes()
-    sampled_graph.apply("e", [BlocksAttended(pack(1, 2, 3), mass)] * 50)
-    sampled_graph.apply("e", [BlocksAttended(pack(1, 2, 3), strong)] * 50)
-    rows = blocks.find(np.array([1, 2, 3], np.uint64), sampled_graph.tables.salt(0))
+    sampled.apply("e", [BlocksAttended(pack(1, 2, 3), mass)] * 50)
+    sampled.apply("e", [BlocksAttended(pack(1, 2, 3), strong)] * 50)
+    rows = blocks.find(np.array([1, 2, 3], np.uint64), sampled.tables.salt(0))
     assert blocks.importance[rows[2]] > before[2]
     assert blocks.importance[rows].max() <= 0.8
     assert blocks.importance[rows[1]] == np.float32(0.25), "a caller stated it"
 
 
-def test_each_edge_is_explained_in_words(sampled_graph: KVCacheGraph) -> None:
+def test_each_edge_is_explained_in_words(sampled: KVCacheGraph) -> None:
     mass = np.full(2, 0.5, dtype="<f4").tobytes()
-    sampled_graph.apply("e", [BlocksAttended(pack(1, 3), mass)] * 3)
+    sampled.apply("e", [BlocksAttended(pack(1, 3), mass)] * 3)
     alike = np.ones((2, 4), dtype="<f2").tobytes()
-    sampled_graph.apply("e", [BlocksEmbedded(pack(1, 3), 4, alike), spilled(1)])
-    told = sampled_graph.explain(1)
+    sampled.apply("e", [BlocksEmbedded(pack(1, 3), 4, alike), spilled(1)])
+    told = sampled.explain(1)
     because = {edge["type"]: edge["because"] for edge in told["edges"]}
     assert because["co_attend"].startswith("both were among the most attended in sampled steps, 3")
     assert "cosine of 1.00" in because["semantic"]

@@ -57,9 +57,7 @@ def test_a_session_that_said_when_it_returns_is_brought_back_around_then(
         assert cache.returning() == expected
 
 
-def test_a_return_that_nobody_stated_is_predicted_from_the_sessions_own_pauses(
-    cache: Cache,
-) -> None:
+def test_a_return_that_nobody_stated_is_predicted_from_its_sessions_pauses(cache: Cache) -> None:
     for _ in range(3):
         cache.turn("agent", 1, 2, waiting_for_tool=True)
         cache.now += 20

@@ -307,9 +307,7 @@ def test_the_weightiest_rule_by_which_two_blocks_differ_decides() -> None:
         assert abs(weight) > swing
 
 
-def test_a_pin_holds_against_over_and_superseded_and_yields_to_protected(
-    graph: KVCacheGraph,
-) -> None:
+def test_a_pin_holds_against_over_and_superseded_but_not_protected(graph: KVCacheGraph) -> None:
     blocks = graph.tables.blocks
     rows = blocks.find(np.array([SUPERSEDED, OVER], dtype=np.uint64))
     blocks.for_writing("pinned_until")[rows] = NOW + 60

@@ -60,9 +60,7 @@ def test_protected_blocks_go_only_when_nothing_else_is_left(told: Told) -> None:
     assert told.graph.suggest_eviction(3) == [3, 2, 1]
 
 
-def test_an_unprotected_parent_of_a_protected_block_is_protected_with_it(
-    told: Told,
-) -> None:
+def test_an_unprotected_parent_of_a_protected_block_is_protected_with_it(told: Told) -> None:
     told.turn("a", 1, 2, 3, segments=(layer(SourceLayer.RULES, 1, start=1),))
     ranking = told.graph.rank("e", 100)
     assert ranking.order.tolist() == [3]
@@ -137,9 +135,7 @@ def test_it_counts_against_the_mean_of_the_sampled(world: World) -> None:
 
 
 @pytest.mark.parametrize("policy", [ClassicPolicy(), LifecyclePolicy()])
-def test_blocks_of_a_session_that_the_model_is_sure_of_go_first(
-    world: World, policy: Policy
-) -> None:
+def test_blocks_of_a_session_the_model_is_sure_of_go_first(world: World, policy: Policy) -> None:
     world.graph.policy = policy
     sample(world, "doubting", 0.2, 11)
     sample(world, "sure", 0.9, 1)

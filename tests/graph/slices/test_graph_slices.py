@@ -379,7 +379,7 @@ def told(tips: bool, session: str | None) -> KVCacheGraph:
 @pytest.mark.parametrize("session", ["s", None])
 def test_a_session_told_by_tips_has_the_same_turns_and_the_same_end(session: str | None) -> None:
     chains, tips = told(False, session), told(True, session)
-    assert tips.counters["tips_unknown"] == 0
+    assert tips.counters["tips_unknown"] == tips.counters["blocks_superseded"] == 0
     for name in ("turns", "tokens", "tip", "running", "state"):
         ours, theirs = (getattr(each.tables.sessions, name)[0] for each in (tips, chains))
         assert ours == theirs, name
@@ -401,13 +401,6 @@ def test_a_tip_is_one_key_long() -> None:
     # A start that says what its blocks are is told whole.
     tagged = msgspec.structs.replace(started, segments=(Segment(0, 0, 160),))
     assert as_tip(tagged) is tagged
-
-
-def test_what_a_tip_leaves_out_is_not_taken_for_left_behind() -> None:
-    graph = KVCacheGraph()
-    for number, found in enumerate((0, 40)):
-        graph.apply("e", [as_tip(each) for each in turn(number, range(1, 101), found, "s")])
-    assert graph.counters["blocks_superseded"] == 0
 
 
 def test_a_tip_of_a_chain_that_is_not_known_tells_of_no_block() -> None:
@@ -515,9 +508,7 @@ def counts_of(graph: KVCacheGraph, column: int, slices: Iterator[None]) -> list[
     return [*counts, held(graph, column)]
 
 
-def test_it_goes_part_by_part_and_is_not_found_from_the_first_on(
-    graph: KVCacheGraph, keys: Keys
-) -> None:
+def test_it_goes_in_parts_and_is_gone_from_the_first_on(graph: KVCacheGraph, keys: Keys) -> None:
     history, column = graph.tables.history, graph.tables.engines["e"]
     awaited = [len(history.running.of(column))]
     assert awaited[0] > 2_048
