@@ -29,7 +29,7 @@ from kvgraph.graph.wire.events import (
     RequestFinished,
     RequestStarted,
 )
-from turns import Told, spilled, started, stored, turn_events
+from turns import Told, removed, spilled, started, stored, turn_events
 from wire_keys import pack
 
 
@@ -167,12 +167,18 @@ def test_ghosts_are_remembered_up_to_their_limit_the_latest_used_longest() -> No
     told = Told(limits=GraphLimits(max_ghosts=100))
     for batch in range(40):
         told.now += 1
-        keys = pack(*range(1000 * batch + 1, 1000 * batch + 21))
-        told.tell(BlocksStored(keys, None, 16), BlocksRemoved(keys))
+        keys = range(1000 * batch + 1, 1000 * batch + 21)
+        told.tell(stored(*keys), removed(*keys))
         assert len(told.graph.tables.blocks) <= 145
     assert told.graph.explain(39_001)["tiers"] == {}
     with pytest.raises(GraphError, match="long forgotten"):
         told.graph.explain(1)
+
+
+def test_a_block_that_returns_has_its_history() -> None:
+    told = Told(stored(1), started("r", 1, found=1, session="s"), removed(1))
+    told.tell(stored(1))
+    assert told.graph.explain(1)["hits"] == 1
 
 
 @pytest.mark.parametrize(

@@ -15,18 +15,15 @@ from kvgraph.advisor.replay.graph_order import GraphOrder
 from kvgraph.advisor.replay.simulator import Instance, simulate
 from kvgraph.graph.ranking.policy import Policy, View, Weights
 from kvgraph.graph.ranking.rules import SCORE_BOUND
-from kvgraph.graph.types import NO_ROW, SourceLayer, Tier, as_keys
+from kvgraph.graph.types import NO_ROW, SourceLayer, as_keys
 from kvgraph.graph.wire.advice import EvictionRanking
 from kvgraph.graph.wire.events import (
-    BlocksRemoved,
-    BlocksSpilled,
     EngineHello,
     Segment,
     SessionSignal,
 )
 from made_traffic import made, recent
-from turns import SIZE, Told, finished, removed, started, stored
-from wire_keys import pack
+from turns import SIZE, Told, finished, removed, spilled, started, stored
 
 POOL = 400
 LAYERS = (SourceLayer.RULES, SourceLayer.CONTEXT, SourceLayer.TOOL_RESULT)
@@ -75,12 +72,11 @@ class Traffic(Told):
 
     def _aside(self, session: str, chain: list[int]) -> None:
         """What else happens: copies, evictions, an end."""
-        tail = pack(chain[-1])
         match self._dice.randrange(8):
             case 0:
-                self.tell(BlocksSpilled(tail, int(Tier.WARM), 1024))
+                self.tell(spilled(chain[-1]))
             case 1 if len(chain) > 1:
-                self.tell(BlocksRemoved(tail))
+                self.tell(removed(chain[-1]))
                 del chain[-1]
             case 2:
                 self.tell(SessionSignal(session, ended=True))

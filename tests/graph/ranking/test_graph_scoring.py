@@ -90,6 +90,17 @@ def test_an_abandoned_branch_goes_first_and_its_stem_stays(told: Told) -> None:
     assert told.graph.explain(2)["standing"] == []
 
 
+def test_a_branch_that_is_shared_or_returned_to_is_not_abandoned(told: Told) -> None:
+    told.turn("a", 1, 2, 3)
+    told.turn("b", 1, 2, 3)
+    told.turn("a", 1, 4)
+    assert not told.graph.explain(3)["superseded"], "another session shares it"
+    for chain in ((11, 12), (11, 13), (11, 12, 14)):
+        told.turn("c", *chain)
+    assert not told.graph.explain(12)["superseded"], "its session came back to it"
+    assert told.graph.explain(13)["superseded"]
+
+
 def test_what_an_ended_session_leaves_goes_before_what_a_waiting_one_needs(told: Told) -> None:
     told.turn("waits", 1, waiting_for_tool=True, expected_return_s=60.0)
     told.now += 30

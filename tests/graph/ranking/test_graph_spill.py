@@ -9,14 +9,12 @@ from kvgraph.graph.kvcache_graph import KVCacheGraph
 from kvgraph.graph.tables.tables import GraphLimits
 from kvgraph.graph.types import SessionState, SourceLayer
 from kvgraph.graph.wire.events import (
-    BlocksRemoved,
-    BlocksStored,
+    BlocksCleared,
     Pressure,
     Segment,
     TierReport,
 )
 from turns import SIZE, Told, dropped, removed, resident, spilled, stored, turn_events
-from wire_keys import pack
 
 WARM, COLD = 2, 4
 REPORT = TierReport(4096, *[0] * 13, 0.0, *[0] * 5, 0.0, 0.0, 0.0)
@@ -240,8 +238,38 @@ def test_a_copy_keeps_its_block_known_when_ghosts_are_forgotten() -> None:
     cache.evicted(1, 2)
     for batch in range(1, 40):
         cache.now += 1
-        keys = pack(*range(1000 * batch, 1000 * batch + 20))
-        cache.tell(BlocksStored(keys, None, SIZE), BlocksRemoved(keys))
+        keys = range(1000 * batch, 1000 * batch + 20)
+        cache.tell(stored(*keys), removed(*keys))
     assert cache.graph.explain(1)["tiers"] == {"e": ["warm"]}
     with pytest.raises(Exception, match="long forgotten"):
         cache.graph.explain(2)
+
+
+def test_after_a_resync_only_what_is_announced_again_counts(cache: Cache) -> None:
+    cache.turn("agent", 1, 2, 3)
+    cache.copied(1, 2)
+    cache.copied(3, tier=COLD)
+    cache.tell(resident(1))
+    assert cache.graph.explain(3)["tiers"] == {}
+    assert cache.graph.stats().edges["spill_link"] == 0
+    cache.copied(2, 99)
+    assert cache.graph.explain(2)["tiers"] == {"e": ["warm"]}
+    assert cache.graph.explain(99)["tiers"] == {"e": ["warm"]}, "known by its copy alone"
+
+
+def test_a_reset_of_the_pool_leaves_the_copies_until_the_engine_drops_them(cache: Cache) -> None:
+    cache.turn("agent", 1)
+    cache.tell(spilled(1), BlocksCleared())
+    assert cache.graph.explain(1)["tiers"] == {"e": ["warm"]}
+    cache.tell(dropped(1))
+    assert cache.graph.explain(1)["tiers"] == {}
+
+
+def test_a_copy_of_two_engines_is_linked_until_neither_has_it(cache: Cache) -> None:
+    cache.turn("agent", 1)
+    for engine in ("e", "other"):
+        cache.tell(spilled(1), engine=engine)
+    for engine, links in (("other", 1), ("e", 0)):
+        cache.graph.forget_engine(engine)
+        cache.graph.check_integrity()
+        assert cache.graph.stats().edges["spill_link"] == links
