@@ -127,9 +127,9 @@ def test_chats_that_differ_in_one_block_are_told_apart_once_one_returns(traffic:
 HISTORY = range(1, 41)
 
 
-def grown(traffic: Traffic) -> str:
+def grown(traffic: Traffic, turns: int = 5) -> str:
     """A session of some turns, with ``HISTORY``."""
-    return [traffic.asks(*HISTORY[:end]) for end in (25, 30, 34, 37, 40)][-1]
+    return [traffic.asks(*HISTORY[:end]) for end in (25, 30, 34, 37, 40)[-turns:]][-1]
 
 
 def test_a_summary_takes_the_place_of_a_history_that_was_near_to_full(traffic: Traffic) -> None:
@@ -140,18 +140,19 @@ def test_a_summary_takes_the_place_of_a_history_that_was_near_to_full(traffic: T
 
 
 @pytest.mark.parametrize(
-    ("prompt", "longest"),
+    ("prompt", "longest", "turns"),
     [
-        pytest.param((1, 2, 3, 101), 40, id="a subagent, with a task of a few words"),
-        pytest.param((1, 2, 3, *range(101, 131)), 40, id="neither as long, nor a summary"),
-        pytest.param((1, 2, 3, 101, 102, 103), 80, id="a summary, but there was room left"),
+        pytest.param((1, 2, 3, 101), 40, 5, id="a subagent, with a task of a few words"),
+        pytest.param((1, 2, 3, *range(101, 131)), 40, 5, id="neither as long, nor a summary"),
+        pytest.param((1, 2, 3, 101, 102, 103), 80, 5, id="a summary, but there was room left"),
+        pytest.param((1, 2, 3, 101, 102, 103), 40, 4, id="a summary, but after few turns"),
     ],
 )
 def test_what_begins_beside_a_session_supersedes_nothing(
-    traffic: Traffic, prompt: tuple[int, ...], longest: int
+    traffic: Traffic, prompt: tuple[int, ...], longest: int, turns: int
 ) -> None:
     traffic.asks(*range(1001, 1001 + longest))
-    first = grown(traffic)
+    first = grown(traffic, turns)
     assert traffic.asks(*prompt) != first
     assert traffic.superseded(4, 5, 40) == [False] * 3
     assert traffic.asks(*HISTORY, 41) == first

@@ -401,6 +401,7 @@ def test_groups_of_which_no_kind_is_told_count_as_one_by_their_first() -> None:
     assert held_after(told, [of_group(removed_blocks(1), 1)]) == {1, 2}
     assert held_after(told, [of_group(removed_blocks(1), 0)]) == {2}
     assert held_after([stored_blocks(1, 2)], [removed_blocks(1)]) == {2}
+    assert held_after(told, [removed_blocks(1)]) == {2}, "what says no group counts"
 
 
 def test_copies_of_groups_that_do_not_count_do_not_either() -> None:

@@ -243,9 +243,14 @@ def test_a_stranger_is_no_fork(first: range, waits: bool, stranger: tuple[int, .
     assert agents.said("first")["expected_return_in_s"] is None
 
 
-def test_a_branch_of_what_somebody_reads_is_no_fork(agents: Agents) -> None:
-    agents.start("parent2", *HEAD, *PARENT)
-    agents.end("parent2", *HEAD, *PARENT, waiting_for_tool=False)
+@pytest.mark.parametrize(
+    ("more", "tool"),
+    [((), False), ((9, 10), True)],
+    ids=["of what somebody reads", "with less than half of a prompt"],
+)
+def test_a_branch_is_no_fork(agents: Agents, more: tuple[int, ...], tool: bool) -> None:
+    agents.start("parent2", *HEAD, *PARENT, *more)
+    agents.end("parent2", *HEAD, *PARENT, *more, waiting_for_tool=tool)
     agents.start("branch", *FORK)
     assert agents.said("branch")["forked_from"] is None
 
