@@ -69,9 +69,7 @@ def test_without_a_compiler_torch_does_it(undecided: None, monkeypatch: Any) -> 
     assert int(arena.memory.count_nonzero()) == LAYOUT.block_bytes // 2
 
 
-def test_the_switch_is_explained_and_then_obeyed_for_good(
-    undecided: None, monkeypatch: Any
-) -> None:
+def test_the_switch_is_explained_and_obeyed_for_good(undecided: None, monkeypatch: Any) -> None:
     cache = new_memory(LAYOUT)
     monkeypatch.setenv(ops.SWITCH, "fast")
     for _ in range(2):
