@@ -93,7 +93,7 @@ MENDS: Final = (
     Mend("an array is a trace", _READER, "            if line.startswith(b\"[\"):", "            if False:", f"{_TRACES} -k array"),
     Mend("an array has a bound", _READER, "    if len(data) > MAX_ARRAY:", "    if False:", f"{_TRACES} -k bounded"),
     Mend("UTF-16 is read", _READER, "if file.peek(2).startswith(_UTF16) else file", "if False else file", f"{_TRACES} -k utf16"),
-    Mend("a packed trace is named", _READER, "    if packed is not None:", "    if False:", f"{_TRACES} -k packed"),
+    Mend("a packed trace is named", _READER, "    if packed is not None:", "    if False:", f"{_TRACES} -k refused_in_words"),
     Mend("an empty cell is no session", _READER, " or name == \"\":  # an empty cell of a table", ":", f"{_TRACES} -k of_its_own"),
     Mend("an algorithm's least pool", "advisor/replay/fast.py", "    if capacity < (least := _LEAST.get(policy, 1)):", "    if capacity < (least := 0):", "tests/replay/test_replay_simulator.py -k too_small"),
     Mend("empty cells of tables", _FORMATS, "filled = _EMPTY_CELL.sub(rb\"\\1null\", data)", "filled = data", f"{_TRACES} -k null"),
@@ -254,7 +254,7 @@ MENDS: Final = (
     Mend("the end of a long line is no line", "hooks/sidecar.py", "if begins and (ends or len(part) < _MOST_LINE):", "if ends or len(part) < _MOST_LINE:", "tests/hooks/test_hooks_sidecar.py -k endless"),
     Mend("headers pass to the byte", "advisor/fleet/upstream.py", "            request_class=_RequestAsItCame,\n", "", f"{_ROUTE}/test_route_paths.py -k unchanged"),
     Mend("a body is no head", "advisor/fleet/upstream.py", "        if not self._written:\n", "        if True:\n", f"{_ROUTE}/test_route_paths.py -k piece"),
-    Mend("an engine's name of a session is of its bytes", "advisor/fleet/callers.py", "name.engine_name and first.decode(\"latin-1\")", "name.engine_name", f"{_ROUTE}/test_route_accounts.py -k by_the_bytes"),
+    Mend("an engine's name of a session is of its bytes", "advisor/fleet/callers.py", "name.engine_name and first.decode(\"latin-1\")", "name.engine_name", f"{_NAMES} -k by_the_bytes"),
     Mend("a client that does not read is cut", "advisor/process/process.py", "        elif checks > 0:\n", "        elif True:\n", "tests/memory/test_memory_hostile.py -k stops"),
     # What was reported of engines, routers and callers, each kind once more
     Mend("an engine that a connector changes is left stock", "hooks/vllm/shapes.py", "return _reason_without_connector(config) if user is None else None", "return None", f"{_SHAPES} -k without_any_connector"),
