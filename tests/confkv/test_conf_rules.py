@@ -352,15 +352,17 @@ def test_arms_are_apart_when_nearly_all_pairs_say_so() -> None:
 
 @pytest.mark.parametrize("arm", STATIC, ids=lambda arm: arm.name)
 def test_a_static_arm_takes_the_room_that_it_was_given(llama: Any, arm: Any) -> None:
-    texts = torch.randint(1, 97, (2, 160), generator=torch.Generator().manual_seed(1))
-    done = follow(llama, texts, 60, arm.cache(llama.config, SETTINGS, 40))
+    done = follow(llama, texts(160), 60, arm.cache(llama.config, SETTINGS, 40))
     assert done.surprise.shape == (2, 100)
     assert done.room.mean() == pytest.approx(40, abs=3)
 
 
+def texts(tokens: int) -> torch.Tensor:
+    return torch.randint(1, 97, (2, tokens), generator=torch.Generator().manual_seed(1))
+
+
 def test_victims_replay_one_schedule_with_the_same_counts(llama: Any) -> None:
-    texts = torch.randint(1, 97, (2, 160), generator=torch.Generator().manual_seed(1))
-    arms = Perplexity(llama, texts, 60, SETTINGS, lambda said: None)
+    arms = Perplexity(llama, texts(160), 60, SETTINGS, lambda said: None)
     arms.run()
     arms.isolate(1)
     rooms = {arms.room[f"victims_{name}"] for name in victims(SETTINGS, 1)}
@@ -370,10 +372,9 @@ def test_victims_replay_one_schedule_with_the_same_counts(llama: Any) -> None:
 
 
 def test_hiding_what_nobody_reads_changes_nothing(llama: Any) -> None:
-    texts = torch.randint(1, 97, (2, 80), generator=torch.Generator().manual_seed(1))
-    done = ablate(llama, texts, hidden=0, steps=20, seed=1)
+    done = ablate(llama, texts(80), hidden=0, steps=20, seed=1)
     assert np.abs(done.divergence).max() < 1e-5
-    hidden = ablate(llama, texts, hidden=20, steps=20, seed=1)
+    hidden = ablate(llama, texts(80), hidden=20, steps=20, seed=1)
     assert hidden.divergence.min() > 0
     assert len(hidden.confidence) == 20
 
