@@ -22,7 +22,7 @@ from kvgraph.hooks.tiers.jobs import Load
 from kvgraph_bench.paper.paper_engine import BLOCK_SIZE, Shape
 from kvgraph_bench.recall.approximate import keep_calibration
 from paper import words
-from recall_usage import used
+from recall_usage import usages, used
 
 pytestmark = pytest.mark.usefixtures("vllm_loaded")
 LIMITS = SpliceLimits(least_tokens=32, margin=4)
@@ -461,17 +461,9 @@ def roomy(recalls: Callable[..., Any]) -> Any:
 
 def usage_of(engine: Any, request: Any) -> dict[str, int]:
     """What a request that is under way says at its end."""
-    told, finished = dict[str, Any](), engine.connector.request_finished_all_groups
-
-    def watched(ended: Any, block_ids: Any) -> Any:
-        answer = finished(ended, block_ids)
-        told[ended.request_id] = answer[1]
-        return answer
-
-    engine.connector.request_finished_all_groups = watched
-    engine.until(request.is_finished)
-    usage: dict[str, int] = told[request.request_id]["kvgraph"]["recall"]
-    return usage
+    with usages(engine) as told:
+        engine.until(request.is_finished)
+    return told[-1]
 
 
 def lose(engine: Any, request: Any) -> None:

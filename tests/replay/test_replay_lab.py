@@ -237,15 +237,6 @@ def test_a_request_that_was_not_told_whole_costs_only_itself(tmp_path: Path) -> 
     assert trace.output_tokens.tolist() == [0, 20]
 
 
-def test_a_recording_holds_no_names_and_no_engine_hashes(tmp_path: Path) -> None:
-    path = tmp_path / "r.jsonl"
-    recorder = Recorder(path)
-    recorder("engine", request("q", [123456789], [], "alice's secret"))
-    recorder.close()
-    assert "alice" not in path.read_text()
-    assert "123456789" not in path.read_text()
-
-
 def test_a_recording_never_overwrites(tmp_path: Path) -> None:
     path = tmp_path / "r.jsonl"
     path.write_text("precious")

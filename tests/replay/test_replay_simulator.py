@@ -6,11 +6,11 @@ import random
 from collections import OrderedDict
 from collections.abc import Sequence
 from functools import cache
-from itertools import pairwise, product
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import pytest
+from budgets import small_or_large
 from kvgraph.advisor.replay.arms import (
     Settings,
     arm_names,
@@ -258,7 +258,7 @@ def test_tiers_compute_less_than_a_plain_host_tier_of_equal_bytes(host: int) -> 
 
 
 SMALL, LARGE = 30, 120
-IN_NO_TIME, IN_TIME = None, Load(ServiceModel(prefill_tokens_per_s=200.0), max_running=4)
+IN_TIME = Load(ServiceModel(prefill_tokens_per_s=200.0), max_running=4)
 
 
 class Watched(EvictionOrder):
@@ -325,7 +325,7 @@ def watched(name: str, trace: Trace) -> Watched:
     return Watched(new_order(name, trace, Settings()))
 
 
-def replayed(name: str, trace: Trace, capacity: int, load: Load | None = IN_NO_TIME) -> Outcome:
+def replayed(name: str, trace: Trace, capacity: int, load: Load | None = None) -> Outcome:
     order = watched(name, trace)
     instance = Instance(capacity, order)
     outcome = simulate(trace, [instance], load=load)
@@ -335,29 +335,9 @@ def replayed(name: str, trace: Trace, capacity: int, load: Load | None = IN_NO_T
     return outcome
 
 
-def pairs() -> list[Any]:
-    """Each order in each pool and each order with each load; all combinations in the large run."""
-    every = product(
-        enumerate(order_names()), enumerate((SMALL, LARGE)), enumerate((IN_NO_TIME, IN_TIME))
-    )
-    return [
-        pytest.param(
-            name, capacity, load, id=f"{name}-{capacity}-{'in time' if load else 'at once'}",
-            marks=pytest.mark.large if (n + at + which) % 2 else (),
-        )
-        for (n, name), (at, capacity), (which, load) in every
-    ]  # fmt: skip
-
-
-@pytest.mark.parametrize(("name", "capacity", "load"), pairs())
-def test_it_takes_only_what_is_free_and_the_pool_never_overflows(
-    name: str, chats: Trace, capacity: int, load: Load | None
-) -> None:
-    replayed(name, chats, capacity, load)
-
-
-def test_the_same_requests_find_the_same(name: str, chats: Trace) -> None:
-    once, again = (replayed(name, chats, SMALL, IN_TIME) for _ in range(2))
+@pytest.mark.parametrize("capacity", small_or_large(SMALL, LARGE))
+def test_the_same_requests_find_the_same(name: str, chats: Trace, capacity: int) -> None:
+    once, again = (replayed(name, chats, capacity, IN_TIME) for _ in range(2))
     assert once.hits.tolist() == again.hits.tolist()
     assert once.waited.tolist() == again.waited.tolist()
 

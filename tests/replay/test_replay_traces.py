@@ -495,7 +495,7 @@ def test_unnamed_sessions_may_still_say_why_answers_ended(loaded: Loaded) -> Non
 def test_the_recorder_writes_what_callers_say_and_no_name(tmp_path: Path) -> None:
     path = tmp_path / "live.jsonl"
     recorder = Recorder(path, clock=lambda: 0.0, secret=b"k" * 32)
-    hashes = np.arange(1, 3, dtype="<u8").tobytes()
+    hashes = pack(123456789, 987654321)
     segments = (Segment(2, 0, 16, None, "secret.md"), Segment(7, 16, 99))
     for request, waiting in enumerate((True, False, None)):
         known = (f"r{request}", hashes, 32)
@@ -505,7 +505,7 @@ def test_the_recorder_writes_what_callers_say_and_no_name(tmp_path: Path) -> Non
         recorder("e", [finished])
     recorder.close()
     text = path.read_text()
-    assert not any(name in text for name in ("agent", "acme", "secret"))
+    assert not any(name in text for name in ("agent", "acme", "secret", "123456789", "987654321"))
     lines = [json.loads(each) for each in text.splitlines()[1:]]
     assert [each.get("waiting_for_tool") for each in lines] == [True, False, None]
     assert [each.get("expected_return_s") for each in lines] == [3.5, None, None]
