@@ -31,6 +31,34 @@ def test_prompts_of_other_scopes_and_other_readers_share_no_link() -> None:
     assert not own & {link.key for link in PromptReader().read(chat("a"), SCOPE).links}
 
 
+@pytest.mark.parametrize(
+    ("field", "value"), [("cache_control", {"type": "ephemeral"}), ("id", "x")]
+)
+def test_marks_of_tools_and_pictures_change_no_link(field: str, value: object) -> None:
+    """Harnesses move ``cache_control`` to the newest of them with each turn."""
+    reader, picture = PromptReader(), {"type": "image_url", "image_url": {"url": "data:x"}}
+
+    def links(more: dict[str, object]) -> list[object]:
+        said = [{"role": "user", "content": [picture | more]}]
+        return reader.read({"tools": [{"name": "read"} | more], "messages": said}, SCOPE).links
+
+    assert len(links({})) == 2
+    assert links({}) == links({field: value})
+
+
+def test_a_harnesss_billing_line_changes_no_link() -> None:
+    """It differs with each request, and vLLM drops it too."""
+    reader = PromptReader()
+
+    def links(turn: int) -> list[object]:
+        texts = (f"x-anthropic-billing-header: cch={turn};", "Be brief.")
+        system = [{"type": "text", "text": text} for text in texts]
+        return reader.read({"system": system, **chat("a")}, SCOPE).links
+
+    assert len(links(0)) == 2
+    assert links(0) == links(1)
+
+
 def test_text_and_token_ids_are_cut_in_pieces_of_which_the_last_may_still_grow() -> None:
     reader = PromptReader()
     short = reader.read({"prompt": "x" * (2 * PIECE + 5)}, SCOPE)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import itertools
 import json
 import sys
 import threading
@@ -56,15 +55,10 @@ def changed(words: str, front: bool = False) -> Change:
 
 
 def cache_control_slides(body: Body, turn: int) -> None:
-    """To the newest text and picture, and over tools."""
-    mark: dict[str, Any] = {"cache_control": {"type": "ephemeral"}}
-    body["tools"] = [{"name": "read"} | (mark if turn % 2 else {})]
-    picture = {"type": "image_url", "image_url": {"url": "data:x"}}
-    for message in body["messages"]:
-        if message["role"] == "user":
-            parts = [{"type": "text", "text": message["content"]}, picture]
-            more = mark if message is newest(body) else {}
-            message["content"] = [part | more for part in parts]
+    text = newest(body)["content"]
+    newest(body)["content"] = [
+        {"type": "text", "text": text, "cache_control": {"type": "ephemeral"}}
+    ]
 
 
 def a_date_in_the_system(body: Body, turn: int) -> None:
@@ -188,11 +182,11 @@ def test_a_conversation_is_one_session_and_no_other_is_the_same(change: Change, 
 
 
 def turned(
-    callers: Callers, body: Body, path: str = "/v1/chat/completions", headers: Headers = ()
+    callers: Callers, body: Body, path: str = "/v1/chat/completions", headers: Headers | None = None
 ) -> Any:
     """The turn that a request is, which was sent."""
     sent = json.dumps({"model": "m", **body}).encode()
-    turn = callers.read("POST", path, [*headers], sent).turn
+    turn = callers.read("POST", path, headers or [], sent).turn
     assert turn is not None
     callers.sent(turn)
     return turn
@@ -422,7 +416,9 @@ def test_prompts_are_read_on_threads_while_others_are_noted(
         return callers.read("POST", "/v1/completions", [], json.dumps({"prompt": prompt}).encode())
 
     def asks() -> None:
-        for number in itertools.takewhile(lambda _: not over.is_set(), itertools.count()):
+        number = 0
+        while not over.is_set():
+            number += 1
             asked(head + "y" * (number % 3))
             chat = {"messages": [user(f"{n}") for n in range(50)] + [user(f"{number} {TEXT}")]}
             callers.read("POST", "/v1/chat/completions", [], json.dumps(chat).encode())
