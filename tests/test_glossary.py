@@ -83,14 +83,10 @@ def test_every_symbol_that_is_named_is_there() -> None:
     assert strange == set()
 
 
-def section() -> str:
-    text = (ROOT / "ARCHITECTURE.md").read_text()
-    return text.split("## A first afternoon\n")[1].split("\n## ")[0]
-
-
 def path() -> list[tuple[str, str]]:
     """``(file, name)`` of all that is to be read, in order."""
-    rows = re.findall(r"^\| `(\S+\.py)` \| (.+?) \|", section(), re.MULTILINE)
+    section = TEXT.split("## A first afternoon\n")[1].split("\n## ")[0]
+    rows = re.findall(r"^\| `(\S+\.py)` \| (.+?) \|", section, re.MULTILINE)
     return [(file, name) for file, names in rows for name in re.findall(r"`(\S+?)`", names)]
 
 

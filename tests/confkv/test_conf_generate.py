@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import weakref
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -20,12 +21,8 @@ from transformers import (
     CONFIG_MAPPING,
     AutoModelForCausalLM,
     DynamicCache,
-    MistralConfig,
-    MistralForCausalLM,
-    Qwen2Config,
     T5Config,
 )
-from transformers import Qwen2ForCausalLM as Qwen2
 
 TIGHT = ConfKVSettings(low=24, high=40, window=8, slack=4)
 NEVER_SURE, ALWAYS_SURE = ConfKVSettings(tau=1.0), ConfKVSettings(tau=0.0)
@@ -73,8 +70,7 @@ def test_below_the_budget_every_bit_is_that_of_a_plain_cache(
 def test_a_long_answer_stays_within_the_high_budget(
     model: Any, prompt: torch.Tensor, int8: bool
 ) -> None:
-    settings = ConfKVSettings(low=24, high=40, window=8, slack=4, int8=int8)
-    cache = kvgraph.ConfKVCache(model.config, settings)
+    cache = kvgraph.ConfKVCache(model.config, replace(TIGHT, int8=int8))
     answer = generated(model, prompt, cache, 120)
     assert answer.sequences.shape == (2, 140)
     assert cache.get_seq_length() == 139  # positions go on
@@ -105,7 +101,7 @@ def test_it_reads_what_a_full_cache_reads_with_what_was_evicted_hidden(model: An
 @pytest.mark.parametrize("int8", [False, True])
 def test_memory_follows_what_is_held(llama: Any, int8: bool) -> None:
     """A short text takes little, and what was held for a while is given back."""
-    settings = ConfKVSettings(low=24, high=400, window=8, slack=4, int8=int8)
+    settings = replace(TIGHT, high=400, int8=int8)
     cache = kvgraph.ConfKVCache(llama.config, settings, budgets=Replayed([(400,)] * 300 + [(24,)]))
     taken = []
     with torch.no_grad():
@@ -119,8 +115,7 @@ def test_memory_follows_what_is_held(llama: Any, int8: bool) -> None:
 
 
 def test_a_sure_model_keeps_the_low_budget(llama: Any, prompt: torch.Tensor) -> None:
-    settings = ConfKVSettings(tau=0.0, low=24, high=40, window=8, slack=4)
-    cache = kvgraph.ConfKVCache(llama.config, settings)
+    cache = kvgraph.ConfKVCache(llama.config, replace(TIGHT, tau=0.0))
     generated(llama, prompt, cache, 120)
     held = [step.held for step in cache.trace]
     assert max(held) <= 28
@@ -215,12 +210,9 @@ def test_a_chat_goes_on_with_the_cache_it_has(llama: Any, prompt: torch.Tensor) 
 
 def test_sliding_layers_stay_what_they_are(prompt: torch.Tensor) -> None:
     torch.manual_seed(3)
-    config = Qwen2Config(
-        vocab_size=97, hidden_size=64, num_hidden_layers=4, intermediate_size=96,
-        num_attention_heads=4, num_key_value_heads=2, use_sliding_window=True, sliding_window=16,
-        max_window_layers=2,
-    )  # fmt: skip
-    model = Qwen2(config).eval()
+    sliding = {"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 2}
+    config = made("qwen2", num_hidden_layers=4, num_key_value_heads=2, **sliding)
+    model = AutoModelForCausalLM.from_config(config).eval()
     plain = generated(model, prompt, DynamicCache(config=model.config))
     cache = kvgraph.ConfKVCache(model.config)
     assert same_bits(generated(model, prompt, cache), plain)
@@ -259,23 +251,10 @@ def test_a_watch_ends_with_what_it_watches(llama: Any, prompt: torch.Tensor) -> 
     assert not watch.listening
 
 
-def test_what_it_cannot_serve_is_refused_by_name(llama: Any, prompt: torch.Tensor) -> None:
-    with pytest.raises(UnsupportedError, match="t5: it has cross-attention"):
-        kvgraph.ConfKVCache(T5Config())
-    llama.set_attn_implementation("eager")
-    with pytest.raises(UnsupportedError, match="llama runs eager"):
-        kvgraph.ConfKVCache(llama.config)
-    all_slide = MistralForCausalLM(
-        MistralConfig(vocab_size=97, hidden_size=64, num_hidden_layers=2, intermediate_size=96,
-                      num_attention_heads=4, num_key_value_heads=2, sliding_window=16)
-    )  # fmt: skip
-    with pytest.raises(UnsupportedError, match="every layer of mistral has a sliding window"):
-        kvgraph.ConfKVCache(all_slide.config)
-
-
 MLA = {"kv_lora_rank": 16, "q_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 16,
        "v_head_dim": 12, "num_key_value_heads": 4}  # fmt: skip
 LONG_ROPE = {"rope_type": "longrope", "short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
+LATENT = ("deepseek_v2", "deepseek_v3", "minicpm3", "youtu")
 
 
 def made(kind: str, **more: Any) -> Any:
@@ -285,10 +264,20 @@ def made(kind: str, **more: Any) -> Any:
     return CONFIG_MAPPING[kind](**{**shape, "max_position_embeddings": 512, **more})
 
 
-@pytest.mark.parametrize("kind", ["deepseek_v2", "deepseek_v3", "minicpm3", "youtu"])
-def test_models_that_cache_latents_are_refused_by_name(kind: str) -> None:
-    with pytest.raises(UnsupportedError, match=f"{kind}: its cache holds latents"):
-        kvgraph.ConfKVCache(made(kind, **MLA))
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        (T5Config(), "t5: it has cross-attention"),
+        (made("llama", attn_implementation="eager"), "llama runs eager"),
+        (made("mistral", num_key_value_heads=2, sliding_window=16),
+         "every layer of mistral has a sliding window"),
+        *((made(kind, **MLA), f"{kind}: its cache holds latents") for kind in LATENT),
+    ],
+    ids=lambda each: each if isinstance(each, str) else "",
+)  # fmt: skip
+def test_models_that_it_cannot_serve_are_refused_by_name(config: Any, said: str) -> None:
+    with pytest.raises(UnsupportedError, match=said):
+        kvgraph.ConfKVCache(config)
 
 
 @pytest.mark.parametrize("kind", ["phi3", "phimoe"])
@@ -319,7 +308,7 @@ def test_where_a_model_gives_up_its_cache_the_log_says_so(caplog: pytest.LogCapt
 def test_values_may_be_of_another_width_than_keys(int8: bool, width: int) -> None:
     """What is read after an eviction is what full attention reads of the tokens that stay."""
     draw = torch.Generator().manual_seed(1)
-    settings = ConfKVSettings(low=24, high=40, window=8, slack=4, int8=int8)
+    settings = replace(TIGHT, int8=int8)
     ranker = AttentionAndRecency(settings.alpha, settings.gamma, settings.window)
     layer, module = ConfLayer(settings, 1.0, ranker), torch.nn.Module()
     module.is_causal, module.num_key_value_groups = True, 2

@@ -339,7 +339,10 @@ SETTINGS = ConfKVSettings(low=24, high=48, window=8, slack=4, tau=0.05)
 
 @pytest.mark.parametrize("arm", STATIC, ids=lambda arm: arm.name)
 def test_a_static_arm_takes_the_room_that_it_was_given(llama: Any, arm: Any) -> None:
-    texts = torch.randint(1, 97, (2, 160), generator=torch.Generator().manual_seed(1))
-    done = follow(llama, texts, 60, arm.cache(llama.config, SETTINGS, 40))
+    done = follow(llama, texts(160), 60, arm.cache(llama.config, SETTINGS, 40))
     assert done.surprise.shape == (2, 100)
     assert done.room.mean() == pytest.approx(40, abs=3)
+
+
+def texts(tokens: int) -> torch.Tensor:
+    return torch.randint(1, 97, (2, tokens), generator=torch.Generator().manual_seed(1))

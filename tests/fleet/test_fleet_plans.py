@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from kvgraph.advisor.cli import main
+from command_line import kvgraph
 from kvgraph.advisor.replay.plan import (
     Plan,
     PlanTerms,
@@ -51,23 +51,25 @@ def test_the_cheapest_that_is_fast_enough_is_found_or_none() -> None:
     assert cheapest(found, 1e9) == found[0]
 
 
-def test_the_command_prints_plans_and_saves_a_picture(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path, picture = tmp_path / "trace.jsonl", tmp_path / "plan.png"
+def planned(trace: Path, *words: str) -> str:
+    """What the command says of a trace; it leaves a picture beside it."""
+    more = ["--engines", "1,2", "--processes", "1", "--picture", str(trace.with_suffix(".png"))]
+    done = kvgraph("plan", str(trace), *words, *more)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_command_prints_plans_and_saves_a_picture(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
     lines = [
         {"timestamp": 500 * n, "input_length": 1024, "output_length": 5, "hash_ids": [n % 7, n]}
         for n in range(40)
     ]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    options = ["--blocks", "20", "--engines", "1,2", "--host", "0,1", "--processes", "1"]
-    with pytest.raises(SystemExit) as ended:
-        main(["plan", str(path), *options, "--picture", str(picture)])
-    assert ended.value.code == 0
-    said = capsys.readouterr().out
+    said = planned(path, "--blocks", "20", "--host", "0,1")
     assert "cheapest with a TTFT of 2 s at p95: 1 engine of 20 blocks" in said
     assert "larger than a pool" not in said
-    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert path.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_numbers_that_are_none_are_named(tmp_path: Path) -> None:
@@ -87,25 +89,15 @@ def long_trace(path: Path, prompts: list[int], output: int = 1) -> Path:
     return path
 
 
-def said_by(capsys: pytest.CaptureFixture[str], *words: str) -> str:
-    with pytest.raises(SystemExit) as ended:
-        main(["plan", *words, "--engines", "1,2", "--host", "0", "--processes", "1"])
-    assert ended.value.code == 0
-    return capsys.readouterr().out
-
-
 @pytest.mark.parametrize("prompts", [[5] * 6, [2] * 9 + [5]])
-def test_a_plan_has_pools_in_which_every_prompt_fits(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], prompts: list[int]
-) -> None:
-    path, picture = long_trace(tmp_path / "t.jsonl", prompts), tmp_path / "plan.png"
-    words = [str(path), "--blocks", "4", "--picture", str(picture)]
-    said = " ".join(said_by(capsys, *words).split())
+def test_a_plan_has_pools_in_which_every_prompt_fits(tmp_path: Path, prompts: list[int]) -> None:
+    asked = long_trace(tmp_path / "t.jsonl", prompts), "--blocks", "4", "--host", "0"
+    said = " ".join(planned(*asked).split())
     count = prompts.count(5)
     assert f"{count} of {len(prompts)} requests are larger than a pool of 4 blocks" in said
     assert "pools of 8 blocks, 2 times as large" in said
     assert "1 engine of 8 blocks" in said
-    found = json.loads(said_by(capsys, *words, "--json"))
+    found = json.loads(planned(*asked, "--json"))
     assert (found["too_large"], found["best"]["blocks"], found["best"]["cost"]) == (count, 8, 2.0)
     assert found["best"]["hit_rate"] > 0.5
     assert all(row["refused"] == 0 for row in found["plans"])

@@ -61,13 +61,6 @@ def test_another_engines_blocks_do_not_count() -> None:
     assert held(graph, "s") == (8, 0, 0)
 
 
-def test_a_chain_that_nobody_knows_has_no_length() -> None:
-    graph = served("e")
-    unknown = np.array([NO_ROW], dtype=np.int32)
-    found = held_chains(graph.tables, unknown, np.array([0], dtype=np.int8))
-    assert [column.tolist() for column in found] == [[0], [0], [0]]
-
-
 ENGINES, WINDOW, WINDOWS = 3, 64, 256
 
 

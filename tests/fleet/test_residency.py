@@ -8,6 +8,7 @@ import gzip
 import json
 import os
 import time
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,7 @@ from kvgraph.advisor.fleet.router import Holdings
 from kvgraph.advisor.tools.remote import TOKEN_VARIABLE
 from kvgraph.graph.errors import ConfigError
 from kvgraph.graph.wire.endpoints import Note, RunningSidecar, running_sidecars, runtime_dir
+from page_sidecar import TOKEN, PageSidecar
 from waiting import soon
 
 
@@ -37,48 +39,63 @@ class Sidecar:
         self.sessions = json.dumps({"sessions": sessions}).encode()
         self.status = json.dumps({"engines": engines}).encode()
         self.asked_for_status = 0
+        self.packed = ""  # which of its answers is compressed, though nobody asked for it
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = await reader.readuntil(b"\r\n\r\n")
-        answer = self.status if b"GET /status" in head else self.sessions
-        self.asked_for_status += answer is self.status
-        assert answer is self.status or b"Bearer secret" in head
-        length = len(answer)
-        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % length + answer)
+        kind = "status" if b"GET /status" in head else "sessions"
+        self.asked_for_status += kind == "status"
+        assert kind == "status" or b"Bearer secret" in head
+        assert b"ccept-Encoding: identity\r\n" in head
+        answer, how = getattr(self, kind), b""
+        if kind == self.packed:
+            answer, how = gzip.compress(answer), b"content-encoding: gzip\r\n"
+        head = b"HTTP/1.1 200 OK\r\n%scontent-length: %d\r\n\r\n" % (how, len(answer))
+        writer.write(head + answer)
         await writer.drain()
         writer.close()
+
+
+@contextlib.asynccontextmanager
+async def listening(*sidecars: Sidecar) -> AsyncIterator[list[RunningSidecar]]:
+    """Notes of sidecars that answer until the end of the block."""
+    async with contextlib.AsyncExitStack() as stack:
+        ports = list[int]()
+        for each in sidecars:
+            server = await asyncio.start_server(each.serve, "127.0.0.1", 0)
+            stack.callback(server.close)
+            ports.append(server.sockets[0].getsockname()[1])
+        yield [RunningSidecar(1, "", f"http://127.0.0.1:{port}", "secret") for port in ports]
 
 
 def looked(*sidecars: Sidecar) -> ResidencyView:
     """The view of some sidecars, and of one that is gone."""
 
     async def look() -> ResidencyView:
-        servers = [await asyncio.start_server(each.serve, "127.0.0.1", 0) for each in sidecars]
-        ports = [1, *(server.sockets[0].getsockname()[1] for server in servers)]
-        notes = [RunningSidecar(1, "", f"http://127.0.0.1:{port}", "secret") for port in ports]
-        view = ResidencyView(lambda: notes)
-        await view.poll()
-        await view.poll()
-        for server in servers:
-            server.close()
+        gone = RunningSidecar(1, "", "http://127.0.0.1:1", "secret")
+        async with listening(*sidecars) as notes:
+            view = ResidencyView(lambda: [gone, *notes])
+            await view.poll()
+            await view.poll()
         return view
 
     return asyncio.run(look())
 
 
+def nothing(engines: int, *, lost: bool = False) -> Holdings:
+    tokens = np.zeros(engines, dtype=np.int64)
+    return Holdings(tokens, tokens, lost=np.full(engines, lost))
+
+
+def silence(view: ResidencyView) -> str:
+    """What is said of those that do not answer."""
+    return " ".join(filter(None, view.silent.values()))
+
+
 def test_what_a_store_has_of_a_session_is_known_of_all_engines() -> None:
     view = looked(Sidecar(session("s", "host:1", 4, shared=8), session("t", "host:1", 0)))
-    nothing = Holdings(np.zeros(2, dtype=np.int64), np.zeros(2, dtype=np.int64))
-    assert view.corrected("s", nothing).shared == 800
-    assert view.corrected("t", nothing).shared == 0
-
-
-def test_sessions_stand_where_a_sidecar_does_not_answer_about_hashing() -> None:
-    sidecar = Sidecar(session("s", "host:1", 4))
-    sidecar.status = b"no JSON"
-    view = looked(sidecar)
-    assert len(view) == 1
-    assert list(view.silent.values()).count(None) == 1
+    assert view.corrected("s", nothing(2)).shared == 800
+    assert view.corrected("t", nothing(2)).shared == 0
 
 
 def test_the_graphs_word_on_a_session_stands_over_the_proxys_own_memory() -> None:
@@ -113,8 +130,7 @@ def test_what_sidecars_of_several_machines_say_of_a_session_is_merged() -> None:
     view.note_home("s", 1)  # it went there a moment ago
     view.note_home("t", 0)
     assert len(view) == 2
-    nothing = np.zeros(3, dtype=np.int64)
-    told = view.corrected("s", Holdings(nothing, nothing, lost=np.ones(3, dtype=np.bool_)))
+    told = view.corrected("s", nothing(3, lost=True))
     assert told.pool.tolist() == [800, 300, 0], "both hold of it, and are two engines"
     assert told.copied.tolist() == [800, 400, 0]
     assert told.lost.tolist() == [True, True, True]
@@ -122,8 +138,7 @@ def test_what_sidecars_of_several_machines_say_of_a_session_is_merged() -> None:
 
 def test_a_sidecar_that_says_nothing_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
     view = looked(Sidecar(session("s", "a", 4)))
-    silent = sorted(filter(None, view.silent.values()))
-    assert silent == ["does not answer"]
+    assert silence(view) == "does not answer"
     assert len(caplog.records) == 1
     assert "http://127.0.0.1:1" in caplog.text
 
@@ -135,13 +150,7 @@ def test_sidecars_of_other_machines_are_asked_with_the_environments_token(
     monkeypatch.setenv(TOKEN_VARIABLE, "secret")
     found = sidecars_with(["http://10.0.0.5:8420/", "http://10.0.0.5:8420"])()
     assert [(each.http, each.token) for each in found] == [("http://10.0.0.5:8420", "secret")]
-    for wrong in (
-        "10.0.0.5:8420",
-        "http://me:secret@a:1",
-        "http://a\nb:1",
-        "http://a..b:1",
-        "ftp://a",
-    ):
+    for wrong in ("10.0.0.5:8420", "http://me:x@a:1", "http://a\nb:1", "http://a..b:1", "ftp://a"):
         with pytest.raises(ConfigError, match="allowed: http://HOST:PORT"):
             sidecars_with([wrong])
     monkeypatch.setenv(TOKEN_VARIABLE, "☃")
@@ -160,23 +169,14 @@ def test_a_machine_on_which_no_sidecar_can_be_found_asks_the_named_ones(
 
 @pytest.mark.parametrize(
     "wrong",
-    [
-        {"tokens": "many"},
-        {"tokens": 1 << 70},
-        {"tokens": -1},
-        {"idle_s": None},
-        {"engine": {}},
-        {"session": ["s"]},
-        {"chain": "x"},
-        {"chain_pool": -3},
-    ],
-)
+    [{"tokens": "many"}, {"tokens": 1 << 70}, {"tokens": -1}, {"idle_s": None}, {"engine": {}},
+     {"session": ["s"]}, {"chain": "x"}, {"chain_pool": -3}],
+)  # fmt: skip
 def test_an_answer_that_no_sidecar_gives_is_not_believed(wrong: dict[str, object]) -> None:
     view = looked(Sidecar(session("t", "host:1", 4), session("s", "host:1", 4) | wrong))
     assert len(view) == 0
-    said = " ".join(filter(None, view.silent.values()))
-    assert "does not answer as a sidecar does (Expected " in said
-    assert "at `$.sessions[1]." in said
+    assert "does not answer as a sidecar does (Expected " in silence(view)
+    assert "at `$.sessions[1]." in silence(view)
 
 
 def test_a_sidecar_that_never_ends_its_answer_holds_nobody_up() -> None:
@@ -199,23 +199,11 @@ def test_a_sidecar_that_never_ends_its_answer_holds_nobody_up() -> None:
 def test_an_answer_that_is_compressed_unasked_is_not_unpacked() -> None:
     """A few KiB may become gigabytes, and everybody else's requests would wait for that."""
 
-    class Compressing(Sidecar):
-        async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            head = await reader.readuntil(b"\r\n\r\n")
-            assert b"ccept-Encoding: identity\r\n" in head
-            is_packed = (b"GET /status" in head) == (self is packed_status)
-            answer = self.status if b"GET /status" in head else self.sessions
-            if is_packed:
-                answer = gzip.compress(answer)
-                writer.write(b"HTTP/1.1 200 OK\r\ncontent-encoding: gzip\r\n")
-            else:
-                writer.write(b"HTTP/1.1 200 OK\r\n")
-            writer.write(b"content-length: %d\r\n\r\n" % len(answer) + answer)
-            await writer.drain()
-            writer.close()
-
-    packed_status = Compressing(session("t", "b", 4), b="sha256 2")
-    view = looked(Compressing(session("s", "a", 4), a="sha256 1"), packed_status)
+    sessions, status = (
+        Sidecar(session("s", "a", 4), a="sha256 1"), Sidecar(session("t", "b", 4), b="sha256 2"),
+    )  # fmt: skip
+    sessions.packed, status.packed = "sessions", "status"
+    view = looked(sessions, status)
     assert len(view) == 1
     view.note_home("t", 0)
     assert view.hashing(0) == ""
@@ -228,7 +216,7 @@ def test_a_sidecar_whose_answer_is_too_large_is_not_read_to_its_end(
     large = Sidecar(session("t" * (1 << 20), "host:1", 4))
     view = looked(large, Sidecar(session("s", "host:1", 4)))
     assert len(view) == 1
-    assert "an answer of more than 1 MiB" in " ".join(filter(None, view.silent.values()))
+    assert "an answer of more than 1 MiB" in silence(view)
 
 
 def test_how_engines_hash_blocks_is_asked_once_and_known_by_their_sessions() -> None:
@@ -247,22 +235,17 @@ def test_how_engines_hash_blocks_is_asked_once_and_known_by_their_sessions() -> 
 
 
 async def test_a_sidecar_that_is_gone_says_nothing_more() -> None:
-    sidecar = Sidecar(session("s", "a", 4), a="sha256 1")
-    server = await asyncio.start_server(sidecar.serve, "127.0.0.1", 0)
-    port = server.sockets[0].getsockname()[1]
-    notes = [RunningSidecar(1, "", f"http://127.0.0.1:{port}", "secret")]
-    view = ResidencyView(lambda: notes)
-    await view.poll()
-    view.note_home("s", 0)
-    nothing = np.zeros(1, dtype=np.int64)
-    lost = Holdings(nothing, nothing, lost=np.ones(1, dtype=np.bool_))
-    assert view.hashing(0) == "sha256 1"
-    assert view.corrected("u", lost).lost.tolist() == [False]
-    notes.clear()
-    await view.poll()
+    lost = nothing(1, lost=True)
+    async with listening(Sidecar(session("s", "a", 4), a="sha256 1")) as notes:
+        view = ResidencyView(lambda: notes)
+        await view.poll()
+        view.note_home("s", 0)
+        assert view.hashing(0) == "sha256 1"
+        assert view.corrected("u", lost).lost.tolist() == [False]
+        notes.clear()
+        await view.poll()
     assert (len(view), view.hashing(0), view.silent) == (0, "", {})
     assert view.corrected("u", lost).lost.tolist() == [True], "the proxy alone knows again"
-    server.close()
 
 
 BAD_ANSWERS = {
@@ -280,25 +263,25 @@ async def test_an_answer_that_is_no_sidecars_ends_no_watch(
 ) -> None:
     monkeypatch.setattr(residency, "INTERVAL_S", 0.01)
     sidecar = Sidecar(session("s", "host:1", 4))
-    good = sidecar.sessions, sidecar.status
-    server = await asyncio.start_server(sidecar.serve, "127.0.0.1", 0)
-    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    now = 100.0
-    view = ResidencyView(lambda: [RunningSidecar(1, "", url, "secret")], lambda: now)
-    sidecar.sessions, sidecar.status = (bad, good[1]) if where == "sessions" else (good[0], bad)
-    watching = asyncio.create_task(view.watch())
-    await soon(lambda: view.silent.get(url) is not None or sidecar.asked_for_status)
-    if where == "sessions":
-        assert "does not answer as a sidecar does" in str(view.silent[url])
-        now = 160.0
-        assert view.unheard_s(url) == 60.0, "it never answered"
-    sidecar.sessions, sidecar.status = good
-    await soon(lambda: len(view) and view.silent.get(url) is None)
-    assert not watching.done()
-    assert view.unheard_s(url) == 0.0
-    assert view.failed == 0
-    watching.cancel()
-    server.close()
+    good, now = getattr(sidecar, where), 100.0
+    setattr(sidecar, where, bad)
+    async with listening(sidecar) as notes:
+        url = notes[0].http
+        view = ResidencyView(lambda: notes, lambda: now)
+        watching = asyncio.create_task(view.watch())
+        await soon(lambda: view.silent.get(url) is not None or sidecar.asked_for_status)
+        if where == "sessions":
+            assert "does not answer as a sidecar does" in str(view.silent[url])
+            now = 160.0
+            assert view.unheard_s(url) == 60.0, "it never answered"
+        else:
+            await soon(lambda: len(view) == 1, "what it says of sessions stands")
+        setattr(sidecar, where, good)
+        await soon(lambda: len(view) and view.silent.get(url) is None)
+        assert not watching.done()
+        assert view.unheard_s(url) == 0.0
+        assert view.failed == 0
+        watching.cancel()
 
 
 async def test_a_round_that_fails_is_counted_and_followed_by_another(
@@ -321,15 +304,12 @@ async def test_a_round_that_fails_is_counted_and_followed_by_another(
 )
 @pytest.mark.parametrize("token", ["secret", "é"])
 async def test_a_note_whose_address_is_none_costs_no_other_sidecar(note: str, token: str) -> None:
-    sidecar = Sidecar(session("s", "host:1", 4))
-    server = await asyncio.start_server(sidecar.serve, "127.0.0.1", 0)
-    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    notes = [RunningSidecar(1, "", note, token), RunningSidecar(1, "", url, "secret")]
-    view = ResidencyView(lambda: notes)
-    await view.poll()
+    async with listening(Sidecar(session("s", "host:1", 4))) as notes:
+        notes.insert(0, RunningSidecar(1, "", note, token))
+        view = ResidencyView(lambda: notes)
+        await view.poll()
     assert len(view) == 1
     assert view.silent[note] is not None
-    server.close()
 
 
 @pytest.mark.parametrize(
@@ -350,3 +330,25 @@ def test_a_note_that_cannot_be_read_hides_no_other(
     note = Note(ours)
     assert running_sidecars() == [ours]
     note.remove()
+
+
+@pytest.mark.parametrize(
+    ("token", "why"),
+    [(TOKEN, None), ("another", f"answers 401: its token is not {TOKEN_VARIABLE}'s")],
+    ids=["its token", "another"],
+)
+def test_a_real_sidecar_of_another_machine_tells_what_its_engine_holds(
+    busy_sidecar: PageSidecar, token: str, why: str | None, monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:  # fmt: skip
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))  # where it left no note
+    monkeypatch.setenv(TOKEN_VARIABLE, token)
+    view = ResidencyView(sidecars_with([busy_sidecar.url]))
+    asyncio.run(view.poll())
+    assert view.silent == {busy_sidecar.url: why}
+    assert len(view) == (0 if why else 12)
+    view.note_home("agent-01", 1)
+    told = view.corrected("agent-01", nothing(2, lost=True))
+    assert told.lost.tolist() == [True, True]
+    assert told.pool[0] == 0
+    assert bool(told.copied[1]) is (why is None)

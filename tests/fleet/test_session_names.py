@@ -8,10 +8,12 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from itertools import count
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import pytest
+from chat_scenes import user
 from kvgraph.advisor.fleet.callers import FIELDS, HARNESSES, Callers, Headers
 
 TEXT = "Read the file and fix the failing test, please. " * 40
@@ -145,59 +147,53 @@ def all_of_claude_codes(body: Body, turn: int) -> None:
         change(body, turn)
 
 
+STAMPED = changed("(12:0{turn})")
+EACH = (
+    cache_control_slides, a_date_in_the_system, billing_line, another_system,
+    old_thoughts_are_dropped, old_results_are_cleared, ids_and_names, space_at_the_ends,
+    lists_and_texts, keys_in_another_order, a_message_behind, rules_behind, an_answer_begun,
+    a_picture_signed_anew, the_oldest_are_dropped, all_of_claude_codes,
+)  # fmt: skip
 CHANGES: dict[str, Change] = {
     "nothing": lambda body, turn: None,
-    "a time stamp behind": changed("(12:0{turn})"),
+    "a time stamp behind": STAMPED,
     "a time stamp before": changed("[2026-11-28T12:0{turn}:01Z]", front=True),
     "a reminder": changed("<system-reminder>{turn} files have changed</system-reminder>"),
-    "cache_control": cache_control_slides,
-    "a date in the system": a_date_in_the_system,
-    "billing": billing_line,
-    "another system": another_system,
-    "thoughts": old_thoughts_are_dropped,
-    "results": old_results_are_cleared,
-    "ids and names": ids_and_names,
-    "space": space_at_the_ends,
-    "lists": lists_and_texts,
-    "keys": keys_in_another_order,
-    "a message behind": a_message_behind,
-    "rules behind": rules_behind,
-    "an answer begun": an_answer_begun,
-    "a picture": a_picture_signed_anew,
-    "a window": the_oldest_are_dropped,
-    "all of Claude Code's": all_of_claude_codes,
+    **{each.__name__: each for each in EACH},
+}
+CASES = {name: (change, TEXT) for name, change in CHANGES.items()} | {
+    "short messages": (STAMPED, "what now?"),
+    "another script": (STAMPED, "请阅读文件并修复失败的测试"),
 }
 
 
-def sessions_of(
-    change: Change, many: int = 4, turns: int = 8, text: str = TEXT
-) -> dict[int, set[str]]:
-    """By conversation, as which sessions its turns were taken, while all go on side by side."""
-    callers, found = Callers(), dict[int, set[str]]()
-    running = [bodies(number, turns, text) for number in range(many)]
-    for turn in range(turns):
-        for number, session in enumerate(running):
+@pytest.mark.parametrize(("change", "text"), CASES.values(), ids=CASES)
+def test_a_conversation_is_one_session_and_no_other_is_the_same(change: Change, text: str) -> None:
+    callers = Callers()
+    running = [bodies(number, 8, text) for number in range(4)]
+    found: list[set[str]] = [set() for _ in running]
+    for turn in range(8):  # all go on side by side
+        for session, names in zip(running, found, strict=True):
             body = next(session)
             change(body, turn)
-            turned = callers.read("POST", "/v1/chat/completions", [], json.dumps(body).encode())
-            assert turned.turn is not None
-            callers.sent(turned.turn)
-            found.setdefault(number, set()).add(turned.turn.session)
-    return found
+            names.add(read(callers, body))
+    assert [len(each) for each in found] == [1, 1, 1, 1]
+    assert len(set().union(*found)) == 4
 
 
-@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
-def test_a_conversation_is_one_session_and_no_other_is_the_same(change: Change) -> None:
-    found = sessions_of(change)
-    assert [len(each) for each in found.values()] == [1, 1, 1, 1]
-    assert len(set().union(*found.values())) == 4
+def turned(
+    callers: Callers, body: Body, path: str = "/v1/chat/completions", headers: Headers | None = None
+) -> Any:
+    """The turn that a request is, which was sent."""
+    sent = json.dumps({"model": "m", **body}).encode()
+    turn = callers.read("POST", path, headers or [], sent).turn
+    assert turn is not None
+    callers.sent(turn)
+    return turn
 
 
-def test_short_messages_and_other_scripts_are_known_again_too() -> None:
-    for text in ("what now?", "请阅读文件并修复失败的测试"):
-        found = sessions_of(changed("(12:0{turn})"), text=text)
-        assert [len(each) for each in found.values()] == [1, 1, 1, 1]
-        assert len(set().union(*found.values())) == 4
+def read(callers: Callers, body: Body, path: str = "/v1/chat/completions") -> str:
+    return str(turned(callers, body, path).session)
 
 
 def test_messages_of_anthropics_api_with_a_billing_block_are_one_session() -> None:
@@ -210,47 +206,37 @@ def test_messages_of_anthropics_api_with_a_billing_block_are_one_session() -> No
         sent[-1]["content"][-1]["cache_control"] = {"type": "ephemeral"}
         line = f"x-anthropic-billing-header: cc_version=2.1.120; cch={turn:05x};"
         system = [{"type": "text", "text": line}, {"type": "text", "text": SYSTEM}]
-        body = {"model": "m", "system": system, "messages": sent}
-        turned = callers.read("POST", "/v1/messages", [], json.dumps(body).encode()).turn
-        assert turned is not None
-        callers.sent(turned)
-        seen.add(turned.session)
+        found = turned(callers, {"system": system, "messages": sent}, "/v1/messages")
+        seen.add(found.session)
         thought = {"type": "thinking", "thinking": "hm", "signature": f"{turn}"}
         messages.append({"role": "assistant", "content": [thought] * (turn == 4) + [text]})
     assert len(seen) == 1
-    assert len(turned.prompt.links) == 12, "the system, and what was said"
+    assert len(found.prompt.links) == 12, "the system, and what was said"
 
 
-def read(callers: Callers, body: Body, path: str = "/v1/chat/completions") -> str:
-    turn = callers.read("POST", path, [], json.dumps({"model": "m", **body}).encode()).turn
-    assert turn is not None
-    callers.sent(turn)
-    return turn.session
+def told(role: str, text: str, times: int = 1) -> dict[str, Any]:
+    return {"role": role, "content": text * times}
 
 
-def user(text: str) -> dict[str, Any]:
-    return {"role": "user", "content": text}
-
-
-def test_prompts_that_only_begin_alike_are_sessions_of_their_own() -> None:
-    callers = Callers()
-    examples = [user("an example " * 100), {"role": "assistant", "content": "a label " * 100}]
-    asked = [{"messages": [*examples, user(f"text {number}")]} for number in range(6)]
-    assert len({read(callers, each) for each in asked}) == 6
-    template = [{"messages": [user(f"{TEXT} document {number}")]} for number in range(6)]
-    assert len({read(callers, each) for each in template}) == 6
-    system = {"role": "system", "content": SYSTEM}
-    chats = [{"messages": [system, user(f"{number}")]} for number in range(6)]
-    assert len({read(callers, each) for each in chats}) == 6
-    labels = [user("another one " * 100), {"role": "assistant", "content": "its label " * 100}]
-    texts = [[user(f"{many} {number}") for number in range(many)] for many in range(1, 5)]
-    told = [{"messages": [*labels, *each]} for each in texts]
-    assert len({read(callers, each) for each in told}) == 4
-    judges = [
-        {"messages": [{"role": "system", "content": words * 30}, user("hello " * 9)]}
+EXAMPLES = [user("an example " * 100), told("assistant", "a label ", 100)]
+ALIKE = {
+    "examples": [[*EXAMPLES, user(f"text {n}")] for n in range(6)],
+    "examples and texts": [
+        [*EXAMPLES, *(user(f"{many} {n}") for n in range(many))] for many in range(1, 5)
+    ],
+    "a template": [[user(f"{TEXT} document {n}")] for n in range(6)],
+    "a system text": [[told("system", SYSTEM), user(f"{n}")] for n in range(6)],
+    "a text to judge": [
+        [told("system", words, 30), user("hello " * 9)]
         for words in ("Judge the text by its style. ", "Find a title of five words. ")
-    ]
-    assert len({read(callers, each) for each in judges}) == 2
+    ],
+}
+
+
+@pytest.mark.parametrize("asked", ALIKE.values(), ids=ALIKE)
+def test_prompts_that_only_begin_alike_are_sessions_of_their_own(asked: list[Messages]) -> None:
+    callers = Callers()
+    assert len({read(callers, {"messages": each}) for each in asked}) == len(asked)
 
 
 def test_items_of_responses_are_one_session_without_their_ids_and_thoughts() -> None:
@@ -325,7 +311,7 @@ def test_a_name_as_long_as_a_body_is_a_session_and_is_not_kept(field: str) -> No
     assert max(map(len, sessions)) < 1000
 
 
-@pytest.mark.parametrize("odd", ["org/repo", "agent:main@chat", "x" * 400, "a\\b", "é"])
+@pytest.mark.parametrize("odd", ["org/repo", "agent:main@chat", "~ s", "x" * 400, "a\\b", "é"])
 def test_a_name_that_engines_take_is_not_refused(odd: str) -> None:
     """vLLM takes any text: https://github.com/vllm-project/vllm, ``_get_session_id``."""
     for headers, body in (
@@ -334,7 +320,28 @@ def test_a_name_that_engines_take_is_not_refused(odd: str) -> None:
         ([], {"kv_transfer_params": {"kvgraph": {"session": odd}}}),
     ):  # fmt: skip
         asked = named(headers, body)
-        assert (asked.turn.name, asked.headers) == (odd, headers)
+        assert (asked.turn.name, asked.turn.is_named) == (odd, True)
+        assert asked.headers == headers
+
+
+@pytest.mark.parametrize("sent", ["é".encode(), "é".encode("latin-1")])
+def test_an_engine_knows_a_session_by_the_bytes_that_it_is_sent(sent: bytes) -> None:
+    asked = named([(b"X-Session-ID", sent)], {})
+    assert asked.turn.name == "é", "one session, in either encoding"
+    assert asked.turn.engine_name == sent.decode("latin-1")
+    assert asked.headers == [(b"X-Session-ID", sent)]
+
+
+def test_headers_that_a_connection_names_stay_there() -> None:
+    asked = named([(b"Connection", b"close, X-Own"), (b"X-Own", b"1"), (b"X-Else", b"2")], {})
+    assert asked.headers == [(b"X-Else", b"2")]
+
+
+@pytest.mark.parametrize("header", [b"x-api-key", b"authorization"])
+def test_callers_of_other_keys_have_other_sessions(header: bytes) -> None:
+    callers, name = Callers(), (b"x-session-id", b"same")
+    turns = [turned(callers, {}, headers=[(header, key), name]) for key in (b"one", b"two")]
+    assert turns[0].session != turns[1].session
 
 
 def test_what_is_no_name_is_the_engines_to_judge() -> None:
@@ -354,28 +361,27 @@ def test_a_client_without_a_name_may_write_so(nobody: str) -> None:
     assert named(headers, {"metadata": {"session_id": "s"}}).turn.name == "s"
 
 
-@pytest.mark.parametrize("odd", ["org/repo", "x" * 200, "é", "a\nb", "a@b"])
-def test_a_key_that_is_an_odd_name_is_the_routers_alone(odd: str) -> None:
-    asked = named([], {"prompt_cache_key": odd})
-    assert (asked.turn.name, asked.turn.engine_name) == (odd, "")
-    assert asked.headers == []
-
-
-def test_the_router_tells_no_name_of_its_own() -> None:
-    asked = named([], {})
-    assert asked.turn.engine_name == ""
+@pytest.mark.parametrize("key", ["org/repo", "x" * 200, "é", "a\nb", "a@b", None])
+def test_the_router_tells_no_name_of_its_own_and_no_key_that_is_an_odd_one(
+    key: str | None,
+) -> None:
+    asked = named([], {} if key is None else {"prompt_cache_key": key})
+    assert (asked.turn.engine_name, asked.turn.is_named) == ("", key is not None)
+    assert key is None or asked.turn.name == key
     assert asked.headers == []
     assert b"session" not in asked.body.data
 
 
 def test_a_cache_key_of_many_chats_is_no_sessions() -> None:
     callers = Callers()
+
+    def keyed(*messages: Any, key: str = "app") -> str:
+        return read(callers, {"prompt_cache_key": key, "messages": [*messages]})
+
     for number in range(40):
-        first = read(callers, {"prompt_cache_key": "app", "messages": [user(f"{number}")]})
-    more = [user("39"), {"role": "assistant", "content": "b"}, user("c")]
-    assert read(callers, {"prompt_cache_key": "app", "messages": more}) == first
-    other = read(callers, {"prompt_cache_key": "app", "messages": [user("another")]})
-    assert other != first
+        first = keyed(user(f"{number}"))
+    assert keyed(user("39"), told("assistant", "b"), user("c")) == first
+    assert keyed(user("another")) != first
     assert len({read(callers, {"prompt_cache_key": f"{n}"}) for n in range(3)}) == 3
 
 
@@ -385,19 +391,15 @@ def test_a_cache_key_of_many_chats_is_no_sessions() -> None:
         b'{"id":"resp_1","object":"response"}',
         b'event: response.created\ndata: {"response": {"id": "resp_1", "status": "queued"}}\n\n',
     ],
+    ids=["whole", "streamed"],
 )
 def test_a_response_that_continues_another_is_of_its_session(answer: bytes) -> None:
-    callers = Callers()
-    first = callers.read("POST", "/v1/responses", [], b'{"model": "m", "input": "hello"}').turn
-    assert first is not None
-    callers.sent(first)
+    callers, path = Callers(), "/v1/responses"
+    first = turned(callers, {"input": "hello"}, path)
     callers.answered(first, answer)
-    body = b'{"model": "m", "input": "more", "previous_response_id": "resp_1"}'
-    next_one = callers.read("POST", "/v1/responses", [], body).turn
-    others = callers.read("POST", "/v1/responses", [(b"authorization", b"x")], body).turn
-    assert next_one is not None
-    assert others is not None
-    assert next_one.session == first.session != others.session
+    more = {"input": "more", "previous_response_id": "resp_1"}
+    others = turned(callers, more, path, [(b"authorization", b"x")])
+    assert turned(callers, more, path).session == first.session != others.session
 
 
 def test_no_text_is_kept() -> None:
@@ -405,42 +407,32 @@ def test_no_text_is_kept() -> None:
     assert "secret" not in repr(asked.turn)
 
 
-def test_prompts_are_read_on_threads_while_others_are_noted() -> None:
-    callers, errors = Callers(), list[BaseException]()
-    head = "x" * 300_000
-    over = threading.Event()
+def test_prompts_are_read_on_threads_while_others_are_noted(
+    request: pytest.FixtureRequest,
+) -> None:
+    callers, head, over = Callers(), "x" * 300_000, threading.Event()
+
+    def asked(prompt: str) -> Any:
+        return callers.read("POST", "/v1/completions", [], json.dumps({"prompt": prompt}).encode())
 
     def asks() -> None:
-        for number in count():
-            if over.is_set():
-                return
+        number = 0
+        while not over.is_set():
+            number += 1
+            asked(head + "y" * (number % 3))
             chat = {"messages": [user(f"{n}") for n in range(50)] + [user(f"{number} {TEXT}")]}
-            for body in ({"prompt": head + "y" * (number % 3)}, chat):
-                path = "/v1/completions" if "prompt" in body else "/v1/chat/completions"
-                try:
-                    callers.read("POST", path, [], json.dumps(body).encode())
-                except BaseException as error:
-                    errors.append(error)
-                    return
+            callers.read("POST", "/v1/chat/completions", [], json.dumps(chat).encode())
 
-    turns = [
-        callers.read("POST", "/v1/completions", [], json.dumps({"prompt": head + "z" * n}).encode())
-        for n in range(1, 100)
-    ]
-    before = sys.getswitchinterval()
+    turns = [asked(head + "z" * n).turn for n in range(1, 100)]
+    request.addfinalizer(partial(sys.setswitchinterval, sys.getswitchinterval()))
     sys.setswitchinterval(1e-5)
-    threads = [threading.Thread(target=asks) for _ in range(2)]
-    try:
-        for thread in threads:
-            thread.start()
+    with ThreadPoolExecutor(2) as threads:
+        asking = [threads.submit(asks) for _ in range(2)]
         until = time.monotonic() + 4
-        while time.monotonic() < until and not errors:
-            for asked in turns:
-                assert asked.turn is not None
-                callers.sent(asked.turn)
-    finally:
-        over.set()
-        for thread in threads:
-            thread.join()
-        sys.setswitchinterval(before)
-    assert not errors
+        try:
+            while time.monotonic() < until and not any(each.done() for each in asking):
+                for turn in turns:
+                    callers.sent(turn)
+        finally:
+            over.set()
+    assert [each.result() for each in asking] == [None, None]

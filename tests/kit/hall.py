@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,7 +11,7 @@ from kvgraph.graph.wire.events import RequestReleased
 from kvgraph.hooks.vllm.holding.queue import HoldingQueue
 from kvgraph.hooks.vllm.patches import bind_scheduler
 from kvgraph_bench.paper.paper_engine import BLOCK_SIZE, PaperEngine, Shape
-from paper import text
+from paper import changed, text
 
 STEP_S = 0.01  # what a step takes by the test's clock
 
@@ -112,10 +111,7 @@ def held_of(engine: PaperEngine) -> list[str]:
 
 
 def by_priority(base: Any) -> Any:
-    config = copy.copy(base)
-    config.scheduler_config = copy.copy(base.scheduler_config)
-    config.scheduler_config.policy = "priority"
-    return config
+    return changed(base, "scheduler_config", policy="priority")
 
 
 def shape(asynchronous: bool = False, blocks: int = 97, warm: int | None = None) -> Shape:

@@ -31,25 +31,23 @@ from kvgraph.hooks.calibrate.trials import (
     part,
 )
 from kvgraph.hooks.recall.cover import SpliceLimits
-from kvgraph.hooks.recall.gate import calibration_file, load, save
+from kvgraph.hooks.recall.gate import Calibration, calibration_file, load, save
 from kvgraph.kernels.rope import rope_from_config
 from typer.testing import CliRunner
 
 GOOD, BAD = (0.01, 0.99), (0.5, 0.6)
 
 
-def measured(tokens: int, distance: int, joints: int, result: tuple[float, float]) -> CellResult:
-    return CellResult(Cell(tokens, distance, joints), 100, *result[:1], 1.0, result[1], 5.0, 6.0)
+def measured(cell: Cell, passes: bool) -> CellResult:
+    kl, agreement = GOOD if passes else BAD
+    return CellResult(cell, 100, kl, 1.0, agreement, 5.0, 6.0)
 
 
-def table(**bad: Any) -> list[CellResult]:
-    """Cells that pass, but for those for which a function in ``bad`` says otherwise."""
-    cells = [(tokens, distance, 1) for tokens in (32, 128, 512) for distance in (64, 256, 1024)]
-    cells += [(64, 256, joints) for joints in (2, 4, 8)]
-    return [
-        measured(*cell, BAD if any(says(*cell) for says in bad.values()) else GOOD)
-        for cell in cells
-    ]
+def table(bad: Callable[[Cell], bool] = lambda cell: False) -> list[CellResult]:
+    """Cells that pass, but for bad ones."""
+    cells = [Cell(tokens, distance, 1) for tokens in (32, 128, 512) for distance in (64, 256, 1024)]
+    cells += [Cell(64, 256, joints) for joints in (2, 4, 8)]
+    return [measured(cell, not bad(cell)) for cell in cells]
 
 
 def test_what_passes_everywhere_is_allowed_as_far_as_it_was_measured() -> None:
@@ -60,24 +58,21 @@ def test_what_passes_everywhere_is_allowed_as_far_as_it_was_measured() -> None:
 
 
 def test_what_fails_is_not_allowed() -> None:
-    short = judge(table(short=lambda tokens, distance, joints: tokens < 128 and joints == 1))
+    short = judge(table(lambda cell: cell.tokens < 128 and cell.joints == 1))
     assert (short.passed, short.limits.least_tokens) == (True, 128)
-    far = judge(table(far=lambda tokens, distance, joints: distance > 256))
-    assert far.limits.most_distance == 256
-    many = judge(table(many=lambda tokens, distance, joints: joints > 2))
-    assert many.limits.most_joints == 2
-    nothing = judge(table(all=lambda *cell: True))
+    assert judge(table(lambda cell: cell.distance > 256)).limits.most_distance == 256
+    assert judge(table(lambda cell: cell.joints > 2)).limits.most_joints == 2
+    nothing = judge(table(lambda cell: True))
     assert not nothing.passed
     assert "0.500 nats (allowed: 0.1), 60 % of the tokens" in nothing.reason
     assert not judge([]).passed
+    assert judge(table(lambda cell: True), PassMark(1.0, 0.5)).passed, "by the caller's own bar"
 
 
 def all_but(bad: Callable[[Cell], bool], furthest: int = 1024) -> SpliceLimits:
     """What is allowed where all that is measured passes but ``bad`` cells."""
-    results = {cell: BAD if bad(cell) else GOOD for cell in grid(1 << 16, furthest=furthest)}
     verdict = judge([
-        CellResult(cell, 100, kl, 1.0, agreement, 5.0, 6.0)
-        for cell, (kl, agreement) in results.items()
+        measured(cell, not bad(cell)) for cell in grid(1 << 16, furthest=furthest)
     ])  # fmt: skip
     assert verdict.passed
     return verdict.limits
@@ -115,8 +110,7 @@ def test_a_longer_margin_is_tried_and_kept_where_a_short_one_fails() -> None:
 
     def measure(cell: Cell) -> CellResult:
         seen.append(cell)
-        kl, agreement = GOOD if cell.margin >= MARGINS[1] else BAD
-        return CellResult(cell, 100, kl, 1.0, agreement, 5.0, 6.0)
+        return measured(cell, cell.margin >= MARGINS[1])
 
     verdict, shown = judge_margins([grid(2048, margin=margin) for margin in MARGINS], measure)
     assert verdict.passed
@@ -130,21 +124,21 @@ def test_a_model_too_short_for_a_longer_margin_is_refused_by_what_was_measured()
     grids = [grid(200, margin=margin) for margin in MARGINS]
     assert grids[0]
     assert not grids[-1]
-    verdict, shown = judge_margins(
-        grids, lambda cell: CellResult(cell, 100, *BAD[:1], 1.0, BAD[1], 5.0, 6.0)
-    )
+    verdict, shown = judge_margins(grids, lambda cell: measured(cell, False))
     assert not verdict.passed
     assert shown
     assert "0.500 nats" in verdict.reason
 
 
+def drawn(seed: int) -> Callable[[int], Any]:
+    """Draws texts of so many tokens."""
+    rng = random.Random(seed)
+    return lambda count: torch.tensor([rng.randrange(3, 300) for _ in range(count)])
+
+
 def test_the_margin_is_computed_behind_what_is_spliced(small: SplicedModel) -> None:
     """All of the span in the margin but its first tokens: nearly nothing is left to differ."""
-    rng = random.Random(6)
-
-    def text(count: int) -> Any:
-        return torch.tensor([rng.randrange(3, 300) for _ in range(count)])
-
+    text = drawn(6)
     assert measure(small, Cell(64, 64, margin=0), 2, text).n == 2 * TAIL
     short, long = (measure(small, Cell(4, 64, margin=margin), 6, text).kl for margin in (0, 200))
     assert long < short
@@ -203,17 +197,12 @@ def test_keys_that_turn_otherwise_than_the_configuration_says_are_noticed(
 
 
 def test_a_splice_is_measured_beside_a_wrong_one_and_none(small: SplicedModel) -> None:
-    rng = random.Random(5)
-
-    def text(count: int) -> Any:
-        return torch.tensor([rng.randrange(3, 300) for _ in range(count)])
-
+    text = drawn(5)
     plain = measure(small, Cell(64, 64), 2, text)
     assert plain.n == 2 * 24
     assert 0 < plain.kl < plain.without_kl
     assert 0 <= plain.agreement <= 1
-    kept = measure(small, Cell(64, 64, int8=True), 2, text)
-    assert kept.kl > 0
+    assert measure(small, Cell(64, 64, int8=True), 2, text).kl > 0
 
 
 @pytest.mark.large  # four calibrations of some fifteen seconds
@@ -253,8 +242,6 @@ def test_a_model_that_is_not_there_is_told_in_one_line() -> None:
 
 
 def test_a_calibration_is_read_as_it_was_written(tmp_path: Path) -> None:
-    from kvgraph.hooks.recall.gate import Calibration
-
     calibration = Calibration("m", "id", True, "why", SpliceLimits(64, 128, 2, 9), ({"kl": 1.0},))
     save(calibration, tmp_path / "deep" / "c.json")
     read = load("id", tmp_path / "deep" / "c.json")
@@ -274,7 +261,3 @@ def test_a_pipe_in_the_place_of_a_calibration_holds_no_engine_up(tmp_path: Path)
         load("id", pipe)
     assert late.is_alive(), "nobody waited for it"
     late.cancel()
-
-
-def test_the_bar_is_what_the_caller_says() -> None:
-    assert judge(table(all=lambda *cell: True), PassMark(1.0, 0.5)).passed

@@ -123,31 +123,27 @@ def engine(recalls: Callable[..., Any]) -> Any:
     return recalls(Shape(blocks=POOL, warm=256), SpliceLimits(margin=4))
 
 
-def in_pool(engine: Any, hashes: list[bytes]) -> list[bytes]:
-    held = engine.pool.cached_block_hash_to_block
-    return [each for each in hashes if held.get_one_block(each + bytes(4)) is not None]
+def has_copies_alone(engine: Any, hashes: list[bytes]) -> bool:
+    """Whether the pool has forgotten all of these blocks, and each has a copy."""
+    held, directory = engine.pool.cached_block_hash_to_block, engine.side.bridge.ledger.directory
+    assert not any(held.get_one_block(each + bytes(4)) for each in hashes)
+    return all(directory.warm(each) is not None for each in hashes)
 
 
-def without_copy(engine: Any, hashes: list[bytes]) -> list[bytes]:
-    directory = engine.side.bridge.ledger.directory
-    return [each for each in hashes if directory.warm(each) is None]
-
-
-def recovered(engine: Any) -> int:
-    """Serve a turn that begins with the file; how many tokens were spliced for it."""
-    return used(engine, [*FILE, *words(20, 7)], **ASKS)["spliced"]
+def after_others(engine: Any, request: Any) -> list[bytes]:
+    """The hashes of the file in a request, after it and others have been served."""
+    engine.settle()
+    hashes = list(request.block_hashes[2:14])
+    engine.serve([*HEAD, *words(30, 4)], 2, **ASKS)  # the file was dropped
+    for seed in range(6):
+        engine.serve(words(20 * BLOCK_SIZE, 100 + seed))
+    return hashes
 
 
 def test_a_dropped_file_has_a_copy_when_the_pool_has_forgotten_it(engine: Any) -> None:
     request = engine.ask([*HEAD, *FILE, *words(10, 3)], 2, **ASKS)
-    engine.settle()
-    file = list(request.block_hashes[2:14])
-    engine.serve([*HEAD, *words(30, 4)], 2, **ASKS)  # the file was dropped
-    for seed in range(6):
-        engine.serve(words(20 * BLOCK_SIZE, 100 + seed))
-    assert not in_pool(engine, file)
-    assert not without_copy(engine, file)
-    assert recovered(engine) == len(FILE) - 4
+    assert has_copies_alone(engine, after_others(engine, request))
+    assert used(engine, [*FILE, *words(20, 7)], **ASKS)["spliced"] == len(FILE) - 4
 
 
 def test_it_has_one_although_the_advice_says_that_nothing_is_worth_a_copy(engine: Any) -> None:
@@ -155,12 +151,7 @@ def test_it_has_one_although_the_advice_says_that_nothing_is_worth_a_copy(engine
     advice = EvictionRanking.empty(0.0)
     engine.side.bridge.spill = lambda _, wanted, taken: spill(advice, wanted, taken)
     request = engine.ask([*HEAD, *FILE, *words(10, 3)], 2, **ASKS)
-    engine.settle()
-    file = list(request.block_hashes[2:14])
-    for seed in range(6):
-        engine.serve(words(20 * BLOCK_SIZE, 100 + seed))
-    assert not in_pool(engine, file)
-    assert not without_copy(engine, file)
+    assert has_copies_alone(engine, after_others(engine, request))
 
 
 def test_it_has_one_although_others_take_its_blocks_as_soon_as_its_turn_ends(engine: Any) -> None:
@@ -169,6 +160,4 @@ def test_it_has_one_although_others_take_its_blocks_as_soon_as_its_turn_ends(eng
     for seed in range(6):
         engine.ask(words((POOL - 3) * BLOCK_SIZE, 100 + seed), 2)
     engine.settle()
-    hashes = list(request.block_hashes[2 : 2 + len(file) // BLOCK_SIZE])
-    assert not in_pool(engine, hashes)
-    assert not without_copy(engine, hashes)
+    assert has_copies_alone(engine, list(request.block_hashes[2 : 2 + len(file) // BLOCK_SIZE]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from itertools import takewhile
 from typing import Any
 
 import numpy as np
@@ -42,6 +43,18 @@ def hashes(tokens: Any, name: str = "") -> list[bytes]:
     ]
 
 
+def longest(
+    index: SpanIndex,
+    prompt: Any,
+    at: int = 0,
+    *,
+    domain: tuple[str, ...] = OURS,
+    reads: Callable[[bytes], bool] = everything,
+    moves: Callable[[int, int], bool] = anywhere,
+) -> Any:
+    return index.longest([domain], prompt, at, reads, moves)
+
+
 def added(index: SpanIndex, tokens: Any, domain: tuple[str, ...] = OURS) -> list[bytes]:
     chain = hashes(tokens, "/".join(domain))
     index.add(domain, chain, tokens)
@@ -64,7 +77,7 @@ def test_text_is_found_at_every_alignment(shift: int) -> None:
     index, source = new_index(), text(160, 1)
     chain = added(index, source)
     prompt = np.concatenate([text(shift, 2), source[37:121], text(20, 3)])
-    piece = index.longest([OURS], prompt, shift, everything, anywhere)
+    piece = longest(index, prompt, shift)
     assert (piece.tokens, piece.delta) == (84, shift - 37)
     assert (reads([piece], chain, source) == source[37:121]).all()
 
@@ -72,9 +85,8 @@ def test_text_is_found_at_every_alignment(shift: int) -> None:
 def test_a_block_that_cannot_be_read_ends_a_span() -> None:
     index, source = new_index(), text(160, 1)
     chain = added(index, source)
-    piece = index.longest([OURS], source[16:], 0, lambda each: each != chain[5], anywhere)
-    assert piece.tokens == 4 * SIZE
-    assert index.longest([OURS], source[16:], 0, lambda each: each != chain[1], anywhere) is None
+    assert longest(index, source[16:], reads=lambda each: each != chain[5]).tokens == 4 * SIZE
+    assert longest(index, source[16:], reads=lambda each: each != chain[1]) is None
 
 
 def test_another_domains_text_is_not_found_behind_a_common_beginning() -> None:
@@ -83,10 +95,9 @@ def test_another_domains_text_is_not_found_behind_a_common_beginning() -> None:
         tokens = np.concatenate([head, tail])
         index.add(domain, hashes(tokens), tokens)  # no salt: one head, under one hash
     prompt = np.concatenate([text(5, 9), head, theirs])
-    piece = index.longest([OURS], prompt, 5, everything, anywhere)
-    assert piece.tokens == 32
-    assert index.longest([OURS], theirs, 0, everything, anywhere) is None
-    assert index.longest([("nobody",)], prompt, 5, everything, anywhere) is None
+    assert longest(index, prompt, 5).tokens == 32
+    assert longest(index, theirs) is None
+    assert longest(index, prompt, 5, domain=("nobody",)) is None
 
 
 def test_of_branches_the_one_that_goes_on_is_followed() -> None:
@@ -94,8 +105,7 @@ def test_of_branches_the_one_that_goes_on_is_followed() -> None:
     added(index, np.concatenate([head, one]))
     added(index, np.concatenate([head, other]))
     for tail in (one, other):
-        piece = index.longest([OURS], np.concatenate([head, tail]), 0, everything, anywhere)
-        assert piece.tokens == 96
+        assert longest(index, np.concatenate([head, tail])).tokens == 96
 
 
 def test_what_others_say_behind_a_common_beginning_hides_nothing() -> None:
@@ -106,8 +116,7 @@ def test_what_others_say_behind_a_common_beginning_hides_nothing() -> None:
         index.add(("other", str(number)), hashes(tokens), tokens)
     index.check_integrity()
     prompt = np.concatenate([head, mine])
-    piece = index.longest([OURS], prompt, 0, everything, anywhere)
-    assert piece.tokens == len(prompt) // SIZE * SIZE
+    assert longest(index, prompt).tokens == len(prompt) // SIZE * SIZE
 
 
 @pytest.mark.parametrize("shortest", [1, 15, 16, 24, 31, 32])
@@ -117,8 +126,7 @@ def test_a_piece_of_the_shortest_length_is_found_wherever_it_stood(shortest: int
     added(index, source)
     for first in range(40):
         prompt = np.concatenate([source[first : first + shortest], text(40, 2)])
-        piece = index.longest([OURS], prompt, 0, everything, anywhere)
-        assert piece.tokens == shortest
+        assert longest(index, prompt).tokens == shortest
 
 
 def test_what_was_added_longest_ago_is_forgotten_first() -> None:
@@ -126,34 +134,33 @@ def test_what_was_added_longest_ago_is_forgotten_first() -> None:
     added(index, first)
     added(index, second)
     assert len(index) == 8
-    assert index.longest([OURS], second, 0, everything, anywhere) is not None
-    assert index.longest([OURS], first[:48], 0, everything, anywhere) is None
+    assert longest(index, second) is not None
+    assert longest(index, first[:48]) is None
 
 
 def test_tokens_that_lie_too_far_apart_are_not_moved() -> None:
     index, source = new_index(), text(160, 1)
     added(index, source)
-    assert (
-        index.longest([OURS], source[100:], 0, everything, SpliceLimits(most_distance=99).allow)
-        is None
-    )
-    assert (
-        index.longest([OURS], source[100:], 0, everything, SpliceLimits(most_distance=100).allow)
-        is not None
-    )
+    for most, is_found in ((99, False), (100, True)):
+        piece = longest(index, source[100:], moves=SpliceLimits(most_distance=most).allow)
+        assert (piece is not None) is is_found
 
 
-def test_a_prompt_is_covered_piece_by_piece_up_to_its_first_gap() -> None:
+@pytest.fixture
+def two() -> tuple[SpanIndex, Any, Any]:
+    """An index of two texts, and the texts."""
     index, one, other = new_index(), text(160, 1), text(160, 2)
     added(index, one)
     added(index, other)
-    parts = [one[3:80], other[50:120], text(10, 5), one[80:160]]
-    prompt = np.concatenate(parts)
+    return index, one, other
+
+
+def test_a_prompt_is_covered_piece_by_piece_up_to_its_first_gap(two: Any) -> None:
+    index, one, other = two
+    prompt = np.concatenate([one[3:80], other[50:120], text(10, 5), one[80:160]])
     pieces = cover(index, [OURS], prompt, 0, everything, SpliceLimits(32, ANY, 8, margin=0))
-    assert [(piece.at, piece.tokens, piece.delta) for piece in pieces] == [
-        (0, 77, -3),
-        (77, 70, 27),
-    ]
+    found = [(piece.at, piece.tokens, piece.delta) for piece in pieces]
+    assert found == [(0, 77, -3), (77, 70, 27)]
 
 
 @pytest.mark.parametrize(
@@ -166,10 +173,8 @@ def test_a_prompt_is_covered_piece_by_piece_up_to_its_first_gap() -> None:
         (SpliceLimits(78, ANY, 8, margin=0), []),
     ],
 )
-def test_limits_bind(limits: SpliceLimits, covered: list[int]) -> None:
-    index, one, other = new_index(), text(160, 1), text(160, 2)
-    added(index, one)
-    added(index, other)
+def test_limits_bind(two: Any, limits: SpliceLimits, covered: list[int]) -> None:
+    index, one, other = two
     prompt = np.concatenate([one[3:80], other[50:120]])
     pieces = cover(index, [OURS], prompt, 0, everything, limits)
     assert [piece.tokens for piece in pieces] == covered
@@ -179,16 +184,10 @@ def brute_force(sources: list[Any], prompt: Any, at: int) -> int:
     """The longest that any source says of the prompt from ``at`` on."""
     best = 0
     for source in sources:
-        whole = len(source) // SIZE * SIZE
-        for start in range(whole):
-            same = 0
-            while (
-                start + same < whole
-                and at + same < len(prompt)
-                and source[start + same] == prompt[at + same]
-            ):
-                same += 1
-            best = max(best, same)
+        whole = source[: len(source) // SIZE * SIZE]
+        for start in range(len(whole)):
+            said = zip(whole[start:], prompt[at:], strict=False)
+            best = max(best, sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], said)))
     return best
 
 
@@ -220,9 +219,9 @@ def test_whatever_is_as_long_as_two_windows_is_found() -> None:
         start = rng.randrange(len(chosen))
         prompt = np.concatenate([make(rng.randrange(20)), chosen[start:], make(5)])
         at = len(prompt) - 5 - len(chosen[start:])
-        longest = brute_force(sources, prompt, at)
-        piece = index.longest([OURS], prompt, at, everything, anywhere)
-        if longest >= 31:
-            assert piece.tokens == longest
+        most = brute_force(sources, prompt, at)
+        piece = longest(index, prompt, at)
+        if most >= 31:
+            assert piece.tokens == most
         elif piece is not None:
-            assert 16 <= piece.tokens <= longest
+            assert 16 <= piece.tokens <= most

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from command_line import kvgraph
 from kvgraph.advisor.admission import Admission
-from kvgraph.advisor.cli import main
 from kvgraph.advisor.policies.registry import DEFAULT, new_policy
 from kvgraph.advisor.replay.closed import (
     MAX_PAUSE_S,
@@ -158,23 +158,20 @@ def test_below_the_cliff_nobody_is_held_and_nothing_changes() -> None:
 
 
 def test_copies_in_host_memory_are_loaded_and_not_computed() -> None:
-    found = runs(24)
     bare = lru(24, 100)
-    tiered = play(found, Instance(100, LruOrder(), host=HostTier(2000)), loop(24))
+    tiered = play(runs(24), Instance(100, LruOrder(), host=HostTier(2000)), loop(24))
     assert computed(tiered) < 0.3 < computed(bare)
     assert turns(tiered) > turns(bare)
 
 
 def test_longest_prefix_first_takes_the_resident_before_the_cold() -> None:
-    found = runs(24)
-    fcfs = lru(24, 100)
-    lpm = play(found, Instance(100, LruOrder()), Loop(24, 700.0, 60.0, 250.0, Queue.LPM, SERVICE))
-    assert turns(lpm) > turns(fcfs)
+    longest = replace(loop(24), queue=Queue.LPM)
+    assert turns(play(runs(24), Instance(100, LruOrder()), longest)) > turns(lru(24, 100))
 
 
 def test_a_request_larger_than_the_pool_is_refused_and_its_user_goes_on() -> None:
-    found = runs_for([session("big", 3, 40), session("small", 3)], 1, 300.0, block_size=BLOCK,
-                     seed=1)  # fmt: skip
+    sessions = [session("big", 3, 40), session("small", 3)]
+    found = runs_for(sessions, 1, 300.0, block_size=BLOCK, seed=1)
     played = play(found, Instance(20, LruOrder()), loop(1, 300.0))
     assert played.refused > 0
     assert (~np.isnan(played.first_token)).any()
@@ -259,17 +256,11 @@ def test_an_arm_is_its_parts_in_order() -> None:
 def test_copies_are_no_regret_and_what_host_memory_lost_is() -> None:
     """A pool and its host memory that hold everybody hold nobody back; too small ones do."""
     plan = ClosedPlan(fleet(), loop(1), host=4.0)
-    roomy, tight, bare = (
-        run_cell(each, ClosedCell(arm, 100, 24))
-        for each, arm in (
-            (plan, "lru+host+admission"),
-            (replace(plan, host=0.5), "lru+host+admission"),
-            (plan, "lru+admission"),
-        )
-    )
+    copied, bare = (ClosedCell(arm, 100, 24) for arm in ("lru+host+admission", "lru+admission"))
+    roomy, tight = run_cell(plan, copied), run_cell(replace(plan, host=0.5), copied)
     assert roomy.held == 0.0
     assert tight.held > 0.0
-    assert roomy.turns_per_hour > tight.turns_per_hour > bare.turns_per_hour
+    assert roomy.turns_per_hour > tight.turns_per_hour > run_cell(plan, bare).turns_per_hour
 
 
 def test_parts_are_disjoint_and_by_rank() -> None:
@@ -279,7 +270,7 @@ def test_parts_are_disjoint_and_by_rank() -> None:
     assert [each.name for each in even] == ["b", "d"]
 
 
-def test_the_command_prints_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_prints_rows(tmp_path: Path) -> None:
     for number in range(4):
         requests = [
             {"t": 20.0 * i, "type": "n", "in": 2048 + 512 * i, "out": 90, "stop": "tool_use",
@@ -287,11 +278,12 @@ def test_the_command_prints_rows(tmp_path: Path, capsys: pytest.CaptureFixture[s
         ]  # fmt: skip
         file = {"block_size": 64, "requests": requests}
         (tmp_path / f"s{number}.json").write_text(json.dumps(file))
-    with pytest.raises(SystemExit) as ended:
-        main(["closed", str(tmp_path), "--capacity", "40", "--users", "2,6", "--hours", ".2",
-              "--warm", ".1", "--begin", ".05", "--arm", "lru,lru+admission", "--processes", "1",
-              "--json"])  # fmt: skip
-    assert ended.value.code == 0
-    rows = json.loads(capsys.readouterr().out)["rows"]
+    done = kvgraph(
+        "closed", str(tmp_path), "--capacity", "40", "--users", "2,6", "--hours", ".2",
+        "--warm", ".1", "--begin", ".05", "--arm", "lru,lru+admission", "--processes", "1",
+        "--json",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(done.stdout)["rows"]
     assert [row["users"] for row in rows] == [2, 2, 6, 6]
     assert all(row["turns_per_hour"] > 0 for row in rows)

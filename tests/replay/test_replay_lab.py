@@ -6,14 +6,16 @@ import json
 import random
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import psutil
 import pytest
+from command_line import kvgraph
+from hand_clock import Clock
 from kvgraph import ClassicPolicy, KvGraphError, Trace, hit_rate
-from kvgraph.advisor.cli import build_app, main
 from kvgraph.advisor.policies.hazard import AGES
 from kvgraph.advisor.policies.lifecycle import Returns, load_prior
 from kvgraph.advisor.policies.registry import new_policy
@@ -35,7 +37,6 @@ from made_trace import chat_trace
 from made_traffic import agents, made
 from msgspec.structs import replace
 from threadpoolctl import threadpool_info
-from typer.testing import CliRunner
 
 SHARED = Path(__file__).parents[3] / "shared" / "traces" / "mooncake_conversation.jsonl"
 # As measured by others on this trace: capacity → hit rate.
@@ -62,80 +63,72 @@ def trace_file(tmp_path: Path) -> Path:
     return path
 
 
-def run_json(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict[str, Any]:
-    capsys.readouterr()
-    with pytest.raises(SystemExit) as ended:
-        main([str(argument) for argument in arguments])
-    assert ended.value.code == 0
-    found: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return found
+Reports = Callable[..., Any]
 
 
-def test_json_names_every_policy_and_capacity(
-    trace_file: Path, capsys: pytest.CaptureFixture[str]
+@pytest.fixture
+def reported(trace_file: Path) -> Reports:
+    """What ``kvgraph replay --json`` says of the small trace."""
+
+    def report(*words: object) -> Any:
+        done = kvgraph("replay", str(trace_file), *map(str, words), "--json")
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    return report
+
+
+def test_json_names_every_policy_and_capacity_and_a_picture_is_written(
+    reported: Reports, tmp_path: Path
 ) -> None:
-    found = run_json(
-        capsys, "replay", trace_file, "--capacity", "40,100", "--processes", 1,
-        "--policy", "lru,classic,classic+hints,belady", "--json",
-    )  # fmt: skip
+    policies, picture = ["lru", "classic", "classic+hints", "belady"], tmp_path / "band.png"
+    words = ["--policy", ",".join(policies), "--processes", 1, "--picture", picture]
+    found = reported("--capacity", "40,100", *words)
     assert found["trace"] == "small.jsonl"
-    assert set(found["policies"]) == {"lru", "classic", "classic+hints", "belady"}
-    for row in found["policies"].values():
-        assert list(row) == ["40", "100"]
-        assert 0 <= row["40"] <= row["100"] <= 1
+    assert list(found["policies"]) == policies
+    for each in found["policies"].values():
+        assert list(each) == ["40", "100"]
+        assert 0 <= each["40"] <= each["100"] <= 1
     assert found["policies"]["belady"]["40"] >= found["policies"]["lru"]["40"]
     assert found["seconds"] > 0
-
-
-def test_two_processes_find_what_one_finds(
-    trace_file: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    arguments = ["replay", trace_file, "--capacity", "50", "--policy", "lru,classic,arc", "--json"]
-    one = run_json(capsys, *arguments, "--processes", 1)
-    two = run_json(capsys, *arguments, "--processes", 2)
-    assert one["policies"] == two["policies"]
-
-
-def test_a_picture_is_written(
-    trace_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    picture = tmp_path / "band.png"
-    run_json(
-        capsys, "replay", trace_file, "--capacity", "40,100", "--policy", "lru,belady",
-        "--processes", 1, "--picture", picture, "--json",
-    )  # fmt: skip
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_table_is_shown_to_people(trace_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(["replay", str(trace_file), "--capacity", "40", "--policy", "lru", "--processes", "1"])
-    assert ended.value.code == 0
-    assert "lru" in capsys.readouterr().out
+def test_two_processes_find_what_one_finds(reported: Reports) -> None:
+    words = ["--capacity", "50", "--policy", "lru,classic,arc"]
+    one, two = (reported(*words, "--processes", number)["policies"] for number in (1, 2))
+    assert one == two
+
+
+def test_a_table_is_shown_to_people(trace_file: Path) -> None:
+    words = ["--capacity", "40", "--policy", "lru", "--processes", "1"]
+    done = kvgraph("replay", str(trace_file), *words)
+    assert done.returncode == 0
+    assert "lru" in done.stdout
 
 
 @pytest.mark.parametrize(
-    ("arguments", "problem"),
+    ("words", "problem"),
     [
         (["--capacity", "0"], "--capacity '0'"),
         (["--capacity", "many"], "--capacity 'many'"),
         (["--policy", "wishful"], "policy 'wishful'"),
         (["--picture", "/nowhere/a.png"], "--picture '/nowhere/a.png': there is no directory"),
         (["--picture", "/tmp"], "--picture '/tmp': is a directory; allowed: a file"),
+        (["--analyze", "--policy", "all"], "--analyze goes without --policy"),
+        (["--block-size", "0"], "--block-size"),
+        (["/nowhere/second.jsonl", "--policy", "lru"], "second.jsonl: there is no such file"),
     ],
 )
 def test_wrong_arguments_are_one_line_and_exit_code_2(
-    trace_file: Path, arguments: list[str], problem: str, capsys: pytest.CaptureFixture[str]
+    trace_file: Path, words: list[str], problem: str
 ) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(["replay", str(trace_file), *arguments])
-    assert ended.value.code == 2
-    assert problem in capsys.readouterr().err
+    done = kvgraph("replay", str(trace_file), *words)
+    assert done.returncode == 2
+    assert problem in done.stderr
 
 
 def test_equal_columns_are_pointed_out(trace_file: Path) -> None:
-    from kvgraph.advisor.replay.tables import hit_table
-
     trace = load_trace(trace_file)
     ample = [trace.num_blocks + more for more in (1, 2, 3)]
     table = hit_table(trace, ["lru", "infinite"], ample, Settings(), processes=1)
@@ -160,43 +153,22 @@ def test_analysis_splits_the_loss(trace_file: Path) -> None:
     assert 0 < small.multi_turn_sessions < 1
 
 
-def test_analysis_command(trace_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    found = run_json(capsys, "replay", trace_file, "--analyze", "--capacity", "40", "--json")
-    assert found["losses"]["40"]["infinite_hit_rate"] > found["losses"]["40"]["lru_hit_rate"]
-
-
-def refused(*arguments: object) -> int:
-    with pytest.raises(SystemExit) as ended:
-        main(["replay", *map(str, arguments)])
-    return int(ended.value.code or 0)
-
-
-def test_what_a_replay_would_leave_out_without_a_word_is_refused(
-    trace_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert refused(trace_file, "--analyze", "--policy", "all") == 2
-    assert "--analyze goes without --policy" in capsys.readouterr().err
-    assert refused(trace_file, "--block-size", 0) == 2
-    capsys.readouterr()
-    assert refused(trace_file, tmp_path / "second.jsonl", "--policy", "lru") == 2
-    assert "second.jsonl: there is no such file" in capsys.readouterr().err
+def test_analysis_command(reported: Reports) -> None:
+    losses = reported("--analyze", "--capacity", "40")["losses"]["40"]
+    assert losses["infinite_hit_rate"] > losses["lru_hit_rate"]
 
 
 def test_a_sidecars_configuration_ranks_in_the_lab_too(
-    trace_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    reported: Reports, trace_file: Path, tmp_path: Path
 ) -> None:
-    asked = ["replay", trace_file, "--policy", "classic", "--capacity", 60, "--json"]
-    free, other = tmp_path / "free.toml", tmp_path / "other.toml"
-    free.write_text("[policy]\nguard = false\n")
-    other.write_text("[policy]\nguard = false\n[score]\nage = -1.0\nhit_count = 40.0\n")
-    rates = [
-        run_json(capsys, *asked, "--config", each)["policies"]["classic"]["60"]
-        for each in (free, other)
-    ]
+    path, rates = tmp_path / "config.toml", []
+    for score in ("", "[score]\nage = -1.0\nhit_count = 40.0\n"):
+        path.write_text(f"[policy]\nguard = false\n{score}")
+        found = reported("--policy", "classic", "--capacity", 60, "--config", path)
+        rates.append(found["policies"]["classic"]["60"])
     assert rates[0] > rates[1], "what was used last goes first"
-    wrong = tmp_path / "wrong.toml"
-    wrong.write_text("[score]\nages = 1\n")
-    assert refused(trace_file, "--config", wrong) == 2
+    path.write_text("[score]\nages = 1\n")
+    assert kvgraph("replay", str(trace_file), "--config", str(path)).returncode == 2
 
 
 def test_a_table_says_what_its_reader_would_not_guess(trace_file: Path) -> None:
@@ -221,14 +193,14 @@ def request(name: str, keys: list[int], outputs: list[int], session: str | None)
 
 @pytest.mark.parametrize("suffix", ["jsonl", "jsonl.gz"])
 def test_what_was_recorded_can_be_replayed(tmp_path: Path, suffix: str) -> None:
-    now = [100.0]
+    clock = Clock(100.0)
     path = tmp_path / f"yesterday.{suffix}"
-    recorder = Recorder(path, clock=lambda: now[0])
+    recorder = Recorder(path, clock=clock)
     slow, slow_done = request("slow", [1, 2], [3], "alice's secret")
     recorder("engine", [slow])
-    now[0] = 101.0
+    clock.now = 101.0
     recorder("engine", request("quick", [8], [], None))
-    now[0] = 105.0
+    clock.now = 105.0
     recorder("engine", [slow_done, request("lost", [9], [], None)[0]])
     recorder("engine", request("again", [1, 2, 3, 4], [], "alice's secret"))
     recorder.close()
@@ -239,8 +211,8 @@ def test_what_was_recorded_can_be_replayed(tmp_path: Path, suffix: str) -> None:
     assert trace.prompts.tolist() == [2, 1, 4]
     assert trace.output_tokens.tolist() == [20, 20, 20]
     # The first request's output block is part of the third one's prompt.
-    assert run_arm("lru", trace, 100, Settings()).tolist() == [0, 0, 3]
-    assert run_arm("classic", trace, 100, Settings()).tolist() == [0, 0, 3]
+    for arm in ("lru", "classic"):
+        assert run_arm(arm, trace, 100, Settings()).tolist() == [0, 0, 3]
 
 
 def test_a_request_that_was_not_told_whole_costs_only_itself(tmp_path: Path) -> None:
@@ -255,24 +227,14 @@ def test_a_request_that_was_not_told_whole_costs_only_itself(tmp_path: Path) -> 
         (whole, as_tip(whole_done)),
         (replace(whole, hashes=whole.hashes[:8]), whole_done),
         (replace(whole, segments=layers), replace(whole_done, total_tokens=1)),
+        (whole, whole_done),
     ):
         recorder("engine", [start, done])
-    recorder("engine", [whole, whole_done])
     recorder.close()
     trace = load_trace(path)
     assert (recorder.written, recorder.left_out) == (2, 4)
     assert trace.prompts.tolist() == [2, 2]
     assert trace.output_tokens.tolist() == [0, 20]
-
-
-def test_a_recording_holds_no_names_and_no_engine_hashes(tmp_path: Path) -> None:
-    path = tmp_path / "r.jsonl"
-    recorder = Recorder(path)
-    recorder("engine", request("q", [123456789], [], "alice's secret"))
-    recorder.close()
-    text = path.read_text()
-    assert "alice" not in text
-    assert "123456789" not in text
 
 
 def test_a_recording_never_overwrites(tmp_path: Path) -> None:
@@ -283,13 +245,10 @@ def test_a_recording_never_overwrites(tmp_path: Path) -> None:
     assert path.read_text() == "precious"
 
 
-def test_a_recording_that_cannot_begin_leaves_no_file(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_recording_that_cannot_begin_leaves_no_file(tmp_path: Path) -> None:
     out = tmp_path / "r.jsonl"
-    with pytest.raises(SystemExit):
-        main(["record", str(out), "--endpoint", "nowhere"])
-    assert "sidecar.endpoint = 'nowhere'" in capsys.readouterr().err
+    done = kvgraph("record", str(out), "--endpoint", "nowhere")
+    assert "sidecar.endpoint = 'nowhere'" in done.stderr
     assert not out.exists()
 
 
@@ -370,45 +329,52 @@ def test_who_is_no_policy_is_refused_by_name(trace: Trace) -> None:
         hit_rate(trace, CAPACITY, "gremlin")
 
 
-def test_requests_of_one_tick_are_laid_evenly_over_it() -> None:
-    at = np.repeat(np.arange(20) * 3.0, 3)
-    spread = spread_over_ticks(at)
-    assert spread[:6].tolist() == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]
+@pytest.mark.parametrize(
+    ("ticks", "of_each", "first", "times"),
+    [
+        (np.arange(20) * 3.0, 3, 0, [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]),
+        (np.append(np.arange(19) * 3.0, 300.0), 2, 36, [54.0, 55.5, 300.0, 301.5]),
+    ],
+    ids=["evenly", "before a pause"],
+)
+def test_requests_of_one_tick_are_laid_over_it(
+    ticks: Any, of_each: int, first: int, times: list[float]
+) -> None:
+    spread = spread_over_ticks(np.repeat(ticks, of_each))
+    assert spread[first : first + len(times)].tolist() == times
     assert (np.diff(spread) > 0).all()
 
 
-def test_a_tick_is_no_longer_than_the_clock_s_even_before_a_pause() -> None:
-    at = np.repeat(np.append(np.arange(19) * 3.0, 300.0), 2)
-    assert spread_over_ticks(at)[36:].tolist() == [54.0, 55.5, 300.0, 301.5]
-
-
-def test_fine_or_irregular_times_are_what_they_are() -> None:
-    rng = np.random.default_rng(3)
-    for at in (
-        np.sort(rng.uniform(0, 100, 200)),  # no clock
-        np.repeat(np.arange(50) * 0.1, 4),  # bursts, on a fine one
-        np.repeat(np.sort(rng.uniform(0, 500, 50)), 4),  # bursts at any time
+@pytest.mark.parametrize(
+    "at",
+    [
+        np.sort(np.random.default_rng(3).uniform(0, 100, 200)),
+        np.repeat(np.arange(50) * 0.1, 4),
+        np.repeat(np.sort(np.random.default_rng(3).uniform(0, 500, 50)), 4),
         np.zeros(30),
         np.empty(0),
-    ):
-        assert spread_over_ticks(at) is at
+    ],
+    ids=["no clock", "bursts on a fine clock", "bursts at any time", "one time", "none"],
+)
+def test_fine_or_irregular_times_are_what_they_are(at: Any) -> None:
+    assert spread_over_ticks(at) is at
 
 
-def sessions(*chains: list[int]) -> list[int]:
-    return infer_sessions(chains, [len(chain) for chain in chains], 100).tolist()
-
-
-def test_an_edited_history_continues_its_session() -> None:
-    assert sessions([1, 2], [1, 2, 3, 4], [1, 2, 3, 9, 10], [1, 2, 3, 9, 11]) == [0, 0, 0, 0]
-
-
-def test_a_history_that_lost_half_or_more_is_a_new_session() -> None:
-    assert sessions([1, 2, 3, 4], [1, 2, 9]) == [0, 1]
-
-
-def test_strangers_behind_one_system_prompt_stay_strangers() -> None:
-    assert sessions([1, 2, 3], [1, 4, 5], [1, 6, 7], [1, 4, 5, 8], [1]) == [0, 1, 2, 1, 3]
-    assert sessions([1, 2, 3, 4, 5], [1, 2, 3, 9, 10], [1, 2, 3, 9, 10, 11]) == [0, 1, 1]
+@pytest.mark.parametrize(
+    ("chains", "sessions"),
+    [
+        ([[1, 2], [1, 2, 3, 4], [1, 2, 3, 9, 10], [1, 2, 3, 9, 11]], [0, 0, 0, 0]),
+        ([[1, 2, 3, 4], [1, 2, 9]], [0, 1]),
+        ([[1, 2, 3], [1, 4, 5], [1, 6, 7], [1, 4, 5, 8], [1]], [0, 1, 2, 1, 3]),
+        ([[1, 2, 3, 4, 5], [1, 2, 3, 9, 10], [1, 2, 3, 9, 10, 11]], [0, 1, 1]),
+    ],
+    ids=["edited", "half is lost", "strangers behind one prompt", "of whom one goes on"],
+)
+def test_a_history_continues_its_session_unless_half_of_it_is_lost(
+    chains: list[list[int]], sessions: list[int]
+) -> None:
+    lengths = [len(chain) for chain in chains]
+    assert infer_sessions(chains, lengths, 100).tolist() == sessions
 
 
 def told(trace: Trace) -> tuple[SimulatedSidecar, list[str]]:
@@ -505,8 +471,8 @@ def test_the_command_writes_what_a_policy_starts_from(tmp_path: Path, monkeypatc
     monkeypatch.setitem(learn_prior.__kwdefaults__, "steps", 60)
     recorded(tmp_path, sessions=3)
     out = tmp_path / "prior"  # numpy would write another file
-    result = CliRunner().invoke(build_app("prior"), ["prior", str(tmp_path), "-o", str(out)])
-    assert result.exit_code == 0, result.output
+    done = kvgraph("prior", str(tmp_path), "-o", str(out))
+    assert done.returncode == 0, done.stderr
     with np.load(out) as arrays:
         assert set(arrays) == {"scales", "pause", "into", "bias", "across", "offset", "out", "base"}
 

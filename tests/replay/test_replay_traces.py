@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import resource
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,10 @@ from kvgraph.advisor.replay import reader as lines
 from kvgraph.advisor.replay.arms import (
     BY_DEFAULT,
     LAYERS,
-    ORDERS,
     Settings,
     arm_names,
     chosen_arms,
     graph_policies,
-    new_order,
     run_arm,
 )
 from kvgraph.advisor.replay.graph_order import GraphOrder, TraceEvents
@@ -31,29 +30,60 @@ from kvgraph.advisor.replay.recorder import Recorder
 from kvgraph.advisor.replay.trace import Trace, TraceError
 from kvgraph.graph.types import Authority, SourceLayer
 from kvgraph.graph.wire.events import MAX_SEGMENTS, RequestFinished, RequestStarted, Segment
+from msgspec.structs import replace
 from wire_keys import pack
 
-MOONCAKE: list[dict[str, Any]] = [
-    {"timestamp": 0, "input_length": 1024, "output_length": 5, "hash_ids": [7, 8]},
-    {"timestamp": 3000, "input_length": 1500, "output_length": 9, "hash_ids": [7, 8, 9]},
-    {"timestamp": 1000, "input_length": 600, "output_length": 1, "hash_ids": [7, 10]},
+Loaded, Refused = Callable[..., Trace], Callable[..., None]
+
+
+def row(at: float, *ids: int, **more: Any) -> dict[str, Any]:
+    """A request of full blocks of 512 tokens, as Mooncake writes them."""
+    size = {"input_length": 512 * len(ids), "output_length": 1, "hash_ids": [*ids]}
+    return {"timestamp": at, **size, **more}
+
+
+MOONCAKE = [
+    row(0, 7, 8, output_length=5),
+    row(3000, 7, 8, 9, input_length=1500, output_length=9),
+    row(1000, 7, 10, input_length=600),
 ]
 
 
 def write(path: Path, rows: list[dict[str, Any]]) -> Path:
-    text = "".join(json.dumps(row) + "\n" for row in rows)
-    if path.suffix == ".gz":
-        path.write_bytes(gzip.compress(text.encode()))
-    else:
-        path.write_text(text)
+    text = "".join(json.dumps(each) + "\n" for each in rows).encode()
+    path.write_bytes(gzip.compress(text) if path.suffix == ".gz" else text)
     return path
+
+
+@pytest.fixture
+def loaded(tmp_path: Path) -> Callable[..., Trace]:
+    """Reads a trace of these lines."""
+
+    def load(*rows: dict[str, Any], name: str = "t.jsonl") -> Trace:
+        return load_trace(write(tmp_path / name, [*rows]))
+
+    return load
+
+
+@pytest.fixture
+def refused(tmp_path: Path) -> Callable[..., None]:
+    """Fails unless a trace of these lines, or this file, is refused in these words."""
+
+    def refuse(said: str, *rows: dict[str, Any], data: bytes | None = None) -> None:
+        path = write(tmp_path / "t.jsonl", [*rows])
+        if data is not None:
+            path.write_bytes(data)
+        with pytest.raises(TraceError, match=said):
+            load_trace(path)
+
+    return refuse
 
 
 @pytest.mark.parametrize("name", ["trace.jsonl", "trace.jsonl.gz"])
 def test_mooncake_is_sorted_by_time_and_sessions_come_from_chains(
-    tmp_path: Path, name: str
+    loaded: Loaded, name: str
 ) -> None:
-    trace = load_trace(write(tmp_path / name, MOONCAKE))
+    trace = loaded(*MOONCAKE, name=name)
     assert trace.block_size == 512
     assert trace.at.tolist() == [0.0, 1.0, 3.0]
     assert [len(chain) for chain in trace.chains()] == [2, 2, 3]
@@ -65,59 +95,52 @@ def test_mooncake_is_sorted_by_time_and_sessions_come_from_chains(
     assert not trace.has_sessions
 
 
-def test_a_prefix_that_several_sessions_share_is_the_end_of_nobodys_turn(tmp_path: Path) -> None:
+def test_a_prefix_that_several_sessions_share_is_the_end_of_nobodys_turn(loaded: Loaded) -> None:
     chains = [[1, 2], [1, 3], [1], [1, 4], [1, 2, 5]]
-    rows = [
-        {"timestamp": i, "input_length": 512 * len(ids), "output_length": 1, "hash_ids": ids}
-        for i, ids in enumerate(chains)
-    ]
-    trace = load_trace(write(tmp_path / "t.jsonl", rows))
+    trace = loaded(*(row(at, *ids) for at, ids in enumerate(chains)))
     assert trace.session.tolist() == [0, 1, 2, 3, 0]
 
 
-def test_equal_hashes_after_different_prefixes_are_different_blocks(tmp_path: Path) -> None:
-    rows = [
-        {"timestamp": 0, "input_length": 1024, "output_length": 1, "hash_ids": [1, 5]},
-        {"timestamp": 1, "input_length": 1024, "output_length": 1, "hash_ids": [2, 5]},
-        {"timestamp": 2, "input_length": 1024, "output_length": 1, "hash_ids": [3, 3]},
-    ]
-    trace = load_trace(write(tmp_path / "t.jsonl", rows))
+def test_equal_hashes_after_different_prefixes_are_different_blocks(loaded: Loaded) -> None:
+    trace = loaded(row(0, 1, 5), row(1, 2, 5), row(2, 3, 3))
     assert trace.num_blocks == 6
     assert len(np.unique(trace.keys())) == 6
 
 
-def test_bailian_conversations_follow_their_parents(tmp_path: Path) -> None:
-    rows = [
-        {"chat_id": i, "parent_chat_id": parent, "timestamp": i * 1.5, "input_length": 40,
-         "output_length": 3, "type": "text", "turn": 1, "hash_ids": [1, 2, 3]}
-        for i, parent in enumerate([-1, -1, 0, 2])
-    ]  # fmt: skip
-    trace = load_trace(write(tmp_path / "q.jsonl", rows))
+def asked(chat: int, parent: int | None, at: float) -> dict[str, Any]:
+    """A line as Bailian writes it."""
+    names = {"chat_id": chat, "parent_chat_id": parent, "type": "text", "turn": 1}
+    return row(at, 1, 2, 3, input_length=40, output_length=3, **names)
+
+
+def test_bailian_conversations_follow_their_parents(loaded: Loaded) -> None:
+    trace = loaded(*(asked(n, parent, n * 1.5) for n, parent in enumerate([-1, -1, 0, 2])))
     assert (trace.block_size, trace.has_sessions) == (16, True)
     assert trace.at.tolist() == [0.0, 1.5, 3.0, 4.5]
     first, other, second, third = trace.session.tolist()
     assert first == second == third != other
 
 
-def test_aiperf_delays_count_from_the_end_of_the_turn_before(tmp_path: Path) -> None:
-    body = {"input_length": 500, "output_length": 100, "hash_ids": [1]}
-    rows = [
-        {"session_id": "a", "timestamp": 1000, **body},
-        {"session_id": "a", "delay": 2000, **body},
-        {"session_id": "b", "timestamp": 1500, **body},
-    ]
-    trace = load_trace(write(tmp_path / "a.jsonl", rows))
+BODY = {"input_length": 500, "output_length": 100, "hash_ids": [1]}
+
+
+def test_aiperf_delays_count_from_the_end_of_the_turn_before(loaded: Loaded) -> None:
+    trace = loaded(
+        {"session_id": "a", "timestamp": 1000, **BODY},
+        {"session_id": "a", "delay": 2000, **BODY},
+        {"session_id": "b", "timestamp": 1500, **BODY},
+    )
     assert trace.session.tolist() == [0, 1, 0]
     assert trace.at[2] > 2.0 + 0.5  # the delay, and some time for the first turn itself
 
 
 def test_block_size_can_be_said(tmp_path: Path) -> None:
-    rows = [{"timestamp": 0, "input_length": 64, "output_length": 1, "hash_ids": [1, 2]}]
-    assert load_trace(write(tmp_path / "t.jsonl", rows), block_size=32).block_size == 32
+    path = write(tmp_path / "t.jsonl", [row(0, 1, 2, input_length=64)])
+    assert load_trace(path, block_size=32).block_size == 32
 
 
 @pytest.mark.parametrize(
-    ("row", "problem"),
+    ("wrong", "problem"),
     [
         ({"timestamp": -1}, "timestamp"),
         ({"timestamp": 1e300}, "timestamp"),
@@ -131,34 +154,25 @@ def test_block_size_can_be_said(tmp_path: Path) -> None:
         ({"input_length": 1 << 40}, "input_length"),
         ({"input_length": 0, "hash_ids": []}, "allowed: 1 token or more"),
         ({"chat_id": 3}, "one file holds one format"),
+        ({"session_id": "a", "delay": -5}, "delay"),
+        ({"waiting_for_tool": True}, "waiting_for_tool does not belong"),
     ],
 )
-def test_a_bad_line_is_named(tmp_path: Path, row: dict[str, Any], problem: str) -> None:
-    rows = [MOONCAKE[0], {k: v for k, v in (MOONCAKE[0] | row).items() if v is not None}]
-    path = write(tmp_path / "t.jsonl", rows)
-    with pytest.raises(TraceError) as caught:
-        load_trace(path)
-    assert str(caught.value).startswith(f"{path}:2: ")
-    assert problem in str(caught.value)
+def test_a_bad_line_is_named(
+    refused: Refused, tmp_path: Path, wrong: dict[str, Any], problem: str
+) -> None:
+    bad = {key: value for key, value in (MOONCAKE[0] | wrong).items() if value is not None}
+    refused(rf"^{tmp_path}/t\.jsonl:2: .*{problem}", MOONCAKE[0], bad)
 
 
-def test_a_negative_delay_is_named(tmp_path: Path) -> None:
-    body = {"session_id": "a", "input_length": 500, "output_length": 100, "hash_ids": [1]}
-    path = write(tmp_path / "a.jsonl", [{"timestamp": 0, **body}, {"delay": -5, **body}])
-    with pytest.raises(TraceError, match=r"a\.jsonl:2: .*delay"):
-        load_trace(path)
-
-
-def test_sessions_without_time_stamps_come_as_their_answers_let_them(tmp_path: Path) -> None:
-    body = {"input_length": 500, "output_length": 100, "hash_ids": [1]}
-    rows = [
-        {"session_id": "a", **body},
-        {"session_id": "a", "delay": 2000, **body},
-        {"session_id": "b", "delay": 500, **body},
-        {"session_id": "a", **body},
-        {"session_id": "b", "timestamp": None, "delay": None, **body},
-    ]
-    trace = load_trace(write(tmp_path / "a.jsonl", rows))
+def test_sessions_without_time_stamps_come_as_their_answers_let_them(loaded: Loaded) -> None:
+    trace = loaded(
+        {"session_id": "a", **BODY},
+        {"session_id": "a", "delay": 2000, **BODY},
+        {"session_id": "b", "delay": 500, **BODY},
+        {"session_id": "a", **BODY},
+        {"session_id": "b", "timestamp": None, "delay": None, **BODY},
+    )
     assert trace.session.tolist() == [0, 1, 1, 0, 0]
     answer = 500 / 20_000 + 100 * 0.02
     assert trace.at.tolist() == pytest.approx(
@@ -177,27 +191,17 @@ def test_sessions_without_time_stamps_come_as_their_answers_let_them(tmp_path: P
     ],
 )
 def test_a_bailian_child_may_stand_before_its_parent(
-    tmp_path: Path, parents: dict[int, int | None]
+    loaded: Loaded, parents: dict[int, int | None]
 ) -> None:
-    rows = [
-        {"chat_id": chat, "parent_chat_id": parent, "timestamp": 60.0 - n, "input_length": 40,
-         "output_length": 3, "hash_ids": [1, 2, 3]}
-        for n, (chat, parent) in enumerate(parents.items())
-    ]  # fmt: skip
-    trace = load_trace(write(tmp_path / "q.jsonl", rows))
+    trace = loaded(*(asked(*each, 60.0 - n) for n, each in enumerate(parents.items())))
     session = dict(zip([*parents][::-1], trace.session.tolist(), strict=True))
     assert session[1] == session[2] == session[3] != session[7]
     assert sorted(set(session.values())) == [0, 1]
     assert int(trace.last.sum()) == 2
 
 
-def test_children_of_a_parent_that_the_file_lacks_are_one_session(tmp_path: Path) -> None:
-    rows = [
-        {"chat_id": chat, "parent_chat_id": 99, "timestamp": chat, "input_length": 40,
-         "output_length": 3, "hash_ids": [1, 2, 3]}
-        for chat in (5, 6)
-    ]  # fmt: skip
-    assert load_trace(write(tmp_path / "q.jsonl", rows)).session.tolist() == [0, 0]
+def test_children_of_a_parent_that_the_file_lacks_are_one_session(loaded: Loaded) -> None:
+    assert loaded(asked(5, 99, 5), asked(6, 99, 6)).session.tolist() == [0, 0]
 
 
 @pytest.mark.parametrize("name", ["t.jsonl", "t.jsonl.gz"])
@@ -215,42 +219,44 @@ def test_a_byte_order_mark_is_left_out(tmp_path: Path, name: str, rows: list[Any
     assert rows is not MOONCAKE or len(load_trace(path)) == 2 * len(rows)
 
 
-def test_what_is_null_is_absent_and_what_a_table_writes_is_a_number(tmp_path: Path) -> None:
-    rows = [
+def test_what_is_null_is_absent_and_what_a_table_writes_is_a_number(
+    loaded: Loaded, refused: Refused
+) -> None:
+    absent = dict.fromkeys(("ended", "output_hash_ids", "layers", "seconds"))
+    trace = loaded(
         {**MOONCAKE[0], "output_length": None, "session_id": None, "delay": None, "turn": None},
-        {**MOONCAKE[1], "output_length": 9.0, "input_length": "1500", "ended": None,
-         "output_hash_ids": None, "layers": None, "seconds": None},
-    ]  # fmt: skip
-    trace = load_trace(write(tmp_path / "t.jsonl", rows))
+        {**MOONCAKE[1], "output_length": 9.0, "input_length": "1500", **absent},
+    )
     assert trace.output_tokens.tolist() == [0, 9]
     assert trace.input_tokens.tolist() == [1024, 1500]
-    with pytest.raises(TraceError, match=r"t\.jsonl:1: .*output_length"):
-        load_trace(write(tmp_path / "t.jsonl", [{**MOONCAKE[0], "output_length": 1.5}]))
+    refused(r"t\.jsonl:1: .*output_length", {**MOONCAKE[0], "output_length": 1.5})
 
 
 @pytest.mark.parametrize("nothing", ["NaN", '""', "null"])
-def test_a_tables_empty_cells_are_null(tmp_path: Path, nothing: str) -> None:
+def test_a_tables_empty_cells_are_null(tmp_path: Path, refused: Refused, nothing: str) -> None:
     head = '{"session_id": "a", "timestamp": 0, "input_length": 1024, "hash_ids": [1, 2]'
     path = tmp_path / "t.jsonl"
     path.write_text(f'{head}, "delay": {nothing}, "output_length":{nothing} }}\n{head}}}\n')
     assert load_trace(path).output_tokens.tolist() == [0, 0]
-    path.write_text(f'{{"timestamp": 0, "input_length": {nothing}, "hash_ids": [1, 2]}}\n')
-    with pytest.raises(TraceError, match=r"t\.jsonl:1: .*"):
-        load_trace(path)
+    wrong = f'{{"timestamp": 0, "input_length": {nothing}, "hash_ids": [1, 2]}}\n'
+    refused(r"t\.jsonl:1: .*", data=wrong.encode())
 
 
-def test_a_request_without_a_session_is_one_of_its_own(tmp_path: Path) -> None:
+@pytest.mark.parametrize("nobody", [{}, {"session_id": ""}, {"session_id": None}])
+@pytest.mark.parametrize("first", [{"timestamp": 1}, {"delay": 0}])
+def test_a_request_without_a_session_is_one_of_its_own(
+    loaded: Loaded, nobody: dict[str, Any], first: dict[str, Any]
+) -> None:
     """aiperf reads such lines as sessions of a single turn; tables write empty cells."""
-    body = {"input_length": 500, "hash_ids": [1]}
-    for nobody in ({}, {"session_id": ""}, {"session_id": None}):
-        single = {**body, **nobody}
-        for first in ({"timestamp": 1, **single}, {"delay": 0, **single}):
-            rows = [first, {**body, "session_id": "a", "delay": 5}, {"timestamp": 2, **single}]
-            trace = load_trace(write(tmp_path / "t.jsonl", rows))
-            assert len(set(trace.session.tolist())) == 3
-    alone = [{"timestamp": n, "session_id": "", **MOONCAKE[n]} for n in range(3)]
-    plain = load_trace(write(tmp_path / "p.jsonl", MOONCAKE)).session
-    assert load_trace(write(tmp_path / "a.jsonl", alone)).session.tolist() == plain.tolist()
+    single = {"input_length": 500, "hash_ids": [1], **nobody}
+    named = {**single, "session_id": "a", "delay": 5}
+    trace = loaded({**first, **single}, named, {"timestamp": 2, **single})
+    assert len(set(trace.session.tolist())) == 3
+
+
+def test_a_trace_of_empty_names_is_one_without_names(loaded: Loaded) -> None:
+    plain = loaded(*MOONCAKE).session.tolist()
+    assert loaded(*({"session_id": "", **each} for each in MOONCAKE)).session.tolist() == plain
 
 
 LINES = [json.dumps(row) for row in MOONCAKE]
@@ -294,43 +300,29 @@ def test_an_array_is_bounded_and_its_bad_entry_is_named(
         load_trace(path)
 
 
-@pytest.mark.parametrize(
-    ("begins", "name"),
-    [(b"(\xb5/\xfd", "zstd"), (b"\xfd7zXZ\0", "xz"), (b"BZh9", "bzip2"), (b"PK\3\4", "zip")],
-)
-def test_what_packed_it_is_named(tmp_path: Path, begins: bytes, name: str) -> None:
-    path = tmp_path / "t.jsonl"
-    path.write_bytes(begins + b"x" * 9)
-    with pytest.raises(TraceError, match=f"is packed by {name}; allowed: gzip"):
-        load_trace(path)
+ZIPPED = gzip.compress("\n".join(LINES * 500).encode())
+NO_TRACES = {
+    "zstd": (b"(\xb5/\xfd", "is packed by zstd; allowed: gzip"),
+    "xz": (b"\xfd7zXZ\0", "is packed by xz; allowed: gzip"),
+    "bzip2": (b"BZh9", "is packed by bzip2; allowed: gzip"),
+    "zip": (b"PK\3\4", "is packed by zip; allowed: gzip"),
+    "nothing": (b"", "empty"),
+    "empty lines": (b"\n\n", "empty"),
+    "a head alone": (b'{"kvgraph_trace":1,"block_size":16}\n', "empty"),
+    "no JSON": (b"no json", ":1: "),
+    "no text": (b"\xff\xfe{", ":1: "),
+    "nested deep": (b"[" * 100_000, ":1: "),
+    "another object": (b'{"a": 1}', ":1: "),
+    "a number": (b"3", ":1: "),
+    "half of a gzip": (ZIPPED[: len(ZIPPED) // 2], "truncated"),
+    "a gzip without its end": (ZIPPED[:-3], "truncated"),
+    "a gzip with a wrong byte": (ZIPPED[:20] + bytes([ZIPPED[20] ^ 0xFF]) + ZIPPED[21:], "t.jsonl"),
+}
 
 
-@pytest.mark.parametrize("text", ["", "\n\n", '{"kvgraph_trace":1,"block_size":16}\n'])
-def test_an_empty_trace_is_refused(tmp_path: Path, text: str) -> None:
-    path = tmp_path / "t.jsonl"
-    path.write_text(text)
-    with pytest.raises(TraceError, match="empty"):
-        load_trace(path)
-
-
-@pytest.mark.parametrize("data", [b"no json", b"\xff\xfe{", b"[" * 100_000, b'{"a": 1}', b"3"])
-def test_what_is_no_trace_is_refused(tmp_path: Path, data: bytes) -> None:
-    path = tmp_path / "t.jsonl"
-    path.write_bytes(data)
-    with pytest.raises(TraceError, match=":1: "):
-        load_trace(path)
-
-
-def test_a_truncated_gzip_is_refused(tmp_path: Path) -> None:
-    path = write(tmp_path / "t.jsonl.gz", MOONCAKE * 500)
-    data = path.read_bytes()
-    for cut in (len(data) // 2, len(data) - 3):
-        path.write_bytes(data[:cut])
-        with pytest.raises(TraceError, match="truncated"):
-            load_trace(path)
-    path.write_bytes(data[:20] + bytes([data[20] ^ 0xFF]) + data[21:])
-    with pytest.raises(TraceError, match=str(path)):
-        load_trace(path)
+@pytest.mark.parametrize(("data", "said"), NO_TRACES.values(), ids=NO_TRACES)
+def test_what_is_no_trace_is_refused_in_words(refused: Refused, data: bytes, said: str) -> None:
+    refused(said, data=data)
 
 
 def test_an_endless_line_costs_no_more_than_the_longest_allowed(
@@ -386,12 +378,6 @@ def line(at: float, blocks: list[int], session: str | None = "a", **said: Any) -
     return {**body, "session": session, **said}
 
 
-def trace_of(tmp_path: Path, *lines: dict[str, Any]) -> Trace:
-    path = tmp_path / "t.jsonl"
-    path.write_text("".join(json.dumps(each) + "\n" for each in [HEADER, *lines]))
-    return load_trace(path)
-
-
 TOLD = {
     "waiting_for_tool": True,
     "expected_return_s": 4.5,
@@ -401,9 +387,9 @@ TOLD = {
 }
 
 
-def test_what_callers_said_is_read_in_order_of_arrival(tmp_path: Path) -> None:
-    trace = trace_of(
-        tmp_path,
+def test_what_callers_said_is_read_in_order_of_arrival(loaded: Loaded) -> None:
+    trace = loaded(
+        HEADER,
         line(9.0, [1, 2, 3], ended=True),
         line(1.0, [1, 2], **TOLD),
         line(5.0, [1, 2], waiting_for_tool=False),
@@ -418,8 +404,8 @@ def test_what_callers_said_is_read_in_order_of_arrival(tmp_path: Path) -> None:
     assert said.anything
 
 
-def test_a_part_of_a_trace_keeps_what_was_said_of_it(tmp_path: Path) -> None:
-    trace = trace_of(tmp_path, line(1.0, [1]), line(2.0, [1, 2], **TOLD))
+def test_a_part_of_a_trace_keeps_what_was_said_of_it(loaded: Loaded) -> None:
+    trace = loaded(HEADER, line(1.0, [1]), line(2.0, [1, 2], **TOLD))
     said = trace.head(0.5).said
     assert len(said.waiting) == len(said.layers) == 1
     assert not said.anything
@@ -442,36 +428,39 @@ def test_a_part_of_a_trace_keeps_what_was_said_of_it(tmp_path: Path) -> None:
     ],
 )
 def test_what_cannot_have_been_said_names_line_and_field(
-    tmp_path: Path, said: dict[str, Any], problem: str
+    refused: Refused, said: dict[str, Any], problem: str
 ) -> None:
-    with pytest.raises(TraceError, match=rf"t\.jsonl:2: .*{problem}"):
-        trace_of(tmp_path, line(1.0, [1], **said))
+    refused(rf"t\.jsonl:2: .*{problem}", HEADER, line(1.0, [1], **said))
 
 
-def test_a_foreign_trace_says_no_such_thing(tmp_path: Path) -> None:
-    path = tmp_path / "m.jsonl"
-    row = {"timestamp": 0, "input_length": 512, "output_length": 1, "hash_ids": [1]}
-    path.write_text(json.dumps(row | {"waiting_for_tool": True}) + "\n")
-    with pytest.raises(TraceError, match="waiting_for_tool does not belong"):
-        load_trace(path)
+LAYERS_TOLD = (Segment(3, 0, 16), Segment(2, 16, 20))
+LAYERS_READ = tuple(replace(each, authority=int(Authority.INFERRED)) for each in LAYERS_TOLD)
 
 
-def test_without_hints_nobody_says_anything(tmp_path: Path) -> None:
-    trace = trace_of(tmp_path, line(1.0, [1, 2], **TOLD), line(2.0, [1, 2, 3], ended=True))
-    trace_events = TraceEvents(trace, hints=False)
-    for request in range(2):
-        started, finished = trace_events.started(request, 0), trace_events.finished(request, 5.0)
-        assert (started.session, started.tenant, started.segments) == (None, None, ())
+@pytest.mark.parametrize(
+    ("reads", "segments", "waiting"),
+    [({}, (), None), ({"layers": True}, LAYERS_READ, None), ({"stops": True}, (), True)],
+    ids=["nothing", "layers", "stops"],
+)
+def test_without_hints_an_engine_reads_what_it_is_to_read_and_nothing_else(
+    loaded: Loaded, reads: dict[str, bool], segments: tuple[Segment, ...], waiting: bool | None
+) -> None:
+    trace = loaded(HEADER, line(1.0, [1, 2], **TOLD), line(2.0, [1, 2, 3], ended=True))
+    events = TraceEvents(trace, hints=False, **reads)
+    for request, parts, stop in ((0, segments, waiting), (1, (), None)):
+        started, finished = events.started(request, 0), events.finished(request, 5.0)
+        assert (started.session, started.tenant, started.segments) == (None, None, parts)
         assert (finished.session, finished.tenant) == (None, None)
-        assert (finished.waiting_for_tool, finished.expected_return_s) == (None, None)
+        assert (finished.waiting_for_tool, finished.expected_return_s) == (stop, None)
         assert not finished.session_ended
 
 
-def test_with_hints_callers_say_what_the_trace_says(tmp_path: Path) -> None:
-    trace = trace_of(tmp_path, line(1.0, [1, 2], **TOLD), line(5.0, [1, 2, 3]))
-    trace_events = TraceEvents(trace, hints=True)
+@pytest.mark.parametrize("layers", [False, True])
+def test_with_hints_callers_say_what_the_trace_says(loaded: Loaded, layers: bool) -> None:
+    trace = loaded(HEADER, line(1.0, [1, 2], **TOLD), line(5.0, [1, 2, 3]))
+    trace_events = TraceEvents(trace, hints=True, layers=layers)
     started, finished = trace_events.started(0, 0), trace_events.finished(0, 0.0)
-    assert started.segments == (Segment(3, 0, 16), Segment(2, 16, 20))
+    assert started.segments == LAYERS_TOLD
     assert started.tenant == finished.tenant == "t0"
     assert started.session == finished.session == "s0"
     assert finished.waiting_for_tool is True
@@ -481,71 +470,32 @@ def test_with_hints_callers_say_what_the_trace_says(tmp_path: Path) -> None:
     assert not trace_events.finished(1, 9.0).session_ended, "the trace did not say so"
 
 
-def test_with_layers_an_engine_reads_the_parts_of_a_prompt_and_nothing_else(tmp_path: Path) -> None:
-    trace = trace_of(tmp_path, line(1.0, [1, 2], **TOLD), line(5.0, [1, 2, 3]))
-    events = TraceEvents(trace, hints=False, layers=True)
-    started, finished = events.started(0, 0), events.finished(0, 0.0)
-    read = int(Authority.INFERRED)
-    assert started.segments == (
-        Segment(3, 0, 16, authority=read), Segment(2, 16, 20, authority=read),
-    )  # fmt: skip
-    assert (started.tenant, started.session, finished.waiting_for_tool) == (None, None, None)
-    assert TraceEvents(trace, hints=True, layers=True).started(0, 0).segments == (
-        Segment(3, 0, 16), Segment(2, 16, 20),
-    )  # fmt: skip
-
-
-def test_with_stops_an_engine_reads_why_answers_ended_and_nothing_else(tmp_path: Path) -> None:
-    trace = trace_of(tmp_path, line(1.0, [1, 2], **TOLD), line(5.0, [1, 2, 3], ended=True))
-    events = TraceEvents(trace, hints=False, stops=True)
-    started, finished = events.started(0, 0), events.finished(0, 0.0)
-    assert (started.tenant, started.session, started.segments) == (None, None, ())
-    assert (finished.waiting_for_tool, finished.expected_return_s) == (True, None)
-    assert not events.finished(1, 9.0).session_ended
-    assert events.finished(1, 9.0).waiting_for_tool is None
-
-
-def test_a_system_text_that_is_read_outlives_others_prompts(tmp_path: Path) -> None:
+def test_a_system_text_that_is_read_outlives_others_prompts(loaded: Loaded) -> None:
     head = {"layers": [["rules", 0, 32]]}
     chats = [line(10.0 + i, [1, 2, 10 + i], **head) for i in range(3)]
     others = [line(20.0 + i, [100 + 10 * i + j for j in range(10)], None) for i in range(12)]
-    trace = trace_of(tmp_path, *chats, *others, line(60.0, [1, 2, 20], **head))
+    trace = loaded(HEADER, *chats, *others, line(60.0, [1, 2, 20], **head))
     found = {name: run_arm(name, trace, 48, Settings())[-1] for name in ("lru", "default", READ)}
     assert found == {"lru": 0, "default": 0, READ: 2}
 
 
-def test_with_hints_a_trace_that_says_nothing_knows_last_turns(tmp_path: Path) -> None:
-    trace = trace_of(tmp_path, line(1.0, [1, 2]), line(2.0, [1, 2, 3]))
-    trace_events = TraceEvents(trace, hints=True)
-    assert [trace_events.finished(request, 0.0).session_ended for request in range(2)] == [
-        False,
-        True,
-    ]
+def test_with_hints_a_trace_that_says_nothing_knows_last_turns(loaded: Loaded) -> None:
+    trace = loaded(HEADER, line(1.0, [1, 2]), line(2.0, [1, 2, 3]))
+    events = TraceEvents(trace, hints=True)
+    assert [events.finished(each, 0.0).session_ended for each in (0, 1)] == [False, True]
 
 
-def test_unnamed_sessions_may_still_say_why_answers_ended(tmp_path: Path) -> None:
-    trace = trace_of(tmp_path, line(1.0, [1, 2], waiting_for_tool=False)).unnamed()
+def test_unnamed_sessions_may_still_say_why_answers_ended(loaded: Loaded) -> None:
+    trace = loaded(HEADER, line(1.0, [1, 2], waiting_for_tool=False)).unnamed()
     finished = TraceEvents(trace, hints=True).finished(0, 0.0)
     assert finished.session is None
     assert finished.waiting_for_tool is False
 
 
-def test_a_plain_arm_finds_the_same_whatever_the_names(tmp_path: Path) -> None:
-    """Without hints, names in the trace are nobody's business; LRU needs no graph."""
-    chains = [[1, 2], [1, 2, 3], [9], [9, 8], [1, 2, 3, 4], [7, 6], [9, 8, 5], [1, 2, 3]] * 4
-    rows = [line(float(i), chain, session=f"s{i % 3}") for i, chain in enumerate(chains)]
-    named, unnamed = trace_of(tmp_path, *rows), trace_of(tmp_path, *rows).unnamed()
-    for name in POLICIES.keys() - ORDERS.keys():
-        orders = [new_order(name, trace, Settings()) for trace in (named, unnamed)]
-        assert all(isinstance(order, GraphOrder) for order in orders)
-        told = [TraceEvents(trace, hints=False).finished(3, 0.0) for trace in (named, unnamed)]
-        assert told[0] == told[1]
-
-
 def test_the_recorder_writes_what_callers_say_and_no_name(tmp_path: Path) -> None:
     path = tmp_path / "live.jsonl"
     recorder = Recorder(path, clock=lambda: 0.0, secret=b"k" * 32)
-    hashes = np.arange(1, 3, dtype="<u8").tobytes()
+    hashes = pack(123456789, 987654321)
     segments = (Segment(2, 0, 16, None, "secret.md"), Segment(7, 16, 99))
     for request, waiting in enumerate((True, False, None)):
         known = (f"r{request}", hashes, 32)
@@ -555,7 +505,7 @@ def test_the_recorder_writes_what_callers_say_and_no_name(tmp_path: Path) -> Non
         recorder("e", [finished])
     recorder.close()
     text = path.read_text()
-    assert not any(name in text for name in ("agent", "acme", "secret"))
+    assert not any(name in text for name in ("agent", "acme", "secret", "123456789", "987654321"))
     lines = [json.loads(each) for each in text.splitlines()[1:]]
     assert [each.get("waiting_for_tool") for each in lines] == [True, False, None]
     assert [each.get("expected_return_s") for each in lines] == [3.5, None, None]

@@ -5,14 +5,15 @@ from __future__ import annotations
 import gzip
 import json
 import math
-from collections.abc import Sequence
+import subprocess
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
-from kvgraph.advisor.cli import main
+from command_line import kvgraph
 from kvgraph.advisor.replay.closed import runs_for
 from kvgraph.advisor.replay.fleet_traffic import (
     MAGNITUDE,
@@ -56,8 +57,17 @@ def write(path: Path, content: Json) -> Path:
     return path
 
 
-def session(directory: Path, requests: Sequence[Json], name: str = "a", **more: Any) -> Session:
-    return read_session(write(directory / f"{name}.json", weka(requests, **more)))
+Made = Callable[..., Session]
+
+
+@pytest.fixture
+def session(tmp_path: Path) -> Made:
+    """Reads a session of these requests."""
+
+    def read(requests: Sequence[Json], name: str = "a", **more: Any) -> Session:
+        return read_session(write(tmp_path / f"{name}.json", weka(requests, **more)))
+
+    return read
 
 
 def work(turns: int = 4) -> list[Json]:
@@ -120,19 +130,20 @@ def nested(depth: int) -> Json:
     return weka([request(0.0, 640), inner])
 
 
-@pytest.mark.parametrize(
-    "data",
-    [
-        b"",
-        b"{",
-        b"\xff\xfe",
-        b'{"t": NaN}',
-        gzip.compress(json.dumps(weka(work())).encode())[:-20],
-        b"\x1f\x8b" + b"junk" * 100,
-        b"[" * 100_000,
-        json.dumps(nested(100)).encode(),
-    ],
-)
+WHOLE = gzip.compress(json.dumps(weka(work())).encode())
+DAMAGED = {
+    "nothing": b"",
+    "no end": b"{",
+    "no text": b"\xff\xfe",
+    "no session": b'{"t": NaN}',
+    "a gzip without its end": WHOLE[:-20],
+    "no gzip": b"\x1f\x8b" + b"junk" * 100,
+    "nested deep": b"[" * 100_000,
+    "subagents of subagents": json.dumps(nested(100)).encode(),
+}
+
+
+@pytest.mark.parametrize("data", DAMAGED.values(), ids=DAMAGED)
 def test_damaged_files_name_the_file(tmp_path: Path, data: bytes) -> None:
     path = tmp_path / "bad.json.gz"
     path.write_bytes(data)
@@ -155,8 +166,8 @@ def test_a_session_of_two_files_is_refused(tmp_path: Path) -> None:
         read_sessions(tmp_path)
 
 
-def test_the_seed_fixes_the_fleet(tmp_path: Path) -> None:
-    sessions = [session(tmp_path, work(3 + i), f"s{i}") for i in range(6)]
+def test_the_seed_fixes_the_fleet(session: Made, tmp_path: Path) -> None:
+    sessions = [session(work(3 + i), f"s{i}") for i in range(6)]
 
     def files(seed: int) -> bytes:
         requests = lay_over_users(sessions, 3, 3600.0, seed)
@@ -167,8 +178,8 @@ def test_the_seed_fixes_the_fleet(tmp_path: Path) -> None:
     assert files(1) != files(2)
 
 
-def test_users_work_in_parallel_one_session_after_another(tmp_path: Path) -> None:
-    sessions = [session(tmp_path, work(5), f"s{i}") for i in range(6)]
+def test_users_work_in_parallel_one_session_after_another(session: Made) -> None:
+    sessions = [session(work(5), f"s{i}") for i in range(6)]
     requests = lay_over_users(sessions, 3, 2 * 3600.0, 1)
     assert [r.at for r in requests] == sorted(r.at for r in requests)
     for user in range(3):
@@ -180,16 +191,16 @@ def test_users_work_in_parallel_one_session_after_another(tmp_path: Path) -> Non
     assert first_lap == {each.name for each in sessions}
 
 
-def test_long_pauses_are_cut(tmp_path: Path) -> None:
-    long = session(tmp_path, [request(0.0, 2048), request(90_000.0, 2560)])
+def test_long_pauses_are_cut(session: Made) -> None:
+    long = session([request(0.0, 2048), request(90_000.0, 2560)])
     first, second = lay_over_users([long], 1, 2 * MAX_GAP_S + 1, 1)[:2]
     assert second.at - first.at == pytest.approx(MAX_GAP_S)
     assert first.returns_s == MAX_GAP_S
     assert first.pause_s == MAX_GAP_S - 2.0
 
 
-def test_the_horizon_leaves_out_what_comes_later_and_ends_nothing(tmp_path: Path) -> None:
-    sessions = [session(tmp_path, work(200))]
+def test_the_horizon_leaves_out_what_comes_later_and_ends_nothing(session: Made) -> None:
+    sessions = [session(work(200))]
     requests = lay_over_users(sessions, 1, MAX_GAP_S + 600.0, 1)
     assert 0 < len(requests) < 200
     assert all(r.at < MAX_GAP_S + 600.0 for r in requests)
@@ -199,54 +210,52 @@ def test_the_horizon_leaves_out_what_comes_later_and_ends_nothing(tmp_path: Path
 
 
 @pytest.mark.parametrize(("users", "hours"), [(0, 1.0), (1, 0.0)])
-def test_a_fleet_of_nobody_is_refused(tmp_path: Path, users: int, hours: float) -> None:
+def test_a_fleet_of_nobody_is_refused(session: Made, users: int, hours: float) -> None:
     with pytest.raises(ReplayError):
-        lay_over_users([session(tmp_path, work())], users, hours, 1)
+        lay_over_users([session(work())], users, hours, 1)
 
 
-def test_a_fleet_without_requests_is_not_written(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    session(tmp_path, work())
+def test_a_fleet_without_requests_is_not_written(session: Made, tmp_path: Path) -> None:
+    session(work())
     out = tmp_path / "fleet.jsonl"
-    with pytest.raises(SystemExit):
-        main(["traffic", str(tmp_path), "--users", "1", "--hours", "0.001", "-o", str(out)])
-    assert "--hours 0.001: no user has begun by then" in capsys.readouterr().err
+    done = traffic(tmp_path, out, "--users", "1", "--hours", "0.001")
+    assert "--hours 0.001: no user has begun by then" in done.stderr
     assert not out.exists()
+
+
+def traffic(sessions: Path, out: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    return kvgraph("traffic", str(sessions), "-o", str(out), *words)
 
 
 def play(each: Session, run: str | None = None, index: int = 0) -> FleetRequest:
     return FleetRequest(0.0, 0, run or each.name, run or each.name, each, index, None)
 
 
-def test_sessions_share_tools_of_equal_length_and_then_the_system_prompt(tmp_path: Path) -> None:
-    a, b = session(tmp_path, work(), "a"), session(tmp_path, work(), "b")
-    rules = session(tmp_path, work(), "c", system_tokens=700)
-    other = session(tmp_path, work(), "d", tool_tokens=1025)
-    numbers = BlockNumbers(512)
-    chains = [numbers.prompt(play(each)) for each in (a, b, rules, other)]
-    assert all(len(chain) == 4 for chain in chains)
-    tools, head = 1024 // 512, (1024 + 600) // 512
-    assert chains[0][:head] == chains[1][:head]
-    assert not set(chains[0][head:]) & set(chains[1][head:])
-    assert chains[2][:tools] == chains[0][:tools]
-    assert not set(chains[2][tools:]) & set(chains[0])
-    assert not set(chains[3]) & set(chains[0] + chains[2])
+@pytest.mark.parametrize(
+    ("one", "other", "common"),
+    [
+        ((1024, 600), (1024, 600), 3),
+        ((1024, 600), (1024, 700), 2),
+        ((1024, 600), (1025, 600), 0),
+        ((1000, 600), (1000, 700), 1),  # a block that both share belongs to the rules
+    ],
+)
+def test_sessions_share_tools_of_equal_length_and_then_the_system_prompt(
+    session: Made, one: tuple[int, int], other: tuple[int, int], common: int
+) -> None:
+    numbers, chains = BlockNumbers(512), []
+    for name, (tools, system) in (("a", one), ("b", other)):
+        made = session(work(), name, tool_tokens=tools, system_tokens=system)
+        chains.append(numbers.prompt(play(made)))
+    assert [len(chain) for chain in chains] == [4, 4]
+    assert chains[0][:common] == chains[1][:common]
+    assert not set(chains[0][common:]) & set(chains[1][common:])
 
 
-def test_a_block_that_tools_and_rules_share_belongs_to_the_rules(tmp_path: Path) -> None:
-    a = session(tmp_path, work(), "a", tool_tokens=1000)
-    b = session(tmp_path, work(), "b", tool_tokens=1000, system_tokens=700)
-    numbers = BlockNumbers(512)
-    first, second = numbers.prompt(play(a)), numbers.prompt(play(b))
-    assert first[:1] == second[:1]
-    assert not set(first[1:]) & set(second[1:])
-
-
-def test_a_stated_number_of_harnesses_is_that_many_heads(tmp_path: Path) -> None:
+def test_a_stated_number_of_harnesses_is_that_many_heads(session: Made) -> None:
     sizes = [(1024, 600), (1000, 536), (700, 1000), (1536, 0), (512, 100), (1024, 700), (900, 900)]
     sessions = [
-        session(tmp_path, work(), f"s{i}", tool_tokens=tools, system_tokens=system)
+        session(work(), f"s{i}", tool_tokens=tools, system_tokens=system)
         for i, (tools, system) in enumerate(sizes)
     ]
     for count in (1, 2, 3, 7):
@@ -267,40 +276,40 @@ def test_a_stated_number_of_harnesses_is_that_many_heads(tmp_path: Path) -> None
     assert in_harnesses(sessions, 2, 1) != in_harnesses(sessions, 2, 2)
 
 
-def test_no_more_harnesses_than_sessions(tmp_path: Path) -> None:
-    only = [session(tmp_path, work())]
+def test_no_more_harnesses_than_sessions(session: Made) -> None:
+    only = [session(work())]
     for count in (0, 2):
         with pytest.raises(ReplayError, match=f"--harnesses {count}: allowed: 1 to 1"):
             in_harnesses(only, count, 1)
 
 
-def test_a_session_played_again_shares_its_head_only(tmp_path: Path) -> None:
-    each = session(tmp_path, work())
+def test_a_session_played_again_shares_its_head_only(session: Made) -> None:
+    each = session(work())
     numbers = BlockNumbers(512)
     first, again = numbers.prompt(play(each, "a")), numbers.prompt(play(each, "a@2"))
     assert first[:3] == again[:3]
     assert not set(first[3:]) & set(again[3:])
 
 
-def test_numbers_have_sixty_four_bits_and_what_is_null_is_absent(tmp_path: Path) -> None:
+def test_numbers_have_sixty_four_bits_and_what_is_null_is_absent(session: Made) -> None:
     ids = [(1 << 64) - 1, 1 << 63, 13835058055282163712]
     asked = {"t": 0, "in": 192.0, "out": None, "type": None, "stop": None, "hash_ids": ids}
-    found = session(tmp_path, [asked], tool_tokens=None, hash_id_scope=None)
+    found = session([asked], tool_tokens=None, hash_id_scope=None)
     assert found.turns[0].hash_ids.tolist() == ids
     assert (found.turns[0].output_tokens, found.tool_tokens, found.is_global) == (0, 0, False)
     numbers = BlockNumbers(64)
     assert numbers.prompt(play(found)) == [0, 1, 2]
 
 
-def test_a_tables_empty_cell_is_null_in_a_session_too(tmp_path: Path) -> None:
+def test_a_tables_empty_cell_is_null_in_a_session_too(session: Made) -> None:
     asked = {"t": 0, "in": 192, "out": math.nan, "stop": "", "hash_ids": [1, 2, 3]}
-    assert session(tmp_path, [asked]).turns[0].output_tokens == 0
+    assert session([asked]).turns[0].output_tokens == 0
     with pytest.raises(TraceError, match=r"requests\[0\].in"):
-        session(tmp_path, [{**asked, "in": math.nan}])
+        session([{**asked, "in": math.nan}])
 
 
-def test_a_session_of_which_no_time_was_recorded_ends(tmp_path: Path) -> None:
-    found = session(tmp_path, [{"t": 0, "in": 64, "hash_ids": [1]}])
+def test_a_session_of_which_no_time_was_recorded_ends(session: Made) -> None:
+    found = session([{"t": 0, "in": 64, "hash_ids": [1]}])
     requests = lay_over_users([found], 2, 2 * MAX_GAP_S, seed=1)
     assert 2 < len(requests) <= 2 * 2 * MAX_GAP_S
     runs = runs_for([found], 2, 60.0, block_size=64, seed=1)
@@ -313,11 +322,11 @@ def test_a_session_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
     assert len(read_session(path).turns) == len(work())
 
 
-def test_numbers_of_all_sessions_are_shared_by_those_of_one_lap(tmp_path: Path) -> None:
+def test_numbers_of_all_sessions_are_shared_by_those_of_one_lap(session: Made) -> None:
     known = {"hash_id_scope": "global", "tool_tokens": 64, "system_tokens": 0}
-    one = session(tmp_path, [request(0.0, 256, hash_ids=[10, 20, 30, 40])], "a", **known)
-    other = session(tmp_path, [request(0.0, 256, hash_ids=[10, 20, 99, 40])], "b", **known)
-    plain = session(tmp_path, [request(0.0, 256, hash_ids=[10, 20, 30, 40])], "c")
+    one = session([request(0.0, 256, hash_ids=[10, 20, 30, 40])], "a", **known)
+    other = session([request(0.0, 256, hash_ids=[10, 20, 99, 40])], "b", **known)
+    plain = session([request(0.0, 256, hash_ids=[10, 20, 30, 40])], "c")
     numbers = BlockNumbers(64)
     first = numbers.prompt(play(one))
     assert first == numbers.prompt(play(one, "another"))
@@ -329,25 +338,25 @@ def test_numbers_of_all_sessions_are_shared_by_those_of_one_lap(tmp_path: Path) 
     assert len(BlockNumbers(128).prompt(play(one))) == 2
 
 
-def test_a_global_number_may_follow_several_prefixes(tmp_path: Path) -> None:
+def test_a_global_number_may_follow_several_prefixes(session: Made) -> None:
     asked = [request(0.0, 128, hash_ids=[1, 5]), request(1.0, 128, hash_ids=[2, 5])]
-    found = session(tmp_path, asked, hash_id_scope="global")
+    found = session(asked, hash_id_scope="global")
     numbers = BlockNumbers(64)
     one, other = (numbers.prompt(play(found, index=index)) for index in (0, 1))
     assert not {*one} & {*other}
 
 
-def test_laps_of_a_fleet_are_told_apart(tmp_path: Path) -> None:
-    found = session(tmp_path, work(), hash_id_scope="global")
+def test_laps_of_a_fleet_are_told_apart(session: Made) -> None:
+    found = session(work(), hash_id_scope="global")
     requests = lay_over_users([found], 1, 20_000, seed=1)
     laps = {each.run: each.lap for each in requests}
     assert [*laps.values()][:3] == [1, 2, 3]
 
 
-def test_subagents_are_sessions_that_start_from_what_they_share(tmp_path: Path) -> None:
+def test_subagents_are_sessions_that_start_from_what_they_share(session: Made) -> None:
     forked = {**request(0.0, 1024), "hash_ids": [*range(8), *range(500, 508)]}
     agent = {"type": "subagent", "t": 100.0, "tool_tokens": 128, "requests": [forked]}
-    parent = session(tmp_path, [request(0.0, 2048), agent, request(300.0, 2560)])
+    parent = session([request(0.0, 2048), agent, request(300.0, 2560)])
     requests = lay_over_users([parent], 1, 2 * MAX_GAP_S, 1)
     mine = [r for r in requests if r.run == "a"]
     child = next(r for r in requests if r.run == "a.1")
@@ -359,19 +368,18 @@ def test_subagents_are_sessions_that_start_from_what_they_share(tmp_path: Path) 
     assert fork[1] not in whole
 
 
-def test_a_subagent_shares_recorded_numbers_with_its_parent(tmp_path: Path) -> None:
-    forked = {**request(0.0, 1536), "hash_ids": [*range(16), *range(500, 508)]}
+def test_a_subagent_shares_recorded_numbers_with_its_parent(session: Made) -> None:
+    forked = request(0.0, 1536, hash_ids=[*range(16), *range(500, 508)])
     agent = {"type": "subagent", "t": 100.0, "tool_tokens": 0, "requests": [forked]}
-    parent = session(tmp_path, [request(0.0, 2048), agent], tool_tokens=0, system_tokens=0)
+    parent = session([request(0.0, 2048), agent], tool_tokens=0, system_tokens=0)
     requests = {r.run: r for r in lay_over_users([parent], 1, 2 * MAX_GAP_S, 1)}
-    own, child = requests["a"], requests["a.1"]
     numbers = BlockNumbers(512)
-    whole, fork = numbers.prompt(own), numbers.prompt(child)
+    whole, fork = (numbers.prompt(requests[run]) for run in ("a", "a.1"))
     assert fork[:2] == whole[:2]
     assert fork[2] not in whole
 
 
-def test_an_answer_is_part_of_the_next_prompt_or_of_none(tmp_path: Path) -> None:
+def test_an_answer_is_part_of_the_next_prompt_or_of_none(session: Made) -> None:
     extends = [request(0.0, 1024, **{"out": 513}), request(9.0, 1600)]
     shorter = [request(0.0, 1024, **{"out": 700}), request(9.0, 1600)]
     edited = [request(0.0, 1024, **{"out": 513}), request(9.0, 1600, 700)]
@@ -379,7 +387,7 @@ def test_an_answer_is_part_of_the_next_prompt_or_of_none(tmp_path: Path) -> None
     shared, blocks = [], []
     for number, requests in enumerate((extends, shorter, edited, over)):
         numbers = BlockNumbers(512)
-        each = session(tmp_path, requests, f"s{number}")
+        each = session(requests, f"s{number}")
         answer = numbers.answer(play(each))
         prompts = [numbers.prompt(play(each, index=index)) for index in range(len(requests))]
         blocks.append(len(answer))
@@ -389,22 +397,22 @@ def test_an_answer_is_part_of_the_next_prompt_or_of_none(tmp_path: Path) -> None
     assert shared == [True, False, False, False]
 
 
-def test_the_last_token_of_an_answer_completes_no_block(tmp_path: Path) -> None:
-    each = session(tmp_path, [request(0.0, 1024, **{"out": 512}), request(9.0, 1600)])
+def test_the_last_token_of_an_answer_completes_no_block(session: Made) -> None:
+    each = session([request(0.0, 1024, **{"out": 512}), request(9.0, 1600)])
     assert BlockNumbers(512).answer(play(each)) == []
 
 
-def test_a_block_is_a_multiple_of_the_recorded_one(tmp_path: Path) -> None:
-    each = session(tmp_path, work())
+def test_a_block_is_a_multiple_of_the_recorded_one(session: Made) -> None:
+    each = session(work())
     assert len(BlockNumbers(128).prompt(play(each))) == 16
     with pytest.raises(ReplayError, match="--block 100: allowed: a multiple of 64"):
         BlockNumbers(100).prompt(play(each))
 
 
-def test_what_callers_say_is_a_choice(tmp_path: Path) -> None:
+def test_what_callers_say_is_a_choice(session: Made) -> None:
     requests = work(6)
     requests[2]["stop"] = ""
-    sessions = [session(tmp_path, requests)]
+    sessions = [session(requests)]
     fields = ("ended", "waiting_for_tool", "expected_return_s", "layers")
     said = {
         signals: {name for line in lines_of(sessions, signals) for name in fields if name in line}
@@ -424,10 +432,10 @@ def test_what_callers_say_is_a_choice(tmp_path: Path) -> None:
     assert layered[0]["layers"] == [("capabilities", 0, 1024), ("rules", 1024, 1624)]
 
 
-def test_pauses_are_told_within_a_factor(tmp_path: Path) -> None:
+def test_pauses_are_told_within_a_factor(session: Made) -> None:
     told = [
         line["expected_return_s"]
-        for line in lines_of([session(tmp_path, work(200))], Signals.ALL)
+        for line in lines_of([session(work(200))], Signals.ALL)
         if "expected_return_s" in line
     ]
     assert len(set(told)) > 100
@@ -435,45 +443,35 @@ def test_pauses_are_told_within_a_factor(tmp_path: Path) -> None:
     assert 120.0 < max(told) <= 58.0 * MAGNITUDE + 0.01
 
 
-def test_the_command_writes_what_replay_reads(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_writes_what_replay_reads(tmp_path: Path) -> None:
     directory = tmp_path / "sessions"
     directory.mkdir()
     for number in range(3):
         write(directory / f"s{number}.json.gz", weka(work(8)))
     out = tmp_path / "fleet.jsonl.gz"
-    options = ["--users", "4", "--hours", "1", "--seed", "3", "--signals", "all", "-o", str(out)]
-    with pytest.raises(SystemExit) as caught:
-        main(["traffic", str(directory), *options])
-    assert caught.value.code == 0
+    words = ["--users", "4", "--hours", "1", "--seed", "3", "--signals", "all"]
+    done = traffic(directory, out, *words)
+    assert done.returncode == 0, done.stderr
     trace = load_trace(out)
     assert trace.block_size == 512
     assert trace.has_sessions
-    assert f"{len(trace)} requests" in capsys.readouterr().err
+    assert f"{len(trace)} requests" in done.stderr
 
 
-def test_a_fleet_is_replayed_with_the_default_policy(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    sessions = [session(tmp_path, work(8), f"s{number}") for number in range(3)]
+def test_a_fleet_is_replayed_with_the_default_policy(session: Made, tmp_path: Path) -> None:
+    sessions = [session(work(8), f"s{number}") for number in range(3)]
     requests = lay_over_users(sessions, 3, 2400.0, 1)
-    out = tmp_path / "fleet.jsonl"
+    out, policies = tmp_path / "fleet.jsonl", ["lru", "default", "default+hints", "belady"]
     write_trace(trace_lines(requests, 512, Signals.ALL, 1), out)
-    policies = "lru,default,default+hints,belady"
-    with pytest.raises(SystemExit) as caught:
-        main(["replay", str(out), "--policy", policies, "--capacity", "20,60", "--processes", "1",
-              "--json"])  # fmt: skip
-    assert caught.value.code == 0
-    rates = json.loads(capsys.readouterr().out)["policies"]
-    assert list(rates) == policies.split(",")
+    words = ["--policy", ",".join(policies), "--capacity", "20,60", "--processes", "1", "--json"]
+    done = kvgraph("replay", str(out), *words)
+    assert done.returncode == 0, done.stderr
+    rates = json.loads(done.stdout)["policies"]
+    assert list(rates) == policies
     assert all(0.0 < row["60"] <= rates["belady"]["60"] for row in rates.values())
 
 
-def test_the_command_names_what_it_cannot_use(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as caught:
-        main(["traffic", str(tmp_path), "-o", str(tmp_path / "x.jsonl")])
-    assert caught.value.code == 2
-    assert "no session in it" in capsys.readouterr().err
+def test_the_command_names_what_it_cannot_use(tmp_path: Path) -> None:
+    done = traffic(tmp_path, tmp_path / "x.jsonl")
+    assert done.returncode == 2
+    assert "no session in it" in done.stderr

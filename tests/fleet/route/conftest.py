@@ -5,18 +5,17 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 
 import pytest
-from kvgraph_bench.fleet.stand_in_engine import Routed, StandInEngine, routed
+from kvgraph_bench.fleet.stand_in_engine import Routed, StandInEngine
+from stand_ins import all_up
 
 
 @pytest.fixture
 async def fleet() -> AsyncIterator[Routed]:
-    async with routed([StandInEngine(), StandInEngine()]) as two:
-        await two.until(True, True)
+    async with all_up(StandInEngine(), StandInEngine()) as two:
         yield two
 
 
 @pytest.fixture
 async def single() -> AsyncIterator[Routed]:
-    async with routed([StandInEngine()]) as one:
-        await one.until(True)
+    async with all_up(StandInEngine()) as one:
         yield one

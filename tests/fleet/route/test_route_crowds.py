@@ -12,46 +12,33 @@ import orjson
 import pytest
 from kvgraph.advisor.fleet import callers, engines, upstream
 from kvgraph.advisor.fleet.callers import Callers
-from kvgraph_bench.fleet.stand_in_engine import StandInEngine, routed
-
-
-class NoSockets:
-    """A machine on which no connection can be opened while ``why`` is set."""
-
-    why: int | None = None
-
-    def __init__(self, real: Any) -> None:
-        self._real = real
-
-    def __call__(self, address: Any) -> Any:
-        if self.why is not None:
-            raise OSError(self.why, os.strerror(self.why))
-        return self._real(address)
-
-
-@pytest.fixture
-def sockets(monkeypatch: pytest.MonkeyPatch) -> NoSockets:
-    found = NoSockets(upstream._socket)
-    monkeypatch.setattr("kvgraph.advisor.fleet.upstream._socket", found)
-    return found
+from kvgraph_bench.fleet.stand_in_engine import StandInEngine
+from stand_ins import all_up
 
 
 @pytest.mark.parametrize("why", [errno.EMFILE, errno.EADDRNOTAVAIL])
 async def test_descriptors_that_clients_used_up_take_no_engine_out(
-    sockets: NoSockets, why: int, monkeypatch: pytest.MonkeyPatch
+    why: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kvgraph.advisor.fleet.upstream.IDLE_S", 0.01)  # each asks on a new one
-    async with routed([StandInEngine(), StandInEngine()]) as fleet:
-        await fleet.until(True, True)
+    real, used_up = upstream._socket, asyncio.Event()
+
+    def opened(address: Any) -> Any:
+        if used_up.is_set():
+            raise OSError(why, os.strerror(why))
+        return real(address)
+
+    monkeypatch.setattr(upstream, "_socket", opened)
+    monkeypatch.setattr(upstream, "IDLE_S", 0.01)  # each asks on a new one
+    async with all_up(StandInEngine(), StandInEngine()) as fleet:
         await asyncio.sleep(0.1)
-        sockets.why = why
+        used_up.set()
         answer = await fleet.complete()
         assert answer.status_code == 502
         assert "cannot be reached" in answer.text
         for each in fleet.proxy.engines.upstreams:
             await fleet.proxy.health.check(each)
         assert fleet.proxy.board.up.all()
-        sockets.why = None
+        used_up.clear()
         assert (await fleet.complete()).status_code == 200
 
 
@@ -60,19 +47,17 @@ async def test_an_engine_is_not_silent_while_this_process_does_not_listen(
 ) -> None:
     monkeypatch.setattr(engines, "TIMEOUT_S", 0.2)
     monkeypatch.setattr(engines, "INTERVAL_S", 60.0)
-    async with routed([StandInEngine()]) as fleet:
-        await fleet.until(True)
-        engine, asked = fleet.engines[0], fleet.proxy.engines.upstreams[0]
-        engine.silent = True
-        for _ in range(engines.SLOW):
-            check = asyncio.create_task(fleet.proxy.health.check(asked))
-            await asyncio.sleep(0.05)
-            time.sleep(0.6)  # as the parsing of a large body does
-            await check
-        assert fleet.proxy.board.up.all()
-        for _ in range(engines.SLOW):
-            await fleet.proxy.health.check(asked)
-        assert not fleet.proxy.board.up.any()
+    async with all_up(StandInEngine()) as fleet:
+        fleet.engines[0].silent = True
+        for is_busy in (True, False):
+            for _ in range(engines.SLOW):
+                asked = fleet.proxy.engines.upstreams[0]
+                check = asyncio.create_task(fleet.proxy.health.check(asked))
+                if is_busy:
+                    await asyncio.sleep(0.05)
+                    time.sleep(0.6)  # as the parsing of a large body does
+                await check
+            assert fleet.proxy.board.up.tolist() == [is_busy]
 
 
 def test_a_body_of_millions_of_values_is_the_engines_to_parse(

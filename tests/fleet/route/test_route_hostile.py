@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gzip
+import json
 from pathlib import Path
 from typing import Any
 
@@ -18,27 +19,24 @@ from kvgraph.advisor.fleet.proxy import FleetProxy
 from kvgraph.advisor.fleet.upstream import EngineAddress, SilentError, Upstream, engines_in
 from kvgraph.graph.errors import ConfigError
 from kvgraph_bench.fleet.stand_in_engine import Routed, StandInEngine, routed
+from stand_ins import all_up, answer_of, answering
 from waiting import soon
 
-ZIPPED = b"HTTP/1.1 200 OK\r\ncontent-encoding: gzip\r\ncontent-length: 4\r\n\r\nnone"
-COOKIE = b"HTTP/1.1 200 OK\r\nset-cookie: sid=alice; Path=/\r\ncontent-length: 2\r\n\r\nok"
-HUGE = b'vllm:cache_config_info{block_size="16",num_gpu_blocks="%d"} 1.0' % 10**30
+ZIPPED = answer_of(200, b"none", "content-encoding: gzip")
+COOKIE = answer_of(200, b"ok", "set-cookie: sid=alice; Path=/")
 
 
-async def test_one_callers_cookie_reaches_no_other() -> None:
-    engine = StandInEngine()
+async def test_one_callers_cookie_reaches_no_other(single: Routed) -> None:
+    (engine,) = single.engines
     engine.raw["/v1/completions"] = COOKIE
-    async with routed([engine]) as fleet:
-        await fleet.until(True)
-        for _ in range(2):
-            async with httpx.AsyncClient(base_url=fleet.url, trust_env=False) as caller:
-                answer = await caller.post("/v1/completions", json={"prompt": "a"})
-                assert answer.headers["set-cookie"].startswith("sid=alice")
-        assert len(engine.headers) == 2
-        assert not any("sid=alice" in each for each in engine.headers)
-        mine = {"Cookie": "sid=bob"}
-        await fleet.client.post("/v1/completions", json={"prompt": "a"}, headers=mine)
-        assert "sid=bob" in engine.headers[-1]
+    for _ in range(2):
+        async with httpx.AsyncClient(base_url=single.url, trust_env=False) as caller:
+            answer = await caller.post("/v1/completions", json={"prompt": "a"})
+            assert answer.headers["set-cookie"].startswith("sid=alice")
+    assert len(engine.headers) == 2
+    assert not any("sid=alice" in each for each in engine.headers)
+    await single.complete("a", headers={"Cookie": "sid=bob"})
+    assert "sid=bob" in engine.headers[-1]
 
 
 async def test_a_first_look_that_fails_keeps_no_proxy_from_starting(
@@ -54,49 +52,44 @@ async def test_a_first_look_that_fails_keeps_no_proxy_from_starting(
 
     monkeypatch.setattr(HealthWatch, "check", fails_once)
 
-    async with routed([StandInEngine(), StandInEngine()]) as fleet:
-        await fleet.until(True, True)
+    async with all_up(StandInEngine(), StandInEngine()):
+        assert not failing
 
 
-async def test_a_models_name_forges_no_line(caplog: pytest.LogCaptureFixture) -> None:
+def hashing(name: str) -> StandInEngine:
+    engine = StandInEngine()
+    stated = 'block_size="16",num_gpu_blocks="9",prefix_caching_hash_algo'
+    engine.metrics = f'vllm:cache_config_info{{{stated}="{name}"}} 1.0'
+    return engine
+
+
+LOST = "2026-01-01 ERROR all is lost\x1b[31m"
+
+
+@pytest.mark.parametrize(
+    ("engines", "field"),
+    [
+        ([StandInEngine(), StandInEngine(f"m\n{LOST}")], "refused"),
+        ([hashing("sha256"), hashing(f"a\\n{LOST}")], "differs"),
+    ],
+    ids=["a model's", "a hash algorithm's"],
+)
+async def test_a_name_that_an_engine_says_forges_no_line(
+    engines: list[StandInEngine], field: str, caplog: pytest.LogCaptureFixture
+) -> None:
     """Whoever answers at an engine's address chooses it."""
-
     with caplog.at_level("INFO"):
-        engines = [StandInEngine(), StandInEngine("m\n2026-01-01 ERROR all is lost\x1b[31m")]
         async with routed(engines) as fleet:
-            await fleet.until(True, False)
-            await soon(lambda: "serves" in caplog.text)
-            refused = [each["refused"] for each in fleet_status(fleet) if each["refused"]]
-    assert "ERROR all is lost" in refused[0]
-    assert refused[0].isprintable()
+            await soon(lambda: "ERROR all is lost" in caplog.text)
+            said = [each[field] for each in fleet_status(fleet) if each[field]]
+    assert any("ERROR all is lost" in each for each in said)
     told = [each.getMessage() for each in caplog.records if "all is lost" in each.getMessage()]
-    assert told
-    assert all(line.isprintable() for line in told), told
-
-
-async def test_a_hash_algorithms_name_forges_none_either(caplog: pytest.LogCaptureFixture) -> None:
-    stated = 'vllm:cache_config_info{block_size="16",num_gpu_blocks="9",%s="%s"} 1.0'
-    with caplog.at_level("INFO"):
-        engines = [StandInEngine(), StandInEngine()]
-        for engine, name in zip(
-            engines, ("sha256", "a\\n2026-01-01 ERROR lost\x1b[31m"), strict=True
-        ):
-            engine.metrics = stated % ("prefix_caching_hash_algo", name)
-        async with routed(engines) as fleet:
-            await fleet.until(True, True)
-            differs = str(fleet_status(fleet)[1]["differs"] or fleet_status(fleet)[0]["differs"])
-    assert "ERROR lost" in differs
-    told = [each.getMessage() for each in caplog.records if "ERROR lost" in each.getMessage()]
-    assert told
-    assert all(line.isprintable() for line in [differs, *told]), told
+    assert all(line.isprintable() for line in [*said, *told]), told
 
 
 async def test_a_models_name_that_is_nested_deep_is_none(caplog: pytest.LogCaptureFixture) -> None:
     deep = b'{"data": [{"id": ' + b"[" * 1000 + b"]" * 1000 + b"}]}"
-    engines = [StandInEngine(), StandInEngine()]
-    head = b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n"
-    engines[1].raw["/v1/models"] = head % len(deep) + deep
-    async with routed(engines) as fleet:
+    async with routed([StandInEngine(), answering(answer_of(200, deep), "/v1/models")]) as fleet:
         await fleet.until(True, False)
         await soon(lambda: fleet_status(fleet)[1]["refused"] is not None)
         assert "nothing that it lists" in fleet_status(fleet)[1]["refused"]
@@ -115,23 +108,20 @@ NO_HTTP = {
 
 @pytest.mark.parametrize("answer", NO_HTTP.values(), ids=NO_HTTP)
 async def test_what_an_engine_answered_is_in_no_log(
-    answer: bytes, caplog: pytest.LogCaptureFixture
+    answer: bytes, single: Routed, caplog: pytest.LogCaptureFixture
 ) -> None:
-    engine = StandInEngine()
-    async with routed([engine]) as fleet:
-        await fleet.until(True)
-        asked = fleet.proxy.engines.upstreams[0]
-        engine.raw["/v1/completions"] = answer
-        asking = asyncio.create_task(fleet.complete())
-        await soon(lambda: bool(engine.headers))
-        if answer is NO_HTTP["half a head"]:
-            engine.kill()
-        await soon(lambda: "dropped a request" in caplog.text or not up(fleet))
-        status = fleet_status(fleet)[0]["why"]
-        asking.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await asking
-        await soon(lambda: asked.asked == 0)
+    (engine,), (asked,) = single.engines, single.proxy.engines.upstreams
+    engine.raw["/v1/completions"] = answer
+    asking = asyncio.create_task(single.complete())
+    await soon(lambda: bool(engine.headers))
+    if answer is NO_HTTP["half a head"]:
+        engine.kill()
+    await soon(lambda: "dropped a request" in caplog.text or not up(single))
+    status = fleet_status(single)[0]["why"]
+    asking.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await asking
+    await soon(lambda: asked.asked == 0)
     assert ("is down" in caplog.text) == (answer is NO_HTTP["half a head"])
     assert "that was said" not in caplog.text + str(status)
     assert all(each.getMessage().isprintable() for each in caplog.records)
@@ -139,17 +129,14 @@ async def test_what_an_engine_answered_is_in_no_log(
 
 @pytest.mark.parametrize("status", ["101 Switching Protocols", "000 x", "099 x", "600 x", "999 x"])
 async def test_a_status_that_ends_no_answer_is_none(
-    status: str, caplog: pytest.LogCaptureFixture
+    status: str, fleet: Routed, caplog: pytest.LogCaptureFixture
 ) -> None:
-    engine, other = StandInEngine(), StandInEngine()
-    async with routed([engine, other]) as fleet:
-        await fleet.until(True, True)
-        engine.raw["/v1/completions"] = (
-            f"HTTP/1.1 {status}\r\ncontent-length: 2\r\n\r\n{{}}".encode()
-        )
-        for number in range(4):
-            assert (await fleet.complete(f"{number} " * 400)).status_code == 200
-        assert engine.headers, "it was asked"
+    engine = fleet.engines[0]
+    answer = f"HTTP/1.1 {status}\r\ncontent-length: 2\r\n\r\n{{}}".encode()
+    engine.raw["/v1/completions"] = answer
+    for number in range(4):
+        assert (await fleet.complete(f"{number} " * 400)).status_code == 200
+    assert engine.headers, "it was asked"
     assert "Traceback" not in caplog.text
 
 
@@ -179,25 +166,14 @@ async def test_an_engines_answer_to_the_proxy_is_bounded_and_not_unpacked(
 ) -> None:
     monkeypatch.setattr(asked_engines, "MOST_ANSWER", 1 << 16)
     packed = gzip.compress(bytes(1 << 20))
-    head = b"HTTP/1.1 200 OK\r\ncontent-encoding: gzip\r\ncontent-length: %d\r\n\r\n"
-    engine = StandInEngine()
-    engine.raw["/metrics"] = head % len(packed) + packed
-    async with routed([engine]) as fleet:
-        await fleet.until(True)  # it need not say how large its pool is
-        asked = fleet.proxy.engines.upstreams[0]
+    engine = answering(answer_of(200, packed, "content-encoding: gzip"), "/metrics")
+    async with all_up(engine) as fleet:  # it need not say how large its pool is
+        (asked,) = fleet.proxy.engines.upstreams
         assert (await asked.ask("/metrics", 20.0)).content == packed
         engine.raw.clear()
         engine.metrics = "x" * (1 << 17)
         with pytest.raises(asked_engines.NothingAnsweredError, match="more than 0 MiB"):
             await asked.ask("/metrics", 20.0)
-
-
-async def test_a_pool_that_no_engine_has_is_unknown() -> None:
-    engine = StandInEngine()
-    engine.metrics = HUGE.decode()
-    async with routed([engine]) as fleet:
-        await fleet.until(True)
-        assert fleet.proxy.board.pool.tolist() == [0]
 
 
 async def test_an_answer_that_drips_is_waited_for_no_longer_than_another() -> None:
@@ -224,7 +200,7 @@ async def test_an_answer_that_drips_is_waited_for_no_longer_than_another() -> No
 
 NO_ADDRESSES = [
     "http://[::1", "http://h:99999", "http://h:abc", "http://h:0", "http://h:1/?x", "http://h:1/#x",
-    "ftp://h", "http://", "h:1", "http://h:1 drain twice",
+    "ftp://h", "http://", "http://a b", "h:1", "http://h:1 drain twice",
 ]  # fmt: skip
 
 
@@ -256,11 +232,11 @@ async def test_a_list_with_one_bad_address_changes_nothing() -> None:
     await proxy.close()
 
 
-@pytest.mark.parametrize("field", ["model", "cache_salt", "messages", "prompt", "input"])
-async def test_what_is_nested_too_deep_is_the_engines_to_judge(field: str) -> None:
+@pytest.mark.parametrize("field", ["model", "cache_salt", "messages", "prompt", "input", "content"])
+async def test_what_is_nested_too_deep_is_the_engines_to_judge(single: Routed, field: str) -> None:
     deep = f'{{"{field}": {"[" * 900}{"]" * 900}}}'
-    async with routed([StandInEngine()]) as fleet:
-        await fleet.until(True)
-        answer = await fleet.client.post("/v1/completions", content=deep)
-        assert answer.status_code == 200
-        assert field in fleet.engines[0].got[0]
+    if field == "content":
+        deep = f'{{"messages": [{{"role": "user", {deep[1:]}]}}'
+    answer = await single.client.post("/v1/chat/completions", content=deep)
+    assert answer.status_code == 200
+    assert field in json.dumps(single.engines[0].got[0])

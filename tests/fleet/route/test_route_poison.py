@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 import httpx
@@ -14,22 +14,28 @@ from kvgraph.advisor.fleet import engines as health
 from kvgraph.advisor.fleet.app import route_app
 from kvgraph.advisor.fleet.proxy import FleetProxy
 from kvgraph.advisor.fleet.upstream import EngineAddress
-from kvgraph_bench.fleet.stand_in_engine import StandInEngine, routed
+from kvgraph.advisor.process.process import log_for_people
+from kvgraph_bench.fleet.stand_in_engine import Routed
 from kvgraph_bench.serving.listening import listening
+from stand_ins import TEXT, hang, served
 from uvicorn_engine import DIES, HALF, HANGS_UP, UvicornEngine, engine_processes, listening_engines
 from waiting import soon
 
 
 @contextlib.asynccontextmanager
-async def before(urls: list[str]) -> AsyncIterator[tuple[FleetProxy, httpx.AsyncClient]]:
+async def before(
+    *engines: UvicornEngine, urls: Sequence[str] = ()
+) -> AsyncIterator[tuple[FleetProxy, httpx.AsyncClient]]:
     """A proxy that listens before engines which are all up, and a client of it."""
-    proxy = FleetProxy([EngineAddress(url) for url in urls])
-    async with (
-        listening(route_app(proxy), "on") as url,
-        httpx.AsyncClient(base_url=url, timeout=60, trust_env=False) as client,
-    ):
-        await soon(lambda: bool(proxy.board.up.all()))
-        yield proxy, client
+    async with listening_engines(*engines):
+        addresses = [*urls, *(each.url for each in engines)]
+        proxy = FleetProxy([EngineAddress(each) for each in addresses])
+        async with (
+            listening(route_app(proxy), "on") as url,
+            httpx.AsyncClient(base_url=url, timeout=60, trust_env=False) as client,
+        ):
+            await soon(lambda: bool(proxy.board.up.all()))
+            yield proxy, client
 
 
 async def complete(client: httpx.AsyncClient, prompt: str, **more: Any) -> httpx.Response:
@@ -42,32 +48,31 @@ def no_watch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(health, "INTERVAL_S", 60.0)
 
 
-async def others_are_answered(client: httpx.AsyncClient, until: asyncio.Task[Any]) -> None:
+async def others_are_answered(
+    client: httpx.AsyncClient, until: asyncio.Task[Any], look: Callable[[], object] = bool
+) -> None:
     """Send requests of other callers, one after the other, until a task is done."""
     answered = 0
     while not until.done():
         answer = await complete(client, f"other {answered}", session_id=f"s{answered}")
         assert answer.status_code == 200, answer.text
+        look()
         answered += 1
     assert answered
 
 
 async def test_a_request_that_every_engine_drops_takes_none_from_others() -> None:
     engines = [UvicornEngine() for _ in range(3)]
-    async with (
-        listening_engines(*engines),
-        before([each.url for each in engines]) as (proxy, client),
-    ):
+    async with before(*engines) as (proxy, client):
 
         async def poison() -> list[httpx.Response]:
             return [await complete(client, HANGS_UP) for _ in range(10)]
 
         poisoned = asyncio.create_task(poison())
         seen_up = list[bool]()
-        while not poisoned.done():
-            answer = await complete(client, "other", session_id=f"s{len(seen_up)}")
-            assert answer.status_code == 200, answer.text
-            seen_up.append(bool(proxy.board.up.all()))
+        await others_are_answered(
+            client, poisoned, lambda: seen_up.append(bool(proxy.board.up.all()))
+        )
         for answer in await poisoned:
             assert answer.status_code == 502
             assert "dropped this request, so it is sent to no further" in answer.text
@@ -79,10 +84,7 @@ async def test_a_request_that_every_engine_drops_takes_none_from_others() -> Non
 
 async def test_it_is_sent_to_no_engine_twice_while_there_is_another() -> None:
     engines = [UvicornEngine() for _ in range(2)]
-    async with (
-        listening_engines(*engines),
-        before([each.url for each in engines]) as (proxy, client),
-    ):
+    async with before(*engines) as (proxy, client):
         proxy.board.waiting[1] = 10_000_000  # anything else would go to the other one
         for _ in range(3):
             assert (await complete(client, HANGS_UP)).status_code == 502
@@ -91,7 +93,7 @@ async def test_it_is_sent_to_no_engine_twice_while_there_is_another() -> None:
 
 async def test_one_engine_alone_is_asked_once_more_and_goes_on() -> None:
     engine = UvicornEngine()
-    async with listening_engines(engine), before([engine.url]) as (proxy, client):
+    async with before(engine) as (proxy, client):
         began = time.monotonic()
         assert (await complete(client, HANGS_UP)).status_code == 502
         assert engine.asked[HANGS_UP] == 2
@@ -100,26 +102,27 @@ async def test_one_engine_alone_is_asked_once_more_and_goes_on() -> None:
         assert time.monotonic() - began < 5, "nobody waited for an engine"
 
 
-async def test_an_answer_that_breaks_takes_no_engine_from_others() -> None:
+async def test_an_answer_that_breaks_is_not_begun_again_and_takes_no_engine_from_others(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    log_for_people()
     engines = [UvicornEngine() for _ in range(2)]
-    async with (
-        listening_engines(*engines),
-        before([each.url for each in engines]) as (proxy, client),
-    ):
+    async with before(*engines) as (proxy, client):
         for number in range(6):
             with pytest.raises(httpx.RemoteProtocolError):
                 await complete(client, HALF, session_id=f"s{number}")
             assert proxy.board.up.all()
         assert proxy.counts.broken == 6
-        assert min(each.asked[HALF] for each in engines) == 3
+        assert [each.asked[HALF] for each in engines] == [3, 3]
         await asyncio.gather(*proxy.health._looks.values())
         assert proxy.board.up.all()
+    assert "in the middle of an answer" in caplog.text
+    assert "ASGI" not in caplog.text, "the server's word for it helps nobody"
 
 
 @pytest.mark.usefixtures("no_watch")
 async def test_a_request_that_kills_engines_kills_two_and_others_are_served_by_the_rest() -> None:
-    async with engine_processes(3) as urls, before(urls) as (proxy, client):
-        await soon(lambda: bool(proxy.board.up.all()))
+    async with engine_processes(3) as urls, before(urls=urls) as (proxy, client):
         poisoned = asyncio.create_task(complete(client, DIES))
         await others_are_answered(client, poisoned)
         assert (await poisoned).status_code == 502
@@ -129,55 +132,40 @@ async def test_a_request_that_kills_engines_kills_two_and_others_are_served_by_t
 
 
 @pytest.mark.usefixtures("no_watch")
-async def test_an_engine_that_drops_a_request_and_is_not_well_is_down_at_once() -> None:
-    async with routed([StandInEngine(), StandInEngine()]) as fleet:
-        await fleet.until(True, True)
-        for engine in fleet.engines:
-            engine.drops = True
-        fleet.engines[1].healthy = False
-        assert (await fleet.complete()).status_code == 502
-        await fleet.until(True, False)
-        assert "not well" in fleet.proxy.health.why[1]
+async def test_an_engine_that_drops_a_request_and_is_not_well_is_down_at_once(
+    fleet: Routed,
+) -> None:
+    for engine in fleet.engines:
+        engine.drops = True
+    fleet.engines[1].healthy = False
+    assert (await fleet.complete()).status_code == 502
+    await fleet.until(True, False)
+    assert "not well" in fleet.proxy.health.why[1]
 
 
 async def test_an_engine_that_drops_a_request_and_is_slow_is_not_down_for_that(
-    monkeypatch: pytest.MonkeyPatch,
+    single: Routed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with routed([StandInEngine()]) as fleet:
-        await fleet.until(True)
-        watch, upstream, engine = (
-            fleet.proxy.health,
-            fleet.proxy.engines.upstreams[0],
-            fleet.engines[0],
-        )
-        monkeypatch.setattr(health, "TIMEOUT_S", 0.1)
-        monkeypatch.setattr(health, "SLOW", 1000)
-        engine.silent = True
-        await watch.look_at(upstream, "dropped")
-        assert fleet.proxy.board.up.all()
-        monkeypatch.setattr(health, "SLOW", 1)
-        await watch.look_at(upstream, "dropped")
-        assert not fleet.proxy.board.up.any()
+    monkeypatch.setattr(health, "TIMEOUT_S", 0.1)
+    single.engines[0].silent = True
+    for slow, is_up in ((1000, True), (1, False)):
+        monkeypatch.setattr(health, "SLOW", slow)
+        await single.proxy.health.look_at(single.proxy.engines.upstreams[0], "dropped")
+        assert single.proxy.board.up.tolist() == [is_up]
 
 
 @pytest.mark.usefixtures("no_watch")
-async def test_many_requests_that_are_dropped_at_once_are_one_question() -> None:
-    async with routed([StandInEngine(), StandInEngine()]) as fleet:
-        await fleet.until(True, True)
-        engine = fleet.engines[0]
-        for each in fleet.engines:
-            each.hangs = asyncio.Event()
-        asked = [asyncio.create_task(fleet.complete(f"{n}")) for n in range(20)]
-        await soon(lambda: sum(len(each.got) for each in fleet.engines) == 20)
-        assert len(engine.got) > 4
-        before_it = engine.looks
-        engine.hang_up()
-        await soon(lambda: fleet.proxy.counts.retried == len(engine.got))
-        assert engine.looks <= before_it + 2
-        for each in fleet.engines:
-            assert each.hangs is not None
-            each.hangs.set()
-        assert {(await each).text for each in asked} == {"one two three"}
+async def test_many_requests_that_are_dropped_at_once_are_one_question(fleet: Routed) -> None:
+    engine, hung = fleet.engines[0], hang(*fleet.engines)
+    asked = [asyncio.create_task(fleet.complete(f"{n}")) for n in range(20)]
+    await soon(lambda: sum(served(fleet)) == 20)
+    assert len(engine.got) > 4
+    before_it = engine.looks
+    engine.hang_up()
+    await soon(lambda: fleet.proxy.counts.retried == len(engine.got))
+    assert engine.looks <= before_it + 2
+    hung.set()
+    assert {(await each).text for each in asked} == {TEXT}
 
 
 async def sessions_at(client: httpx.AsyncClient, engine: int, number: int) -> list[str]:
@@ -193,7 +181,7 @@ async def sessions_at(client: httpx.AsyncClient, engine: int, number: int) -> li
 async def test_what_others_answer_is_the_engines_fault_from_the_second_time_in_a_row() -> None:
     """Whatever it says of itself; a single connection may always break."""
     bad, good = UvicornEngine("odd"), UvicornEngine()
-    async with listening_engines(bad, good), before([bad.url, good.url]) as (proxy, client):
+    async with before(bad, good) as (proxy, client):
         first, second, third, fourth = await sessions_at(client, 0, 4)
         for session in (first, second):  # it answers in between
             assert (await complete(client, "odd", session_id=session)).status_code == 200
@@ -207,32 +195,31 @@ async def test_what_others_answer_is_the_engines_fault_from_the_second_time_in_a
         await soon(lambda: bool(proxy.board.up.all()))
 
 
-async def test_an_engine_that_is_back_does_not_pay_for_what_it_dropped_before() -> None:
-    async with routed([StandInEngine(), StandInEngine()]) as fleet:
-        await fleet.until(True, True)
-        watch, upstream = fleet.proxy.health, fleet.proxy.engines.upstreams[0]
-        dropped_at = time.monotonic()
-        watch.dropped(upstream, "it died")
-        await fleet.until(True, True)
-        for _ in range(3):
-            watch.outdone(upstream, dropped_at)
-        assert fleet.proxy.board.up.all()
-        for _ in range(2):
-            watch.outdone(upstream, time.monotonic())
-        assert fleet.proxy.board.up.tolist() == [False, True]
+async def test_an_engine_that_is_back_does_not_pay_for_what_it_dropped_before(
+    fleet: Routed,
+) -> None:
+    watch, upstream = fleet.proxy.health, fleet.proxy.engines.upstreams[0]
+    dropped_at = time.monotonic()
+    watch.dropped(upstream, "it died")
+    await fleet.until(True, True)
+    for _ in range(3):
+        watch.outdone(upstream, dropped_at)
+    assert fleet.proxy.board.up.all()
+    for _ in range(2):
+        watch.outdone(upstream, time.monotonic())
+    assert fleet.proxy.board.up.tolist() == [False, True]
 
 
-async def test_one_engine_alone_is_looked_at_first_and_waited_for_if_it_is_not_well() -> None:
-    async with routed([StandInEngine()]) as fleet:
-        await fleet.until(True)
-        engine = fleet.engines[0]
-        engine.hangs = asyncio.Event()
-        asked = asyncio.create_task(fleet.complete())
-        await soon(lambda: engine.got)
-        engine.drops, engine.healthy = True, False
-        engine.hang_up()
-        await fleet.until(False)
-        engine.hangs = None
-        engine.drops, engine.healthy = False, True
-        assert (await asked).status_code == 200
-        assert len(engine.got) == 2
+async def test_one_engine_alone_is_looked_at_first_and_waited_for_if_it_is_not_well(
+    single: Routed,
+) -> None:
+    (engine,) = single.engines
+    hang(engine)
+    asked = asyncio.create_task(single.complete())
+    await soon(lambda: engine.got)
+    engine.drops, engine.healthy = True, False
+    engine.hang_up()
+    await single.until(False)
+    engine.hangs, engine.drops, engine.healthy = None, False, True
+    assert (await asked).status_code == 200
+    assert len(engine.got) == 2

@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from typing import Any, cast
+from unittest import mock
 
 import httpx
 import pytest
@@ -13,12 +14,9 @@ from kvgraph.advisor.fleet import engines, relay
 from kvgraph.advisor.fleet.board import EngineBoard
 from kvgraph.advisor.fleet.callers import Callers
 from kvgraph.advisor.fleet.upstream import NothingAnsweredError, OwnAnswer, SilentError, Upstream
-from kvgraph_bench.fleet.stand_in_engine import Routed, StandInEngine, routed
+from kvgraph_bench.fleet.stand_in_engine import Routed, StandInEngine
+from stand_ins import TEXT, all_up, answer_of, hang, hold, served
 from waiting import soon
-
-
-def served(fleet: Routed) -> list[int]:
-    return [len(engine.got) for engine in fleet.engines]
 
 
 @pytest.mark.parametrize("method", ["PUT", "PATCH", "DELETE", "OPTIONS"])
@@ -29,17 +27,11 @@ async def test_only_what_is_posted_there_generates(fleet: Routed, method: str) -
     assert (answer.status_code, sum(served(fleet))) == (502, 1)
 
 
-async def first_chunk(fleet: Routed, body: dict[str, Any]) -> AsyncIterator[str]:
-    async with fleet.client.stream("POST", "/v1/completions", json=body) as answer:
-        async for text in answer.aiter_text():
-            yield text
-
-
 async def test_one_answer_that_breaks_costs_no_other_request(fleet: Routed) -> None:
     engine = fleet.engines[0]
     fleet.engines[1].healthy = False
     await fleet.until(True, False)
-    engine.hangs = waits = asyncio.Event()
+    waits = hang(engine)
     asked = asyncio.create_task(fleet.complete("a"))
     await soon(lambda: sum(served(fleet)))
     engine.hangs, engine.cut = None, True
@@ -48,7 +40,7 @@ async def test_one_answer_that_breaks_costs_no_other_request(fleet: Routed) -> N
     engine.cut, fleet.engines[1].healthy = False, True
     await asyncio.sleep(0.2)
     waits.set()
-    assert (await asked).text == "one two three"
+    assert (await asked).text == TEXT
     assert served(fleet) == [2, 0]
     assert fleet.proxy.counts.retried == 0
 
@@ -57,8 +49,6 @@ async def test_one_answer_that_breaks_costs_no_other_request(fleet: Routed) -> N
     ("path", "tries"),
     [
         ("/v1/load_lora_adapter", 1),
-        ("/v1/unload_lora_adapter", 1),
-        ("/v1/completions", 2),
         ("/v1/chat/completions?x=1", 2),
         ("/v1/responses", 1),
         ("/v1/messages", 2),
@@ -135,7 +125,7 @@ async def test_what_one_engine_refused_is_asked_of_another_unless_it_may_have_be
     fleet: Routed, status: int, body: dict[str, Any], tries: int
 ) -> None:
     for engine in fleet.engines:
-        engine.raw["/v1/responses"] = b"HTTP/1.1 %d x\r\ncontent-length: 0\r\n\r\n" % status
+        engine.raw["/v1/responses"] = answer_of(status)
     answer = await fleet.client.post("/v1/responses", json=body)
     assert answer.status_code == status
     assert sum(len(engine.headers) for engine in fleet.engines) == tries
@@ -143,15 +133,16 @@ async def test_what_one_engine_refused_is_asked_of_another_unless_it_may_have_be
 
 async def test_what_no_engine_got_is_sent_to_another_one_whatever_it_is(fleet: Routed) -> None:
     fleet.engines[0].kill()
-    answers = [
-        await fleet.client.post("/v1/load_lora_adapter", json={"lora_name": f"{n}"})
-        for n in range(2)
-    ]
-    assert [answer.status_code for answer in answers] == [200, 200]
+    for n in range(2):
+        answer = await fleet.client.post("/v1/load_lora_adapter", json={"lora_name": f"{n}"})
+        assert answer.status_code == 200
     assert served(fleet) == [0, 2]
+    assert fleet.proxy.board.up.tolist() == [False, True], "at once"
 
 
-async def test_what_waits_is_given_up_where_the_port_refuses_and_not_for_less() -> None:
+async def test_what_waits_is_given_up_where_the_port_refuses_and_not_for_less(
+    fleet: Routed,
+) -> None:
     async def refused(*_: Any) -> OwnAnswer:
         nobody = Upstream(9, "http://localhost:1")
         try:
@@ -159,29 +150,20 @@ async def test_what_waits_is_given_up_where_the_port_refuses_and_not_for_less() 
         finally:
             await nobody.close()
 
-    async with routed([StandInEngine(), StandInEngine()]) as fleet:
-        for engine in fleet.engines:
-            engine.hangs = asyncio.Event()
-        asked = [asyncio.create_task(fleet.complete(f"{n}")) for n in range(2)]
-        await soon(lambda: sum(served(fleet)) >= 2)
-        first = fleet.proxy.engines.upstreams[0]
-        for kind in (SilentError, NothingAnsweredError):
-            first.ask = _raises(kind("not refused"))
-            await fleet.proxy.health.check(first)
-            await asyncio.sleep(0.05)
-        assert served(fleet) == [1, 1]
-        first.ask = refused
+    _, hung = (hang(engine) for engine in fleet.engines)
+    asked = [asyncio.create_task(fleet.complete(f"{n}")) for n in range(2)]
+    await soon(lambda: sum(served(fleet)) >= 2)
+    first = fleet.proxy.engines.upstreams[0]
+    for kind in (SilentError, NothingAnsweredError):
+        first.ask = mock.AsyncMock(side_effect=kind("not refused"))
         await fleet.proxy.health.check(first)
-        fleet.engines[1].hangs.set()
-        assert [(await each).text for each in asked] == ["one two three"] * 2
-        assert served(fleet) == [1, 2]
-
-
-def _raises(error: Exception) -> Any:
-    async def ask(*_: Any) -> OwnAnswer:
-        raise error
-
-    return ask
+        await asyncio.sleep(0.05)
+    assert served(fleet) == [1, 1]
+    first.ask = refused
+    await fleet.proxy.health.check(first)
+    hung.set()
+    assert [(await each).text for each in asked] == [TEXT] * 2
+    assert served(fleet) == [1, 2]
 
 
 class Watched(bytes):
@@ -197,29 +179,32 @@ class Watched(bytes):
         Watched.alive -= 1
 
 
-async def test_a_body_is_kept_until_its_answer_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_body_is_kept_until_its_answer_begins(
+    fleet: Routed, monkeypatch: pytest.MonkeyPatch
+) -> None:
     real = relay.read_body
 
     async def watched(*asked: Any) -> bytes:
         return Watched(await real(*asked))
 
-    monkeypatch.setattr(relay, "read_body", watched)
-    async with routed([StandInEngine(), StandInEngine()]) as fleet:
-        for engine in fleet.engines:
-            engine.hold, engine.hangs = asyncio.Event(), asyncio.Event()
+    async def chunks() -> AsyncIterator[str]:
         body = {"model": "m", "prompt": "x" * 100_000, "session_id": "s"}
-        chunks = first_chunk(fleet, body)
-        first = asyncio.ensure_future(anext(chunks))
-        await soon(lambda: sum(served(fleet)))
-        assert Watched.alive == 1
-        for engine in fleet.engines:
-            engine.hangs.set()
-        text = await first
-        await asyncio.sleep(0.05)
-        assert Watched.alive == 0
-        for engine in fleet.engines:
-            engine.hold.set()
-        assert text + "".join([each async for each in chunks]) == "one two three"
+        async with fleet.client.stream("POST", "/v1/completions", json=body) as answer:
+            async for text in answer.aiter_text():
+                yield text
+
+    monkeypatch.setattr(relay, "read_body", watched)
+    held, hung = hold(*fleet.engines), hang(*fleet.engines)
+    texts = chunks()
+    first = asyncio.ensure_future(anext(texts))
+    await soon(lambda: sum(served(fleet)))
+    assert Watched.alive == 1
+    hung.set()
+    text = await first
+    await asyncio.sleep(0.05)
+    assert Watched.alive == 0
+    held.set()
+    assert text + "".join([each async for each in texts]) == TEXT
 
 
 async def test_a_moment_in_which_no_engine_takes_requests_costs_time_and_no_request(
@@ -261,11 +246,7 @@ def test_an_engine_that_drops_a_request_while_it_is_admitted_stays_down() -> Non
 
 
 ERROR = b'{"error": {"message": "EngineCore encountered an issue.", "code": 500}}'
-STREAM = b"data: %s\n\n" % ERROR
-ANSWERS = {
-    "whole": b"HTTP/1.1 500 x\r\ncontent-length: %d\r\n\r\n%s" % (len(ERROR), ERROR),
-    "streamed": b"HTTP/1.1 200 x\r\ncontent-length: %d\r\n\r\n%s" % (len(STREAM), STREAM),
-}
+ANSWERS = {"whole": answer_of(500, ERROR), "streamed": answer_of(200, b"data: %s\n\n" % ERROR)}
 
 
 @pytest.mark.parametrize("answer", ANSWERS.values(), ids=ANSWERS)
@@ -274,8 +255,7 @@ async def test_an_engine_whose_core_died_behind_its_server_fails_no_request(
     answer: bytes, dead: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(engines, "INTERVAL_S", 60.0)  # nobody looks before the request comes
-    async with routed([StandInEngine(), StandInEngine()]) as fleet:
-        await fleet.until(True, True)
+    async with all_up(StandInEngine(), StandInEngine()) as fleet:
         await soon(lambda: fleet.engines[0].looks >= 2)  # at the start, and when the watch begins
         fleet.engines[0].raw["/v1/completions"] = answer
         fleet.engines[0].healthy = not dead

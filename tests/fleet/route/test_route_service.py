@@ -25,8 +25,9 @@ from kvgraph.advisor.fleet.proxy import FleetProxy
 from kvgraph.advisor.fleet.relay import BodyRoom, BodyShare, FullError
 from kvgraph.advisor.fleet.upstream import EngineAddress
 from kvgraph.advisor.process.process import ApiGate, HeadDeadline, log_for_people
-from kvgraph_bench.fleet.stand_in_engine import Routed, StandInEngine, routed
+from kvgraph_bench.fleet.stand_in_engine import Routed, StandInEngine
 from kvgraph_bench.serving.listening import free_port, listening
+from stand_ins import TEXT, all_up, hold
 from waiting import soon
 
 LOCAL = ["127.0.0.1"]
@@ -59,26 +60,22 @@ async def test_other_methods_than_those_of_apis_are_refused(method: str, path: s
         writer.close()
 
 
-def test_a_name_that_is_not_allowed_is_named_in_the_log_once(
+async def test_a_name_that_is_not_allowed_is_named_in_the_log_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async def run() -> None:
-        async with fronted([*LOCAL, "llm.example.com"]) as (_, client):
-            for _ in range(2):
-                other = await client.get("/fleet", headers={"Host": "evil.example:80"})
-                assert other.status_code == 400
-            assert (
-                await client.get("/v1/models", headers={"Host": "x\x1b[31m"})
-            ).status_code == 400
-            known = {"Host": "LLM.example.com", "Origin": "https://llm.example.com"}
-            assert (await client.get("/v1/models", headers=known)).status_code == 200
-            full = {"Host": "llm.example.com.:443"}
-            assert (await client.get("/v1/models", headers=full)).status_code == 200
-            foreign = {"Host": "llm.example.com", "Origin": "https://evil.example"}
-            assert (await client.get("/v1/models", headers=foreign)).status_code == 403
-
+    asked = [
+        (400, {"Host": "evil.example:80"}),
+        (400, {"Host": "evil.example:80"}),
+        (400, {"Host": "x\x1b[31m"}),
+        (200, {"Host": "LLM.example.com", "Origin": "https://llm.example.com"}),
+        (200, {"Host": "llm.example.com.:443"}),
+        (403, {"Host": "llm.example.com", "Origin": "https://evil.example"}),
+    ]
     with caplog.at_level(logging.WARNING):
-        asyncio.run(run())
+        async with fronted([*LOCAL, "llm.example.com"]) as (_, client):
+            for status, headers in asked:
+                answer = await client.get("/v1/models", headers=headers)
+                assert answer.status_code == status, headers
     assert caplog.text.count("'evil.example:80' is refused") == 1
     assert "--allowed-host" in caplog.text
     assert "\x1b" not in caplog.text
@@ -153,7 +150,7 @@ async def test_a_service_that_is_told_to_stop_finishes_what_runs(command: str, t
         pytest.importorskip("bm25s")
     engine = StandInEngine()
     await engine.start()
-    engine.hold = asyncio.Event()
+    held = hold(engine)
     port = free_port()
     more = ["--budget", "100"] if command == "memory" else ["--no-sidecars"]
     words = [sys.executable, "-m", "kvgraph", command, engine.url, *more, "--port", str(port)]
@@ -174,8 +171,8 @@ async def test_a_service_that_is_told_to_stop_finishes_what_runs(command: str, t
             assert (await late.get("/v1/models")).status_code == 200
         if twice:
             process.send_signal(signal.SIGTERM)
-        engine.hold.set()
-        assert (await running).text == "one two three"
+        held.set()
+        assert (await running).text == TEXT
     async with asyncio.timeout(60):
         await process.wait()
     engine.kill()
@@ -204,13 +201,17 @@ def test_room_for_bodies_is_bounded_and_large_ones_leave_some() -> None:
     assert room.taken == 0
 
 
-async def unfinished(fleet: Routed, size: int) -> tuple[asyncio.StreamReader, Any]:
-    """A request of which ``size`` bytes of a larger body came."""
+HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: %d\r\n\r\n"
+
+
+async def begun(
+    fleet: Routed, size: int, body: bytes, **more: Any
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """A request with the beginning of a body of so many bytes, or all of it."""
     at = httpx.URL(fleet.url)
-    reader, writer = await asyncio.open_connection(at.host, at.port)
-    head = b"POST /v1/completions HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: %d\r\n\r\n"
+    reader, writer = await asyncio.open_connection(at.host, at.port, **more)
     with contextlib.suppress(ConnectionError):
-        writer.write(head % (60 << 20) + b"[" * size)
+        writer.write(HEAD % size + body)
         await writer.drain()
     return reader, writer
 
@@ -220,11 +221,10 @@ async def test_bodies_that_never_end_keep_nobody_out_and_are_cut(
 ) -> None:
     monkeypatch.setattr(relay, "MOST_BODIES", 4 << 20)
     monkeypatch.setattr(relay, "BODY_S", 4.0)
-    async with routed([StandInEngine()]) as fleet:
-        await fleet.until(True)
+    async with all_up(StandInEngine()) as fleet:
         room: Any = fleet.room
-        begun = [await unfinished(fleet, 5 << 18) for _ in range(6)]
-        answers = [asyncio.create_task(r.readuntil(b"\r\n\r\n")) for r, _ in begun]
+        unfinished = [await begun(fleet, 60 << 20, b"[" * (5 << 18)) for _ in range(6)]
+        answers = [asyncio.create_task(r.readuntil(b"\r\n\r\n")) for r, _ in unfinished]
         await soon(lambda: sum(each.done() for each in answers) >= 4)  # there is room for two
         assert 0 < room.taken <= 4 << 20
         assert (await fleet.complete("small")).status_code == 200
@@ -232,7 +232,7 @@ async def test_bodies_that_never_end_keep_nobody_out_and_are_cut(
         full = [head for head in heads if b" 503 " in head and b"retry-after" in head]
         assert len(full) == 4
         assert sum(b" 408 " in head for head in heads) == 2, "they did not come in time"
-        for _, writer in begun:
+        for _, writer in unfinished:
             writer.close()
         assert (await fleet.complete("x" * (2 << 20))).status_code == 200
         assert room.taken == 0
@@ -247,13 +247,9 @@ async def test_a_client_that_stops_reading_is_cut_and_its_request_runs_no_more(
     monkeypatch.setattr(HeadDeadline, "read_s", 0.5)
     engine = StandInEngine()
     engine.pieces = ["x" * 100_000] * 400
-    async with routed([engine]) as fleet:
-        await fleet.until(True)
-        at = httpx.URL(fleet.url)
-        reader, writer = await asyncio.open_connection(at.host, at.port, limit=1024)
-        body = b'{"model": "m", "prompt": "a", "stream": true}'
-        head = b"POST /v1/completions HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: %d\r\n\r\n"
-        writer.write(head % len(body) + body)
+    body = b'{"model": "m", "prompt": "a", "stream": true}'
+    async with all_up(engine) as fleet:
+        reader, writer = await begun(fleet, len(body), body, limit=1024)
         upstream = fleet.proxy.engines.upstreams[0]
         await soon(lambda: upstream.running)
         transport: Any = writer.transport

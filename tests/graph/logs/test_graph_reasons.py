@@ -605,10 +605,9 @@ def test_siblings_are_found_as_by_a_look_at_all_blocks(copied: bool) -> None:
 
 def test_a_log_gets_room_with_the_table_and_not_when_a_block_leaves() -> None:
     graph = KVCacheGraph()
-    first, more = (np.arange(start, start + 20_000, dtype="<u8").tobytes() for start in (1, 30_000))
-    graph.apply("e", [BlocksResident(b""), BlocksStored(first[:80], None, 16)])
-    graph.apply("e", [BlocksRemoved(first[:80])])
-    graph.apply("e", [BlocksStored(first, None, 16), BlocksStored(more, None, 16)])
+    graph.apply("e", [resident(), stored(*range(1, 11))])
+    graph.apply("e", [removed(*range(1, 11))])
+    graph.apply("e", [stored(*range(1, 20_000)), stored(*range(30_000, 50_000))])
     (log,) = graph.tables.history.evictions.values()
     assert len(log.marks) == len(graph.tables.blocks.alive)
     assert log.nbytes < 1_000_000, "room that nobody wrote to is not counted"
