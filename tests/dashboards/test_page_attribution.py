@@ -1,4 +1,4 @@
-"""The model of raw logs by which the page is judged, and the page judged by it."""
+"""The page judged by a model of raw logs, and what engines on paper tell of their evictions."""
 
 from __future__ import annotations
 
@@ -12,124 +12,8 @@ from kvgraph.graph.logs.reasons import Reason
 from kvgraph.graph.wire.events import BlocksRemoved, BlocksStored
 from kvgraph.hooks.keys import key_of, unpack
 from kvgraph_bench.dashboard.attribution import PLANS, FleetPlan, play
-from kvgraph_bench.dashboard.raw_log_oracle import Line, RawLogOracle, Verdict
 from kvgraph_bench.paper.paper_engine import Shape
 from paper import text
-
-SIZE = 16
-
-
-def hexed(*keys: int) -> list[str]:
-    return [f"{key:#018x}" for key in keys]
-
-
-class Log:
-    """Lines of one engine, a second apart."""
-
-    def __init__(self) -> None:
-        self.oracle, self.at, self.number = RawLogOracle(), 0.0, 0
-        self.say("EngineHello", model="m")
-
-    def say(self, event: str, engine: str = "e", **fields: Any) -> None:
-        self.at += 1.0
-        line: Line = {"at": self.at, "engine": engine, "event": event, **fields}
-        self.oracle.read(line)
-
-    def start(
-        self, *keys: int, found: int = 0, loading: int = 0, session: str | None = "s",
-        engine: str = "e", says: tuple[int, ...] = (), salt: int = 0, lacking: int | None = None,
-    ) -> Verdict:  # fmt: skip
-        self.number += 1
-        self.say(
-            "RequestStarted", engine, request_id=f"r{self.number}", hashes=hexed(*keys),
-            prompt_tokens=SIZE * len(keys) + 1, cached_tokens=SIZE * found, block_size=SIZE,
-            session=session, tenant=None, loading_tokens=SIZE * loading,
-            contents=hexed(*says), salt=salt, lacking=lacking,
-        )  # fmt: skip
-        return self.oracle.verdicts[-1]
-
-    def serve(self, *keys: int, found: int = 0, engine: str = "e", **words: Any) -> Verdict:
-        verdict = self.start(*keys, found=found, engine=engine, **words)
-        parent = keys[found - 1] if found else None
-        self.say("BlocksStored", engine, hashes=hexed(*keys[found:]), parent=parent, session=None)
-        self.say(
-            "RequestFinished", engine, request_id=verdict.request, hashes=hexed(*keys),
-            session=words.get("session", "s"), tenant=None,
-        )  # fmt: skip
-        return verdict
-
-
-@pytest.fixture
-def log() -> Log:
-    return Log()
-
-
-def test_an_engine_of_several_groups_says_which_one_lacks_its_part(log: Log) -> None:
-    log.serve(1, 2, 3)
-    assert log.serve(1, 2, 3, found=1, lacking=1).reason == "other_group"
-
-
-def test_a_growing_chat_is_new_at_its_end(log: Log) -> None:
-    assert log.serve(1, 2).reason == "never_seen"
-    assert log.serve(1, 2, 3, found=2).reason == "never_seen"
-
-
-def test_who_shares_a_beginning_goes_another_way(log: Log) -> None:
-    log.serve(1, 2, 3, session="first")
-    verdict = log.serve(1, 2, 4, found=2, session="second")
-    assert (verdict.reason, verdict.others) == ("diverged", frozenset({("first", None)}))
-
-
-def test_what_left_is_evicted_also_when_that_is_told_after_the_request(log: Log) -> None:
-    log.serve(1, 2)
-    verdict = log.start(1, 2, found=1)
-    assert verdict.reason == "unknown:in_pool"
-    log.say("BlocksRemoved", hashes=hexed(2))
-    assert (verdict.reason, verdict.left) == ("evicted", log.at)
-
-
-def test_a_copy_that_is_gone_is_told_with_its_cause(log: Log) -> None:
-    log.serve(1, 2)
-    log.say("BlocksSpilled", hashes=hexed(2), tier=2)
-    log.say("BlocksRemoved", hashes=hexed(2))
-    assert log.start(1, 2, found=1).reason == "load_slower"
-    log.oracle.verdicts.clear()
-    log.say("RequestFinished", request_id="r2", hashes=[], session="s", tenant=None)
-    log.say("CopiesDropped", hashes=hexed(2), tier=2, cause=1)
-    verdict = log.start(1, 2, found=1)
-    assert (verdict.reason, verdict.cause) == ("copy_lost", 1)
-
-
-def test_others_have_it_or_compute_it(log: Log) -> None:
-    log.say("EngineHello", "f", model="m")
-    log.serve(1, 2)
-    elsewhere = log.start(1, 2, engine="f")
-    assert (elsewhere.reason, elsewhere.holders) == ("other_engine", frozenset({"e"}))
-    assert log.start(1, 2, engine="f").reason == "not_cacheable:under_way"
-
-
-def test_others_had_it_or_never_computed_it(log: Log) -> None:
-    log.say("EngineHello", "f", model="m")
-    log.serve(1, 2)
-    log.say("BlocksRemoved", hashes=hexed(2, 1))
-    assert log.serve(1, 2, engine="f").reason == "other_engine:had"
-    gone = log.start(3, 4)
-    log.say("RequestFinished", request_id=gone.request, hashes=[], session="s", tenant=None)
-    assert log.start(3, 4).reason == "unknown:uncomputed"
-
-
-def test_the_same_under_another_salt_is_the_salts_doing(log: Log) -> None:
-    assert log.serve(1, 2, says=(91, 92), salt=5).reason == "never_seen"
-    assert log.serve(11, 12, says=(91, 92), salt=6, session="t").reason == "other_salt"
-    assert log.serve(21, 22, says=(95, 96), salt=5, session="u").reason == "never_seen"
-
-
-def test_resets_and_lost_news_are_told_apart(log: Log) -> None:
-    log.serve(1, 2)
-    log.say("BlocksCleared")
-    assert log.serve(1, 2).reason == "reset"
-    log.say("BlocksResident", hashes=hexed(1))
-    assert log.start(1, 2, found=1).reason == "unknown:unheard"
 
 
 def test_what_a_step_evicts_and_computes_anew_is_told_as_evicted(paper: Callable[..., Any]) -> None:
