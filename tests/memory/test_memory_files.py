@@ -25,6 +25,7 @@ from kvgraph_bench.memory.chat_engine import ChatEngine, remembering
 
 HEAD = b"kvgraph chat 3\n"
 BODY = len(HEAD) + 32
+SAID = msgspec.msgpack.encode("one äöü")
 
 
 def failing(number: int) -> Callable[..., None]:
@@ -61,7 +62,7 @@ def flipped(data: bytes, seed: int) -> bytes:
 DAMAGES = {
     "no UTF-8": lambda data: data.replace("ä".encode(), b"\xff\xa4", 1),
     "deep": lambda _: b"\x91" * 100_000,
-    "deep behind a head": lambda data: data[:BODY] + b"\x91" * 100_000,
+    "a deep message": lambda data: signed((b"\x91" * 100_000).join(data[BODY:].rsplit(SAID, 1))),
     "empty": lambda _: b"",
     "cut": lambda data: data[: len(data) // 2],
     "cut in its head": lambda data: data[:20],
