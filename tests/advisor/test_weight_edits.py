@@ -239,7 +239,16 @@ def edited(path: Path, text: str, change: dict[str, object]) -> str:
     return path.read_bytes().decode()
 
 
-@pytest.mark.parametrize("text", ["score.age = 1.0\n", "score = {}\n", '["score"]\n', ""])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "score.age = 1.0\n",
+        "score.age = 1.0\nscore.degree = 2.0\n",
+        "score = {}\n",
+        '["score"]\n',
+        "",
+    ],
+)
 def test_any_form_of_a_section_can_be_changed(source: Source, path: Path, text: str) -> None:
     path.write_text(text)
     change = {"score": {"age": 0.5}, "edge_types": {"semantic": 2.0}}
