@@ -139,9 +139,10 @@ def test_a_value_without_room_is_not_taken(tmp_path: Path) -> None:
 
 def test_who_may_be_someone_else_s_directory_is_refused(tmp_path: Path) -> None:
     (tmp_path / "s").mkdir()
-    (tmp_path / "s").chmod(0o777)
-    with pytest.raises(StorageError, match="every user"):
-        records(tmp_path)
+    for mode in (0o777, 0o1777):  # as in /tmp, where files of others stay theirs
+        (tmp_path / "s").chmod(mode)
+        with pytest.raises(StorageError, match="every user"):
+            records(tmp_path)
     (tmp_path / "file").touch()
     with pytest.raises(StorageError, match="Not a directory"):
         DirectoryStore(str(tmp_path / "file" / "s"), ROOM)
