@@ -33,11 +33,14 @@ def with_values(text: str, section: str, values: Mapping[str, Any]) -> str:
     windows = text.count("\r\n") == text.count("\n") > 0
     document = tomlkit.parse(text.replace("\r\n", "\n") if windows else text)
     table: Any = document
+    first, *_ = section.split(".")
+    # A table between dotted keys (``score.age = …``) would take in those behind it.
+    dotted = any(key.is_dotted() and key.key == first for key, _ in document.body if key)
     for name in section.split("."):
         if name not in table:
             if table is document and text:
                 table.add(tomlkit.nl())
-            inline = isinstance(table, InlineTable)
+            inline = dotted or isinstance(table, InlineTable)
             table[name] = tomlkit.inline_table() if inline else tomlkit.table()
         table = table[name]
     for key, value in values.items():

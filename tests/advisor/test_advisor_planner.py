@@ -36,6 +36,10 @@ from kvgraph.graph.wire.events import (
 )
 from msgspec.structs import replace
 from small_world import page_over
+from wire_keys import pack
+
+KEYS = pack(*range(1, 11))  # of a's blocks
+ALL = list(range(1, 11))
 
 
 class Planned:
@@ -61,29 +65,46 @@ class Planned:
         )
 
     def store(self, engine: str, first: int) -> None:
-        keys = np.arange(first, first + 10, dtype="<u8").tobytes()
-        self.graph.apply(engine, [BlocksStored(keys, None, 16)])
+        self.graph.apply(engine, [BlocksStored(pack(*range(first, first + 10)), None, 16)])
 
     def report_tiers(self) -> None:
         """Engine a has host memory."""
         self.graph.apply("a", [TierReport(4096, 10, 100, *([0] * 20))])
 
-    def pause(self, expected_return_s: float | None, tool: str | None = None) -> bytes:
-        """An agent takes all of a's blocks and waits for a tool; the blocks' keys."""
-        keys = np.arange(1, 11, dtype="<u8").tobytes()
+    def pause(self, expected_return_s: float | None, tool: str | None = None) -> None:
+        """An agent takes all of a's blocks and waits for a tool."""
         turn = RequestFinished(
-            "r", keys, 160, 160, "stop", "agent",
+            "r", KEYS, 160, 160, "stop", "agent",
             waiting_for_tool=True, expected_return_s=expected_return_s, tool=tool,
         )  # fmt: skip
-        self.graph.apply("a", [RequestStarted("r", keys, 160, 0, 16, "agent"), turn])
-        return keys
+        self.graph.apply("a", [RequestStarted("r", KEYS, 160, 0, 16, "agent"), turn])
+
+    def park(self, expected_return_s: float) -> None:
+        """An agent waits for a tool, and of its blocks there are only copies."""
+        self.pause(expected_return_s)
+        self.graph.apply("a", [BlocksSpilled(KEYS, 2, 4096), BlocksRemoved(KEYS)])
+
+    def slow_down(self, monkeypatch: pytest.MonkeyPatch, stores: bool = False) -> None:
+        """Each ranking takes a hundred seconds, in which a may store more blocks."""
+        rank = self.graph.rank
+
+        def slowly(engine: str, limit: int) -> EvictionRanking:
+            self.clock.now += 100.0
+            if stores:
+                self.store("a", int(self.clock.now))
+            return rank(engine, limit)
+
+        monkeypatch.setattr(self.graph, "rank", slowly)
+
+    @property
+    def ordered(self) -> list[int]:
+        """What a is to bring back."""
+        return self.planner.orders.latest["a"].keys.tolist()
 
     def protect(self, authority: Authority = Authority.CALLER) -> None:
         """A request tags the first of a's blocks as rules."""
         rules = Segment(int(SourceLayer.RULES), 0, 16, authority=int(authority))
-        keys = np.arange(1, 11, dtype="<u8").tobytes()
-        started = RequestStarted("r", keys, 160, 0, 16, None, None, (rules,))
-        self.graph.apply("a", [started])
+        self.graph.apply("a", [RequestStarted("r", KEYS, 160, 0, 16, None, None, (rules,))])
         self.planner.applied()
 
     @contextmanager
@@ -116,24 +137,23 @@ def test_an_unchanged_graph_is_only_dated_again() -> None:
     assert second.ts == first.ts + 0.5
     assert second.order is first.order
     assert planned.planner.counters == {"ranked": 2, "redated": 2}
+    planned.tick(after_s=RERANK_AFTER_S)
+    assert planned.planner.counters["ranked"] == 4, "in the end it is ranked again"
 
 
-def test_a_changed_graph_is_ranked_again() -> None:
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda planned: planned.store("a", 500),
+        lambda planned: planned.graph.configure(Rules(protected_share=0.1)),
+    ],
+    ids=["graph", "rules"],
+)
+def test_what_changed_is_ranked_again_at_once(change: Callable[[Planned], None]) -> None:
     planned = Planned()
     planned.tick()
     before = planned.planner.latest["a"].epoch
-    planned.store("a", 500)
-    planned.tick()
-    after = planned.planner.latest["a"]
-    assert after.epoch > before
-    assert 500 in after.order
-
-
-def test_new_rules_are_ranked_by_at_once() -> None:
-    planned = Planned()
-    planned.tick()
-    before = planned.planner.latest["a"].epoch
-    planned.graph.configure(Rules(protected_share=0.1))
+    change(planned)
     planned.tick()
     assert planned.planner.latest["a"].epoch > before
 
@@ -147,7 +167,7 @@ def test_an_engine_with_many_blanks_needs_no_ranking() -> None:
     assert not len(ranking.order)
     assert ranking.ts == planned.clock.now, "fresh: the engine keeps its own order"
     assert len(other.order) == 10, "nothing is known of its room"
-    planned.graph.apply("a", [BlocksStored(np.arange(5000, 5070, dtype="<u8").tobytes(), None, 16)])
+    planned.graph.apply("a", [BlocksStored(pack(*range(5000, 5070)), None, 16)])
     planned.tick()
     assert len(planned.planner.latest["a"].order) == 80, "its word is older than what it stored"
 
@@ -160,27 +180,12 @@ def test_protected_blocks_are_named_however_much_room_there_is() -> None:
     assert len(planned.planner.latest["a"].protected) == 1
 
 
-def test_even_an_unchanged_graph_is_ranked_again_in_the_end() -> None:
-    planned = Planned()
-    planned.tick()
-    planned.tick(after_s=RERANK_AFTER_S)
-    assert planned.planner.counters["ranked"] == 4
-
-
 def test_advice_says_how_many_batches_it_knows() -> None:
     planned = Planned()
     for planned.heard in (4, 6):
         planned.tick()
         assert planned.planner.latest["a"].heard == planned.heard, "also where nothing changed"
         assert planned.planner.admissions["a"].heard == planned.heard
-
-
-def test_an_engine_that_left_has_no_ranking() -> None:
-    planned = Planned()
-    planned.tick()
-    planned.engines = ["b"]
-    planned.tick()
-    assert set(planned.planner.latest) == {"b"}
 
 
 def test_an_unchanged_graph_is_ranked_again_when_somebody_is_due() -> None:
@@ -195,20 +200,19 @@ def test_an_unchanged_graph_is_ranked_again_when_somebody_is_due() -> None:
 
 def test_what_to_bring_back_changes_with_time_alone() -> None:
     planned = Planned()
-    keys = planned.pause(expected_return_s=30.0)
-    planned.graph.apply("a", [BlocksSpilled(keys, 2, 4096), BlocksRemoved(keys)])
+    planned.park(expected_return_s=30.0)
     planned.tick()
-    assert planned.planner.orders.latest["a"].keys.tolist() == []
+    assert planned.ordered == []
     planned.tick(after_s=27.0)
-    assert planned.planner.orders.latest["a"].keys.tolist() == list(range(1, 11))
+    assert planned.ordered == ALL
     assert planned.planner.orders.latest["a"].ts == planned.clock.now
     assert planned.planner.orders.latest["b"].keys.tolist() == []
     planned.planner.orders.bounds = PrefetchConfig(max_blocks=3)
     planned.tick()
-    assert planned.planner.orders.latest["a"].keys.tolist() == [1, 2, 3]
+    assert planned.ordered == [1, 2, 3]
     planned.planner.orders.bounds = PrefetchConfig(enabled=False)
     planned.tick()
-    assert planned.planner.orders.latest["a"].keys.tolist() == []
+    assert planned.ordered == []
 
 
 def test_readers_hold_an_immutable_snapshot() -> None:
@@ -220,6 +224,7 @@ def test_readers_hold_an_immutable_snapshot() -> None:
     planned.store("a", 500)
     planned.tick()
     assert 500 not in held["a"].order
+    assert 500 in planned.planner.latest["a"].order
 
 
 def test_a_failing_ranking_leaves_the_other_engine_its_advice(
@@ -276,18 +281,12 @@ def test_the_interval_counts_from_the_end_of_a_round_and_not_of_the_rest_behind_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     planned = Planned(interval_s=60.0)
-    rank = planned.graph.rank
 
     def slept(seconds: float) -> None:
         planned.clock.now += seconds
 
-    def slowly(engine: str, limit: int) -> EvictionRanking:
-        planned.clock.now += 100.0  # so that the rest is as long as the interval
-        planned.store("a", int(planned.clock.now))
-        return rank(engine, limit)
-
     monkeypatch.setattr("kvgraph.advisor.planner.time", SimpleNamespace(sleep=slept))
-    monkeypatch.setattr(planned.graph, "rank", slowly)
+    planned.slow_down(monkeypatch, stores=True)  # so that the rest is as long as the interval
     planned.store("a", 500)
     with planned.running():
         planned.planner.applied(intended=True)
@@ -301,14 +300,11 @@ def test_a_round_that_ranks_nothing_is_followed_by_no_rest(
 ) -> None:
     planned, rests = Planned(), list[float]()
     monkeypatch.setattr(planned.planner, "_rest", lambda took_s: rests.append(took_s))
-    planned.planner.start()
-    try:
+    with planned.running():
         for _ in range(4):
             assert planned.ranked.wait(30.0)
             planned.ranked.clear()
             planned.clock.now += 0.5
-    finally:
-        planned.planner.stop()
     assert planned.planner.counters["redated"]
     assert len(rests) == 1
 
@@ -318,13 +314,7 @@ def test_a_planner_that_tells_nothing_rests_long_and_not_where_it_is_urgent(
 ) -> None:
     monkeypatch.setattr("kvgraph.advisor.planner._LONGEST_REST_S", 3600.0)
     planned = Planned(max_ranked=0)  # no ranking names a block
-    rank = planned.graph.rank
-
-    def slowly(engine: str, limit: int) -> EvictionRanking:
-        planned.clock.now += 100.0
-        return rank(engine, limit)
-
-    monkeypatch.setattr(planned.graph, "rank", slowly)
+    planned.slow_down(monkeypatch)
     planned.store("a", 500)
     with planned.running():
         assert planned.ranked.wait(30.0)
@@ -345,24 +335,22 @@ def test_a_planner_that_tells_nothing_rests_long_and_not_where_it_is_urgent(
 )
 def test_what_somebody_says_is_urgent_is_ordered_at_once(wish: dict[str, Any]) -> None:
     planned = Planned(interval_s=3600.0)
-    keys = planned.pause(expected_return_s=900.0)
-    planned.graph.apply("a", [BlocksSpilled(keys, 2, 4096), BlocksRemoved(keys)])
+    planned.park(expected_return_s=900.0)
     planned.tick()
-    assert not planned.planner.orders.latest["a"].keys.tolist()
+    assert not planned.ordered
     with planned.running():
         page = page_over(planned.graph, intended=lambda: planned.planner.applied(intended=True))
         replies_of(page, IntentWishes(intents=[IntentWish(kind="pin", session="nobody")]))
         assert not planned.ranked.wait(0.2), "nothing was done: the next round can wait"
         replies_of(page, IntentWishes(intents=[IntentWish.model_validate(wish)]))
         assert planned.ranked.wait(30.0)
-        assert planned.planner.orders.latest["a"].keys.tolist() == list(range(1, 11))
+        assert planned.ordered == ALL
 
 
 @pytest.mark.parametrize("tiers", [True, False])
 def test_a_return_before_the_next_round_is_ordered_at_once_and_ranks_nothing(tiers: bool) -> None:
     planned = Planned(interval_s=3600.0)
-    keys = planned.pause(expected_return_s=7200.0)
-    planned.graph.apply("a", [BlocksSpilled(keys, 2, 4096), BlocksRemoved(keys)])
+    planned.park(expected_return_s=7200.0)
     if tiers:
         planned.report_tiers()
     planned.tick()
@@ -375,8 +363,7 @@ def test_a_return_before_the_next_round_is_ordered_at_once_and_ranks_nothing(tie
         planned.graph.apply("a", [replace(said, expected_return_s=0.4)])
         planned.planner.applied()
         assert planned.ranked.wait(30.0 if tiers else 0.2) == tiers
-        wanted = planned.planner.orders.latest["a"].keys.tolist()
-        assert wanted == (list(range(1, 11)) if tiers else [])
+        assert planned.ordered == (ALL if tiers else [])
         assert planned.planner.latest["a"] is ranking
         planned.ranked.clear()
         planned.planner.applied()
@@ -386,9 +373,9 @@ def test_a_return_before_the_next_round_is_ordered_at_once_and_ranks_nothing(tie
 def test_a_return_that_a_tools_time_foretells_is_ordered_at_once() -> None:
     planned = Planned(interval_s=10.0)
     for _ in range(8):  # until it is known how long the tool takes
-        keys = planned.pause(expected_return_s=None, tool="ls")
+        planned.pause(expected_return_s=None, tool="ls")
         planned.clock.now += 2.0
-    planned.graph.apply("a", [BlocksSpilled(keys, 2, 4096), BlocksRemoved(keys)])
+    planned.graph.apply("a", [BlocksSpilled(KEYS, 2, 4096), BlocksRemoved(KEYS)])
     planned.report_tiers()
     planned.tick(after_s=3600.0)
     assert not planned.planner.orders.cannot_wait(10.0)
@@ -396,7 +383,7 @@ def test_a_return_that_a_tools_time_foretells_is_ordered_at_once() -> None:
     assert planned.planner.orders.cannot_wait(10.0)
     assert not planned.planner.orders.cannot_wait(1.0)
     planned.planner.order()
-    assert planned.planner.orders.latest["a"].keys.tolist() == list(range(1, 11))
+    assert planned.ordered == ALL
     assert not planned.planner.orders.cannot_wait(10.0)
 
 
@@ -417,7 +404,7 @@ def test_orders_alone_are_bounded_and_never_put_off_the_next_ranking() -> None:
     assert 2 * 2 <= rankings <= 2 * (took / 0.5 + 1), "two engines, twice a second"
 
 
-def test_every_engine_hears_of_its_room_as_of_now() -> None:
+def test_every_engine_hears_of_its_room_as_of_now_until_it_leaves() -> None:
     planned = Planned()
     planned.tick()
     before = planned.planner.admissions
@@ -429,7 +416,7 @@ def test_every_engine_hears_of_its_room_as_of_now() -> None:
     assert after["a"].ts == before["a"].ts + 0.5
     planned.engines = ["b"]
     planned.tick()
-    assert set(planned.planner.admissions) == {"b"}
+    assert set(planned.planner.admissions) == set(planned.planner.latest) == {"b"}
 
 
 class Untold(ClassicPolicy):
@@ -476,7 +463,7 @@ def test_a_policy_that_cannot_explain_itself_still_advises(
     planned.planner.tick()
     assert planned.planner.latest["a"].epoch > first
     assert "the policy untold does not tell the terms of its scores" in caplog.text
-    planned.graph.apply("a", [BlocksRemoved(np.arange(1, 3, dtype="<u8").tobytes())])
+    planned.graph.apply("a", [BlocksRemoved(pack(1, 2))])
     log = planned.graph.tables.history.evictions[planned.graph.tables.engines["a"]]
     assert (log.next, log.terms.of(0)) == (2, None)
 

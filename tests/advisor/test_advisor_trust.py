@@ -6,7 +6,6 @@ import ast
 import errno
 import os
 import random
-import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -16,9 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import zmq
-from kvgraph.advisor.config.config import load
 from kvgraph.advisor.process.snapshots import SnapshotKeeper
-from kvgraph.advisor.service import Service
 from kvgraph.advisor.sockets.publisher import AdvicePublisher
 from kvgraph.advisor.sockets.subscriber import EventSubscriber, engine_id
 from kvgraph.graph import snapshot
@@ -33,7 +30,6 @@ from kvgraph.graph.wire.events import (
     BlocksSpilled,
     BlocksStored,
     EngineHello,
-    Pressure,
     RequestFinished,
     RequestStarted,
     Segment,
@@ -42,6 +38,7 @@ from kvgraph.hooks.fake import FakeEngine
 from kvgraph.hooks.link.client import ClientOptions
 from kvgraph.hooks.link.outbox import Outbox
 from kvgraph_bench.sidecars.sidecar_process import SidecarProcess
+from sidecar_ends import Dealer, Serving
 from waiting import until
 from wire_keys import pack
 
@@ -81,12 +78,10 @@ class Sidecar:
             self.router, publisher.request_resync, publisher.refuse, lambda: 1000.0,
             engine_timeout_s=1.8,
         )  # fmt: skip
-        self.dealer = self.context.socket(zmq.DEALER)
-        self.dealer.setsockopt(zmq.IDENTITY, b"the same engine")
-        self.dealer.connect(endpoint)
+        self.dealer = Dealer(self.context, endpoint)
 
     def take(self, frames: list[bytes]) -> None:
-        self.dealer.send_multipart(frames)
+        self.dealer.socket.send_multipart(frames)
         assert self.router.poll(5000)
         for said in self.subscriber.receive(10):
             self.graph.apply(said.engine, said.events)
@@ -130,23 +125,17 @@ def test_two_tenants_with_one_prompt_and_two_salts_share_nothing() -> None:
     for keys, tenant in ((ours, "salt-a"), (theirs, "salt-b")):
         for turn in range(2):
             request = f"{tenant}-{turn}"
-            graph.apply(
-                "e",
-                [
-                    RequestStarted(request, keys, 80, 80 * turn, 16, "chat-1", tenant),
-                    BlocksStored(keys, None, 16),
-                    RequestFinished(request, keys, 80, 80, "stop", "chat-1", tenant),
-                ],
-            )
+            asked = RequestStarted(request, keys, 80, 80 * turn, 16, "chat-1", tenant)
+            ended = RequestFinished(request, keys, 80, 80, "stop", "chat-1", tenant)
+            graph.apply("e", [asked, BlocksStored(keys, None, 16), ended])
     tables = graph.tables
     assert len(tables.blocks) == 10
     assert len(tables.sessions) == 2
     edges = tables.all_edges.all()
     owner = tables.blocks.tenant
     assert (owner[edges.source] == owner[edges.target]).all(), "no edge between them"
-    graph.apply(
-        "e", [RequestFinished("x", theirs, 80, 80, "stop", "chat-1", "salt-b", False, None, True)]
-    )
+    over = RequestFinished("x", theirs, 80, 80, "stop", "chat-1", "salt-b", session_ended=True)
+    graph.apply("e", [over])
     assert graph.explain_session("chat-1", "salt-a")["state"] == "idle"
     order = graph.rank("e", 10).order.tolist()
     assert set(order[:5]) == set(range(101, 106)), "what ended goes first, all of it and only it"
@@ -183,36 +172,13 @@ def test_a_disk_that_fails_costs_a_line_and_a_counter(
     assert keeper.status()["error"] is None
 
 
-def test_an_error_of_ours_ends_no_saving(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    graph = KVCacheGraph(clock=lambda: 1000.0)
-    graph.apply("e", [BlocksStored(pack(1, 2, 3), None, 16)])
-    keeper = SnapshotKeeper(graph, tmp_path / "graph.snap", 0.01, time.monotonic)
-
-    def broken(*_: object) -> int:
-        raise MemoryError
-
-    with monkeypatch.context() as patch:
-        patch.setattr("kvgraph.advisor.process.snapshots.save", broken)
-        keeper.start()
-        until = time.monotonic() + 20
-        while keeper.counters["failed"] < 2 and time.monotonic() < until:
-            time.sleep(0.01)
-    assert keeper.status()["error"] == "MemoryError" or keeper.counters["saved"]
-    while not keeper.counters["saved"] and time.monotonic() < until:
-        time.sleep(0.01)
-    assert keeper.counters["saved"]
-    keeper.stop()
-
-
 @pytest.mark.parametrize(
     "refusal", [SnapshotError("damaged"), MemoryError(), RecursionError("deep"), KeyError("x")]
 )
 def test_a_refused_snapshot_is_set_aside_and_a_failed_one_is_tried_again(
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch,
     refusal: Exception,
-) -> None:
+) -> None:  # fmt: skip
     path = tmp_path / "graph.snap"
     path.write_bytes(b"of another build")
     graph = KVCacheGraph()
@@ -279,34 +245,11 @@ def test_no_wall_clock_is_read_where_ages_are_made() -> None:
     assert {path: count for path, count in found.items() if count} == FOR_PEOPLE
 
 
-def test_a_wall_clock_that_leaps_changes_no_age(monkeypatch: pytest.MonkeyPatch) -> None:
-    graph = KVCacheGraph()
-    subscriber_clock = time.monotonic
-    keys = pack(1, 2, 3)
-    graph.apply("e", [RequestStarted("r", keys, 48, 0, 16, "s"), BlocksStored(keys, None, 16)])
-    for leap in (3600.0, -3600.0, 86_400.0):
-        wall = time.time() + leap
-        monkeypatch.setattr(time, "time", lambda wall=wall: wall)
-        before = subscriber_clock()
-        graph.apply("e", [Pressure(10, 5, 5, 1, 0)])
-        assert 0 <= graph.explain(1)["age_s"] < 60
-        assert 0 <= graph.explain_session("s")["idle_s"] < 60
-        assert graph.rank("e", 5).order.size == 3
-        assert subscriber_clock() >= before
-
-
 QUICK = ClientOptions(tick_s=0.01, heartbeat_s=0.1, resync_gap_s=0.05)
 
 
-class InProcess:
+class InProcess(Serving):
     """A service in a thread, whose graph can be looked into."""
-
-    def __init__(self, endpoint: str, **settings: Any) -> None:
-        overrides = {"sidecar.endpoint": endpoint, "sidecar.interval_s": 0.05}
-        overrides |= {f"sidecar.{key}": value for key, value in settings.items()}
-        self.service = Service(load(overrides=overrides), overrides=overrides)
-        self._thread = threading.Thread(target=self.service.run)
-        self._thread.start()
 
     def resident(self, engine: FakeEngine) -> set[int] | None:
         """The keys that the graph holds resident; None while the engine is not in step."""
@@ -327,21 +270,17 @@ class InProcess:
         with self.service.graph.lock:
             self.service.graph.check_integrity()
 
-    def stop(self) -> None:
-        self.service.stop()
-        self._thread.join(timeout=20)
-
 
 @pytest.fixture
-def endpoint(tmp_path: Path) -> str:
-    return f"ipc://{tmp_path}/s"
-
-
-@pytest.fixture
-def sidecar(endpoint: str) -> Iterator[InProcess]:
-    sidecar = InProcess(endpoint)
+def sidecar(tmp_path: Path) -> Iterator[InProcess]:
+    sidecar = InProcess(f"ipc://{tmp_path}/s")
     yield sidecar
     sidecar.stop()
+
+
+@pytest.fixture
+def endpoint(sidecar: InProcess) -> str:
+    return sidecar.service.endpoint
 
 
 def prompts(seed: int, count: int) -> Iterator[tuple[list[int], str]]:
@@ -436,9 +375,7 @@ def test_a_restarted_engine_leaves_nothing_behind(sidecar: InProcess, endpoint: 
     sidecar.check()
 
 
-def test_an_engine_that_is_gone_does_not_cost_the_other_its_advice(
-    sidecar: InProcess, endpoint: str
-) -> None:
+def test_an_engine_that_is_gone_costs_another_no_advice(sidecar: InProcess, endpoint: str) -> None:
     with FakeEngine(endpoint, options=QUICK, name="other") as other:
         with FakeEngine(endpoint, options=QUICK, name="gone") as gone:
             serve(other, 1, 10)

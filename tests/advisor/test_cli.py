@@ -53,12 +53,9 @@ class Sidecar:
 
     def __init__(self, environment: dict[str, str], *arguments: str) -> None:
         self.process = subprocess.Popen(
-            command("serve", *arguments),
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+            command("serve", *arguments), env=environment, stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
 
     def ready(self) -> str:
         return self.process.stdout.readline()
@@ -119,9 +116,7 @@ def test_version(run: Run) -> None:
         (["open", "--url", "http://127.0.0.1:1"], "no sidecar of this user runs at"),
     ],
 )
-def test_an_expected_failure_is_one_line_and_a_code(
-    run: Run, arguments: list[str], expected: str
-) -> None:
+def test_a_failure_is_one_line_and_a_code(run: Run, arguments: list[str], expected: str) -> None:
     fails_in_one_line(run(*arguments), 1, expected)
 
 
@@ -169,9 +164,7 @@ def fails_in_one_line(done: subprocess.CompletedProcess[str], code: int, expecte
         (["replay", str(EMPTY), "--capacity", "9", "--policy", "lruu"], "allowed: all, lru,"),
     ],
 )
-def test_a_wrong_input_is_one_line_and_code_2(
-    run: Run, arguments: list[str], expected: str
-) -> None:
+def test_wrong_input_is_one_line_and_code_2(run: Run, arguments: list[str], expected: str) -> None:
     """As with options that do not exist: a supervisor need not try again."""
     fails_in_one_line(run(*arguments), 2, expected)
 
@@ -317,10 +310,10 @@ def test_status_and_explain_find_a_running_sidecar(running: Running) -> None:
         assert status()["engines"][0]["name"] == "node:1 [red]"
         shown = run("status")
         assert shown.returncode == 0, shown.stderr
-        assert "node:1 [red]" in shown.stdout
-        assert "tiers of node:1 [red]" in shown.stdout
-        assert "300 of 400 blocks (300.0 MB, 75 %)" in shown.stdout
-        assert "75 % useful (6 of 8)" in shown.stdout
+        for fact in (
+            "tiers of node:1 [red]", "300 of 400 blocks (300.0 MB, 75 %)", "75 % useful (6 of 8)",
+        ):  # fmt: skip
+            assert fact in shown.stdout
         block = run("explain", "0x5")
         assert "importance" in block.stdout
         assert "LRU on" in block.stdout
@@ -330,11 +323,11 @@ def test_status_and_explain_find_a_running_sidecar(running: Running) -> None:
         assert [each["session"] for each in listed["sessions"]] == ["chat"]
         assert "1 of 1 sessions" in run("explain").stdout
         assert "A caller named it" in " ".join(run("explain", "chatcmpl-r").stdout.split())
-        for command, said in (
+        for word, said in (
             ("explain", "no session of that name"),
             ("why", "no request or session"),
         ):
-            unknown = run(command, "nobody")
+            unknown = run(word, "nobody")
             assert unknown.returncode == 1
             assert said in unknown.stderr
             assert "whole key" not in unknown.stderr
@@ -343,18 +336,6 @@ def test_status_and_explain_find_a_running_sidecar(running: Running) -> None:
             assert failed.returncode == 1
             allowed = "a decimal number, or 0x and up to 16 hexadecimal digits"
             assert (allowed in failed.stderr) == (prefix != "0x"), failed.stderr
-
-
-def test_a_note_of_a_dead_sidecar_is_removed(run: Run, tmp_path: Path) -> None:
-    gone = subprocess.Popen([sys.executable, "-c", ""])
-    gone.wait()
-    directory = tmp_path / f"kvgraph-{os.getuid()}"
-    directory.mkdir(mode=0o700)
-    note = directory / f"{gone.pid}.json"
-    note.write_text(json.dumps({"pid": gone.pid, "endpoint": "ipc:///x", "http": "http://x"}))
-    (directory / "garbage.json").write_text("{")
-    assert run("status").returncode == 1
-    assert not note.exists()
 
 
 def test_a_runtime_directory_that_others_may_enter_is_refused(run: Run, tmp_path: Path) -> None:
@@ -440,19 +421,20 @@ def test_help_shows_all_of_its_words(name: str, run: Run) -> None:
         assert "[" not in str(getattr(option, "help", "") or ""), f"{option.name}: eaten as markup"
 
 
-def test_commands_that_are_not_asked_for_are_not_imported() -> None:
-    code = (
-        "import sys, contextlib\n"
-        "from kvgraph.advisor.cli import main\n"
-        "with contextlib.suppress(SystemExit): main(['--version'])\n"
-        "names = ('torch', 'vllm', 'fastapi', 'kvgraph.hooks', 'kvgraph_bench')\n"
-        "assert not [n for n in names if n in sys.modules]\n"
-    )
-    subprocess.run([sys.executable, "-P", "-c", code], check=True, capture_output=True)
-
-
-def test_the_sidecar_needs_no_torch() -> None:
-    code = "import sys, kvgraph.advisor.service\nassert 'torch' not in sys.modules\n"
+@pytest.mark.parametrize(
+    ("code", "unneeded"),
+    [
+        ("import kvgraph.advisor.service", ("torch",)),
+        (
+            "import contextlib\nfrom kvgraph.advisor.cli import main\n"
+            "with contextlib.suppress(SystemExit): main(['--version'])",
+            ("torch", "vllm", "fastapi", "kvgraph.hooks", "kvgraph_bench"),
+        ),
+    ],
+    ids=["by the sidecar", "by another command"],
+)
+def test_what_is_not_needed_is_not_imported(code: str, unneeded: tuple[str, ...]) -> None:
+    code += f"\nimport sys\nassert not [n for n in {unneeded} if n in sys.modules]"
     subprocess.run([sys.executable, "-P", "-c", code], check=True, capture_output=True)
 
 

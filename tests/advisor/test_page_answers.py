@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -45,6 +46,32 @@ from page_app import engine_status, sidecar_status
 from small_world import SIZE, World, pack, page_of, page_over
 
 CO_ATTEND = int(EdgeType.CO_ATTEND)
+HELLO = EngineHello("host:a", "model", SIZE, 100, "vllm")
+
+
+def newest(page: Page) -> Any:
+    (request,) = requests_of(page, RequestQuery(1)).requests
+    return request
+
+
+def sessions_found(page: Page, limit: int = 9, **query: Any) -> list[str | None]:
+    return [each.session for each in requests_of(page, RequestQuery(limit, **query)).requests]
+
+
+def begin(world: World, name: str, *keys: int, found: int = 0, session: str | None = "s",
+          tenant: str | None = None, waited_s: float = 0.0, engine: str = "a") -> None:  # fmt: skip
+    """A request of that name begins, with four tokens behind these blocks."""
+    tokens, cached = SIZE * len(keys) + 4, SIZE * found
+    start = RequestStarted(
+        name, pack(*keys), tokens, cached, SIZE, session, tenant, waited_s=waited_s
+    )
+    world.tell(start, engine=engine)
+
+
+def finish(world: World, name: str, *keys: int, session: str = "s", stop: str = "stop") -> None:
+    """It ends, with a token more."""
+    tokens = SIZE * len(keys) + 4
+    world.tell(RequestFinished(name, pack(*keys), tokens, tokens + 1, stop, session))
 
 
 def test_a_request_says_what_it_found_and_why_no_more(world: World, page: Page) -> None:
@@ -77,37 +104,31 @@ def test_a_request_is_found_by_what_its_client_calls_it() -> None:
         assert matching(requests, target) == [requests[place] for place in found]
 
 
-def test_requests_are_paged_and_found_by_session(world: World, page: Page) -> None:
+def test_requests_are_paged_and_found_by_session_or_part_of_name(world: World, page: Page) -> None:
     for number in range(7):
-        world.serve(number + 1, session="even" if number % 2 == 0 else "odd")
+        world.serve(number + 1, session="even-s" if number % 2 == 0 else "Odd")
     first = requests_of(page, RequestQuery(3))
     assert [each.id for each in first.requests] == [6, 5, 4]
     second = requests_of(page, RequestQuery(3, first.next))
     assert [each.id for each in second.requests] == [3, 2, 1]
     last = requests_of(page, RequestQuery(10, 1))
     assert ([each.id for each in last.requests], last.next) == ([0], None)
-    odd = requests_of(page, RequestQuery(2, None, "odd")).requests
+    odd = requests_of(page, RequestQuery(2, None, "Odd")).requests
     assert [each.id for each in odd] == [5, 3]
-
-
-def test_requests_are_found_by_a_part_of_their_names(world: World, page: Page) -> None:
-    for session in ("Agent-1", "agent-2", "other"):
-        world.serve(1, session=session)
-    found = requests_of(page, RequestQuery(9, search="AGENT")).requests
-    assert [each.session for each in found] == ["agent-2", "Agent-1"]
+    assert sessions_found(page, search="ODD") == ["Odd"] * 3
     assert [each.request for each in requests_of(page, RequestQuery(9, search="r3")).requests] == [
         "r3"
     ]
-    assert requests_of(page, RequestQuery(9, search="nobody")).requests == []
+    assert sessions_found(page, search="nobody") == []
 
 
 def test_a_request_says_what_its_time_went_to(world: World, page: Page) -> None:
-    world.tell(RequestStarted("r", pack(1, 2), 40, 0, SIZE, "s", waited_s=1.5))
-    (runs,) = requests_of(page, RequestQuery(1)).requests
+    begin(world, "r", 1, 2, waited_s=1.5)
+    runs = newest(page)
     assert (runs.waited_s, runs.ended_at, runs.answer_tokens) == (1.5, None, None)
     world.now += 600  # what was answered is kept for a moment
-    world.tell(RequestFinished("r", pack(1, 2), 40, 47, "stop", "s"))
-    (ended,) = requests_of(page, RequestQuery(1)).requests
+    world.tell(RequestFinished("r", pack(1, 2), 36, 43, "stop", "s"))
+    ended = newest(page)
     assert (ended.waited_s, ended.answer_tokens) == (1.5, 7)
 
 
@@ -115,8 +136,7 @@ def test_what_was_computed_again_says_what_would_have_kept_it(world: World, page
     world.serve(1, 2, 3)
     world.evict(3, 2)
     world.serve(1, 2, 3, found=1)
-    (request,) = requests_of(page, RequestQuery(1)).requests
-    assert request.miss is not None
+    request = newest(page)
     assert request.again == 2
     (remedy,) = request.remedies
     assert remedy.of == "prompt"
@@ -232,19 +252,21 @@ def test_a_session_whose_requests_the_log_forgot_has_a_timeline(world: World, pa
     assert timeline.residency.pool == [2]
 
 
-def test_every_weight_is_explained(page: Page) -> None:
+def test_weights_are_those_of_the_configuration_and_every_one_is_explained(page: Page) -> None:
     weights = weights_of(page)
+    assert weights.score == weights.defaults
+    assert set(weights.edge_types) >= {"prefix_share", "semantic"}
+    assert "rules" in weights.protected_layers
+    assert not weights.is_editable
+    assert weights.why_not
     told = weights.score.keys() | weights.edge_types.keys()
     assert told | {"protected_share"} == weights.meanings.keys(), "a share that nobody said is none"
 
 
 def test_a_rule_that_needs_copies_binds_nothing_without_them(world: World) -> None:
     world.serve(1, 2)
-    total = 2 * SIZE
-    waits = RequestFinished(
-        "r", pack(1, 2), total, total, "stop", "s", waiting_for_tool=True, expected_return_s=2.0
-    )
-    world.tell(waits)
+    tool = {"waiting_for_tool": True, "expected_return_s": 2.0}
+    world.tell(RequestFinished("r", pack(1, 2), 2 * SIZE, 2 * SIZE, "stop", "s", **tool))
     assert [each.standing for each in ranking_of(page_of(world, "a"), "a", 10).order] == [[], []]
     world.tell(BlocksSpilled(pack(2), 2, 100))
     bound = ranking_of(page_of(world, "a"), "a", 10)
@@ -270,12 +292,9 @@ def test_now_adds_up(world: World, page: Page) -> None:
 def test_the_graph_is_columns_of_one_length(world: World, page: Page) -> None:
     world.serve(1, 2, 3, session="s")
     world.serve(1, 2, 30, found=2, session="t")
-    world.tell(
-        RequestStarted(
-            "m", pack(7), 20, 0, SIZE, "t",
-            segments=(Segment(int(SourceLayer.MEMORIES), 0, SIZE, memory_id="m-1"),),
-        )
-    )  # fmt: skip
+    world.start(
+        7, session="t", segments=(Segment(int(SourceLayer.MEMORIES), 0, SIZE, memory_id="m-1"),)
+    )
     view = graph_of(page, 100)
     nodes, links, names = view.nodes, view.links, view.names
     assert {len(column) for _, column in nodes} == {5}
@@ -384,8 +403,7 @@ def test_a_protected_block_beyond_the_share_is_ranked_as_one(world: World) -> No
 def test_a_pause_is_told_with_what_was_expected(world: World, page: Page) -> None:
     for key in (1, 2):
         name = world.start(key)
-        end = RequestFinished(name, pack(key), 21, 21, "stop", "s", None, True, 8.0)
-        world.tell(end)
+        world.tell(RequestFinished(name, pack(key), 21, 21, "stop", "s", None, True, 8.0))
         world.now += 4
     (pause,) = [each for each in session_of(page, "s", None).moments if each.what == "pause"]
     assert pause.sentence == "It paused for 5.0 s; 8.0 s were expected."
@@ -396,12 +414,9 @@ def test_the_slowest_of_the_whole_log_and_of_one_reason_are_found(world: World, 
         world.serve(key, session=f"s{key}", waited_s=waited_s)
     world.start(4, session="runs")
     world.now += 30.0
-    slowest = requests_of(page, RequestQuery(9, is_slowest=True))
-    assert [each.session for each in slowest.requests] == ["runs", "s2", "s3", "s1"]
-    assert [
-        each.session for each in requests_of(page, RequestQuery(1, is_slowest=True)).requests
-    ] == ["runs"]
-    assert slowest.next is None
+    assert sessions_found(page, is_slowest=True) == ["runs", "s2", "s3", "s1"]
+    assert sessions_found(page, 1, is_slowest=True) == ["runs"]
+    assert requests_of(page, RequestQuery(9, is_slowest=True)).next is None
     world.serve(1, 5, found=1, session="s1")
     world.evict(5)
     world.serve(1, 5, found=1, session="s1")
@@ -472,25 +487,26 @@ def test_of_a_session_only_what_came_since_a_turn_is_told(world: World, page: Pa
         assert session_of(page, "s", None, after=unknown).turns == whole.turns, "all is told"
 
 
-def test_a_turn_that_runs_is_told_again(world: World, page: Page) -> None:
+@pytest.mark.parametrize("gap", [False, True])
+def test_a_turn_that_runs_also_through_a_gap_is_told_again_when_its_end_is_heard_of(
+    world: World, page: Page, gap: bool
+) -> None:
     world.serve(1)
     slow = world.start(1, 2, found=1)
+    if gap:
+        world.tell(HELLO, BlocksResident(pack(1, 2)))
     world.serve(1, 3, found=1)
     first = session_of(page, "s", None)
     assert first.mark == mark_of(world.history.requests.name, 0), "the second may still change"
     world.end(slow, 1, 2)
-    assert [each.request for each in session_of(page, "s", None, after=first.mark).turns] == [
-        0,
-        1,
-        2,
-    ]
+    turns = session_of(page, "s", None, after=first.mark).turns
+    assert [each.request for each in turns] == [0, 1, 2]
+    assert turns[1].ended_at == turns[1].at + 4.0 + gap
 
 
-def test_a_busy_session_of_that_name_of_another_tenant_hides_no_turn(
-    world: World, page: Page
-) -> None:
+def test_a_busy_session_of_another_tenants_hides_no_turn(world: World, page: Page) -> None:
     for number, tenant in [(0, "mine"), *((each, "other") for each in range(1, 600))]:
-        world.tell(RequestStarted(f"r{number}", pack(1), SIZE + 5, 0, SIZE, "main", tenant))
+        begin(world, f"r{number}", 1, session="main", tenant=tenant)
     assert len(session_of(page, "main", "mine").turns) == 1
     assert len(session_of(page, "main", "other").turns) == 500
 
@@ -506,14 +522,11 @@ def test_requests_of_an_engine_that_went_do_not_run(world: World, page: Page) ->
     assert session_of(page, "dead", None).mark is not None, "nothing of it will change"
 
 
-def test_a_request_that_may_run_through_a_resync_is_awaited_for_ten_minutes(
-    world: World, page: Page
-) -> None:
-    hello = EngineHello("host:a", "model", SIZE, 100, "vllm")
+def test_one_that_may_outlive_a_resync_is_awaited_for_ten_minutes(world: World, page: Page) -> None:
     slow = world.start(1, 2)
     world.start(1, 3, found=1, session="gone")
     world.now += 700.0  # however long ago it began
-    world.tell(hello, BlocksResident(pack(1, 2)))
+    world.tell(HELLO, BlocksResident(pack(1, 2)))
     world.serve(1, 4, found=1)
     known = session_of(page, "s", None)
     assert known.mark is None
@@ -521,11 +534,9 @@ def test_a_request_that_may_run_through_a_resync_is_awaited_for_ten_minutes(
     assert [each.request for each in slowest] == [slow, "r2"]
     world.now += 500.0
     world.end(slow, 1, 2)
-    assert [each.ended_at is None for each in session_of(page, "s", None, after="").turns] == [
-        False
-    ] * 2
+    assert all(each.ended_at for each in session_of(page, "s", None, after="").turns)
     world.now += 200.0
-    world.tell(hello)  # another one starts no new term
+    world.tell(HELLO)  # another one starts no new term
     assert session_of(page, "gone", None).mark is not None
     world.now += 1.0  # what many look at is worked out anew
     slowest = requests_of(page, RequestQuery(2, is_slowest=True)).requests
@@ -533,20 +544,6 @@ def test_a_request_that_may_run_through_a_resync_is_awaited_for_ten_minutes(
     world.end("r2", 1, 3, session="gone")
     (gone,) = requests_of(page, RequestQuery(9, session="gone")).requests
     assert (gone.finished, gone.is_awaited) == ("end_not_heard", False)
-
-
-def test_a_turn_that_ran_through_a_gap_is_told_again_when_its_end_is_heard_of(
-    world: World, page: Page
-) -> None:
-    world.serve(1)
-    slow = world.start(1, 2, found=1)
-    world.tell(EngineHello("host:a", "model", SIZE, 100, "vllm"), BlocksResident(pack(1, 2)))
-    world.serve(1, 3, found=1)
-    first = session_of(page, "s", None)
-    assert first.mark == mark_of(world.history.requests.name, 0)
-    world.end(slow, 1, 2)
-    told = session_of(page, "s", None, after=first.mark).turns[1]
-    assert (told.request, told.ended_at) == (1, told.at + 5.0)
 
 
 def test_hours_are_told_in_longer_steps(world: World, page: Page) -> None:
@@ -563,20 +560,13 @@ def test_hours_are_told_in_longer_steps(world: World, page: Page) -> None:
     assert "of the last 4 hours" in now_of(page).verdict
 
 
-def test_a_session_of_two_tenants_is_asked_for_by_tenant(world: World, page: Page) -> None:
-    for key, tenant in ((1, "x"), (2, "y")):
-        world.tell(RequestStarted(f"r{key}", pack(key), 20, 0, SIZE, "s", tenant))
+def test_a_session_of_several_tenants_is_asked_for_by_tenant(world: World, page: Page) -> None:
+    for number, (session, tenant) in enumerate([("s", "x"), ("s", "y"), ("t", "x"), ("t", None)]):
+        begin(world, f"r{number}", number + 1, session=session, tenant=tenant)
     with pytest.raises(GraphError, match="2 tenants"):
         session_of(page, "s", None)
-    (turn,) = session_of(page, "s", "y").turns
-    assert turn.request == 1
-
-
-def test_a_session_of_no_tenant_is_found_beside_one_of_a_tenant(world: World, page: Page) -> None:
-    for key, tenant in ((1, "x"), (2, None)):
-        world.tell(RequestStarted(f"r{key}", pack(key), 20, 0, SIZE, "s", tenant))
-    assert [each.request for each in session_of(page, "s", None).turns] == [1]
-    assert [each.request for each in session_of(page, "s", "x").turns] == [0]
+    for number, (session, tenant) in ((1, ("s", "y")), (2, ("t", "x")), (3, ("t", None))):
+        assert [each.request for each in session_of(page, session, tenant).turns] == [number]
 
 
 def test_the_ranking_is_told_with_its_terms(world: World) -> None:
@@ -592,15 +582,11 @@ def test_the_ranking_is_told_with_its_terms(world: World) -> None:
     assert view.order[0].score == pytest.approx(sum(view.order[0].terms), abs=0.01)
 
 
-def test_where_lru_rules_the_ranking_says_so(world: World, page: Page) -> None:
-    world.serve(1)
-    view = ranking_of(page, "a", 10)
-    assert (view.ranked_by, view.order) == ("lru", [])
-
-
-def test_where_lru_rules_the_longest_unused_is_next(world: World) -> None:
+def test_where_lru_rules_the_longest_unused_is_next(world: World, page: Page) -> None:
     """The order that the engine has by itself, less what it keeps back."""
     world.serve(1, 2, 3)
+    unranked = ranking_of(page, "a", 10)
+    assert (unranked.ranked_by, unranked.order) == ("lru", [])
     world.now += 10
     world.serve(4)
     kept = replace(EvictionRanking.empty(world.now), epoch=2, protected=as_keys([1]))
@@ -609,15 +595,6 @@ def test_where_lru_rules_the_longest_unused_is_next(world: World) -> None:
     assert [block.key for block in view.order] == [f"{key:#018x}" for key in (3, 2, 4)]
     assert (view.ranked_by, view.ranked, view.protected, view.terms) == ("lru", 3, 1, ["age"])
     assert view.order[0].score - view.order[2].score > 10
-
-
-def test_weights_are_those_of_the_configuration(page: Page) -> None:
-    weights = weights_of(page)
-    assert weights.score == weights.defaults
-    assert set(weights.edge_types) >= {"prefix_share", "semantic"}
-    assert "rules" in weights.protected_layers
-    assert not weights.is_editable
-    assert weights.why_not
 
 
 def test_a_terminal_says_why_in_sentences(world: World, page: Page) -> None:
@@ -638,8 +615,8 @@ def test_a_request_that_waited_says_what_was_computed_meanwhile(world: World, pa
     world.serve(1, 2, 3, found=1, session="largest")
     world.serve(7, engine="b")
     world.now += 1
-    world.tell(RequestStarted("late", pack(9), 20, 0, SIZE, "s", waited_s=9.0))
-    (request,) = requests_of(page, RequestQuery(1)).requests
+    begin(world, "late", 9, waited_s=9.0)
+    request = newest(page)
     largest = requests_of(page, RequestQuery(3)).requests[-1]
     assert (largest.session, request.wait.largest) == ("largest", largest.id)
     assert (request.wait.prompts, request.wait.again) == (1, 2 * SIZE)
@@ -649,9 +626,8 @@ def test_a_request_that_waited_says_what_was_computed_meanwhile(world: World, pa
     assert "What would have helped: Keeping the 32 tokens that were computed again" in said
     assert "a pool larger by at most 2 blocks" in said
     world.now += 4
-    world.tell(RequestFinished("late", pack(9), 20, 20, "stop", "s"))
-    ended = requests_of(page, RequestQuery(1, search="late")).requests[0]
-    said = why_sentence(ended.model_dump())
+    finish(world, "late", 9)
+    said = why_sentence(newest(page).model_dump())
     assert "It took 14 s, 9.0 s of it in the queue. While it waited, the engine" in said
 
 
@@ -661,8 +637,8 @@ def test_a_request_that_was_held_says_for_how_long_and_until_when(world: World, 
     world.tell(RequestHeld("r1", 3, "new", fitting=31, live=38))
     world.now += 11
     world.tell(RequestReleased("r1", 12.0, "room"))
-    world.tell(RequestStarted("r1", pack(1), 20, 0, SIZE, "new", waited_s=12.25))
-    (request,) = requests_of(page, RequestQuery(1)).requests
+    begin(world, "r1", 1, session="new", waited_s=12.25)
+    request = newest(page)
     assert (request.waited_s, request.wait.held_s, request.wait.until) == (12.25, 12.0, "room")
     assert request.wait.sentence == (
         "It was held for 12 s, until there was room: 31 sessions fit, 38 were live when it came."
@@ -678,8 +654,8 @@ def test_a_request_that_was_held_says_for_how_long_and_until_when(world: World, 
 def test_a_request_that_queued_after_it_was_held_says_both(world: World, page: Page) -> None:
     world.tell(RequestHeld("late", 3, "new"), RequestReleased("late", 2.0, "silence"))
     world.serve(1, 2, session="largest")
-    world.tell(RequestStarted("late", pack(9), 20, 0, SIZE, "new", waited_s=6.0))
-    (request,) = requests_of(page, RequestQuery(1)).requests
+    begin(world, "late", 9, session="new", waited_s=6.0)
+    request = newest(page)
     assert request.wait.sentence.startswith(
         "It was held for 2.0 s, until the engine heard nothing from the sidecar. For 4.0 s it "
         "waited for its turn in the engine's queue. While it waited, the engine began one other "
@@ -691,53 +667,46 @@ def test_a_request_that_queued_after_it_was_held_says_both(world: World, page: P
 @pytest.mark.parametrize("reason", [end for end in HOLD_ENDS if end != "gone"])
 def test_every_end_of_a_hold_has_its_words(world: World, page: Page, reason: str) -> None:
     world.tell(RequestHeld("r", 3), RequestReleased("r", 300.0, reason))
-    world.tell(RequestStarted("r", pack(9), 20, 0, SIZE, waited_s=300.0))
-    (request,) = requests_of(page, RequestQuery(1)).requests
+    begin(world, "r", 9, waited_s=300.0)
+    request = newest(page)
     assert request.wait.until == reason
     assert request.wait.sentence.startswith("It was held for 5 min, ")
 
 
 def test_a_hold_is_its_own_engines_and_its_own_requests(world: World, page: Page) -> None:
     world.tell(RequestHeld("r", 3), RequestReleased("r", 9.0, "room"))
-    world.tell(RequestStarted("r", pack(9), 20, 0, SIZE, waited_s=9.0), engine="b")
     world.tell(RequestHeld("gone", 3), RequestReleased("gone", 9.0, "gone"))
-    world.tell(RequestStarted("gone", pack(9), 20, 0, SIZE, waited_s=9.0))
-    world.tell(RequestStarted("r", pack(9), 20, 0, SIZE, waited_s=9.0))
-    world.tell(RequestStarted("r", pack(9), 20, 0, SIZE, waited_s=9.0))
+    for name, engine in (("r", "b"), ("gone", "a"), ("r", "a"), ("r", "a")):
+        begin(world, name, 9, session=None, waited_s=9.0, engine=engine)
     waits = [each.wait for each in requests_of(page, RequestQuery(4)).requests]
     assert [wait.until if wait else "" for wait in waits] == [None, "room", None, None]
 
 
-def test_a_request_that_waited_behind_nobody_says_so(world: World, page: Page) -> None:
-    world.tell(RequestStarted("alone", pack(9), 20, 0, SIZE, "s", waited_s=5.0))
-    (request,) = requests_of(page, RequestQuery(1)).requests
-    assert request.wait.largest is None
-    assert "no other prompt was computed" in request.wait.sentence
-
-
 def test_a_request_that_waited_behind_one_under_way_names_it(world: World, page: Page) -> None:
-    world.tell(RequestStarted("long", pack(1, 2), 40, 0, SIZE, "long"))
-    world.tell(RequestStarted("over", pack(3), 20, 0, SIZE, "over"))
-    world.tell(RequestFinished("over", pack(3), 20, 20, "stop", "over"))
+    begin(world, "alone", 8, waited_s=5.0)
+    wait = newest(page).wait
+    assert (wait.largest, "no other prompt was computed" in wait.sentence) == (None, True)
+    finish(world, "alone", 8)
+    begin(world, "long", 1, 2, session="long")
+    begin(world, "over", 3, session="over")
+    finish(world, "over", 3, session="over")
     world.now += 10
-    world.tell(RequestStarted("late", pack(9), 20, 0, SIZE, "s", waited_s=5.0))
-    request, _, long = requests_of(page, RequestQuery(3)).requests
+    begin(world, "late", 9, waited_s=5.0)
+    request, _, long, _ = requests_of(page, RequestQuery(4)).requests
     assert (request.wait.prompts, request.wait.largest) == (0, long.id)
     assert request.wait.sentence == (
         "When it came, long's request was under way, and still was at its turn. No other prompt "
-        "was begun before its turn. Of the last one that was under way, long's, 40 tokens were "
+        "was begun before its turn. Of the last one that was under way, long's, 36 tokens were "
         "computed."
     )
 
 
-def test_a_request_that_waited_behind_new_prompts_is_sent_elsewhere(
-    world: World, page: Page
-) -> None:
+def test_a_request_that_waited_behind_new_prompts_goes_elsewhere(world: World, page: Page) -> None:
     for session in range(3):
         world.serve(10 * session + 1, 10 * session + 2, session=f"new {session}")
     world.now += 1
-    world.tell(RequestStarted("late", pack(99), 20, 0, SIZE, "s", waited_s=60.0))
-    (request,) = requests_of(page, RequestQuery(1)).requests
+    begin(world, "late", 99, waited_s=60.0)
+    request = newest(page)
     assert (request.wait.prompts, request.wait.again) == (3, 0)
     assert "another engine" in request.remedies[0].text
 
@@ -753,9 +722,9 @@ def test_work_ahead_is_found_where_the_log_has_begun_anew() -> None:
 
 
 def test_a_pause_ends_where_the_next_turn_arrives(world: World, page: Page) -> None:
-    for name, waited in (("first", 0.0), ("second", 4.0)):
-        world.tell(RequestStarted(name, pack(1), 20, 0, SIZE, "s", waited_s=waited))
-        world.tell(RequestFinished(name, pack(1), 20, 20, "stop", "s"))
+    for name, waited_s in (("first", 0.0), ("second", 4.0)):
+        begin(world, name, 1, waited_s=waited_s)
+        finish(world, name, 1)
         world.now += 10
     turns = session_of(page, "s", None).turns
     assert [turn.waited_s for turn in turns] == [0.0, 4.0]
@@ -791,37 +760,34 @@ def test_terms_of_a_policy_of_ones_own_are_told_as_they_are() -> None:
 def test_a_wait_is_told_to_its_last_second(world: World, page: Page) -> None:
     """One request was under way, then another prompt was computed, and the rest went to answers."""
     world.tell(Pressure(1, 1, 1, 1, 1, 10.0))
-    world.tell(RequestStarted("first", pack(1, 2), 40, 0, SIZE, "first"))
+    begin(world, "first", 1, 2, session="first")
     world.now += 5
-    world.tell(RequestFinished("first", pack(1, 2), 40, 41, "stop", "first"))
-    world.tell(RequestStarted("second", pack(3, 4), 40, 0, SIZE, "second"))
+    finish(world, "first", 1, 2, session="first")
+    begin(world, "second", 3, 4, session="second")
     world.now += 10
-    world.tell(RequestFinished("second", pack(3, 4), 40, 41, "stop", "second"))
-    world.tell(RequestStarted("late", pack(9), 20, 0, SIZE, "s", waited_s=16.0))
-    (request,) = requests_of(page, RequestQuery(1)).requests
+    finish(world, "second", 3, 4, session="second")
+    begin(world, "late", 9, waited_s=16.0)
+    request = newest(page)
     assert request.wait.sentence == (
         "When it came, first's request was under way, for another 3.0 s. While it waited, the "
-        "engine began one other prompt, second's, and computed 40 tokens of it. That takes about "
-        "4.0 s; 9.0 s more went to answers."
+        "engine began one other prompt, second's, and computed 36 tokens of it. That takes about "
+        "3.6 s; 9.4 s more went to answers."
     )
     world.now += 4
-    world.tell(RequestFinished("late", pack(9), 20, 21, "stop", "s"))
-    (ended,) = requests_of(page, RequestQuery(1)).requests
+    finish(world, "late", 9)
+    ended = newest(page)
     assert ended.prompt_s == 2.0
     assert [(each.of, each.saves_s) for each in ended.remedies] == [("wait", 16.0)]
 
 
-def test_of_many_requests_that_were_under_way_the_first_end_is_told(
-    world: World, page: Page
-) -> None:
+def test_of_many_that_were_under_way_the_first_end_is_told(world: World, page: Page) -> None:
     for name in ("a", "b", "c"):
-        world.tell(RequestStarted(name, pack(ord(name)), 20, 0, SIZE, name))
+        begin(world, name, ord(name), session=name)
     world.now += 5
-    world.tell(RequestFinished("b", pack(ord("b")), 20, 21, "stop", "b"))
+    finish(world, "b", ord("b"), session="b")
     world.now += 5
-    world.tell(RequestStarted("late", pack(9), 20, 0, SIZE, "s", waited_s=8.0))
-    (request,) = requests_of(page, RequestQuery(1)).requests
-    assert request.wait.sentence.startswith(
+    begin(world, "late", 9, waited_s=8.0)
+    assert newest(page).wait.sentence.startswith(
         "When it came, 3 requests were under way; the first of them ended after "
     )
 
@@ -831,41 +797,36 @@ def test_what_left_while_the_request_waited_for_its_turn_says_so(world: World, p
     world.now += 10
     world.evict(3, 2)
     world.now += 4
-    world.tell(RequestStarted("late", pack(1, 2, 3), 53, SIZE, SIZE, "s", waited_s=6.0))
-    (request,) = requests_of(page, RequestQuery(1)).requests
+    begin(world, "late", 1, 2, 3, found=1, waited_s=6.0)
+    request = newest(page)
     assert "left the pool while the request waited for its turn: 1.0 s after it came, 5.0 s" in (
         request.miss.sentence
     )
     said = {each.of: each.text for each in request.remedies}
     assert said["prompt"].startswith("Its turn sooner: the block was there when it came. Or a pool")
-    world.tell(RequestFinished("late", pack(1), 53, 54, "abort", "s"))
-    world.tell(RequestStarted("later", pack(1, 2, 3), 53, SIZE, SIZE, "s", waited_s=1.0))
-    (request,) = requests_of(page, RequestQuery(1)).requests
-    assert "s before the request came" in request.miss.sentence
+    finish(world, "late", 1, stop="abort")
+    begin(world, "later", 1, 2, 3, found=1, waited_s=1.0)
+    assert "s before the request came" in newest(page).miss.sentence
 
 
-def test_what_saves_most_is_told_first_and_what_saves_nothing_only_alone(
-    world: World, page: Page
-) -> None:
+def test_what_saves_most_is_first_and_what_saves_nothing_is_alone(world: World, page: Page) -> None:
     world.tell(Pressure(1, 1, 1, 1, 1, 10.0))
     world.serve(1, 2, 3)
     world.evict(3, 2)
     world.now += 10
-    late = RequestStarted("late", pack(1, 2, 3), 53, SIZE, SIZE, "s", waited_s=1.0)
-    world.tell(late)
+    begin(world, "late", 1, 2, 3, found=1, waited_s=1.0)
     world.now += 9
-    world.tell(RequestFinished("late", pack(1, 2, 3), 53, 54, "stop", "s"))
-    (request,) = requests_of(page, RequestQuery(1)).requests
+    finish(world, "late", 1, 2, 3)
+    request = newest(page)
     assert [each.of for each in request.remedies] == ["answer", "prompt", "wait"]
     assert request.remedies[1].saves_s == pytest.approx(3.2)
-    world.tell(RequestStarted("new", pack(7), 21, 0, SIZE, "n", waited_s=9.0))
+    begin(world, "new", 7, session="n", waited_s=9.0)
     world.now += 2
-    world.tell(RequestFinished("new", pack(7), 21, 22, "stop", "n"))
-    (request,) = requests_of(page, RequestQuery(1)).requests
-    assert [each.of for each in request.remedies] == ["wait"], "no cache helps with a new prompt"
-    world.tell(RequestStarted("calm", pack(8), 21, 0, SIZE, "c"))
-    (request,) = requests_of(page, RequestQuery(1)).requests
-    assert [(each.of, each.saves_s) for each in request.remedies] == [("prompt", 0.0)]
+    finish(world, "new", 7, session="n")
+    remedies = newest(page).remedies
+    assert [each.of for each in remedies] == ["wait"], "no cache helps with a new prompt"
+    begin(world, "calm", 8, session="c")
+    assert [(each.of, each.saves_s) for each in newest(page).remedies] == [("prompt", 0.0)]
 
 
 def test_a_miss_says_what_the_score_of_its_block_was_made_of() -> None:
@@ -875,6 +836,5 @@ def test_a_miss_says_what_the_score_of_its_block_was_made_of() -> None:
         "Block 3 of 9 left the pool 15 s before. Why: the policy ranked it among the first to go, "
         "as it was expected to be asked for again in about 3 min."
     )
-    assert "expected" not in miss_sentence(
-        Reason.EVICTED, DepartureRule.LRU, (2, 9), gone, None, None
-    )
+    said = miss_sentence(Reason.EVICTED, DepartureRule.LRU, (2, 9), gone, None, None)
+    assert "expected" not in said

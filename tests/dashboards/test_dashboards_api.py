@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import gzip
 import json
 import re
+from collections.abc import AsyncIterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -49,16 +50,10 @@ PATHS: dict[str, type[BaseModel]] = {
 }
 
 
-class Source:
-    """An empty sidecar's page."""
-
-    def __init__(self) -> None:
-        graph = KVCacheGraph()
-        self.page = page_over(graph)
-
-
-def visitor(**headers: str) -> TestClient:
-    app = create_app(cast(StatusSource, Source()), {"127.0.0.1"}, SECRET)
+def visitor(secret: str = SECRET, **headers: str) -> TestClient:
+    """Of an empty sidecar's page."""
+    source = cast(StatusSource, SimpleNamespace(page=page_over(KVCacheGraph())))
+    app = create_app(source, {"127.0.0.1"}, secret)
     return TestClient(app, "http://127.0.0.1:8000", headers=headers, follow_redirects=False)
 
 
@@ -121,9 +116,6 @@ def test_an_unchanged_graph_is_not_sent_again(client: TestClient) -> None:
     assert client.get("/v1/graph", headers={"If-None-Match": tag}).status_code == 304
 
 
-# Tokens -----------------------------------------------------------------------------------------
-
-
 def test_an_address_opens_the_page_once_and_a_cookie_keeps_it() -> None:
     client = visitor()
     address = page_address("http://127.0.0.1:8000", SECRET)
@@ -140,11 +132,8 @@ def test_a_cookie_of_another_sidecar_opens_nothing() -> None:
     client = visitor()
     client.get(page_address("http://127.0.0.1:8000", SECRET))
     kept = client.cookies.get("kvgraph-8000")
-    other = TestClient(
-        create_app(cast(StatusSource, Source()), {"127.0.0.1"}, "another secret altogether"),
-        "http://127.0.0.1:8000",
-        cookies={"kvgraph-8000": str(kept)},
-    )
+    other = visitor("another secret altogether")
+    other.cookies.set("kvgraph-8000", str(kept))
     assert other.get("/v1/now").status_code == 401
 
 
@@ -168,9 +157,6 @@ def test_the_edit_token_is_another_and_stands_where_no_server_sees_it() -> None:
             check(wrong)
 
 
-# Events -----------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("last", "ids", "is_gap"),
     [("", [3, 4, 5], False), ("{}4", [5], False), ("{}2", [3, 4, 5], False),
@@ -184,24 +170,23 @@ async def test_a_reader_resumes_where_it_was(
     world = World()
     for key in range(1, 7):
         world.serve(key)
-    page = page_of(world)
-    stream = NewsStream(page)
-    first = stream.follow("")
-    await anext(first)
-    name = mark_of(await anext(first)).removesuffix("5")
-    frames = stream.follow(last.format(name))
-    await anext(frames)
-    frame = await anext(frames)
+    stream = NewsStream(page_of(world))
+    name = mark_of(await first_news(stream)).removesuffix("5")
+    frame = await first_news(stream, last.format(name))
     news = data_of(frame)
     assert [each["id"] for each in news["requests"]] == ids
     assert (news["is_gap"], mark_of(frame)) == (is_gap, f"{name}5")
 
 
-async def test_a_reader_of_a_sidecar_before_this_one_forgets_its_requests() -> None:
-    page = page_of(World())
-    frames = NewsStream(page).follow("another-4")
+async def first_news(stream: NewsStream, last: str = "") -> bytes:
+    """What a reader is told first."""
+    frames = stream.follow(last)
     await anext(frames)
-    news = data_of(await anext(frames))
+    return await anext(frames)
+
+
+async def test_a_reader_of_a_sidecar_before_this_one_forgets_its_requests() -> None:
+    news = data_of(await first_news(NewsStream(page_of(World())), "another-4"))
     assert (news["requests"], news["is_gap"]) == ([], True)
 
 
@@ -213,20 +198,12 @@ async def test_a_reader_is_told_when_a_request_ends_and_resumes_before_those_tha
     world.serve(1)
     slow = world.start(2, session="slow")
     world.serve(3)
-    page = page_of(world)
-    stream = NewsStream(page)
-    frames = stream.follow("")
-    await anext(frames)
-    found = [await anext(frames)]
+    stream = NewsStream(page_of(world))
+    frames = events(stream)
+    first = await anext(frames)
     world.now += 5.0
     world.end(slow, 2, session="slow")
-    while len(found) < 2:
-        frame = await anext(frames)
-        if frame.startswith(b"event:"):
-            found.append(frame)
-    again = stream.follow(mark_of(found[0]))
-    await anext(again)
-    first, second, resumed = *found, await anext(again)
+    second, resumed = await anext(frames), await first_news(stream, mark_of(first))
     assert [each["id"] for each in data_of(first)["requests"]] == [0, 1, 2]
     assert mark_of(first).endswith("-0"), "all up to this one have ended"
     (ended,) = data_of(second)["requests"]
@@ -235,27 +212,28 @@ async def test_a_reader_is_told_when_a_request_ends_and_resumes_before_those_tha
     assert [each["id"] for each in data_of(resumed)["requests"]] == [1, 2]
 
 
-def test_a_request_that_ran_through_a_gap_is_told_to_who_resumes_when_its_end_is_heard_of() -> None:
+async def events(stream: NewsStream) -> AsyncIterator[bytes]:
+    """All that a new reader is told."""
+    async for frame in stream.follow(""):
+        if frame.startswith(b"event:"):
+            yield frame
+
+
+async def test_a_request_that_ran_through_a_gap_is_told_to_who_resumes_when_it_ended() -> None:
     world = World()
     world.serve(1)
     slow = world.start(2)
     world.tell(EngineHello("host:a", "model", SIZE, 100, "vllm"))
     world.serve(3)
     page = page_of(world)
-
-    async def look(last: str) -> bytes:
-        frames = NewsStream(page).follow(last)
-        await anext(frames)
-        return await anext(frames)
-
-    first = asyncio.run(look(""))
+    first = await first_news(NewsStream(page))
     assert mark_of(first).endswith("-0"), "its end may still be heard of"
     assert data_of(first)["requests"][1]["finished"] == "end_not_heard"
     world.now += 601.0
     world.serve(3, found=1)
-    assert mark_of(asyncio.run(look(""))).endswith("-3"), "it is awaited no longer"
+    assert mark_of(await first_news(NewsStream(page))).endswith("-3"), "it is awaited no longer"
     world.end(slow, 2)
-    assert mark_of(asyncio.run(look(""))).endswith("-3")
+    assert mark_of(await first_news(NewsStream(page))).endswith("-3")
 
 
 def mark_of(frame: bytes) -> str:
@@ -270,13 +248,8 @@ def data_of(frame: bytes) -> Any:
 
 async def test_news_come_as_events(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kvgraph.advisor.page.events.BEAT_S", 0.01)
-    source = Source()
-    frames = []
-    async for frame in NewsStream(source.page).follow(""):
-        frames.append(frame)
-        if len(frames) == 3:
-            break
-    hello, news, quiet = frames
+    frames = NewsStream(page_over(KVCacheGraph())).follow("")
+    hello, news, quiet = [await anext(frames) for _ in range(3)]
     assert hello.startswith(b"retry:")
     head, _, data = news.partition(b"data: ")
     assert head.startswith(b"event: news\n")
@@ -284,34 +257,25 @@ async def test_news_come_as_events(monkeypatch: pytest.MonkeyPatch) -> None:
     assert quiet.startswith(b":")
 
 
-async def test_a_reader_is_told_of_the_history_what_it_does_not_know(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_reader_is_told_of_the_history_what_is_new(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kvgraph.advisor.page.events.BEAT_S", 0.01)
     world = World()
     for key in range(1, 40):
         world.serve(key)
         world.now += 20.0
-    page = page_of(world)
-    stream = NewsStream(page)
-    frames, found = stream.follow(""), []
-    await anext(frames)
-    while len(found) < 3:
-        frame = await anext(frames)
-        if frame.startswith(b"event:"):
-            found.append(frame)
-            world.now += 20.0
-            world.serve(100 + len(found))
-    again = stream.follow("3")
-    await anext(again)
-    told = [json.loads(each.partition(b"data: ")[2]) for each in [*found, await anext(again)]]
+    stream, found = NewsStream(page_of(world)), []
+    frames = events(stream)
+    for number in range(3):
+        found.append(await anext(frames))
+        world.now += 20.0
+        world.serve(101 + number)
+    told = [data_of(each) for each in [*found, await first_news(stream, "3")]]
     sizes = [len(each["now"]["history"]["asked"]) for each in told]
     assert sizes[0] == told[0]["steps"] > 40
     assert max(sizes[1:3]) <= 5, "two steps that were told, and those since"
     assert sizes[3] == told[3]["steps"], "a new connection begins with all of it"
-    assert told[1]["now"]["history"]["starts"][0] == pytest.approx(
-        told[0]["now"]["history"]["starts"][-2], abs=0.1
-    )
+    first, second = (each["now"]["history"]["starts"] for each in told[:2])
+    assert second[0] == pytest.approx(first[-2], abs=0.1)
 
 
 BROWSER = {"Accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
@@ -320,8 +284,7 @@ MOST_BYTES = 600_000  # of all files, compressed
 
 @pytest.fixture
 def browser() -> TestClient:
-    app = create_app(cast(Any, None), {"127.0.0.1"}, "token")
-    return TestClient(app, "http://127.0.0.1:8000")
+    return visitor()
 
 
 def test_a_browser_gets_the_page_and_a_program_what_there_is(browser: TestClient) -> None:

@@ -27,12 +27,10 @@ from kvgraph.graph.wire.events import (
     BlocksAttended,
     BlocksResident,
     BlocksSpilled,
-    BlocksStored,
     ConfidenceSampled,
     CopiesDropped,
     EngineHello,
     Pressure,
-    RequestFinished,
     RequestHeld,
     RequestReleased,
     RequestStarted,
@@ -40,6 +38,7 @@ from kvgraph.graph.wire.events import (
 )
 from page_app import engine_status, sidecar_status
 from small_world import SIZE, World, pack, page_over
+from turns import turn_events
 
 
 @pytest.fixture
@@ -64,19 +63,18 @@ def said_of(graph: KVCacheGraph, *engines: EngineStatus) -> list[str]:
     return [notice.text for notice in notices(graph.tables, status, graph.clock())]
 
 
-def test_nothing_does_where_all_is_well(graph: KVCacheGraph) -> None:
+def test_nothing_does_where_all_is_well_or_the_graph_infers_it_itself(graph: KVCacheGraph) -> None:
     assert said(graph) == []
+    assert said(graph, inferred=40) == []
 
 
 def asked(graph: KVCacheGraph, count: int, shared: int, found: int) -> None:
     """So many requests of eight blocks, of which they share the first ones, and find some."""
     for number in range(count):
         own = range(10**6 + 8 * number, 10**6 + 8 * number + 8 - shared)
-        keys = np.array([*range(1, 1 + shared), *own], dtype="<u8").tobytes()
-        name, session, cached = f"r{number}", f"s{number}", found * 16 if number else 0
-        started = RequestStarted(name, keys, 129, cached, 16, session)
-        graph.apply("e", [started, BlocksStored(keys, None, 16)])
-        graph.apply("e", [RequestFinished(name, keys, 129, 129, "stop", session)])
+        cached = found if number else 0
+        turn = turn_events(f"s{number}", *range(1, 1 + shared), *own, found=cached, more=1)
+        graph.apply("e", turn)
 
 
 def test_prompts_that_begin_alike_and_find_nothing_are_told(graph: KVCacheGraph) -> None:
@@ -104,10 +102,6 @@ def test_the_limit_of_protection_that_was_hit_is_named(graph: KVCacheGraph) -> N
     assert "score.protected_share" not in text
     (text,) = said(graph, tenant=5, all=1_200)
     assert "1,200 beyond what its price allows, or score.protected_share" in text
-
-
-def test_what_the_graph_infers_by_itself_needs_nobody(graph: KVCacheGraph) -> None:
-    assert said(graph, inferred=40) == []
 
 
 def test_engines_that_hash_blocks_differently_are_named_with_a_remedy(graph: KVCacheGraph) -> None:
@@ -285,15 +279,9 @@ def tables_of(**rates: float) -> Tables:
 def test_an_engine_without_tiers_tells_its_rate_with_its_load() -> None:
     tables = tables_of(a=3000.0, b=0.0, c=1000.0)
     assert prefill_rate(tables) == 2000.0
-    assert [tables.history.reports(name).prefill_tokens_per_s for name in ("a", "b", "gone")] == [
-        3000.0,
-        0.0,
-        0.0,
-    ]
-
-
-def test_nobody_measured_it_yet() -> None:
-    assert prefill_rate(tables_of(a=0.0)) is None
+    told = [tables.history.reports(name).prefill_tokens_per_s for name in ("a", "b", "gone")]
+    assert told == [3000.0, 0.0, 0.0]
+    assert prefill_rate(tables_of(a=0.0)) is None, "nobody measured it yet"
 
 
 RULES = Segment(int(SourceLayer.RULES), 0, 2 * SIZE, name="house rules")
@@ -309,9 +297,7 @@ def test_where_nobody_samples_there_is_nothing(world: World, page: Page) -> None
     assert (view.layers, view.blocks, view.sessions, view.confidence) == ([], [], [], None)
 
 
-def test_layers_and_blocks_are_told_by_how_much_they_are_looked_at(
-    world: World, page: Page
-) -> None:
+def test_layers_and_blocks_are_told_by_how_much_it_looks_at_them(world: World, page: Page) -> None:
     world.serve(1, 2, 3, 4, segments=(RULES,))
     for _ in range(5):
         look(world, (1, 2, 3, 4), (0.5, 0.25, 0.15, 0.1))
@@ -331,10 +317,8 @@ def test_the_least_sure_session_is_first(world: World, page: Page) -> None:
         if sure is not None:
             world.tell(ConfidenceSampled(b"", sure, session=session))
     view = sampled_of(page, 10)
-    assert [(each.session, each.confidence) for each in view.sessions] == [
-        ("lost", 0.3),
-        ("calm", 0.9),
-    ]
+    found = [(each.session, each.confidence) for each in view.sessions]
+    assert found == [("lost", 0.3), ("calm", 0.9)]
     assert view.confidence == pytest.approx(0.6)
 
 
@@ -362,14 +346,16 @@ def held(page: Page) -> list[tuple[int, int, int]]:
     return [step for step, _ in groupby(steps)]
 
 
-def test_copies_come_and_go(world: World, page: Page) -> None:
+def test_a_sessions_own_copies_come_and_go(world: World, page: Page) -> None:
     world.serve(1, 2, 3)
+    world.serve(8, 9, session="another's")
     world.tell(BlocksSpilled(pack(2, 3), WARM, 100))
     world.tell(BlocksSpilled(pack(2), WARM, 100))  # told twice
     world.evict(3)
     world.tell(BlocksSpilled(pack(3), COLD, 100))
     world.tell(CopiesDropped(pack(3), WARM, 1))
     world.serve(1, 2, 3, found=2)
+    world.tell(BlocksSpilled(pack(8, 9), WARM, 100))
     assert held(page) == [(3, 0, 0), (3, 2, 0), (2, 2, 0), (2, 2, 1), (2, 1, 1), (3, 1, 1)]
 
 
@@ -399,13 +385,6 @@ def test_an_engine_that_lists_its_pool_announces_its_copies_again(world: World, 
     world.tell(BlocksResident(pack(1, 2)))
     world.tell(BlocksSpilled(pack(1), WARM, 100))
     assert held(page) == [(2, 0, 0), (2, 2, 0), (2, 0, 0), (2, 1, 0)]
-
-
-def test_other_sessions_copies_are_not_its(world: World, page: Page) -> None:
-    world.serve(1, 2)
-    world.serve(8, 9, session="t")
-    world.tell(BlocksSpilled(pack(8, 9), WARM, 100))
-    assert held(page) == [(2, 0, 0)]
 
 
 def test_the_log_is_bounded_and_keeps_the_last() -> None:

@@ -6,17 +6,14 @@ import asyncio
 import gzip
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 
 import numpy as np
 import orjson
 import pytest
-from starlette.requests import Request
-from starlette.responses import Response
-
-pytest.importorskip("bm25s")
-
+from chat_scenes import user
 from kvgraph.advisor.fleet import upstream as upstreams
 from kvgraph.advisor.fleet.relay import json_response
 from kvgraph.advisor.fleet.upstream import Upstream
@@ -26,11 +23,12 @@ from kvgraph.advisor.memory.chooser import TokenCounter, about, evict
 from kvgraph.advisor.memory.requests import read_chat_request
 from kvgraph.advisor.memory.settings import MemorySettings
 from kvgraph_bench.serving.listening import listening
+from starlette.requests import Request
+from starlette.responses import Response
 
 
 def block(text: str) -> Block:
-    message = {"role": "user", "content": text}
-    return Block(text, "user", [message], [text.encode()], 1, 0)
+    return Block(text, "user", [user(text)], [text.encode()], 1, 0)
 
 
 class Answering:
@@ -102,10 +100,17 @@ def vectors_of(asked: Any) -> Any:
     return {"data": [{"index": n, "embedding": each} for n, each in enumerate(vectors)]}
 
 
+@asynccontextmanager
+async def embedding(server: Any, **more: int) -> AsyncIterator[EmbeddedSimilarity]:
+    async with listening(server, "off") as url:
+        similarity = EmbeddedSimilarity(url, "m", **more)
+        yield similarity
+        await similarity.close()
+
+
 async def test_texts_are_embedded_a_few_at_once_and_those_used_last_are_kept() -> None:
     server = Answering(vectors_of)
-    async with listening(server, "off") as url:
-        similarity = EmbeddedSimilarity(url, "m", most=150)
+    async with embedding(server, most=150) as similarity:
         old, new = ([block(f"{n} {kind}") for n in range(100)] for kind in ("old", "new"))
         await similarity.of("0", old)
         assert [len(asked["input"]) for asked in server.got] == [64, 37]
@@ -115,12 +120,9 @@ async def test_texts_are_embedded_a_few_at_once_and_those_used_last_are_kept() -
         server.got.clear()
         await similarity.of("0", old[:50])
         assert [asked["input"] for asked in server.got] == [["0"]]
-        await similarity.close()
 
 
-async def test_vectors_are_read_up_to_a_bound_and_not_unpacked(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_vectors_are_bounded_and_not_unpacked(monkeypatch: pytest.MonkeyPatch) -> None:
     """A few KiB may become gigabytes, and all chats would wait for that."""
     monkeypatch.setattr(upstreams, "MOST_ANSWER", 1 << 16)
     large = Answering(lambda asked: {**vectors_of(asked), "usage": "x" * (1 << 17)})
@@ -132,31 +134,23 @@ async def test_vectors_are_read_up_to_a_bound_and_not_unpacked(
         await Response(content, headers=headers)(scope, receive, send)
 
     for server in (large, packed):
-        async with listening(server, "off") as url:
-            similarity = EmbeddedSimilarity(url, "m")
+        async with embedding(server) as similarity:
             with pytest.raises(SimilarityError):
                 await similarity.of("0", [block("1")])
-            await similarity.close()
 
 
 async def test_vectors_that_another_chat_displaces_meanwhile_are_not_missed() -> None:
-    server = Answering(vectors_of, waits=0.05)
-    async with listening(server, "off") as url:
-        similarity = EmbeddedSimilarity(url, "m", most=4)
+    async with embedding(Answering(vectors_of, waits=0.05), most=4) as similarity:
         chats = [[block(f"{n} of {chat}") for n in range(4)] for chat in range(4)]
         await similarity.of("0", chats[0])
         for found in await asyncio.gather(*(similarity.of("0", each) for each in chats)):
             assert np.allclose(found, np.clip(np.cos(np.arange(4)), 0, 1), atol=1e-6)
-        await similarity.close()
 
 
 @pytest.mark.parametrize("said", [[0.0], [[1.0, 2.0]], [None, 1.0], "x"])
-async def test_what_is_no_vector_or_another_models_is_an_answer_that_cannot_be_read(
-    said: Any,
-) -> None:
+async def test_what_is_no_vector_or_another_models_cannot_be_read(said: Any) -> None:
     server = Answering(vectors_of)
-    async with listening(server, "off") as url:
-        similarity = EmbeddedSimilarity(url, "m")
+    async with embedding(server) as similarity:
         await similarity.of("0", [block("1")])
         server.says = lambda asked: {
             "data": [{"index": n, "embedding": said} for n in range(len(asked["input"]))]
@@ -165,7 +159,6 @@ async def test_what_is_no_vector_or_another_models_is_an_answer_that_cannot_be_r
             await similarity.of("0", [block("1"), block("2")])
         server.says = vectors_of
         await similarity.of("0", [block("1"), block("2")])
-        await similarity.close()
 
 
 MANY, HINTS = 4_000, 5_000

@@ -12,10 +12,7 @@ from urllib.parse import parse_qs
 
 import numpy as np
 import pytest
-
-pytest.importorskip("bm25s")
-
-from chat_scenes import user
+from chat_scenes import SMALL, model, noise, reads, result, user
 from kvgraph.advisor.cli import main
 from kvgraph.advisor.fleet.relay import json_response
 from kvgraph.advisor.memory import command
@@ -26,7 +23,7 @@ from kvgraph.advisor.memory.settings import ATTENTION_WEIGHT, MemorySettings
 from kvgraph_bench.memory.chat_engine import Remembering, remembering
 from kvgraph_bench.serving.listening import listening
 
-SMALL = MemorySettings(budget=100, settled=0, shortest=1, attention=ATTENTION_WEIGHT)
+WATCHED = replace(SMALL, attention=ATTENTION_WEIGHT)
 LARGE = MemorySettings(budget=1000, attention=ATTENTION_WEIGHT)
 
 
@@ -55,16 +52,12 @@ class Page:
 
 @asynccontextmanager
 async def beside(
-    page: Page, settings: MemorySettings = SMALL
+    page: Page, settings: MemorySettings = WATCHED
 ) -> AsyncIterator[tuple[Remembering, SampledAttention]]:
     async with listening(page, "off") as url:
         looked_at = SampledAttention(url)
         async with remembering(settings, attention=looked_at) as memory:
             yield memory, looked_at
-
-
-def noise(number: int) -> dict[str, Any]:
-    return user(" ".join(f"n{number}x{word}" for word in range(12)))
 
 
 async def noisy(memory: Remembering, turns: int = 20, session: str = "s") -> list[list[str]]:
@@ -98,7 +91,7 @@ async def test_what_the_model_looks_at_stays_longer() -> None:
     assert all("n1x0" in each for each in seen[1:])
     assert not any("n2x0" in each for each in seen[10:])
     assert asked.told > 5
-    async with remembering(replace(SMALL, attention=0.0)) as memory:
+    async with remembering(SMALL) as memory:
         assert not any("n1x0" in each for each in (await noisy(memory))[10:])
 
 
@@ -116,12 +109,10 @@ def names_told(memory: Remembering) -> dict[int, str]:
 
 async def test_engines_are_told_the_names_of_blocks_that_may_leave_one_day() -> None:
     async with beside(Page(), LARGE) as (memory, _):
-        function = {"name": "read", "arguments": '{"path": "a.py"}'}
-        call = {"id": "c1", "type": "function", "function": function}
-        chat = [{"role": "system", "content": "be kind"}, user("read it"),
-                {"role": "assistant", "content": None, "tool_calls": [call]},
-                {"role": "tool", "tool_call_id": "c1", "content": "print ()"}]  # fmt: skip
-        await memory.chat(chat)
+        call = model(None, tool_calls=[reads("a.py")])
+        await memory.chat(
+            [{"role": "system", "content": "be kind"}, user("read it"), call, result()]
+        )
         assert names_told(memory) == {1: "user#0", 2: "file:a.py#0", 3: "file:a.py#0"}
         body = {"model": "m", "messages": [user("nobody names this")]}
         await memory.client.post("/v1/chat/completions", json=body)
@@ -140,17 +131,11 @@ async def test_a_name_that_a_client_gives_stays_and_is_what_samples_are_told_by(
         hints = memory.engine.got[-1]["kv_transfer_params"]["kvgraph"]["messages"]
         assert [hint["index"] for hint in hints] == [1, 2, 0]  # its own are first
         for number in range(20):
-            chat += [{"role": "assistant", "content": "well then"}, noise(number)]
+            chat += [model(), noise(number)]
             await memory.chat(chat)
             seen.append(memory.prompt())
     assert all(noise(91)["content"] in each for each in seen)
     assert noise(90)["content"] not in seen[-1]
-
-
-async def test_without_a_sidecar_engines_are_told_no_names() -> None:
-    async with remembering(LARGE) as memory:
-        await memory.chat([user("one")])
-        assert memory.engine.got[-1]["kv_transfer_params"] == {"kvgraph": {"recall": True}}
 
 
 @pytest.mark.parametrize(
@@ -176,14 +161,12 @@ async def test_where_a_sidecar_does_not_tell_chats_go_on_and_the_log_says_it_onc
     assert says in said[0]
 
 
-async def test_a_sidecar_that_is_gone_or_hangs_holds_no_chat(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_a_sidecar_that_went_or_hangs_holds_no_chat(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
     page = Page(("user#2", 0.1))
     page.waits = 3.0
     gone = SampledAttention("http://127.0.0.1:9")
-    async with remembering(SMALL, attention=gone) as memory:
+    async with remembering(WATCHED, attention=gone) as memory:
         assert len(await noisy(memory)) == 20
     async with beside(page) as (memory, _):
         assert len(await noisy(memory)) == 20
@@ -216,9 +199,7 @@ async def test_a_sidecar_is_asked_once_a_second_about_a_chat_with_its_token(
 
 
 @pytest.mark.parametrize("options", [(), ("--sidecar", "http://127.0.0.1:7/")])
-def test_the_command_takes_a_sidecar(
-    options: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_takes_a_sidecar(options: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     served: list[Any] = []
 
     async def serve(*given: Any) -> None:

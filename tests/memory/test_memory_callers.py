@@ -10,10 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-pytest.importorskip("bm25s")
-
-from chat_scenes import user
+from chat_scenes import LARGE, asked, finish, user
 from kvgraph.advisor.cli import main
 from kvgraph.advisor.fleet.upstream import BrokenAnswerError
 from kvgraph.advisor.memory import command
@@ -23,8 +20,6 @@ from kvgraph.advisor.memory.settings import ChatStoreSettings, MemorySettings, M
 from kvgraph.advisor.memory.store import ChatStore
 from kvgraph_bench.memory.chat_engine import Remembering, remembering
 
-SETTINGS = MemorySettings(budget=1000)
-
 
 async def turns_of(memory: Remembering, address: str = "/memory/s", **more: Any) -> list[int]:
     answer = await memory.client.get(address, **more)
@@ -33,10 +28,8 @@ async def turns_of(memory: Remembering, address: str = "/memory/s", **more: Any)
 
 
 @pytest.mark.parametrize("header", ["Authorization", "X-API-Key"])
-async def test_a_chat_is_its_callers_whichever_header_has_the_key(
-    header: str, tmp_path: Path
-) -> None:
-    async with remembering(SETTINGS, kept=ChatStoreSettings(directory=tmp_path)) as memory:
+async def test_a_chat_is_its_callers_by_whichever_header(header: str, tmp_path: Path) -> None:
+    async with remembering(LARGE, kept=ChatStoreSettings(directory=tmp_path)) as memory:
         own, other = {header: "A"}, {header: "B"}
         await memory.chat([user("one")], headers=own)
         for headers in (other, {}):
@@ -49,11 +42,11 @@ async def test_a_chat_is_its_callers_whichever_header_has_the_key(
 
 async def test_a_chat_under_a_salt_is_shown_to_who_names_the_salt(tmp_path: Path) -> None:
     kept = ChatStoreSettings(directory=tmp_path)
-    async with remembering(SETTINGS, kept=kept) as memory:
+    async with remembering(LARGE, kept=kept) as memory:
         await memory.chat([user("one")], cache_salt="pep per")
     (path,) = tmp_path.iterdir()
     assert b"pep per" not in path.read_bytes()
-    async with remembering(SETTINGS, kept=kept) as memory:
+    async with remembering(LARGE, kept=kept) as memory:
         for query in ("", "?cache_salt=", "?cache_salt=salt"):
             address = f"/memory/s{query}"
             assert (await memory.client.get(address)).status_code == 404
@@ -83,7 +76,7 @@ async def salt_for(memory: Remembering, **more: Any) -> str | None:
 
 @pytest.mark.parametrize("salt", [{}, {"cache_salt": "acme"}])
 async def test_text_comes_back_for_the_api_key_alone_that_said_it(salt: dict[str, str]) -> None:
-    async with remembering(SETTINGS) as memory:
+    async with remembering(LARGE) as memory:
         salts = [await salt_for(memory, headers=each, **salt) for each in KEYS]
         assert None not in salts
         assert len(set(salts)) == len(KEYS)
@@ -97,14 +90,14 @@ async def test_text_comes_back_for_the_api_key_alone_that_said_it(salt: dict[str
 async def test_salts_stay_as_they_came_where_no_text_comes_back_or_it_is_shared() -> None:
     own = {"headers": KEYS[0], "cache_salt": "acme"}
     recall = [{"kv_transfer_params": {"kvgraph": {"recall": each}}} for each in (True, False)]
-    async with remembering(replace(SETTINGS, salt_key=None)) as memory:
+    async with remembering(replace(LARGE, salt_key=None)) as memory:
         assert await salt_for(memory, **own) == "acme"
         assert await salt_for(memory, headers=KEYS[0]) is None
-    async with remembering(replace(SETTINGS, mode=Mode.DISCARD)) as memory:
+    async with remembering(replace(LARGE, mode=Mode.DISCARD)) as memory:
         assert await salt_for(memory, **own) == "acme"
         assert await salt_for(memory, headers=KEYS[0]) is None
         assert await salt_for(memory, **own, **recall[0]) not in (None, "acme")
-    async with remembering(SETTINGS) as memory:
+    async with remembering(LARGE) as memory:
         assert await salt_for(memory, **own, **recall[1]) == "acme"
 
 
@@ -124,7 +117,7 @@ async def test_text_comes_back_for_its_api_key_alone_by_whichever_api(
 ) -> None:
     ours = {"recall": True, **({"memory": "off"} if more.pop("memory", "") else {})}
     body = {"model": "m", "messages": [user("one")], "prompt": "one", "input": "one", **more}
-    async with remembering(SETTINGS) as memory:
+    async with remembering(LARGE) as memory:
 
         async def salts(ours: dict[str, Any], **more: Any) -> list[str | None]:
             asked = body | {"kv_transfer_params": {"kvgraph": ours}} | more
@@ -140,14 +133,14 @@ async def test_text_comes_back_for_its_api_key_alone_by_whichever_api(
         assert found == await salts(ours)
         assert not set(found) & set(await salts(ours, cache_salt=found[0]))
         assert await salts(ours | {"recall": False}, cache_salt="a") == ["a"] * len(KEYS)
-    async with remembering(replace(SETTINGS, salt_key=None)) as memory:
+    async with remembering(replace(LARGE, salt_key=None)) as memory:
         assert await salts(ours, cache_salt="a") == ["a"] * len(KEYS)
 
 
 async def test_a_chat_in_its_clients_own_form_has_its_api_keys_salt() -> None:
     recall = {"kv_transfer_params": {"kvgraph": {"recall": True}}}
     long = [user("one " * 20) for _ in range(60)]
-    async with remembering(SETTINGS) as memory:
+    async with remembering(LARGE) as memory:
         ours = await salt_for(memory, headers=KEYS[0], **recall)
         memory.engine.refuses = lambda body: len(body["messages"]) < len(long)
         assert (await memory.chat(long, headers=KEYS[0], **recall)).status_code == 200
@@ -157,7 +150,7 @@ async def test_a_chat_in_its_clients_own_form_has_its_api_keys_salt() -> None:
 
 
 async def test_an_engine_that_takes_no_hints_gets_no_salt_of_ours() -> None:
-    async with remembering(SETTINGS) as memory:
+    async with remembering(LARGE) as memory:
         memory.engine.refuses = lambda body: "kv_transfer_params" in body or "cache_salt" in body
         assert await salt_for(memory, headers=KEYS[0]) is None
 
@@ -182,32 +175,16 @@ def test_salts_do_not_follow_from_keys_but_by_the_secret(monkeypatch: pytest.Mon
     assert str(served[0].salt_key) not in repr(served)
 
 
-async def test_chats_that_nobody_named_are_not_written(tmp_path: Path) -> None:
-    async with remembering(SETTINGS, kept=ChatStoreSettings(directory=tmp_path)) as memory:
-        body = {"model": "m", "messages": [user("one")]}
-        assert (await memory.client.post("/v1/chat/completions", json=body)).status_code == 200
-        assert len(memory.proxy.store) == 1
-        assert list(tmp_path.iterdir()) == []
-
-
 async def test_a_turn_that_fails_leaves_a_chat_alone_that_was_begun_anew_meanwhile() -> None:
-    async with remembering(SETTINGS) as memory:
-
-        def asked() -> Any:
-            body = {"model": "m", "messages": [user("one")], "stream": True}
-            headers = [(b"x-session-id", b"s"), (b"content-type", b"application/json")]
-            path, data = "/v1/chat/completions", json.dumps(body).encode()
-            return memory.proxy.callers.read("POST", path, headers, data)
-
+    async with remembering(LARGE) as memory:
+        turn = asked(memory, user("one"), stream=True)
         memory.engine.cuts = True
-        first = await memory.proxy.begin(asked())
+        first = await memory.proxy.begin(turn)
         assert (await memory.client.delete("/memory/s")).status_code == 200
         memory.engine.cuts = False
-        async for _ in memory.proxy.rest(*await memory.proxy.begin(asked())):
-            pass
+        await finish(memory, await memory.proxy.begin(turn))
         with pytest.raises(BrokenAnswerError):
-            async for _ in memory.proxy.rest(*first):
-                pass
+            await finish(memory, first)
         assert await turns_of(memory) == [1]
 
 
@@ -232,23 +209,18 @@ async def test_text_that_memory_has_no_room_for_stays_in_its_file(tmp_path: Path
     assert [len(block.text) for block in again.blocks] == [2000, 2000]
 
 
-def short_chat(key: str, messages: int) -> ChatSession:
-    said = [{"role": "user", "content": f"word {key} {number}"} for number in range(messages)]
-    chat = ChatSession(key, key, "caller")
-    chat.follow(json.loads(json.dumps(said)), False, {})
-    return chat
-
-
 async def test_many_short_messages_take_no_more_memory_than_is_allowed() -> None:
     allowed = 8 << 20
-
     tracemalloc.start()
     try:
         store = ChatStore(ChatStoreSettings(ram_bytes=allowed))
         gc.collect()
         before, _ = tracemalloc.get_traced_memory()
-        for number in range(30):
-            await store.keep(store.get(short_chat(f"{number}", 1000)))
+        for key in map(str, range(30)):
+            chat = ChatSession(key, key, "caller")
+            said = [user(f"word {key} {number}") for number in range(1000)]
+            chat.follow(json.loads(json.dumps(said)), False, {})
+            await store.keep(store.get(chat))
         gc.collect()
         after, _ = tracemalloc.get_traced_memory()
         assert store.forgotten > 10

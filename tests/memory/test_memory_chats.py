@@ -2,39 +2,30 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-pytest.importorskip("bm25s")
-
-from chat_scenes import user
+from chat_scenes import (
+    ASKED,
+    FACT,
+    SMALL,
+    append,
+    model,
+    names,
+    noise,
+    reads,
+    result,
+    talk,
+    told,
+    user,
+)
 from kvgraph.advisor.memory.attention import SimilarityError
 from kvgraph.advisor.memory.chat import Block
 from kvgraph.advisor.memory.settings import ChatStoreSettings, MemorySettings, Mode
 from kvgraph.graph.errors import ConfigError
 from kvgraph_bench.memory.chat_engine import ChatEngine, Remembering, remembering
-
-SMALL = MemorySettings(budget=100, settled=0, shortest=1)
-FACT = "the vault opens with nine seven four"
-ASKED = "what opens the vault ?"
-
-
-def noise(number: int, words: int = 12) -> dict[str, Any]:
-    return user(" ".join(f"n{number}x{word}" for word in range(words)))
-
-
-async def talk(memory: Remembering, turns: int, chat: list[Any] | None = None) -> list[Any]:
-    """A client that repeats its whole chat: a greeting, the fact, and noise behind it."""
-    chat = [user("hello"), user(FACT)] if chat is None else chat
-    for number in range(turns):
-        answer = await memory.chat(chat)
-        assert answer.status_code == 200, answer.text
-        chat += [answer.json()["choices"][0]["message"], noise(number)]
-    return chat
 
 
 async def test_what_a_user_asks_about_comes_back_behind_the_others_and_before_what_is_new() -> None:
@@ -42,7 +33,7 @@ async def test_what_a_user_asks_about_comes_back_behind_the_others_and_before_wh
         chat = await talk(memory, 30)
         assert FACT not in memory.prompt()
         answer = await memory.chat([*chat[:-1], user(ASKED)])
-        assert json.loads(answer.headers["x-kvgraph-memory"])["recalled"] == ["user#1"]
+        assert told(answer)["recalled"] == ["user#1"]
         assert memory.prompt()[-2:] == [FACT, ASKED]
         assert memory.prompt()[0] == "hello"
         assert memory.proxy.counts.evicted > 20
@@ -59,7 +50,7 @@ async def test_it_comes_back_too_where_a_harness_puts_a_reminder_behind_each_pro
         await memory.chat([*chat, behind])
         assert FACT not in memory.prompt()
         answer = await memory.chat([*chat[:-1], user(ASKED), behind])
-        assert json.loads(answer.headers["x-kvgraph-memory"])["recalled"] == ["user#1"]
+        assert told(answer)["recalled"] == ["user#1"]
         assert {FACT, ASKED, behind["content"]} <= set(memory.prompt())
 
 
@@ -68,35 +59,29 @@ async def test_a_question_asked_before_does_not_take_the_place_of_what_answers_i
         chat = await talk(memory, 3)
         chat = await talk(memory, 30, [*chat[:-1], user(ASKED)])
         answer = await memory.chat([*chat[:-1], user(ASKED)])
-        assert json.loads(answer.headers["x-kvgraph-memory"])["recalled"] == ["user#1"]
+        assert told(answer)["recalled"] == ["user#1"]
 
 
-@pytest.mark.parametrize(("settled", "behind"), [(1, 1), (14, 2), (30, 4)])
+@pytest.mark.parametrize(
+    ("settings", "behind"),
+    [
+        ({"settled": 1}, 1),
+        ({"settled": 14}, 2),
+        ({"settled": 30}, 4),
+        ({"settled": 30, "shortest": 9}, 0),
+        ({"settled": 14, "most_moved": 15}, 0),
+    ],
+    ids=["one", "two", "four", "too short to be spliced", "long text does not move"],
+)
 async def test_it_stands_before_the_newest_text_which_engines_do_not_hold_yet(
-    settled: int, behind: int
+    settings: dict[str, Any], behind: int
 ) -> None:
-    """A message of noise takes 13 tokens, an answer 3."""
-    async with remembering(replace(SMALL, settled=settled)) as memory:
+    """A message of noise takes 13 tokens, an answer 3, the fact 8."""
+    async with remembering(replace(SMALL, **settings)) as memory:
         chat = await talk(memory, 30)
         newest = [each["content"] for each in chat[-1 - behind : -1]]
         await memory.chat([*chat[:-1], user(ASKED)])
         assert memory.prompt()[-2 - behind :] == [FACT, *newest, ASKED]
-
-
-async def test_what_is_too_short_to_be_spliced_stands_behind_what_is_not() -> None:
-    async with remembering(
-        replace(SMALL, settled=30, shortest=9)
-    ) as memory:  # the fact takes eight
-        chat = await talk(memory, 30)
-        await memory.chat([*chat[:-1], user(ASKED)])
-        assert memory.prompt()[-2:] == [FACT, ASKED]
-
-
-async def test_long_text_does_not_move_for_what_comes_back() -> None:
-    async with remembering(replace(SMALL, settled=14, most_moved=15)) as memory:
-        chat = await talk(memory, 30)
-        await memory.chat([*chat[:-1], user(ASKED)])
-        assert memory.prompt()[-2:] == [FACT, ASKED]
 
 
 async def test_no_prompt_is_longer_than_its_budget() -> None:
@@ -131,13 +116,16 @@ async def test_the_engine_is_asked_for_recall_unless_the_client_says_otherwise()
         assert memory.engine.got[-1]["kv_transfer_params"] == said
 
 
+async def tagged(memory: Remembering, **tags: Any) -> list[Any]:
+    """A long chat whose client said something of the fact once."""
+    chat, hints = [user("hello"), user(FACT)], [{"index": 1, **tags}]
+    await memory.chat(chat, kv_transfer_params={"kvgraph": {"messages": hints}})
+    return await talk(memory, 30, [*chat, model()])
+
+
 async def test_what_is_tagged_stays_and_keeps_its_hints_where_it_stands_now() -> None:
     async with remembering(SMALL) as memory:
-        tags = {"index": 1, "identity": "vault.md", "pinned": True}
-        chat = [user("hello"), user(FACT)]
-        await memory.chat(chat, kv_transfer_params={"kvgraph": {"messages": [tags]}})
-        chat += [{"role": "assistant", "content": "well then"}]
-        await talk(memory, 30, chat)
+        await tagged(memory, identity="vault.md", pinned=True)
         at = memory.prompt().index(FACT)
         hints = memory.engine.got[-1]["kv_transfer_params"]["kvgraph"]["messages"]
         assert {"index": at, "identity": "vault.md", "pinned": True} in hints
@@ -145,67 +133,54 @@ async def test_what_is_tagged_stays_and_keeps_its_hints_where_it_stands_now() ->
 
 async def test_a_name_that_a_client_gives_fits_into_a_header() -> None:
     async with remembering(SMALL) as memory:
-        tags = {"index": 1, "identity": "v" * 200_000}
-        chat = [user("hello"), user(FACT)]
-        await memory.chat(chat, kv_transfer_params={"kvgraph": {"messages": [tags]}})
-        chat = await talk(memory, 30, [*chat, {"role": "assistant", "content": "well then"}])
+        chat = await tagged(memory, identity="v" * 200_000)
         answer = await memory.chat([*chat[:-1], user(ASKED)])
-        assert json.loads(answer.headers["x-kvgraph-memory"])["recalled"] == ["v" * 128]
+        assert told(answer)["recalled"] == ["v" * 128]
 
 
 async def test_a_tools_results_leave_and_come_back_with_their_call() -> None:
-    def says(body: dict[str, Any]) -> dict[str, Any]:
-        if body["messages"][-1]["content"] == "read it":
-            function = {"name": "read", "arguments": '{"path": "vault.md"}'}
-            call = {"id": "c1", "type": "function", "function": function}
-            return {"role": "assistant", "content": None, "tool_calls": [call]}
-        return {"role": "assistant", "content": "well then"}
-
     engine = ChatEngine()
-    engine.says = says
+    engine.says = lambda body: (
+        model(None, tool_calls=[reads("vault.md")])
+        if body["messages"][-1]["content"] == "read it"
+        else model()
+    )
     async with remembering(SMALL, engine=engine) as memory:
         chat = [user("hello"), user("read it")]
         answer = await memory.chat(chat)
-        chat += [answer.json()["choices"][0]["message"],
-                 {"role": "tool", "tool_call_id": "c1", "content": FACT}]  # fmt: skip
+        chat += [answer.json()["choices"][0]["message"], result(FACT)]
         await memory.chat(chat)
-        chat += [{"role": "assistant", "content": "well then"}]
-        chat = await talk(memory, 25, [*chat, noise(99)])
+        chat = await talk(memory, 25, [*chat, model(), noise(99)])
         roles = [each["role"] for each in memory.engine.got[-1]["messages"]]
         assert "tool" not in roles
         answer = await memory.chat([*chat[:-1], user(ASKED)])
-        assert json.loads(answer.headers["x-kvgraph-memory"])["recalled"] == ["file:vault.md#0"]
+        assert told(answer)["recalled"] == ["file:vault.md#0"]
         sent = memory.engine.got[-1]["messages"]
         assert [each["role"] for each in sent[-3:]] == ["assistant", "tool", "user"]
-        assert sent[-3]["tool_calls"][0]["id"] == "c1"
+        assert sent[-3]["tool_calls"][0]["id"] == "c"
 
 
 async def test_chats_of_other_callers_and_names_are_other_chats() -> None:
     async with remembering(SMALL) as memory:
         for key in ("a", "b"):
             headers = {"Authorization": f"Bearer {key}"}
-            params = {"kvgraph": {"memory": "append"}}
             for text in (f"{key} one", f"{key} two"):
-                await memory.chat([user(text)], headers=headers, kv_transfer_params=params)
+                await append(memory, text, headers=headers)
             assert memory.prompt() == [f"{key} one", "well then", f"{key} two"]
-            listed = await memory.client.get("/memory/s", headers=headers)
-            assert len(listed.json()) == 1
-        assert (await memory.client.get("/memory/s")).status_code == 404
 
 
 async def test_a_client_that_edits_its_chat_is_followed() -> None:
     async with remembering(SMALL) as memory:
-        chat = [user("one"), {"role": "assistant", "content": "well then"}, user("two")]
+        chat = [user("one"), model(), user("two")]
         await memory.chat(chat[:1])
         await memory.chat(chat)
         await memory.chat([chat[0], user("other")])
         assert memory.prompt() == ["one", "other"]
-        (known,) = (await memory.client.get("/memory/s")).json()
-        assert [each["name"] for each in known["blocks"]] == ["user#0", "user#1", "assistant#0"]
+        assert await names(memory) == ["user#0", "user#1", "assistant#0"]
 
 
-async def test_an_unnamed_chat_is_known_by_what_it_repeats() -> None:
-    async with remembering(SMALL) as memory:
+async def test_an_unnamed_chat_is_known_by_what_it_repeats_and_not_written(tmp_path: Path) -> None:
+    async with remembering(SMALL, kept=ChatStoreSettings(directory=tmp_path)) as memory:
         for name in ("x", "y"):
             chat = [user(f"{name} begins"), user(FACT)]
             for number in range(12):
@@ -214,48 +189,39 @@ async def test_an_unnamed_chat_is_known_by_what_it_repeats() -> None:
                 chat += [answer.json()["choices"][0]["message"], noise(number)]
         assert memory.proxy.counts.evicted > 4
         assert len(memory.proxy.store) == 2
+        assert list(tmp_path.iterdir()) == []
 
 
 async def test_chats_survive_a_restart_where_a_directory_is_named(tmp_path: Path) -> None:
-    kept = ChatStoreSettings(directory=tmp_path / "chats")
+    directory, other = tmp_path / "chats", {"Authorization": "Bearer somebody"}
+    kept = ChatStoreSettings(directory=directory)
     async with remembering(SMALL, kept=kept) as memory:
         chat = await talk(memory, 30)
-    (path,) = (tmp_path / "chats").iterdir()
+    (path,) = directory.iterdir()
     assert path.stat().st_mode & 0o077 == 0
     async with remembering(SMALL, kept=kept) as memory:
         await memory.chat([*chat[:-1], user(ASKED)])
         assert memory.prompt()[-2:] == [FACT, ASKED]
         assert len(memory.prompt()) < 20
-        await memory.client.delete("/memory/s")
-    assert not list((tmp_path / "chats").iterdir())
-
-
-async def test_a_chat_that_is_only_on_disk_is_listed_and_deleted(tmp_path: Path) -> None:
-    kept = ChatStoreSettings(directory=tmp_path / "chats")
-    async with remembering(SMALL, kept=kept) as memory:
-        await talk(memory, 2)
-    async with remembering(SMALL, kept=kept) as memory:
+    async with remembering(SMALL, kept=kept) as memory:  # it is on disk only
         listed = (await memory.client.get("/memory/s")).json()
-        assert [chat["turn"] for chat in listed] == [2]
-        other = {"Authorization": "Bearer somebody"}
+        assert [chat["turn"] for chat in listed] == [31]
         assert (await memory.client.delete("/memory/s", headers=other)).status_code == 404
         assert (await memory.client.delete("/memory/s")).status_code == 200
-        assert not list((tmp_path / "chats").iterdir())
+        assert not list(directory.iterdir())
         assert (await memory.client.get("/memory/s")).status_code == 404
 
 
 async def test_a_chat_deleted_during_its_turn_stays_deleted(tmp_path: Path) -> None:
-    memories: list[Remembering] = []
-
-    def deletes(_: dict[str, Any]) -> dict[str, Any]:
-        for chat in memories[0].proxy.store.chats():
-            memories[0].proxy.store.forget(chat.key)
-        return {"role": "assistant", "content": "well"}
-
     engine, kept = ChatEngine(), ChatStoreSettings(directory=tmp_path / "chats")
-    engine.says = deletes
     async with remembering(SMALL, engine, kept) as memory:
-        memories.append(memory)
+
+        def deletes(_: dict[str, Any]) -> dict[str, Any]:
+            for chat in memory.proxy.store.chats():
+                memory.proxy.store.forget(chat.key)
+            return model()
+
+        engine.says = deletes
         assert (await memory.chat([user("a")])).status_code == 200
         assert len(memory.proxy.store) == 0
     assert not list((tmp_path / "chats").iterdir())
@@ -269,9 +235,8 @@ async def test_a_chat_whose_first_turn_failed_is_not_kept() -> None:
 
 
 async def test_without_a_directory_nothing_is_written_and_memory_is_bounded() -> None:
-    async with remembering(
-        replace(SMALL, budget=10000), kept=ChatStoreSettings(ram_bytes=20000)
-    ) as memory:
+    bounded = ChatStoreSettings(ram_bytes=20000)
+    async with remembering(replace(SMALL, budget=10000), kept=bounded) as memory:
         for session in range(20):
             await memory.chat([user("x" * 4000)], session=f"s{session}")
         assert len(memory.proxy.store) < 6

@@ -12,17 +12,12 @@ from typing import Any
 
 import httpx
 import pytest
-
-pytest.importorskip("bm25s")
-
-from chat_scenes import user
+from chat_scenes import LARGE, noise, user
 from kvgraph.advisor.cli import main
 from kvgraph.advisor.fleet.upstream import Upstream
-from kvgraph.advisor.memory.settings import MemorySettings
 from kvgraph_bench.memory.chat_engine import ChatEngine, remembering
 from kvgraph_bench.serving.listening import free_port, listening
 
-LARGE = MemorySettings(budget=1000)
 ENGINE = "http://127.0.0.1:1"
 
 
@@ -76,7 +71,7 @@ async def test_its_log_says_nothing_of_how_words_are_compared(tmp_path: Path) ->
     async with listening(ChatEngine(), "off") as engine, command(engine, log) as client:
         chat = [user("hello")]
         for number in range(12):
-            chat.append(user(" ".join(f"n{number}x{word}" for word in range(12))))
+            chat.append(noise(number))
             chat.append((await say(client, *chat)).json()["choices"][0]["message"])
         assert (await client.get("/memory")).json()["evicted"] > 5
         said = log.read_text()

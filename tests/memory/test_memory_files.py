@@ -9,15 +9,13 @@ import json
 import logging
 import os
 import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
-
-pytest.importorskip("bm25s")
-
-from chat_scenes import user
+from chat_scenes import APPEND, LARGE, append, asked, finish, model, names, shown, user
 from kvgraph.advisor.memory import store
 from kvgraph.advisor.memory.chat import ChatSession
 from kvgraph.advisor.memory.settings import ChatStoreSettings, MemorySettings
@@ -25,18 +23,26 @@ from kvgraph.advisor.memory.store import ChatFiles
 from kvgraph.graph.errors import ConfigError
 from kvgraph_bench.memory.chat_engine import ChatEngine, remembering
 
-SETTINGS = MemorySettings(budget=1000)
 HEAD = b"kvgraph chat 3\n"
 BODY = len(HEAD) + 32
-APPEND = {"kvgraph": {"memory": "append"}}
+SAID = msgspec.msgpack.encode("one äöü")
+
+
+def failing(number: int) -> Callable[..., None]:
+    """What a disk does instead."""
+
+    def fails(*_: object, **__: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    return fails
 
 
 async def spoken(directory: Path, *texts: str, **more: Any) -> list[str]:
     """A chat that is appended to by a new process for each text; the last prompt."""
     prompt: list[str] = []
     for text in texts:
-        async with remembering(SETTINGS, kept=ChatStoreSettings(directory=directory)) as memory:
-            answer = await memory.chat([user(text)], kv_transfer_params=APPEND, **more)
+        async with remembering(LARGE, kept=ChatStoreSettings(directory=directory)) as memory:
+            answer = await append(memory, text, **more)
             assert answer.status_code == 200, answer.text
             prompt = memory.prompt()
     return prompt
@@ -56,7 +62,7 @@ def flipped(data: bytes, seed: int) -> bytes:
 DAMAGES = {
     "no UTF-8": lambda data: data.replace("ä".encode(), b"\xff\xa4", 1),
     "deep": lambda _: b"\x91" * 100_000,
-    "deep behind a head": lambda data: data[:BODY] + b"\x91" * 100_000,
+    "a deep message": lambda data: signed((b"\x91" * 100_000).join(data[BODY:].rsplit(SAID, 1))),
     "empty": lambda _: b"",
     "cut": lambda data: data[: len(data) // 2],
     "cut in its head": lambda data: data[:20],
@@ -93,7 +99,7 @@ async def test_a_damaged_file_is_set_aside_and_its_chat_begins_anew(
     assert await spoken(tmp_path, "three") == ["two", "well then", "three"]
 
     path.write_bytes(bad)
-    async with remembering(SETTINGS, kept=kept) as memory:
+    async with remembering(LARGE, kept=kept) as memory:
         assert (await memory.client.get("/memory/s")).status_code == 404
         assert (await memory.client.delete("/memory/s")).status_code == 200
         assert (await memory.client.delete("/memory/s")).status_code == 404
@@ -104,10 +110,10 @@ async def test_whatever_bit_is_flipped_chats_are_answered(tmp_path: Path) -> Non
     await spoken(tmp_path, "one äöü", "two")
     (path,) = tmp_path.iterdir()
     good = path.read_bytes()
-    async with remembering(SETTINGS, kept=ChatStoreSettings(directory=tmp_path)) as memory:
+    async with remembering(LARGE, kept=ChatStoreSettings(directory=tmp_path)) as memory:
         for seed in range(25):
             path.write_bytes(flipped(good, seed))
-            answer = await memory.chat([user("three")], kv_transfer_params=APPEND)
+            answer = await append(memory, "three")
             assert answer.status_code == 200, (seed, answer.text)
             assert memory.prompt() == ["three"], seed  # nothing damaged is taken for what was said
             assert (await memory.client.get("/memory/s")).status_code in (200, 404)
@@ -141,15 +147,12 @@ async def test_files_of_others_are_left_alone_and_do_not_count(tmp_path: Path) -
 async def test_a_full_disk_leaves_chats_in_memory_and_is_said_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def full(*_: object) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
     caplog.set_level(logging.WARNING)
     kept = ChatStoreSettings(directory=tmp_path)
-    async with remembering(SETTINGS, kept=kept) as memory:
+    async with remembering(LARGE, kept=kept) as memory:
 
         async def says(text: str, session: str = "s") -> list[str]:
-            await memory.chat([user(text)], session, kv_transfer_params=APPEND)
+            await append(memory, text, session=session)
             return memory.prompt()
 
         async def unwritten() -> int:
@@ -157,7 +160,7 @@ async def test_a_full_disk_leaves_chats_in_memory_and_is_said_once(
 
         assert await says("one") == ["one"]
         with monkeypatch.context() as context:
-            context.setattr(store.os, "replace", full)
+            context.setattr(store.os, "replace", failing(errno.ENOSPC))
             assert len(await says("two")) == 3
             assert len(await says("three")) == 5
             await says("other", "t")
@@ -175,25 +178,18 @@ async def test_a_full_disk_leaves_chats_in_memory_and_is_said_once(
 async def test_what_is_not_on_disk_leaves_memory_last(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(*_: object) -> None:
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
-
     kept = ChatStoreSettings(ram_bytes=9000, directory=tmp_path)
-    async with remembering(SETTINGS, kept=kept) as memory:
-
-        async def says(text: str, session: str) -> list[str]:
-            await memory.chat([user(text)], session, kv_transfer_params=APPEND)
-            return memory.prompt()
-
-        await says("one", "s")
+    async with remembering(LARGE, kept=kept) as memory:
+        await append(memory, "one")
         with monkeypatch.context() as context:
-            context.setattr(store.os, "replace", full)
-            await says("two", "s")
+            context.setattr(store.os, "replace", failing(errno.EIO))
+            await append(memory, "two")
         for number in range(5):
-            await says(f"x{number} " + "y" * 1500, f"other{number}")
+            await append(memory, f"x{number} " + "y" * 1500, session=f"other{number}")
         assert memory.proxy.store.forgotten == 0
         assert len(memory.proxy.store) < 6
-        assert len(await says("three", "s")) == 5  # and what was not written is there
+        await append(memory, "three")
+        assert len(memory.prompt()) == 5  # and what was not written is there
 
 
 def test_a_directory_that_cannot_be_one_is_named(tmp_path: Path) -> None:
@@ -211,9 +207,7 @@ def test_a_directory_that_every_user_may_write_to_is_refused(tmp_path: Path) -> 
             ChatFiles(tmp_path / "open", 1000)
 
 
-def test_another_users_directory_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_users_folder_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its owner could put words into a user's mouth; the digests have no key."""
     if os.geteuid() == 0:
         os.chown(tmp_path, 65_534, -1)
@@ -226,21 +220,14 @@ def test_another_users_directory_is_refused(
 async def test_a_start_on_a_full_disk_serves_from_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(*_: object, **__: object) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
     with monkeypatch.context() as context:
-        context.setattr(Path, "mkdir", full)
+        context.setattr(Path, "mkdir", failing(errno.ENOSPC))
         files = ChatFiles(tmp_path / "chats", 1000)
         await files.write(ChatSession("a", "a", "caller"))
         assert files.unwritten == {"a"}
     await files.write(ChatSession("a", "a", "caller"))
     assert not files.unwritten
     assert files.read("a") is not None
-
-
-def titles(body: dict[str, Any]) -> dict[str, Any]:
-    return {"role": "assistant", "content": f"answer {len(body['messages'])}"}
 
 
 SIDES = {
@@ -261,7 +248,7 @@ SIDES = {
 def test_a_side_question_leaves_the_chat_as_it_was(kind: str, budget: int, tmp_path: Path) -> None:
     async def played(asks: bool, directory: Path) -> tuple[Any, list[list[str]]]:
         engine, chat = ChatEngine(), list[Any]()
-        engine.says = titles
+        engine.says = lambda body: model(f"answer {len(body['messages'])}")
         prompts: list[list[str]] = []
         kept = ChatStoreSettings(directory=directory)
         async with remembering(MemorySettings(budget, settled=0), engine, kept) as memory:
@@ -275,8 +262,7 @@ def test_a_side_question_leaves_the_chat_as_it_was(kind: str, budget: int, tmp_p
                     asked = [*SIDES[kind](chat)[:-1], user(f"{SIDES[kind](chat)[-1]} {side}")]
                     answer = await memory.chat(asked)
                     assert answer.status_code == 200
-            (known,) = (await memory.client.get("/memory/s")).json()
-        return known, prompts
+            return await shown(memory), prompts
 
     plain = asyncio.run(played(False, tmp_path / "plain"))
     known, prompts = asyncio.run(played(True, tmp_path / "asked"))
@@ -286,7 +272,7 @@ def test_a_side_question_leaves_the_chat_as_it_was(kind: str, budget: int, tmp_p
 
 
 async def test_a_chat_that_is_begun_anew_under_its_name_is_followed(tmp_path: Path) -> None:
-    async with remembering(SETTINGS, kept=ChatStoreSettings(directory=tmp_path)) as memory:
+    async with remembering(LARGE, kept=ChatStoreSettings(directory=tmp_path)) as memory:
 
         async def talk(chat: list[Any], turns: int) -> list[Any]:
             for turn in range(turns):
@@ -294,18 +280,14 @@ async def test_a_chat_that_is_begun_anew_under_its_name_is_followed(tmp_path: Pa
                 chat.append((await memory.chat(chat)).json()["choices"][0]["message"])
             return chat
 
-        async def known() -> list[str]:
-            (one,) = (await memory.client.get("/memory/s")).json()
-            return [each["name"] for each in one["blocks"]]
-
         first = await talk([user("hello")], 4)
         second = await talk([user("another matter")], 1)
-        assert len(await known()) == 9
+        assert len(await names(memory)) == 9
         second = await talk(second, 1)
-        assert len(await known()) == len(second) == 5
+        assert len(await names(memory)) == len(second) == 5
         await memory.chat([user("a title?")])
         second = await talk(second, 1)
-        assert len(await known()) == len(second) == 7
+        assert len(await names(memory)) == len(second) == 7
         assert len(memory.proxy.store) == 1
         assert (await memory.client.delete("/memory/s")).status_code == 200
         assert len(memory.proxy.store) == 0
@@ -314,24 +296,21 @@ async def test_a_chat_that_is_begun_anew_under_its_name_is_followed(tmp_path: Pa
 
 
 async def test_a_side_question_that_fails_leaves_the_chat(tmp_path: Path) -> None:
-    async with remembering(SETTINGS, kept=ChatStoreSettings(directory=tmp_path)) as memory:
-        await memory.chat([user("one")], kv_transfer_params=APPEND)
+    async with remembering(LARGE, kept=ChatStoreSettings(directory=tmp_path)) as memory:
+        await append(memory, "one")
         memory.engine.refuses = lambda _: True
         assert (await memory.chat([user("a title?")])).status_code == 400
         memory.engine.refuses = lambda _: False
-        await memory.chat([user("two")], kv_transfer_params=APPEND)
+        await append(memory, "two")
         assert memory.prompt() == ["one", "well then", "two"]
 
 
 async def test_a_side_question_meanwhile_leaves_the_answer_to_the_chat() -> None:
-    async with remembering(SETTINGS) as memory:
-        await memory.chat([user("one")], kv_transfer_params=APPEND)
-        body = {"model": "m", "messages": [user("two")], "kv_transfer_params": APPEND}
-        headers = [(b"x-session-id", b"s"), (b"content-type", b"application/json")]
-        path, data = "/v1/chat/completions", json.dumps(body).encode()
-        begun = await memory.proxy.begin(memory.proxy.callers.read("POST", path, headers, data))
+    async with remembering(LARGE) as memory:
+        await append(memory, "one")
+        turn = asked(memory, user("two"), kv_transfer_params=APPEND)
+        begun = await memory.proxy.begin(turn)
         await memory.chat([user("a title?")])
-        async for _ in memory.proxy.rest(*begun):
-            pass
-        await memory.chat([user("three")], kv_transfer_params=APPEND)
+        await finish(memory, begun)
+        await append(memory, "three")
         assert memory.prompt() == ["one", "well then", "two", "well then", "three"]

@@ -9,54 +9,32 @@ from typing import Any
 import httpx
 import orjson
 import pytest
-
-pytest.importorskip("bm25s")
-
-from chat_scenes import user
+from chat_scenes import LARGE, SMALL, append, model, names, talk, user
 from kvgraph.advisor.fleet.callers import Body, Call
 from kvgraph.advisor.fleet.upstream import Upstream
 from kvgraph.advisor.memory.engine import EngineAsker, EnginePrompt, Form
 from kvgraph.advisor.memory.proxy import ChatQueue
 from kvgraph.advisor.memory.requests import read_chat_request
-from kvgraph.advisor.memory.settings import MemorySettings, Mode
-from kvgraph_bench.memory.chat_engine import ChatEngine, Remembering, remembering, words_of
+from kvgraph.advisor.memory.settings import Mode
+from kvgraph_bench.memory.chat_engine import ChatEngine, remembering, words_of
 from kvgraph_bench.serving.listening import listening
 
-SMALL = MemorySettings(budget=100, settled=0, shortest=1)
-LARGE = MemorySettings(budget=1000)
 PARAMS = "kv_transfer_params"
 AT_ONCE = 20
 SEARCH = {"type": "web_search"}  # a tool that the server runs
 
 
-async def append(memory: Remembering, text: str, **more: Any) -> httpx.Response:
-    params = {"kvgraph": {"memory": "append"}}
-    return await memory.chat([user(text)], kv_transfer_params=params, **more)
-
-
-async def names(memory: Remembering) -> list[str]:
-    (chat,) = (await memory.client.get("/memory/s")).json()
-    return [each["name"] for each in chat["blocks"]]
-
-
-def strict() -> ChatEngine:
+def strict(status: int = 400) -> ChatEngine:
     """An engine that refuses fields that it does not know."""
     engine = ChatEngine()
-    engine.refuses = lambda body: PARAMS in body
+    engine.refuses, engine.status = lambda body: PARAMS in body, status
     return engine
 
 
 @pytest.mark.parametrize("mode", [Mode.KV_RESTORE, Mode.DISCARD])
-async def test_before_an_engine_that_refuses_unknown_fields_chats_keep_their_budget(
-    mode: Mode,
-) -> None:
+async def test_before_an_engine_that_refuses_fields_chats_keep_their_budget(mode: Mode) -> None:
     async with remembering(replace(SMALL, mode=mode), engine=strict()) as memory:
-        chat = [user("hello")]
-        for number in range(30):
-            chat.append(user(" ".join(f"n{number}x{word}" for word in range(12))))
-            answer = await memory.chat(chat)
-            assert answer.status_code == 200, answer.text
-            chat.append(answer.json()["choices"][0]["message"])
+        await talk(memory, 30)
         taken = [body for body in memory.engine.got if PARAMS not in body]
         assert len(taken) == 30
         assert len(memory.engine.got) - 30 == (mode is Mode.KV_RESTORE)  # one was refused, once
@@ -68,21 +46,17 @@ async def test_before_an_engine_that_refuses_unknown_fields_chats_keep_their_bud
 
 @pytest.mark.parametrize("status", [403, 422, 500, 501])
 async def test_engines_refuse_unknown_fields_with_other_statuses_too(status: int) -> None:
-    engine = strict()
-    engine.status = status
-    async with remembering(LARGE, engine=engine) as memory:
+    async with remembering(LARGE, engine=strict(status)) as memory:
         for _ in range(2):
             assert (await memory.chat([user("one")])).status_code == 200
-        assert [PARAMS in body for body in engine.got] == [True, False, False]
+        assert [PARAMS in body for body in memory.engine.got] == [True, False, False]
 
 
 @pytest.mark.parametrize(("status", "tools"), [(401, []), (429, []), (503, []), (500, [SEARCH])])
 async def test_what_another_form_would_not_help_is_sent_once(status: int, tools: list[Any]) -> None:
-    engine = strict()
-    engine.status = status
-    async with remembering(LARGE, engine=engine) as memory:
+    async with remembering(LARGE, engine=strict(status)) as memory:
         assert (await memory.chat([user("one")], tools=tools)).status_code in (status, 502)
-        assert len(engine.got) == 1
+        assert len(memory.engine.got) == 1
 
 
 async def test_a_long_chat_that_such_an_engine_gets_first_is_within_its_budget() -> None:
@@ -96,7 +70,8 @@ async def test_a_long_chat_that_such_an_engine_gets_first_is_within_its_budget()
 async def test_a_clients_hints_count_here_where_the_engine_takes_none() -> None:
     async with remembering(LARGE, engine=strict()) as memory:
         ours = {"messages": [{"index": 1, "identity": "plan", "pinned": True}]}
-        for params in ({"kvgraph": ours}, {"kvgraph": ours}):
+        for _ in range(2):
+            params = {"kvgraph": ours}
             answer = await memory.chat([user("one"), user("two")], kv_transfer_params=params)
             assert answer.status_code == 200
         assert "plan" in await names(memory)
@@ -155,20 +130,15 @@ class Slow(ChatEngine):
         await super().__call__(scope, receive, send)
 
 
-def answers_last(body: dict[str, Any]) -> dict[str, Any]:
-    return {"role": "assistant", "content": f"to {body['messages'][-1]['content']}"}
-
-
 @pytest.mark.parametrize("stream", [False, True])
 async def test_what_a_client_appends_at_once_is_answered_one_after_the_other(stream: bool) -> None:
     engine = Slow()
-    engine.says = answers_last
+    engine.says = lambda body: model(f"to {body['messages'][-1]['content']}")
     async with remembering(LARGE, engine=engine) as memory:
         said = [f"question {number}" for number in range(AT_ONCE)]
         answers = await asyncio.gather(*(append(memory, each, stream=stream) for each in said))
         assert [answer.status_code for answer in answers] == [200] * AT_ONCE
-        kept = await names(memory)
-        assert len([name for name in kept if name.startswith("assistant")]) == AT_ONCE
+        assert len(await names(memory, "assistant")) == AT_ONCE
         await append(memory, "last")
         prompt = memory.prompt()
         assert sorted(prompt[:-1:2]) == sorted(said)
@@ -192,9 +162,8 @@ async def test_one_that_fails_or_whose_client_leaves_lets_the_next_go_on() -> No
             await append(memory, "cut", stream=True)
         memory.engine.cuts = False
         await asyncio.wait_for(append(memory, "last"), 20)
-        users = [name for name in await names(memory) if name.startswith("user")]
-        answered = [name for name in await names(memory) if name.startswith("assistant")]
-        assert 4 <= len(users) == len(answered) <= 7
+        users, answers = await names(memory, "user"), await names(memory, "assistant")
+        assert 4 <= len(users) == len(answers) <= 7
 
 
 async def test_a_request_that_ends_before_its_answer_was_read_lets_the_next_go_on() -> None:

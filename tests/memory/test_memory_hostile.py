@@ -9,16 +9,11 @@ import time
 from typing import Any
 
 import pytest
-
-pytest.importorskip("bm25s")
-
-from chat_scenes import user
+from chat_scenes import LARGE, model, user
 from kvgraph.advisor.fleet import relay
-from kvgraph.advisor.memory.settings import MemorySettings
 from kvgraph.advisor.process.process import HeadDeadline
 from kvgraph_bench.memory.chat_engine import ChatEngine, Remembering, remembering
 
-SETTINGS = MemorySettings(budget=1000)
 HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: %d\r\n\r\n"
 
 
@@ -36,7 +31,7 @@ async def begun(
 async def test_bodies_that_never_end_are_bounded_and_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(relay, "MOST_BODIES", 4 << 20)
     monkeypatch.setattr(relay, "BODY_S", 4.0)
-    async with remembering(SETTINGS) as memory:
+    async with remembering(LARGE) as memory:
         asked = [await begun(memory, 60 << 20, b"[" * (5 << 18)) for _ in range(6)]
         heads = [asyncio.create_task(reader.readuntil(b"\r\n\r\n")) for reader, _ in asked]
         async with asyncio.timeout(60):
@@ -51,16 +46,12 @@ async def test_bodies_that_never_end_are_bounded_and_cut(monkeypatch: pytest.Mon
         assert memory.proxy.counts.refused == 6
 
 
-async def test_who_stops_reading_is_cut_and_others_are_answered(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_who_stops_reading_is_cut_and_others_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(HeadDeadline, "read_s", 0.5)
     engine = ChatEngine()
     long = " ".join(["x" * 100_000] * 200)
-    engine.says = lambda body: {
-        "role": "assistant", "content": long if body.get("stream") else "well"
-    }  # fmt: skip
-    async with remembering(SETTINGS, engine) as memory:
+    engine.says = lambda body: model(long if body.get("stream") else "well")
+    async with remembering(LARGE, engine) as memory:
         body = json.dumps({"model": "m", "messages": [user("a")], "stream": True}).encode()
         _, writer = await begun(memory, len(body), body)
         transport: Any = writer.transport

@@ -12,25 +12,15 @@ from urllib.parse import quote
 import httpx
 import numpy as np
 import pytest
-from waiting import soon
-
-pytest.importorskip("bm25s")
-
-from chat_scenes import user
+from chat_scenes import APPEND, LARGE, append, model, names, reads, result, user
 from kvgraph.advisor.memory.engine import CompletionReader
 from kvgraph.advisor.memory.settings import ChatStoreSettings, MemorySettings
-from kvgraph_bench.memory.chat_engine import ChatEngine, Remembering, remembering
-
-SETTINGS = MemorySettings(budget=1000)
-APPEND = {"kvgraph": {"memory": "append"}}
-
-
-async def append(memory: Remembering, text: str, **more: Any) -> httpx.Response:
-    return await memory.chat([user(text)], kv_transfer_params=APPEND, **more)
+from kvgraph_bench.memory.chat_engine import ChatEngine, remembering
+from waiting import soon
 
 
 async def test_a_stream_is_passed_on_as_it_comes_and_remembered_when_it_ends() -> None:
-    async with remembering(SETTINGS) as memory:
+    async with remembering(LARGE) as memory:
         body = {"model": "m", "messages": [user("one")], "stream": True,
                 "kv_transfer_params": APPEND}  # fmt: skip
         headers = {"X-Session-ID": "s"}
@@ -47,39 +37,34 @@ async def test_a_stream_is_passed_on_as_it_comes_and_remembered_when_it_ends() -
 
 
 async def test_called_tools_are_read_off_a_stream() -> None:
-    function = {"name": "read", "arguments": '{"path": "a.py"}'}
-    call = {"id": "c1", "type": "function", "function": function}
     engine = ChatEngine()
-    engine.says = lambda _: {"role": "assistant", "content": None, "tool_calls": [call]}
-    async with remembering(SETTINGS, engine=engine) as memory:
+    engine.says = lambda _: model(None, tool_calls=[reads("a.py")])
+    async with remembering(LARGE, engine=engine) as memory:
         await append(memory, "one", stream=True)
-        result = {"role": "tool", "tool_call_id": "c1", "content": "print()"}
-        await memory.chat([result], kv_transfer_params=APPEND)
+        await append(memory, result())
         sent = memory.engine.got[-1]["messages"]
-        assert sent[1]["tool_calls"] == [call]
-        assert sent[2] == result
-        (chat,) = (await memory.client.get("/memory/s")).json()
-        assert [each["name"] for each in chat["blocks"]] == ["user#0", "file:a.py#0", "file:a.py#1"]
+        assert sent[1]["tool_calls"] == [reads("a.py")]
+        assert sent[2] == result()
+        assert await names(memory) == ["user#0", "file:a.py#0", "file:a.py#1"]
 
 
 @pytest.mark.parametrize("keeps", [False, True])
 async def test_thoughts_leave_with_their_turn_unless_they_shall_stay(keeps: bool) -> None:
     engine = ChatEngine()
-    engine.says = lambda _: {"role": "assistant", "content": "<think>well</think>\n\nyes"}
+    engine.says = lambda _: model("<think>well</think>\n\nyes")
     async with remembering(MemorySettings(1000, strip_think=not keeps), engine=engine) as memory:
         answer = await append(memory, "one")
         assert answer.json()["choices"][0]["message"]["content"].startswith("<think>")
         await append(memory, "two")
         assert memory.prompt()[1] == ("<think>well</think>\n\nyes" if keeps else "yes")
         # A client that repeats its chat without the thought means the same answer.
-        await memory.chat([user("one"), {"role": "assistant", "content": "yes"}, user("two"),
-                           {"role": "assistant", "content": "yes"}, user("three")])  # fmt: skip
-        (chat,) = (await memory.client.get("/memory/s")).json()
-        assert len(chat["blocks"]) == 6
+        repeated = [user("one"), model("yes"), user("two"), model("yes"), user("three")]
+        await memory.chat(repeated)
+        assert len(await names(memory)) == 6
 
 
 async def test_what_the_engine_does_not_answer_is_not_remembered() -> None:
-    async with remembering(SETTINGS) as memory:
+    async with remembering(LARGE) as memory:
         await append(memory, "one")
         memory.engine.cuts = True
         with pytest.raises(httpx.RemoteProtocolError):
@@ -92,19 +77,8 @@ async def test_what_the_engine_does_not_answer_is_not_remembered() -> None:
         assert memory.prompt() == ["one", "well then", "four"]
 
 
-async def test_a_prompt_that_the_engine_refuses_goes_there_as_its_client_sent_it() -> None:
-    engine = ChatEngine()
-    engine.refuses = lambda body: len(body["messages"]) < 11
-    async with remembering(MemorySettings(200), engine=engine) as memory:
-        chat = [user(f"{number} " * 30) for number in range(12)]
-        answer = await memory.chat(chat)
-        assert answer.status_code == 200
-        assert memory.engine.got[-1]["messages"] == chat
-        assert memory.proxy.counts.as_sent == 1
-
-
 async def test_other_requests_and_those_that_want_no_memory_are_passed_on() -> None:
-    async with remembering(SETTINGS) as memory:
+    async with remembering(LARGE) as memory:
         answer = await memory.client.post("/v1/embeddings", json={"input": "a"})
         assert answer.json() == {"path": "/v1/embeddings", "sent": {"input": "a"}}
         off = {"kvgraph": {"memory": "off"}}
@@ -116,19 +90,10 @@ async def test_other_requests_and_those_that_want_no_memory_are_passed_on() -> N
         assert len(memory.proxy.store) == 0
 
 
-async def test_an_engine_that_does_not_count_tokens_has_them_estimated() -> None:
-    engine = ChatEngine()
-    engine.tokenizes = False
-    async with remembering(SETTINGS, engine=engine) as memory:
-        await append(memory, "x" * 400)
-        (chat,) = (await memory.client.get("/memory/s")).json()
-        assert chat["blocks"][0]["tokens"] == 108
-
-
 async def test_an_answer_that_speaks_of_a_streams_end_is_none() -> None:
     engine = ChatEngine()
-    engine.says = lambda _: {"role": "assistant", "content": "data: [DONE] ends it"}
-    async with remembering(SETTINGS, engine=engine) as memory:
+    engine.says = lambda _: model("data: [DONE] ends it")
+    async with remembering(LARGE, engine=engine) as memory:
         await append(memory, "one", stream=True)
         await append(memory, "two", stream=True)
         assert memory.prompt() == ["one", "data: [DONE] ends it ", "two"]
@@ -150,7 +115,7 @@ class Held:
 
 async def test_a_client_that_leaves_before_anything_was_sent_leaves_nothing_behind() -> None:
     similarity = Held()
-    async with remembering(SETTINGS, similarity=similarity) as memory:
+    async with remembering(LARGE, similarity=similarity) as memory:
         await append(memory, "x " * 400)
         leaving = asyncio.create_task(append(memory, "y " * 700))
         await similarity.asked.wait()
@@ -162,11 +127,9 @@ async def test_a_client_that_leaves_before_anything_was_sent_leaves_nothing_behi
         assert memory.prompt() == ["x " * 400, "well then", "two"]
 
 
-async def test_an_answer_is_kept_though_its_client_hangs_up_as_soon_as_it_has_it(
-    tmp_path: Path,
-) -> None:
+async def test_an_answer_is_kept_though_its_client_hangs_up_once_it_has_it(tmp_path: Path) -> None:
     similarity, kept = Held(), ChatStoreSettings(directory=tmp_path)
-    async with remembering(SETTINGS, similarity=similarity, kept=kept) as memory:
+    async with remembering(LARGE, similarity=similarity, kept=kept) as memory:
         asked = {"model": "m", "max_tokens": 8, "messages": [user("a " * 900)]}
         body = json.dumps(asked).encode()
         url = memory.client.base_url
@@ -199,7 +162,7 @@ HINTS = '{"role": "user", "content": "a"}], "kv_transfer_params": {"kvgraph": {"
 async def test_what_is_no_chat_is_the_engines_to_judge(messages: str) -> None:
     engine = ChatEngine()
     engine.refuses = lambda _: True
-    async with remembering(SETTINGS, engine=engine) as memory:
+    async with remembering(LARGE, engine=engine) as memory:
         body = '{"model": "m", "messages": [' + messages + "]}"
         headers = {"X-Session-ID": "s"}
         answer = await memory.client.post("/v1/chat/completions", content=body, headers=headers)
@@ -213,12 +176,9 @@ async def test_what_is_no_chat_is_the_engines_to_judge(messages: str) -> None:
 )
 @pytest.mark.parametrize("in_header", [True, False])
 async def test_a_chat_is_found_by_whatever_name_it_has(name: str, in_header: bool) -> None:
-    async with remembering(SETTINGS) as memory:
-        body = {
-            "model": "m",
-            "messages": [user("a")],
-            **({} if in_header else {"session_id": name}),
-        }
+    async with remembering(LARGE) as memory:
+        named = {} if in_header else {"session_id": name}
+        body = {"model": "m", "messages": [user("a")], **named}
         headers = {b"x-session-id": name.encode()} if in_header else {}
         await memory.client.post("/v1/chat/completions", json=body, headers=headers)
         path = f"/memory/{quote(name, safe='')}"
@@ -228,15 +188,14 @@ async def test_a_chat_is_found_by_whatever_name_it_has(name: str, in_header: boo
 
 
 async def test_only_an_answer_has_thoughts() -> None:
-    async with remembering(SETTINGS) as memory:
-        said = {"role": "assistant", "content": "well then"}
+    async with remembering(LARGE) as memory:
         for quoted in ("one</think> and", "two</think> and"):
-            await memory.chat([user(quoted), said, user("next")])
+            await memory.chat([user(quoted), model(), user("next")])
             assert memory.prompt()[0] == quoted
 
 
 async def test_one_choice_is_one_choice_however_it_is_said() -> None:
-    async with remembering(SETTINGS) as memory:
+    async with remembering(LARGE) as memory:
         for n, turns in ((1, 1), (None, 2), (2, 2)):
             await append(memory, "a", n=n)
             assert memory.proxy.counts.turns == turns
@@ -273,7 +232,7 @@ def test_a_part_of_a_call_that_is_no_text_makes_an_answer_none(odd: Any) -> None
 async def test_an_odd_answer_is_passed_on_as_it_is_and_not_remembered(streams: bool) -> None:
     odd = {"name": "read", "arguments": {"path": "a.py"}} if streams else True
     calls = [{"id": "c", "type": "function", "function": odd}] if streams else odd
-    async with remembering(SETTINGS) as memory:
+    async with remembering(LARGE) as memory:
         await append(memory, "one")
         says, memory.engine.says = memory.engine.says, lambda _: {"tool_calls": calls}
         answer = await append(memory, "two", stream=streams)
@@ -296,7 +255,8 @@ def test_an_answer_is_read_however_its_bytes_are_cut() -> None:
 @pytest.mark.parametrize("kind", ["text", "call"])
 def test_a_long_answer_costs_no_more_a_token_than_a_short_one(kind: str) -> None:
     word = "word " * 20
-    said = {"content": word} if kind == "text" else {"tool_calls": [_part(word)]}
+    part = {"index": 0, "id": "c", "function": {"arguments": word}}
+    said = {"content": word} if kind == "text" else {"tool_calls": [part]}
     event = b"data: " + json.dumps({"choices": [{"index": 0, "delta": said}]}).encode() + b"\n\n"
     end = b'data: {"choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}\n\n'
 
@@ -313,7 +273,3 @@ def test_a_long_answer_costs_no_more_a_token_than_a_short_one(kind: str) -> None
         return took
 
     assert seconds(20_000) < 40 * min(seconds(2_000) for _ in range(3))
-
-
-def _part(arguments: str) -> dict[str, Any]:
-    return {"index": 0, "id": "c", "function": {"arguments": arguments}}

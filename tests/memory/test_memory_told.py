@@ -10,46 +10,20 @@ from typing import Any
 
 import httpx
 import pytest
-
-pytest.importorskip("bm25s")
-
-from chat_scenes import user
+from chat_scenes import ASKED, FACT, SMALL, noise, shown, talk, told, user
 from kvgraph.advisor.memory.chat import ChatSession
 from kvgraph.advisor.memory.chooser import summary_line
-from kvgraph.advisor.memory.settings import MemorySettings, Mode
+from kvgraph.advisor.memory.settings import Mode
 from kvgraph_bench.memory.chat_engine import ChatEngine, Remembering, remembering, words_of
 
-SMALL = MemorySettings(budget=100, settled=0, shortest=1)
 ROOM = 100 - 8  # tokens of a prompt, beside its answer's
 CRUMBS = replace(SMALL, mode=Mode.BREADCRUMB)
-FACT = "the vault opens with nine seven four"
-ASKED = "what opens the vault ?"
 DOCS = Path(__file__).parent.parent.parent / "docs" / "memory.md"
-
-
-def noise(number: int, words: int = 12) -> dict[str, Any]:
-    return user(" ".join(f"n{number}x{word}" for word in range(words)))
-
-
-async def talk(memory: Remembering, turns: int, **hint: Any) -> list[dict[str, Any]]:
-    """A chat of a greeting, the fact, and noise, of which ``hint`` says something."""
-    chat = [user("hello"), user(FACT)]
-    for number in range(turns):
-        hints = [{"index": at, **hint} for at in range(2, len(chat)) if hint]
-        params = {"kvgraph": {"messages": hints}} if hints else {}
-        answer = await memory.chat(chat, kv_transfer_params=params)
-        assert answer.status_code == 200, answer.text
-        chat += [answer.json()["choices"][0]["message"], noise(number)]
-    return chat
-
-
-def told_by(answer: httpx.Response) -> Any:
-    return json.loads(answer.headers["x-kvgraph-memory"])
 
 
 async def counted(memory: Remembering) -> tuple[int, int]:
     """How many blocks left and came back, which the page of all chats and that of one agree on."""
-    (chat,) = (await memory.client.get("/memory/s")).json()
+    chat = await shown(memory)
     status = (await memory.client.get("/memory")).json()
     assert (status["evicted"], status["recalled"]) == (chat["evicted"], chat["recalled"])
     away = sum(block["place"] is None for block in chat["blocks"])
@@ -63,7 +37,7 @@ async def test_a_block_that_leaves_again_at_once_neither_came_back_nor_left() ->
         assert FACT not in memory.prompt()
         answer = await memory.chat([*chat[:-1], user(ASKED)])
         assert FACT not in memory.prompt()  # all else is worth more
-        assert told_by(answer)["recalled"] == []
+        assert told(answer)["recalled"] == []
         assert (await counted(memory))[1] == 0
 
 
@@ -81,7 +55,7 @@ async def test_what_came_back_for_a_request_without_an_answer_does_not_count(cut
         assert await counted(memory) == before
         memory.engine.cuts, memory.engine.refuses = False, lambda _: False
         answer = await memory.chat([*chat[:-1], user(ASKED)])
-        assert told_by(answer)["recalled"] == ["user#1"]
+        assert told(answer)["recalled"] == ["user#1"]
         assert (await counted(memory))[1] == 1
 
 
@@ -91,7 +65,7 @@ async def test_headers_name_as_many_blocks_as_are_counted() -> None:
         for number in range(20):
             chat[-1] = user(f"{ASKED} n{number}x0 n{number}x1")
             answer = await memory.chat(chat)
-            named += len(told_by(answer)["recalled"])
+            named += len(told(answer)["recalled"])
             chat += [answer.json()["choices"][0]["message"], noise(100 + number)]
         assert named > 5
         assert (await counted(memory))[1] == named
@@ -102,8 +76,7 @@ async def test_a_chat_shows_what_its_client_said_of_its_blocks() -> None:
         hints = [{"index": 0, "pinned": True}, {"index": 1, "priority": 29}]
         params = {"kvgraph": {"messages": hints}}
         await memory.chat([user("one"), user("two")], kv_transfer_params=params)
-        (chat,) = (await memory.client.get("/memory/s")).json()
-        said = [(each["pinned"], each["priority"]) for each in chat["blocks"]]
+        said = [(each["pinned"], each["priority"]) for each in (await shown(memory))["blocks"]]
         assert said == [(True, 0), (False, 29), (False, 0)]
 
 
@@ -112,7 +85,7 @@ async def test_every_field_of_both_pages_is_described() -> None:
     described = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
     async with remembering(SMALL) as memory:
         await memory.chat([user("one")])
-        (chat,) = (await memory.client.get("/memory/s")).json()
+        chat = await shown(memory)
         fields = {*(await memory.client.get("/memory")).json(), *chat, *chat["blocks"][0]}
         assert fields - described == set()
 
@@ -158,7 +131,7 @@ async def test_the_line_that_names_what_left_counts(tokenizes: bool) -> None:
         for number in range(40):
             answer = await memory.chat(chat)
             taken = sum(map(tokens_of, memory.engine.got[-1]["messages"]))
-            assert told_by(answer)["tokens"] == taken <= by.budget - 8
+            assert told(answer)["tokens"] == taken <= by.budget - 8
             lines += memory.prompt()[-1].startswith("[left out: ")
             chat += [answer.json()["choices"][0]["message"], noise(number)]
         assert lines > 20
@@ -172,7 +145,7 @@ async def test_a_line_for_which_there_is_no_room_is_left_out() -> None:
         always = of_words(user("hello")) + of_words(chat[-2])  # beside the user's message
         answer = await memory.chat([*chat[:-1], noise(99, ROOM - always - 1)])
         assert memory.prompt() == ["hello", "well then", noise(99, ROOM - always - 1)["content"]]
-        assert told_by(answer)["tokens"] == ROOM
+        assert told(answer)["tokens"] == ROOM
         assert memory.proxy.counts.beyond == 0
 
 
@@ -208,9 +181,7 @@ def named(name: str, said: Any = None) -> dict[str, Any]:
         (user("x"), "tool:" + EVIL),
     ],
 )
-def test_the_line_has_nothing_in_it_that_could_end_it(
-    message: dict[str, Any], hint: str | None
-) -> None:
+def test_nothing_in_the_line_could_end_it(message: dict[str, Any], hint: str | None) -> None:
     chat = ChatSession("k", "n", "c")
     chat.follow([user("hello"), message], False, {1: {"identity": hint}} if hint else {})
     for block in chat.blocks:

@@ -7,47 +7,31 @@ import logging
 from dataclasses import replace
 from typing import Any
 
-import httpx
 import pytest
-
-pytest.importorskip("bm25s")
-
-from chat_scenes import user
+from chat_scenes import (
+    APPEND,
+    ASKED,
+    FACT,
+    LARGE,
+    SMALL,
+    append,
+    asked,
+    finish,
+    model,
+    names,
+    noise,
+    reads,
+    result,
+    shown,
+    told,
+    user,
+)
 from kvgraph.advisor.memory.settings import MemorySettings, Mode
 from kvgraph_bench.memory.chat_engine import ChatEngine, Remembering, remembering, words_of
-
-SMALL = MemorySettings(budget=100, settled=0, shortest=1)
-LARGE = MemorySettings(budget=1000)
-APPEND = {"kvgraph": {"memory": "append"}}
-FACT = "the vault opens with nine seven four"
-ASKED = "what opens the vault ?"
-
-
-def noise(number: int, words: int = 12) -> dict[str, Any]:
-    return user(" ".join(f"n{number}x{word}" for word in range(words)))
 
 
 def system(text: str) -> dict[str, Any]:
     return {"role": "system", "content": text}
-
-
-def call(number: int) -> dict[str, Any]:
-    function = {"name": "read", "arguments": json.dumps({"path": f"f{number}.py"})}
-    return {"id": f"c{number}", "type": "function", "function": function}
-
-
-def result(number: int) -> dict[str, Any]:
-    return {"role": "tool", "tool_call_id": f"c{number}", "content": "print ()"}
-
-
-async def append(memory: Remembering, *messages: dict[str, Any], **more: Any) -> httpx.Response:
-    params = {"kvgraph": {"memory": "append", **more.pop("hints", {})}}
-    return await memory.chat(list(messages), kv_transfer_params=params, **more)
-
-
-async def known(memory: Remembering) -> Any:
-    (chat,) = (await memory.client.get("/memory/s")).json()
-    return chat
 
 
 def counted(memory: Remembering) -> int:
@@ -88,17 +72,16 @@ class Counting(ChatEngine):
 
 
 @pytest.mark.parametrize("refuses", [True, False])
-async def test_what_the_tools_take_is_learned_of_prompts_that_were_ours_alone(
-    refuses: bool,
-) -> None:
+async def test_what_the_tools_take_is_learned_of_prompts_that_are_ours_alone(refuses: bool) -> None:
     engine = Counting()
     engine.refuses = lambda body: refuses and len(body["messages"]) < 11
     async with remembering(MemorySettings(200), engine=engine) as memory:
         answer = await memory.chat([user(f"{number} " * 30) for number in range(12)])
         assert answer.status_code == 200
         assert memory.proxy.counts.as_sent == refuses
-        resident = [each for each in (await known(memory))["blocks"] if each["place"] is not None]
-        fixed = (await known(memory))["tokens"] - sum(each["tokens"] for each in resident)
+        chat = await shown(memory)
+        resident = [each for each in chat["blocks"] if each["place"] is not None]
+        fixed = chat["tokens"] - sum(each["tokens"] for each in resident)
         assert fixed == (0 if refuses else 30)
 
 
@@ -106,8 +89,7 @@ async def test_another_prompt_of_as_many_messages_is_another_prompt() -> None:
     engine = ChatEngine()
     engine.refuses = lambda body: "<think>" not in body["messages"][1]["content"]
     async with remembering(LARGE, engine=engine) as memory:
-        said = {"role": "assistant", "content": "<think>well</think>yes"}
-        answer = await memory.chat([user("one"), said, user("two")])
+        answer = await memory.chat([user("one"), model("<think>well</think>yes"), user("two")])
         assert answer.status_code == 200
         assert memory.proxy.counts.as_sent == 1
 
@@ -116,19 +98,19 @@ async def test_a_client_that_appends_means_all_of_its_chat() -> None:
     async with remembering(MemorySettings(200)) as memory:
         texts = [f"{number} " * 30 for number in range(8)]
         for text in texts:
-            await append(memory, user(text))
+            await append(memory, text)
         assert memory.proxy.counts.evicted > 0
         memory.engine.refuses = lambda body: len(body["messages"]) < 17
-        assert (await append(memory, user("last"))).status_code == 200
+        assert (await append(memory, "last")).status_code == 200
         said = [text for each in texts for text in (each, "well then")]
         assert memory.prompt() == [*said, "last"]
 
 
 async def test_a_prompt_that_was_the_clients_own_is_not_sent_twice() -> None:
     async with remembering(replace(LARGE, mode=Mode.DISCARD)) as memory:  # which adds no hints
-        await append(memory, user("one"))
+        await append(memory, "one")
         memory.engine.refuses = lambda _: True
-        assert (await append(memory, user("two"))).status_code == 400
+        assert (await append(memory, "two")).status_code == 400
         assert memory.prompt() == ["one", "well then", "two"]
         assert len(memory.engine.got) == 2
         assert memory.proxy.counts.as_sent == 0
@@ -136,11 +118,10 @@ async def test_a_prompt_that_was_the_clients_own_is_not_sent_twice() -> None:
 
 async def test_hints_of_a_client_that_repeats_its_rules_are_about_what_they_name() -> None:
     async with remembering(LARGE) as memory:
-        await append(memory, system("be kind"), user("one"))
+        await append(memory, system("be kind"), "one")
         hints = {"messages": [{"index": 0, "identity": "rules"}, {"index": 1, "identity": "two"}]}
-        await append(memory, system("be kind"), user("two"), hints=hints)
-        names = [each["name"] for each in (await known(memory))["blocks"]]
-        assert names == ["rules", "user#0", "assistant#0", "two", "assistant#1"]
+        await append(memory, system("be kind"), "two", hints=hints)
+        assert await names(memory) == ["rules", "user#0", "assistant#0", "two", "assistant#1"]
 
 
 async def test_rules_with_a_clock_in_them_leave_the_chat_as_it_is() -> None:
@@ -151,17 +132,17 @@ async def test_rules_with_a_clock_in_them_leave_the_chat_as_it_is() -> None:
             answer = await memory.chat(chat)
             assert memory.prompt()[0] == f"it is {number}"
             chat += [answer.json()["choices"][0]["message"], noise(number)]
-        assert (await known(memory))["turn"] == 30
+        assert (await shown(memory))["turn"] == 30
         answer = await memory.chat([system("it is late"), *chat[1:-1], user(ASKED)])
-        assert json.loads(answer.headers["x-kvgraph-memory"])["recalled"] == ["user#1"]
+        assert told(answer)["recalled"] == ["user#1"]
         assert memory.prompt()[0] == "it is late"
         assert memory.prompt()[-2:] == [FACT, ASKED]
 
 
 async def test_a_client_that_appends_may_change_its_rules() -> None:
     async with remembering(LARGE) as memory:
-        await append(memory, system("it is one"), user("one"))
-        await append(memory, system("it is two"), user("two"))
+        await append(memory, system("it is one"), "one")
+        await append(memory, system("it is two"), "two")
         assert memory.prompt() == ["it is two", "one", "well then", "two"]
 
 
@@ -182,38 +163,26 @@ async def test_a_turn_is_what_follows_the_users_word() -> None:
 
     def says(body: dict[str, Any]) -> dict[str, Any]:
         calls = sum(each["role"] == "tool" for each in body["messages"])
-        if calls < 16:
-            return {"role": "assistant", "content": None, "tool_calls": [call(calls)]}
-        return {"role": "assistant", "content": "well then"}
+        return model(None, tool_calls=[reads("a.py", f"c{calls}")]) if calls < 16 else model()
 
     engine.says = says
     async with remembering(LARGE, engine=engine) as memory:
-        await append(memory, user("read them"))
+        await append(memory, "read them")
         for number in range(16):
-            await append(memory, result(number))
+            await append(memory, result(call=f"c{number}"))
         assert len(memory.engine.got) == 17
-        assert (await known(memory))["turn"] == 1
-        await append(memory, user("and now ?"))
-        assert (await known(memory))["turn"] == 2
+        assert (await shown(memory))["turn"] == 1
+        await append(memory, "and now ?")
+        assert (await shown(memory))["turn"] == 2
 
 
 async def test_an_answer_to_a_request_that_another_one_followed_is_not_kept() -> None:
     async with remembering(LARGE) as memory:
-
-        def asked(*messages: dict[str, Any]) -> Any:
-            body = {"model": "m", "messages": messages}
-            headers = [(b"x-session-id", b"s"), (b"content-type", b"application/json")]
-            path, data = "/v1/chat/completions", json.dumps(body).encode()
-            return memory.proxy.callers.read("POST", path, headers, data)
-
-        said = {"role": "assistant", "content": "I say"}
-        first = await memory.proxy.begin(asked(user("one")))
-        second = await memory.proxy.begin(asked(user("one"), said))
+        first = await memory.proxy.begin(asked(memory, user("one")))
+        second = await memory.proxy.begin(asked(memory, user("one"), model("I say")))
         for each in (first, second):
-            async for _ in memory.proxy.rest(*each):
-                pass
-        names = [each["name"] for each in (await known(memory))["blocks"]]
-        assert names == ["user#0", "assistant#0", "assistant#1"]
+            await finish(memory, each)
+        assert await names(memory) == ["user#0", "assistant#0", "assistant#1"]
 
 
 @pytest.mark.parametrize("keeps", [False, True])
@@ -223,63 +192,58 @@ async def test_what_was_thought_before_a_call_is_there_when_its_result_is(keeps:
 
     def says(body: dict[str, Any]) -> dict[str, Any]:
         if body["messages"][-1]["role"] == "tool":
-            return {"role": "assistant", "content": "<think>so</think>it prints"}
-        return {"role": "assistant", "content": thought + "well", "tool_calls": [call(0)],
-                "reasoning_content": "there may be more"}  # fmt: skip
+            return model("<think>so</think>it prints")
+        more = {"tool_calls": [reads("a.py")], "reasoning_content": "there may be more"}
+        return model(thought + "well", **more)
 
     engine.says = says
     async with remembering(replace(LARGE, strip_think=not keeps), engine=engine) as memory:
-        await append(memory, user("read it"))
-        answer = await append(memory, result(0))
+        await append(memory, "read it")
+        answer = await append(memory, result())
         sent = memory.engine.got[-1]["messages"][1]
         assert sent["content"] == thought + "well"
         assert sent["reasoning_content"] == "there may be more"
-        assert json.loads(answer.headers["x-kvgraph-memory"])["tokens"] == counted(memory)
-        answer = await append(memory, user("and now ?"))
+        assert told(answer)["tokens"] == counted(memory)
+        answer = await append(memory, "and now ?")
         sent = memory.engine.got[-1]["messages"][1]
         assert (sent["content"] == "well") is not keeps
         assert ("reasoning_content" in sent) is keeps
         assert ("<think>so</think>" in memory.prompt()[3]) is keeps
-        assert json.loads(answer.headers["x-kvgraph-memory"])["tokens"] == counted(memory)
+        assert told(answer)["tokens"] == counted(memory)
 
 
 async def test_thoughts_that_a_client_repeats_are_those_of_their_turn() -> None:
     async with remembering(LARGE) as memory:
-        old = {"role": "assistant", "content": "<think>a</think>yes"}
-        new = {"role": "assistant", "content": "<think>b</think>", "tool_calls": [call(0)]}
-        await memory.chat([user("one"), old, user("two"), new, result(0)])
+        old, new = model("<think>a</think>yes"), model("<think>b</think>", tool_calls=[reads("a")])
+        await memory.chat([user("one"), old, user("two"), new, result()])
         assert memory.prompt() == ["one", "yes", "two", "<think>b</think>", "print ()"]
 
 
 async def test_names_of_blocks_are_their_own() -> None:
     async with remembering(LARGE) as memory:
         hints = {"messages": [{"role": "user", "identity": "plan"}]}
-        await append(memory, user("one"), user("two"), hints=hints)
-        await append(memory, user("three"))
-        await append(memory, user("four"), hints={"messages": [{"index": 0, "identity": "user#0"}]})
-        await append(memory, user("five"))
-        names = [each["name"] for each in (await known(memory))["blocks"]]
-        said = [name for name in names if not name.startswith("assistant")]
+        await append(memory, "one", "two", hints=hints)
+        await append(memory, "three")
+        await append(memory, "four", hints={"messages": [{"index": 0, "identity": "user#0"}]})
+        await append(memory, "five")
+        found = await names(memory)
+        said = [name for name in found if not name.startswith("assistant")]
         assert said == ["plan", "plan#0", "user#0", "user#0#0", "user#1"]
-        assert len(names) == len(set(names))
+        assert len(found) == len(set(found))
 
 
 async def test_a_name_stays_where_a_number_below_it_is_free() -> None:
     async with remembering(LARGE) as memory:
         hints = {"messages": [{"index": 0, "identity": "plan"}]}
-        await append(memory, user("one"), user("two"), hints=hints)
-        await append(memory, user("three"))
-        names = [each["name"] for each in (await known(memory))["blocks"]]
-        assert names == ["plan", "user#1", "assistant#0", "user#2", "assistant#1"]
+        await append(memory, "one", "two", hints=hints)
+        await append(memory, "three")
+        assert await names(memory) == ["plan", "user#1", "assistant#0", "user#2", "assistant#1"]
 
 
 async def test_long_paths_that_begin_alike_have_several_names() -> None:
     async with remembering(LARGE) as memory:
         for number in range(2):
-            function = {"name": "read", "arguments": json.dumps({"path": "d/" * 99 + f"{number}"})}
-            asks = {"id": "c", "type": "function", "function": function}
-            said = {"role": "assistant", "content": None, "tool_calls": [asks]}
-            answers = {"role": "tool", "tool_call_id": "c", "content": "x"}
-            await append(memory, user("a"), said, answers, said, answers)
-        names = [each["name"] for each in (await known(memory))["blocks"]]
-        assert len(names) == len(set(names))
+            said = model(None, tool_calls=[reads("d/" * 99 + f"{number}")])
+            await append(memory, "a", said, result(), said, result())
+        found = await names(memory)
+        assert len(found) == len(set(found))

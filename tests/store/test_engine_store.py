@@ -35,14 +35,11 @@ def engine(
         }
         options = {"model": str(tiny_model), "contexts": CONTEXTS}
         return new_engine(
-            SCRIPT,
-            {**options, "store": str(store), "faults": faults},
-            AITHER_KVCACHE_GRAPH="1",
+            SCRIPT, {**options, "store": str(store), "faults": faults}, AITHER_KVCACHE_GRAPH="1",
             AITHER_KVCACHE_SIDECAR=f"ipc://{tmp_path_factory.mktemp('s')}/nobody",
-            AITHER_KVCACHE_WARM_GIB=str(40.5 * BLOCK_BYTES / gib),
-            OMP_NUM_THREADS="1",
+            AITHER_KVCACHE_WARM_GIB=str(40.5 * BLOCK_BYTES / gib), OMP_NUM_THREADS="1",
             **(there if shared else {}),
-        )
+        )  # fmt: skip
 
     return run
 

@@ -20,11 +20,17 @@ LAST = 'data: {"choices":[],"usage":{"prompt_tokens_details":{"cached_tokens":7}
 PIECES = ['data: {"choices":[]}\n\n', LAST + "data: [DONE]\n\n"]
 
 
-async def play(*, addresses: int, killed: bool) -> WaveEnd:
-    """A wave before stand-ins, of which the first may be killed; its answers never end before."""
+def play(addresses: int = 1, killed: bool = False, pieces: list[str] = PIECES) -> dict[str, Any]:
+    """What came of a wave before stand-ins, of which the first may be killed; its answers never end
+    before.
+    """
+    return asyncio.run(_wave(addresses, killed, pieces)).facts()
+
+
+async def _wave(addresses: int, killed: bool, pieces: list[str]) -> WaveEnd:
     engines = [StandInEngine() for _ in range(addresses)]
     for number, engine in enumerate(engines):
-        engine.pieces = PIECES
+        engine.pieces = pieces
         engine.hold = asyncio.Event() if number == 0 else None
         await engine.start()
 
@@ -41,34 +47,21 @@ async def play(*, addresses: int, killed: bool) -> WaveEnd:
 
 
 def test_a_wave_that_nothing_befalls_is_answered_whole() -> None:
-    facts = asyncio.run(play(addresses=1, killed=False)).facts()
+    facts = play()
     assert facts["in_flight"] == facts["whole"] == len(BODIES)
     assert (facts["cut"], facts["failed"], facts["asked_again"]) == (0, 0, 0)
     assert facts["found"] == 7 * len(BODIES)
 
 
 def test_an_error_that_is_streamed_is_no_answer_and_says_why() -> None:
-    async def run() -> dict[str, Any]:
-        engine = StandInEngine()
-        engine.pieces = [PIECES[0], 'data: {"error": {"code": 500}}\n\ndata: [DONE]\n\n']
-        engine.hold = asyncio.Event()
-        await engine.start()
-
-        async def kill() -> None:
-            engine.hold.set()
-
-        facts = (await KillWave([engine.url], BODIES).play(kill)).facts()
-        engine.kill()
-        return facts
-
-    facts = asyncio.run(run())
+    facts = play(pieces=[PIECES[0], 'data: {"error": {"code": 500}}\n\ndata: [DONE]\n\n'])
     assert (facts["cut"], facts["whole"]) == (len(BODIES), 0)
     assert facts["why"] == ['data: {"error": {"code": 500}}']
 
 
 @pytest.mark.parametrize("addresses", [1, 2])
 def test_an_answer_that_had_begun_is_cut_and_asked_for_nowhere_else(addresses: int) -> None:
-    facts = asyncio.run(play(addresses=addresses, killed=True)).facts()
+    facts = play(addresses, killed=True)
     assert facts["cut"] >= facts["begun"] >= 2
     assert facts["cut"] + facts["failed"] + facts["whole"] == len(BODIES)
     if addresses == 2:

@@ -18,6 +18,7 @@ from kvgraph.hooks.store.stores import DirectoryStore
 from kvgraph.hooks.tiers.jobs import Load, TierAnswer, WorkerStart
 from kvgraph.hooks.vllm.tiers.sharing import PATIENCE_S, StoreLookup
 from pool_engine import Engine, parked, prompt
+from waiting import until
 
 pytestmark = pytest.mark.usefixtures("vllm_loaded")
 ROOM = 1 << 30
@@ -69,17 +70,30 @@ class Fleet:
 
 def heard(engine: Engine) -> None:
     """Wait for the store's word, which comes from a thread and by no engine's clock."""
-    deadline = time.monotonic() + 10.0
     lookup = engine.side.store.lookup
-    while lookup is not None and not lookup.answered:
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
+    until(lambda: lookup is None or lookup.answered)
 
 
-def test_what_one_engine_computed_another_loads(tmp_path: Path) -> None:
-    fleet = Fleet(tmp_path)
-    one, two = fleet.engine(), fleet.engine()
-    assert fleet.serve(one, prompt(4, 1)).computed == 4
+@pytest.fixture
+def fleet(tmp_path: Path) -> Fleet:
+    return Fleet(tmp_path)
+
+
+@pytest.fixture
+def one(fleet: Fleet) -> Engine:
+    """An engine that has shared a prompt."""
+    engine = fleet.engine()
+    assert fleet.serve(engine, prompt(4, 1)).computed == 4
+    return engine
+
+
+@pytest.fixture
+def two(fleet: Fleet, one: Engine) -> Engine:
+    """Another engine, that may load it."""
+    return fleet.engine()
+
+
+def test_what_one_engine_computed_another_loads(fleet: Fleet, two: Engine) -> None:
     turn = fleet.serve(two, prompt(4, 1))
     assert (turn.loaded, turn.computed) == (4, 0)
     assert two.counts.store_loaded == 4
@@ -87,10 +101,7 @@ def test_what_one_engine_computed_another_loads(tmp_path: Path) -> None:
     two.check_whole()
 
 
-def test_a_shared_prefix_goes_there_once(tmp_path: Path) -> None:
-    fleet = Fleet(tmp_path)
-    one = fleet.engine()
-    fleet.serve(one, prompt(4, 1))
+def test_a_shared_prefix_goes_there_once(fleet: Fleet, one: Engine) -> None:
     fleet.serve(one, [*prompt(4, 1, extra=0), *prompt(2, 2)])
     assert one.counts.shared == 6
 
@@ -130,26 +141,22 @@ def test_at_eviction_what_is_copied_ahead_is_given(tmp_path: Path) -> None:
         {"kv_transfer_params": {"kvgraph": {"share": "no"}}},
     ],
 )
-def test_what_a_request_forbids_stays_here(tmp_path: Path, request_says: dict[str, Any]) -> None:
-    fleet = Fleet(tmp_path)
-    one = fleet.engine()
-    fleet.serve(one, prompt(4, 1), request_says)
-    one.push_out()
-    fleet.settle(one)
-    assert not set(one.hashes_of(prompt(4, 1))) & set(one.worker.store)
+def test_what_a_request_forbids_stays_here(fleet: Fleet, request_says: dict[str, Any]) -> None:
+    engine = fleet.engine()
+    fleet.serve(engine, prompt(4, 1), request_says)
+    engine.push_out()
+    fleet.settle(engine)
+    assert not set(engine.hashes_of(prompt(4, 1))) & set(engine.worker.store)
 
 
 def test_salted_blocks_go_where_the_operator_allows_it(tmp_path: Path) -> None:
     fleet = Fleet(tmp_path, salted=True)
-    one = fleet.engine()
-    fleet.serve(one, prompt(4, 1), {"cache_salt": "s"})
-    assert one.counts.shared == 4
+    engine = fleet.engine()
+    fleet.serve(engine, prompt(4, 1), {"cache_salt": "s"})
+    assert engine.counts.shared == 4
 
 
-def test_what_is_not_there_after_all_is_computed_and_asked_for_once(tmp_path: Path) -> None:
-    fleet = Fleet(tmp_path)
-    one, two = fleet.engine(), fleet.engine()
-    fleet.serve(one, prompt(4, 1))
+def test_what_is_not_there_after_all_is_computed_and_asked_once(fleet: Fleet, two: Engine) -> None:
     two.worker.store = {}
     turn = fleet.serve(two, prompt(4, 1))
     assert (turn.loaded, turn.computed) == (0, 4)
@@ -158,10 +165,8 @@ def test_what_is_not_there_after_all_is_computed_and_asked_for_once(tmp_path: Pa
     two.check_whole()
 
 
-def test_memory_makes_room_for_what_comes(tmp_path: Path) -> None:
-    fleet = Fleet(tmp_path)
-    one = fleet.engine()
-    fleet.serve(one, prompt(8, 1))
+def test_memory_makes_room_for_what_comes(fleet: Fleet) -> None:
+    fleet.serve(fleet.engine(), prompt(8, 1))
     two = fleet.engine(blocks=33)
     for seed in range(2, 8):
         parked(two, seed=seed)
@@ -169,10 +174,7 @@ def test_memory_makes_room_for_what_comes(tmp_path: Path) -> None:
     assert fleet.serve(two, prompt(8, 1)).loaded == 8
 
 
-def test_after_a_reset_the_store_is_left_alone(tmp_path: Path) -> None:
-    fleet = Fleet(tmp_path)
-    one, two = fleet.engine(), fleet.engine()
-    fleet.serve(one, prompt(4, 1))
+def test_after_a_reset_the_store_is_left_alone(fleet: Fleet, two: Engine) -> None:
     assert two.reset()
     two.step()
     turn = fleet.serve(two, prompt(4, 1))
@@ -182,10 +184,7 @@ def test_after_a_reset_the_store_is_left_alone(tmp_path: Path) -> None:
     assert two.counts.shared == 0
 
 
-def test_a_request_that_ends_while_the_store_is_asked_leaves_nothing(tmp_path: Path) -> None:
-    fleet = Fleet(tmp_path)
-    one, two = fleet.engine(), fleet.engine()
-    fleet.serve(one, prompt(4, 1))
+def test_one_that_ends_while_the_store_is_asked_leaves_nothing(fleet: Fleet, two: Engine) -> None:
     turn = two.ask(prompt(4, 1))
     two.step()
     two.end(turn)
@@ -196,11 +195,9 @@ def test_a_request_that_ends_while_the_store_is_asked_leaves_nothing(tmp_path: P
     two.check_whole()
 
 
-def test_the_store_s_silence_keeps_nobody_waiting(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_silent_store_keeps_nobody_waiting(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(DirectoryStore, "holds", lambda self, keys: time.sleep(0.5) or [])
-    engine = Fleet(tmp_path).engine(blocks=33)
+    engine = fleet.engine(blocks=33)
     turns = [engine.ask(prompt(4, seed)) for seed in (1, 2)]
     for _ in range(10):  # of .05 s by the engine's own clock
         engine.step()
@@ -228,11 +225,10 @@ def test_requests_that_come_one_after_the_other_do_not_all_wait_for_a_store_that
 
 
 def test_who_hashes_blocks_otherwise_than_another_on_the_store_says_so_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     from vllm.v1.core import kv_cache_utils
 
-    fleet = Fleet(tmp_path)
     monkeypatch.setattr(kv_cache_utils, "NONE_HASH", getattr(kv_cache_utils, "NONE_HASH", b""))
     for seed, lines in (("1", 0), ("1", 0), ("2", 1), ("2", 1)):
         monkeypatch.setenv("PYTHONHASHSEED", seed)  # read as the engine's core starts
@@ -249,10 +245,9 @@ def told(engine: Engine, kind: type) -> list[bytes]:
     return [each.hashes for each in events if each.tier == Tier.POOL]
 
 
-def test_the_sidecar_hears_what_is_in_the_store_and_what_is_lost_there(tmp_path: Path) -> None:
-    fleet = Fleet(tmp_path)
-    one, two = fleet.engine(), fleet.engine()
-    fleet.serve(one, prompt(4, 1))
+def test_the_sidecar_hears_what_is_in_the_store_and_what_is_lost_there(
+    fleet: Fleet, one: Engine, two: Engine
+) -> None:
     given = b"".join(told(one, BlocksSpilled))
     assert len(given) == 8 * len(one.side.store.sharer.known()) > 0
     assert given in b"".join(each.hashes for each in one.side.copies())

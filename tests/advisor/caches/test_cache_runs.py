@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Iterator
-from functools import partial
 from types import SimpleNamespace
 from typing import Any, NamedTuple, cast
 
@@ -32,6 +31,7 @@ from kvgraph.graph.kvcache_graph import KVCacheGraph
 from page_app import create_app
 from random_models import random_model
 from small_world import page_over
+from waiting import until
 
 SECRET = "a secret that nobody guesses"
 
@@ -57,14 +57,6 @@ def steps(
     )  # fmt: skip
 
 
-def told(watch: CacheWatch, count: int) -> bool:
-    """Whether so many steps are told before long."""
-    until = time.monotonic() + 20.0
-    while watch.told < count and time.monotonic() < until:
-        time.sleep(0.01)
-    return watch.told >= count
-
-
 @pytest.fixture
 def url() -> Iterator[str]:
     source = cast(StatusSource, SimpleNamespace(page=page_over(KVCacheGraph())))
@@ -88,7 +80,7 @@ def post(url: str, body: Any) -> httpx.Response:
 def test_a_run_is_shown_while_it_goes_on(url: str) -> None:
     cache = cache_of(Step((0.2, 0.4), (256, 64), 70.0, at=3.0))
     with CacheWatch(cache, "chat", url, SECRET) as watch:
-        assert told(watch, 1)
+        until(lambda: watch.told >= 1)
         cache.trace.append(Step((0.9, float("nan")), (64, 64), 64.0, at=2.0))  # a clock set back
         cache.trace.append(Step((0.9, 0.9), (64, 64), 64.0, at=4.0))
     (run,) = shown(url, 10).runs
@@ -117,7 +109,7 @@ def test_a_model_never_hears_of_a_sidecar_that_refuses_or_is_gone(
     url: str, wrong: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     where = ("http://127.0.0.1:9", SECRET) if wrong == "port" else (url, "wrong")
-    with CacheWatch(cache_of(Step((0.5,), (256,), 70.0, at=1.0)), "chat", *where) as watch:
+    with CacheWatch(cache_of(Step((0.5,), (256,), 70.0, 1.0)), "chat", *where) as watch:
         pass
     assert watch.told == 0
     assert caplog.text.count("run 'chat' is not shown") == 1
@@ -135,9 +127,9 @@ def test_steps_whose_answer_was_lost_are_told_again_and_count_once(
         return answer
 
     monkeypatch.setattr(EditEndpoint, "send", lose_one)
-    cache = cache_of(Step((0.5,), (256,), 70.0, at=1.0))
+    cache = cache_of(Step((0.5,), (256,), 70.0, 1.0))
     with CacheWatch(cache, "chat", url, SECRET) as watch:
-        assert told(watch, 1)
+        until(lambda: watch.told >= 1)
         cache.trace.append(Step((0.5,), (256,), 71.0, at=2.0))
     assert shown(url, 10).runs[0].held == [70.0, 71.0]
 
@@ -153,37 +145,30 @@ def test_a_sidecar_that_comes_later_is_told_and_the_log_says_so(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, url: str
 ) -> None:
     running: list[str] = []
-    monkeypatch.setattr(cache_watch, "EditEndpoint", partial(the_only_one, running))
-    with CacheWatch(cache_of(Step((0.5,), (256,), 70.0, at=1.0)), "chat") as watch:
-        while "no sidecar runs" not in caplog.text:
-            time.sleep(0.01)
+
+    def the_only_one(path: str, *where: str | None) -> EditEndpoint:
+        if not running:
+            raise RemoteError("no sidecar runs")
+        return EditEndpoint(path, running[0], SECRET)
+
+    monkeypatch.setattr(cache_watch, "EditEndpoint", the_only_one)
+    with CacheWatch(cache_of(Step((0.5,), (256,), 70.0, 1.0)), "chat") as watch:
+        until(lambda: "no sidecar runs" in caplog.text)
         running.append(url)
-        assert told(watch, 1)
+        until(lambda: watch.told >= 1)
     assert shown(url, 10).runs[0].held == [70.0]
     assert caplog.text.count("run 'chat' is not shown") == 1
     assert caplog.text.count("run 'chat' is shown now") == 1
 
 
-def the_only_one(running: list[str], path: str, *where: str | None) -> EditEndpoint:
-    if not running:
-        raise RemoteError("no sidecar runs")
-    return EditEndpoint(path, running[0], SECRET)
-
-
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"run": ""},
-        {"at": [1.0]},
-        {"held": [1.0] * 5000},
-        {"first": -1},
-        {"at": [2.0, 1.0]},
-        {"confidence": [0.5, 2.0]},
-        {"held": [1.0, -1.0]},
-        {"low": None},
+        {"run": ""}, {"at": [1.0]}, {"held": [1.0] * 5000}, {"first": -1}, {"at": [2.0, 1.0]},
+        {"confidence": [0.5, 2.0]}, {"held": [1.0, -1.0]}, {"low": None},
         {"prompt": "what was asked"},
     ],
-)
+)  # fmt: skip
 def test_what_is_malformed_is_refused(wrong: dict[str, Any], url: str) -> None:
     body = {**steps("chat", 1.0, 2.0).model_dump(), **wrong}
     answer = post(url, body)
@@ -226,7 +211,7 @@ def test_a_second_watch_of_one_name_says_that_it_is_not_shown(
 ) -> None:
     one, two = (cache_of(Step((0.5,), (256,), held, at=1.0)) for held in (70.0, 80.0))
     with CacheWatch(one, "chat", url, SECRET) as first:
-        assert told(first, 1)
+        until(lambda: first.told >= 1)
         with CacheWatch(two, "chat", url, SECRET) as second:
             pass
     assert second.told == 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import subprocess
 import sys
@@ -17,8 +16,8 @@ from pathlib import Path
 from typing import Any, cast
 
 import httpx
-import numpy as np
 import pytest
+import waiting
 from kvgraph.advisor.intents.client import IntentClient
 from kvgraph.advisor.intents.langgraph import LangGraphCallbacks, SessionSignals
 from kvgraph.advisor.page.intents import MOST_WISHES
@@ -27,7 +26,7 @@ from kvgraph.dashboards.access import EDIT_HEADER, edit_token, page_token
 from kvgraph.dashboards.server import HttpServer
 from kvgraph.dashboards.source import StatusSource
 from kvgraph.graph.kvcache_graph import KVCacheGraph
-from kvgraph.graph.wire.events import BlocksStored, EngineHello, RequestFinished, RequestStarted
+from kvgraph.graph.wire.events import EngineHello
 from kvgraph.hooks.fake import FakeEngine
 from langchain_core.language_models.fake_chat_models import GenericFakeChatModel
 from langchain_core.messages import AIMessage, HumanMessage, ToolCall
@@ -40,6 +39,7 @@ from langgraph.types import Command, interrupt
 from page_app import create_app
 from page_sidecar import BLOCK, TOKEN, PageSidecar
 from small_world import page_over
+from turns import turn_events
 
 PATIENCE_S = 20.0
 
@@ -125,11 +125,8 @@ def signals(page_sidecar: PageSidecar) -> Iterator[LangGraphCallbacks]:
 
 def known(sidecar: PageSidecar, session: str) -> dict[str, Any]:
     """What the sidecar says of a session; nothing before it has heard of it."""
-    request = urllib.request.Request(f"{sidecar.url}/sessions/{session}/explain")
-    request.add_header("Authorization", f"Bearer {TOKEN}")
     try:
-        with urllib.request.urlopen(request) as answer:
-            return cast(dict[str, Any], json.load(answer))
+        return cast(dict[str, Any], sidecar.get(f"/sessions/{session}/explain"))
     except urllib.error.HTTPError:
         return {}
 
@@ -158,11 +155,13 @@ def test_while_a_tool_runs_the_session_waits_for_it(
 def test_a_tool_that_asks_a_person_is_waited_for_as_a_person_is(
     page_sidecar: PageSidecar, engine: FakeEngine, signals: LangGraphCallbacks
 ) -> None:
-    agent = Agent(signals, engine, calls("approve"), AIMessage("Done."))
+    agent = Agent(signals, engine, calls("approve"), AIMessage("Done."), calls("approve"))
     assert agent.run("person")["__interrupt__"]
     until(page_sidecar, "person", state="idle", last_stop="end_of_turn", waits_for=None, turns=1)
     agent.run("person", Command(resume="yes"))
     until(page_sidecar, "person", last_stop="end_of_turn", turns=2)
+    asyncio.run(agent.graph.ainvoke({"messages": [HumanMessage("Hi")]}, agent.config("later")))
+    until(page_sidecar, "later", state="idle", last_stop="end_of_turn")
 
 
 def test_a_thread_that_is_deleted_is_a_session_that_is_over(
@@ -188,17 +187,6 @@ def test_a_run_that_fails_has_ended_its_turn(
     until(page_sidecar, "fails", state="idle", last_stop="end_of_turn")
 
 
-def test_an_asynchronous_run_says_the_same(
-    page_sidecar: PageSidecar, engine: FakeEngine, signals: LangGraphCallbacks
-) -> None:
-    agent = Agent(signals, engine, calls("approve"))
-    asyncio.run(agent.graph.ainvoke({"messages": [HumanMessage("Hi")]}, agent.config("later")))
-    until(page_sidecar, "later", state="idle", last_stop="end_of_turn")
-
-
-# No sidecar, and what it costs then ---------------------------------------------------------------
-
-
 def test_a_silent_sidecar_costs_an_agent_nothing_but_one_line(
     engine: FakeEngine, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -214,12 +202,14 @@ def test_a_silent_sidecar_costs_an_agent_nothing_but_one_line(
 
 
 class Heard:
-    """A client that notes what it is told, once it is let go."""
+    """A client that notes what it is told, unless it hangs."""
 
-    def __init__(self) -> None:
+    def __init__(self, answer: str = "accepted", *, hangs: bool = False) -> None:
         self.words: list[tuple[str, ...]] = []
         self.leave = threading.Event()
-        self.answer = "accepted"
+        if not hangs:
+            self.leave.set()
+        self.answer = answer
 
     def __getattr__(self, kind: str) -> Callable[..., dict[str, str]]:
         def told(session: str, *rest: Any, **named: Any) -> dict[str, str]:
@@ -236,7 +226,6 @@ def new_words(heard: Heard, settle_s: float = 0.0) -> SessionSignals:
 
 def test_only_the_latest_word_on_a_session_is_told() -> None:
     heard = Heard()
-    heard.leave.set()
     words = new_words(heard, settle_s=PATIENCE_S)
     words.waits("a", "bash")
     words.turn_ended("a")
@@ -249,7 +238,7 @@ def test_only_the_latest_word_on_a_session_is_told() -> None:
 
 
 def test_nobody_waits_for_a_sidecar_that_hangs_and_the_words_are_bounded() -> None:
-    heard = Heard()
+    heard = Heard(hangs=True)
     words = new_words(heard)
     for number in range(5000):
         words.waits(f"chat-{number}", "bash")
@@ -260,9 +249,7 @@ def test_nobody_waits_for_a_sidecar_that_hangs_and_the_words_are_bounded() -> No
 
 
 def test_a_session_that_no_sidecar_knows_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
-    heard = Heard()
-    heard.answer = "missing"
-    heard.leave.set()
+    heard = Heard("missing")
     words = new_words(heard, settle_s=PATIENCE_S)
     for name in "abc":
         words.turn_ended(name)
@@ -275,14 +262,10 @@ def test_a_session_that_no_sidecar_knows_is_told_once(caplog: pytest.LogCaptureF
 def test_a_session_that_a_sidecar_has_not_heard_of_yet_is_told_once_more(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    heard = Heard()
-    heard.answer = "missing"
+    heard = Heard("missing")
     words = new_words(heard)
-    heard.leave.set()
     words.turn_ended("a")
-    deadline = time.monotonic() + PATIENCE_S
-    while not caplog.records and time.monotonic() < deadline:
-        time.sleep(0.01)
+    waiting.until(lambda: caplog.records)
     words.close(PATIENCE_S)
     assert heard.words == [("turn_ended", "a")] * 2
     assert len(caplog.records) == 1
@@ -293,7 +276,6 @@ def test_after_a_silence_a_sidecar_is_asked_again(
 ) -> None:
     caplog.set_level(logging.WARNING)
     heard, asked = Heard(), list[float]()
-    heard.leave.set()
 
     def connect() -> IntentClient:
         asked.append(time.monotonic())
@@ -347,15 +329,7 @@ class Source:
         self.page = page_over(self.graph)
         self.graph.apply("e", [EngineHello("e", "", 16, 40, "v")])
         for session, keys in (("a", (1, 2)), ("b", (3, 4))):
-            packed = np.array(keys, dtype="<u8").tobytes()
-            self.graph.apply(
-                "e",
-                [
-                    RequestStarted(session, packed, 32, 0, 16, session),
-                    BlocksStored(packed, None, 16),
-                    RequestFinished(session, packed, 32, 32, "stop", session),
-                ],
-            )
+            self.graph.apply("e", turn_events(session, *keys))
 
 
 @pytest.fixture
@@ -429,25 +403,19 @@ def test_whoever_may_only_read_changes_nothing(source: Source, url: str) -> None
 @pytest.mark.parametrize(
     "wish",
     [
-        {"kind": "burn", "session": "a"},
-        {"kind": "pin", "session": "a" * 300},
-        {"kind": "pin", "session": "a", "seconds": -1},
-        {"kind": "pin", "block": "-5"},
-        {"kind": "pin", "block": "1e3"},
+        {}, {"kind": "burn", "session": "a"}, {"kind": "pin", "session": "a" * 300},
+        {"kind": "pin", "block": "-5"}, {"kind": "pin", "block": "1e3"},
+        {"kind": "pin", "block": "99999999999999999999"},
         {"kind": "retain", "session": "a", "importance": 2},
-        {"kind": "pin", "session": "a", "unknown": 1},
-        {"kind": "pin", "session": "a", "seconds": True},
-        {"kind": "pin", "session": "a", "seconds": "60"},
-        {"kind": "pin", "session": "a", "waiting_for_tool": True},
+        *({"kind": "pin", "session": "a", **more} for more in (
+            {"seconds": -1}, {"unknown": 1}, {"seconds": True}, {"seconds": "60"},
+            {"waiting_for_tool": True},
+        )),
         {"kind": "signal", "session": "a", "session_ended": True, "seconds": 4},
         {"kind": "signal", "session": "a", "waiting_for_tool": 1},
-        {"kind": "pin", "block": "99999999999999999999"},
-        {},
     ],
-)
-def test_what_is_malformed_is_refused_as_a_whole(
-    wish: dict[str, Any], source: Source, url: str
-) -> None:
+)  # fmt: skip
+def test_what_is_malformed_is_refused_whole(wish: dict[str, Any], source: Source, url: str) -> None:
     before = source.graph.changes.total
     good = {"kind": "pin", "session": "a"}
     assert post(url, {"intents": [good, wish]}).status_code == 422

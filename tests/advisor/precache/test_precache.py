@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from contextlib import closing
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
 import pytest
+from http_answers import Asked, HttpAnswers
 from kvgraph.advisor.cli import main
 from kvgraph.advisor.precache.keeper import (
     Prefix,
@@ -36,9 +36,6 @@ from small_world import pack
 STABLE = [{"role": "system", "content": "Be kind."}]
 
 
-# Keys and what is stable ------------------------------------------------------------------------
-
-
 def test_what_is_named_stands_before_what_is_stable_before_what_is_whole(tmp_path: Path) -> None:
     def key(*contents: object, **more: Any) -> str:
         said = tuple({"role": "user", "content": each} for each in contents)
@@ -50,6 +47,7 @@ def test_what_is_named_stands_before_what_is_stable_before_what_is_whole(tmp_pat
     assert key([{"type": "text", "text": "a"}]).startswith("pfx:")
     assert key("a", tools=tools) == key("a", tools=tools)
     assert key("a", tools=tools).startswith("v5:")
+    assert key("a", tools=tools) != key("a", tools=({"type": "function", "name": "x"},))
     assert key("a", "b") != key("ab")
 
 
@@ -73,9 +71,6 @@ def test_a_mark_that_is_not_there_is_a_mistake() -> None:
         stable_messages(lambda _: STABLE, "<<turn>>", {})
 
 
-# Sweeps -----------------------------------------------------------------------------------------
-
-
 class Answers:
     """A server's answers, one after the other; the last one stays."""
 
@@ -94,107 +89,92 @@ def usage(tokens: int, cached: int) -> dict[str, Any]:
     return {"usage": {"prompt_tokens": tokens, "prompt_tokens_details": {"cached_tokens": cached}}}
 
 
+class Warming:
+    """Sweeps at given times over one prefix that is wanted for 300 s."""
+
+    def __init__(self, *answers: Any, **more: Any) -> None:
+        self.now, self.ask = 0.0, Answers(*answers)
+        self._prefix = Prefix("conv:a", STABLE, (), 300.0)
+        self._warmer = Warmer(ServerConfig(model="m"), self.ask, clock=lambda: self.now, **more)
+
+    def at(self, now: float) -> list[WarmResult]:
+        self.now = now
+        return self._warmer.sweep([self._prefix])
+
+    def how(self, now: float) -> list[str]:
+        return [each.how for each in self.at(now)]
+
+
 def test_a_prefix_is_warmed_again_at_four_fifths_of_its_time() -> None:
-    now = [0.0]
-    ask = Answers(usage(100, 0), usage(100, 96))
-    warmer = Warmer(ServerConfig(model="m"), ask, clock=lambda: now[0])
-    prefix = Prefix("conv:a", STABLE, (), 300.0)
-    assert [each.how for each in warmer.sweep([prefix])] == ["cold"]
-    now[0] = 239.0
-    assert warmer.sweep([prefix]) == []
-    now[0] = 240.0
-    assert [each.how for each in warmer.sweep([prefix])] == ["warm"]
-    body = ask.asked[0]
+    warming = Warming(usage(100, 0), usage(100, 96))
+    assert [warming.how(now) for now in (0.0, 239.0, 240.0)] == [["cold"], [], ["warm"]]
+    body = warming.ask.asked[0]
     assert (body["max_tokens"], body["temperature"]) == (1, 0)
     assert "kv_transfer_params" not in body, "not every server knows it"
 
 
 def test_a_server_that_does_not_say_what_was_cached_is_not_called_cold() -> None:
     """As vLLM is, where nobody asks it to by an option."""
-    now = [0.0]
-    answers = Answers({"usage": {"prompt_tokens": 100, "prompt_tokens_details": None}})
-    warmer = Warmer(ServerConfig(model="m"), answers, clock=lambda: now[0])
-    prefix = Prefix("conv:a", STABLE, (), 300.0)
-    (asked,) = warmer.sweep([prefix])
+    warming = Warming({"usage": {"prompt_tokens": 100, "prompt_tokens_details": None}})
+    (asked,) = warming.at(0.0)
     assert (asked.how, asked.tokens) == ("unknown", 100)
-    now[0] = 240.0
-    assert warmer.sweep([prefix]) == [asked], "it is kept all the same"
+    assert warming.at(240.0) == [asked], "it is kept all the same"
 
 
 def test_what_is_cold_again_is_told_why() -> None:
-    now = [0.0]
-    warmer = Warmer(ServerConfig(model="m"), Answers(usage(30, 0)), clock=lambda: now[0])
-    prefix = Prefix("conv:a", STABLE, (), 300.0)
-    assert warmer.sweep([prefix])[0].reason == ""
-    now[0] = 240.0
-    assert "shorter than a block" in warmer.sweep([prefix])[0].reason
+    warming = Warming(usage(30, 0))
+    assert warming.at(0.0)[0].reason == ""
+    assert "shorter than a block" in warming.at(240.0)[0].reason
 
 
 def test_what_a_sidecar_leases_is_not_computed() -> None:
-    now, leased = [0.0], list[tuple[str, float]]()
+    leased = list[tuple[str, float]]()
 
     def lease(key: str, seconds: float) -> float:
         leased.append((key, seconds))
         return min(seconds, 200.0)
 
-    ask = Answers(usage(100, 0))
-    warmer = Warmer(ServerConfig(model="m"), ask, lease, lambda: now[0])
-    prefix = Prefix("conv:a", STABLE, (), 300.0)
-    assert [each.how for each in warmer.sweep([prefix])] == ["cold"]
+    warming = Warming(usage(100, 0), lease=lease)
+    assert warming.how(0.0) == ["cold"]
     assert leased == [("conv:a", 300.0)], "other traffic may come before the next sweep"
-    now[0] = 159.0
-    assert warmer.sweep([prefix]) == []
-    now[0] = 160.0
-    assert [each.how for each in warmer.sweep([prefix])] == ["leased"], "a lease ends first"
-    assert (len(ask.asked), len(leased)) == (1, 2)
-    assert ask.asked[0]["kv_transfer_params"]["kvgraph"] == {"session": "conv:a", "warming": True}
+    assert warming.at(159.0) == []
+    assert warming.how(160.0) == ["leased"], "a lease ends first"
+    assert (len(warming.ask.asked), len(leased)) == (1, 2)
+    assert warming.ask.asked[0]["kv_transfer_params"]["kvgraph"] == {
+        "session": "conv:a",
+        "warming": True,
+    }
 
 
 def test_a_sidecar_that_has_not_heard_yet_is_asked_again() -> None:
     answers, slept = [0.0, 0.0, 300.0], list[float]()
-    warmer = Warmer(
-        ServerConfig(model="m"), Answers(usage(100, 0)), lambda *_: answers.pop(0),
-        lambda: 0.0, slept.append,
-    )  # fmt: skip
-    warmer.sweep([Prefix("conv:a", STABLE, (), 300.0)])
+    Warming(usage(100, 0), lease=lambda *_: answers.pop(0), sleep=slept.append).at(0.0)
     assert (answers, len(slept)) == ([], 2)
 
 
 def test_what_no_sidecar_leases_is_computed_again() -> None:
-    now, ask = [0.0], Answers(usage(100, 0))
-    warmer = Warmer(
-        ServerConfig(model="m"), ask, lambda *_: 0.0, lambda: now[0], lambda seconds: None
-    )
-    prefix = Prefix("conv:a", STABLE, (), 300.0)
-    warmer.sweep([prefix])
-    now[0] = 240.0
-    assert [each.how for each in warmer.sweep([prefix])] == ["cold"]
-    assert len(ask.asked) == 2
+    warming = Warming(usage(100, 0), lease=lambda *_: 0.0, sleep=lambda _: None)
+    warming.at(0.0)
+    assert warming.how(240.0) == ["cold"]
+    assert len(warming.ask.asked) == 2
 
 
 def test_what_a_server_refuses_is_tried_once() -> None:
-    now = [0.0]
-    ask = Answers(ServerRefusalError("no", is_final=True))
-    warmer = Warmer(ServerConfig(model="m"), ask, clock=lambda: now[0])
-    prefix = Prefix("conv:a", STABLE, (), 300.0)
-    assert [each.how for each in warmer.sweep([prefix])] == ["failed"]
-    now[0] = 1e6
-    assert warmer.sweep([prefix]) == []
-    assert len(ask.asked) == 1
+    warming = Warming(ServerRefusalError("no", is_final=True))
+    assert warming.how(0.0) == ["failed"]
+    assert warming.at(1e6) == []
+    assert len(warming.ask.asked) == 1
 
 
 @pytest.mark.parametrize("answer", [ServerRefusalError("away"), [], {"usage": 3}, {"usage": {
     "prompt_tokens": "many"}}])  # fmt: skip
 def test_what_a_server_could_not_say_is_asked_again(answer: Any) -> None:
-    now = [0.0]
-    ask = Answers(answer)
-    warmer = Warmer(ServerConfig(model="m"), ask, clock=lambda: now[0])
-    prefix = Prefix("conv:a", STABLE, (), 300.0)
-    for now[0] in (0.0, 240.0):
-        (found,) = warmer.sweep([prefix])
+    warming = Warming(answer)
+    for now in (0.0, 240.0):
+        (found,) = warming.at(now)
         assert found.how == "failed"
         assert found.reason
-    assert len(ask.asked) == 2
+    assert len(warming.ask.asked) == 2
 
 
 @pytest.mark.parametrize("warms", [True, False])
@@ -212,7 +192,29 @@ def test_a_warming_request_is_no_hit_and_no_miss_and_its_blocks_can_be_leased(wa
     assert (leased.verdict, leased.blocks) == (Verdict.ACCEPTED, 2)
 
 
-# A keeper in an application ---------------------------------------------------------------------
+class Api(HttpAnswers):
+    """Lists one model, and answers with what was sent so far, or with an error of that reason."""
+
+    def __init__(self) -> None:
+        super().__init__(self._answer)
+        self.url += "/v1"
+        self.bodies: list[Any] = []
+        self.refuses = False
+
+    def _answer(self, asked: Asked) -> tuple[int, dict[str, str], bytes]:
+        if self.refuses:
+            return 400, {}, b"\nERROR all is lost: " + asked.body
+        if not asked.body:
+            return 200, {}, json.dumps({"data": [{"id": "demo"}]}).encode()
+        self.bodies.append(json.loads(asked.body))
+        cached = 0 if len(self.bodies) == 1 else 96
+        return 200, {}, json.dumps(usage(100, cached)).encode()
+
+
+@pytest.fixture
+def api() -> Iterator[Api]:
+    with closing(Api()) as api:
+        yield api
 
 
 def keeper_of(api: str, directory: Path, **options: Any) -> PrefixKeeper:
@@ -220,19 +222,19 @@ def keeper_of(api: str, directory: Path, **options: Any) -> PrefixKeeper:
     return PrefixKeeper(written(directory, text), **options)
 
 
-def test_a_session_that_opens_is_warm_before_its_first_turn(api: str, tmp_path: Path) -> None:
+def test_a_session_that_opens_is_warm_before_its_first_turn(api: Api, tmp_path: Path) -> None:
     said = SimpleQueue[WarmResult]()
-    keeper = keeper_of(api, tmp_path, say=said.put).start()
+    keeper = keeper_of(api.url, tmp_path, say=said.put).start()
     assert said.get(timeout=20).key == SYSTEM_PREFIX, "at the start"
     keeper.open("chat-7", [*STABLE, {"role": "user", "content": "Today: sun."}])
     assert said.get(timeout=20).key == "conv:chat-7", "and not with the next sweep"
     keeper.stop()
-    assert Api.bodies[1]["messages"][1]["content"] == "Today: sun."
-    assert {(body["max_tokens"], body["temperature"]) for body in Api.bodies} == {(1, 0)}
+    assert api.bodies[1]["messages"][1]["content"] == "Today: sun."
+    assert {(body["max_tokens"], body["temperature"]) for body in api.bodies} == {(1, 0)}
 
 
 def test_one_sweep_that_fails_ends_no_keeper(
-    api: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    api: Api, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     said = SimpleQueue[WarmResult]()
 
@@ -241,7 +243,7 @@ def test_one_sweep_that_fails_ends_no_keeper(
         if done.key == SYSTEM_PREFIX:
             raise RuntimeError("the application's own")
 
-    keeper = keeper_of(api, tmp_path, say=say).start()
+    keeper = keeper_of(api.url, tmp_path, say=say).start()
     assert said.get(timeout=20).key == SYSTEM_PREFIX
     keeper.open("chat-7", STABLE)
     assert said.get(timeout=20).key == "conv:chat-7"
@@ -249,9 +251,9 @@ def test_one_sweep_that_fails_ends_no_keeper(
     assert "not warmed: RuntimeError" in caplog.text
 
 
-def test_a_session_is_kept_until_it_is_closed_or_forgotten(api: str, tmp_path: Path) -> None:
+def test_a_session_is_kept_until_it_is_closed_or_forgotten(api: Api, tmp_path: Path) -> None:
     now = [0.0]
-    keeper = keeper_of(api, tmp_path, clock=lambda: now[0])
+    keeper = keeper_of(api.url, tmp_path, clock=lambda: now[0])
     assert [each.key for each in keeper.sweep()] == [SYSTEM_PREFIX]
     for name in ("used", "closed", "left"):
         keeper.open(name, STABLE, ttl="5m")
@@ -275,10 +277,10 @@ def test_a_session_is_kept_until_it_is_closed_or_forgotten(api: str, tmp_path: P
     [({"messages": []}, "neither"), ({"messages": STABLE, "ttl": "2h"}, "ttl")],
 )
 def test_a_session_that_cannot_be_kept_is_told_at_once(
-    fields: Any, problem: str, api: str, tmp_path: Path
+    fields: Any, problem: str, api: Api, tmp_path: Path
 ) -> None:
     with pytest.raises(ConfigError, match=problem):
-        keeper_of(api, tmp_path).open("chat-7", **fields)
+        keeper_of(api.url, tmp_path).open("chat-7", **fields)
 
 
 def test_what_no_server_takes_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -287,55 +289,14 @@ def test_what_no_server_takes_is_logged(tmp_path: Path, caplog: pytest.LogCaptur
 
 
 def test_what_a_server_says_of_a_prefix_is_in_no_log(
-    api: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    api: Api, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Servers quote what they refuse, and the text may look like a line of the log."""
-
-    def refuses(self: Api) -> None:
-        asked = self.rfile.read(int(self.headers["Content-Length"]))
-        self.send_error(400, explain=f"\nERROR all is lost: {asked.decode()}")
-
-    monkeypatch.setattr(Api, "do_POST", refuses)
+    api.refuses = True
     caplog.set_level("DEBUG")
-    keeper_of(api, tmp_path).sweep()
-    assert f"not warmed: {api} answered 400" in caplog.text
+    keeper_of(api.url, tmp_path).sweep()
+    assert f"not warmed: {api.url} answered 400" in caplog.text
     assert not any(text in caplog.text for text in ("all is lost", "Be kind", '"messages"'))
-
-
-# The command ------------------------------------------------------------------------------------
-
-
-class Api(BaseHTTPRequestHandler):
-    """Lists one model, and answers with what was sent so far."""
-
-    bodies: list[Any] = []  # noqa: RUF012
-
-    def do_GET(self) -> None:
-        self._answer({"data": [{"id": "demo"}]})
-
-    def do_POST(self) -> None:
-        self.bodies.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-        self._answer(usage(100, 0 if len(self.bodies) == 1 else 96))
-
-    def _answer(self, content: Any) -> None:
-        body = json.dumps(content).encode()
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *_: Any) -> None:
-        pass
-
-
-@pytest.fixture
-def api() -> Iterator[str]:
-    Api.bodies = []
-    server = HTTPServer(("127.0.0.1", 0), Api)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}/v1"
-    server.shutdown()
-    server.server_close()
 
 
 def written(directory: Path, text: str) -> str:
@@ -344,36 +305,33 @@ def written(directory: Path, text: str) -> str:
     return str(path)
 
 
+def precache(api: str, directory: Path, prefixes: str) -> None:
+    """The command, once."""
+    file = written(directory, f'pin = false\n[server]\nurl = "{api}"\n{prefixes}')
+    with pytest.raises(SystemExit) as ended:
+        main(["precache", file])
+    assert ended.value.code == 0
+
+
 def test_the_command_warms_what_a_file_names(
-    api: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    api: Api, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "prompt.md").write_text("Be kind.")
-    file = written(
-        tmp_path,
-        f"""
-        pin = false
-        [server]
-        url = "{api}"
-        [[prefix]]
-        system = "file:prompt.md"
+    chat = """
         [[prefix]]
         conversation = "chat-7"
         ttl = "24h"
         drop_from = "<<turn>>"
-        messages = [{{role = "user", content = "Today: sun.<<turn>>"}}]
-    """,
-    )
-    with pytest.raises(SystemExit) as ended:
-        main(["precache", file])
-    assert ended.value.code == 0
-    said = capsys.readouterr().out.splitlines()
-    assert said == [
+        messages = [{role = "user", content = "Today: sun.<<turn>>"}]
+    """
+    precache(api.url, tmp_path, '[[prefix]]\nsystem = "file:prompt.md"' + chat)
+    assert capsys.readouterr().out.splitlines() == [
         f"{SYSTEM_PREFIX}: cold, 0 of 100 tokens were cached",
         "conv:chat-7: warm, 96 of 100 tokens were cached",
     ]
-    assert Api.bodies[0]["messages"][0] == {"role": "system", "content": "Be kind."}
-    assert Api.bodies[1]["messages"] == [{"role": "user", "content": "Today: sun."}]
-    assert {body["model"] for body in Api.bodies} == {"demo"}
+    assert api.bodies[0]["messages"][0] == {"role": "system", "content": "Be kind."}
+    assert api.bodies[1]["messages"] == [{"role": "user", "content": "Today: sun."}]
+    assert {body["model"] for body in api.bodies} == {"demo"}
 
 
 RENDER = """
@@ -384,26 +342,12 @@ def turn(variables):
 
 
 def test_an_applications_own_renderer_says_what_is_stable(
-    api: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    api: Api, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "prompts.py").write_text(RENDER)
-    prefix = '[[prefix]]\nrender = "prompts.py:turn"\ndrop_from = "<<turn>>"'
-    file = written(tmp_path, f'pin = false\n[server]\nurl = "{api}"\n{prefix}')
-    with pytest.raises(SystemExit) as ended:
-        main(["precache", file])
-    assert ended.value.code == 0
-    assert [each["content"] for each in Api.bodies[0]["messages"]] == ["Be kind.", "Today: sun."]
+    precache(api.url, tmp_path, '[[prefix]]\nrender = "prompts.py:turn"\ndrop_from = "<<turn>>"')
+    assert [each["content"] for each in api.bodies[0]["messages"]] == ["Be kind.", "Today: sun."]
     assert capsys.readouterr().out.startswith("seg:")
-
-
-def test_what_differs_has_another_key(tmp_path: Path) -> None:
-    same = "[[prefix]]\nmessages = [{role = 'user', content = 'a'}]\n"
-    parts = "[[prefix]]\nmessages = [{role = 'user', content = [{type = 'text', text = 'a'}]}]\n"
-    tools = [f"{same}tools = [{{type = 'function', name = '{name}'}}]\n" for name in "xy"]
-    config = read_precache(Path(written(tmp_path, "".join([same, parts, *tools]))))
-    keys = [each.key(tmp_path) for each in config.prefix]
-    assert [key.split(":")[0] for key in keys] == ["seg", "pfx", "v5", "v5"]
-    assert len(set(keys)) == len(keys)
 
 
 @pytest.mark.parametrize(

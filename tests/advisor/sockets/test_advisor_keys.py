@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import itertools
 import json
 import os
 import shutil
@@ -14,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +21,12 @@ import pytest
 import zmq
 import zmq.auth
 from kvgraph.advisor.cli import main
-from kvgraph.advisor.config.config import load
 from kvgraph.advisor.process.keys import new_engine_keys, new_sidecar_keys
 from kvgraph.advisor.service import Service, leave_note, ready_line
 from kvgraph.advisor.sockets import front
 from kvgraph.advisor.tools.remote import RemoteError, ask
 from kvgraph.graph.errors import ConfigError
 from kvgraph.graph.wire import curve_keys
-from kvgraph.graph.wire import frames as wire
 from kvgraph.graph.wire.curve_keys import EngineKeys, SidecarKeys
 from kvgraph.graph.wire.endpoints import (
     Note,
@@ -38,12 +35,14 @@ from kvgraph.graph.wire.endpoints import (
     runtime_dir,
     token_of,
 )
-from kvgraph.graph.wire.events import BlocksResident, BlocksStored, EngineHello, Pressure
+from kvgraph.graph.wire.events import BlocksStored, Pressure
 from kvgraph.hooks.doctor.command import check_sidecar
 from kvgraph.hooks.fake import FakeEngine
 from kvgraph.hooks.link.client import ClientOptions
 from kvgraph.hooks.vllm import plugin
-from waiting import until
+from sidecar_ends import Dealer, Serving
+from waiting import PATIENCE_S, until
+from wire_keys import pack
 
 QUICK = ClientOptions(tick_s=0.01, heartbeat_s=0.1, resync_gap_s=0.05, absent_s=0.3)
 VARIABLE = "AITHER_KVCACHE_SIDECAR_KEYS"
@@ -57,18 +56,24 @@ def load_sidecar_keys(folder: Path) -> SidecarKeys:
     return curve_keys.load_sidecar_keys(folder, zmq.curve_public)
 
 
-class Started:
-    def __init__(self, endpoint: str = "tcp://127.0.0.1:0", keys: Path | None = None) -> None:
-        settings = {"sidecar.endpoint": endpoint, "sidecar.interval_s": 0.05}
-        if keys is not None:
-            settings["sidecar.keys"] = str(keys)
-        self.service = Service(load(overrides=settings), overrides=settings)
-        self._thread = threading.Thread(target=self.service.run)
-        self._thread.start()
+@contextmanager
+def serving(endpoint: str = "tcp://127.0.0.1:0", **settings: str) -> Iterator[Service]:
+    running = Serving(endpoint, **settings)
+    try:
+        yield running.service
+    finally:
+        running.stop()
 
-    def stop(self) -> None:
-        self.service.stop()
-        self._thread.join(timeout=20)
+
+@contextmanager
+def noted(service: Service) -> Iterator[Note]:
+    """While a note says where it is."""
+    note = leave_note(service)
+    assert note is not None
+    try:
+        yield note
+    finally:
+        note.remove()
 
 
 @pytest.fixture
@@ -84,9 +89,8 @@ def keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def sidecar(keys: Path, caplog: pytest.LogCaptureFixture) -> Iterator[Service]:
     """A sidecar that asks for keys, on all interfaces as for other machines."""
     caplog.set_level("INFO")
-    running = Started("tcp://0.0.0.0:0", keys)
-    yield running.service
-    running.stop()
+    with serving("tcp://0.0.0.0:0", sidecar__keys=str(keys)) as service:
+        yield service
 
 
 def reached(service: Service) -> str:
@@ -94,20 +98,17 @@ def reached(service: Service) -> str:
 
 
 @contextmanager
-def advised(endpoint: str) -> Iterator[FakeEngine]:
+def advised(endpoint: str, within_s: float = PATIENCE_S) -> Iterator[FakeEngine]:
     with FakeEngine(endpoint, options=QUICK) as engine:
         engine.run(range(64), "chat")
-        until(lambda: engine.client.ranking() is not None, "advice")
+        until(lambda: engine.client.ranking() is not None, "advice", within_s)
         yield engine
 
 
 def gets_advice(service: Service, within_s: float) -> bool:
-    with FakeEngine(reached(service), options=QUICK) as engine:
-        engine.run(range(64), "chat")
-        deadline = time.monotonic() + within_s
-        while engine.client.ranking() is None and time.monotonic() < deadline:
-            time.sleep(0.02)
-        return engine.client.ranking() is not None
+    with suppress(AssertionError), advised(reached(service), within_s):
+        return True
+    return False
 
 
 def test_an_engine_whose_key_is_allowed_gets_advice_until_it_is_taken_off(
@@ -134,10 +135,7 @@ def test_an_engine_that_is_allowed_later_is_let_in_without_a_restart(
         time.sleep(0.5)
         assert engine.client.ranking() is None
         allowed.write_text(key)
-        deadline = time.monotonic() + 20
-        while engine.client.ranking() is None:
-            assert time.monotonic() < deadline, "it asks no more"
-            time.sleep(0.05)
+        until(lambda: engine.client.ranking() is not None, "it asks no more")
 
 
 def test_files_that_are_no_keys_keep_nobody_out(
@@ -211,20 +209,11 @@ def has_ipv6() -> bool:
 @pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6")
 def test_keys_open_an_ipv6_address_too(keys: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VARIABLE, str(keys.parent / "gpu-0"))
-    settings = {"sidecar.endpoint": "tcp://[::1]:0", "sidecar.keys": str(keys)}
-    service = Service(load(overrides=settings), overrides=settings)
-    thread = threading.Thread(target=service.run)
-    thread.start()
-    try:
+    with serving("tcp://[::1]:0", sidecar__keys=str(keys)) as service:
         assert gets_advice(service, 20.0)
-    finally:
-        service.stop()
-        thread.join(timeout=20)
 
 
-def test_an_engine_goes_beyond_loopback_with_keys_only(
-    keys: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_engines_leave_loopback_by_keys_only(keys: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AITHER_KVCACHE_SIDECAR", "tcp://10.0.0.5:5560")
     with pytest.raises(ConfigError, match="kvgraph keys"):
         plugin.sidecar_endpoint()
@@ -241,32 +230,19 @@ def test_secrets_are_their_owners_and_public_keys_hold_none(keys: Path) -> None:
     assert load_sidecar_keys(keys).allowed() == {load_engine_keys(engine).public}
 
 
-def break_mode(folder: Path) -> None:
-    (folder / "engine.key_secret").chmod(0o640)
-
-
-def break_file(folder: Path) -> None:
-    (folder / "engine.key_secret").write_text("no key")
-    (folder / "engine.key_secret").chmod(0o600)
-
-
 def break_pair(folder: Path) -> None:
-    path = folder / "engine.key_secret"
-    public, secret = zmq.curve_keypair()[0].decode(), zmq.curve_keypair()[1].decode()
-    path.write_text(f'public-key = "{public}"\nsecret-key = "{secret}"\n')
-
-
-def take_public(folder: Path) -> None:
-    (folder / "sidecar.key").unlink()
+    public, secret = (zmq.curve_keypair()[half].decode() for half in (0, 1))
+    text = f'public-key = "{public}"\nsecret-key = "{secret}"\n'
+    (folder / "engine.key_secret").write_text(text)
 
 
 @pytest.mark.parametrize(
     ("damage", "said"),
     [
-        (break_mode, "for others to read"),
-        (break_file, "holds no key"),
+        (lambda folder: (folder / "engine.key_secret").chmod(0o640), "for others to read"),
+        (lambda folder: (folder / "engine.key_secret").write_text("no key"), "holds no key"),
         (break_pair, "no pair"),
-        (take_public, "missing"),
+        (lambda folder: (folder / "sidecar.key").unlink(), "missing"),
     ],
 )
 def test_what_is_wrong_with_keys_is_said_before_anything_starts(
@@ -327,28 +303,12 @@ def test_a_list_that_others_may_write_to_is_refused(keys: Path) -> None:
         load_sidecar_keys(keys)
 
 
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        ({"sidecar.keys": "", "sidecar.endpoint": "tcp://0.0.0.0:1"}, "is empty"),
-        ({"sidecar.endpoint": "tcp://0.0.0.0:1"}, "CURVE"),
-        ({"sidecar.keys": "/x", "sidecar.endpoint": "tcp://u:p@10.0.0.5:1"}, "host and port"),
-    ],
-)
-def test_addresses_and_folders_that_are_none_are_named(settings: dict[str, str], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
-        load(overrides=settings)
-
-
 def test_keys_that_no_door_asks_for_are_told(keys: Path, caplog: pytest.LogCaptureFixture) -> None:
-    running = Started(f"ipc://{keys.parent}/s", keys)
-    assert "sidecar.keys are not used" in caplog.text
-    running.stop()
+    with serving(f"ipc://{keys.parent}/s", sidecar__keys=str(keys)):
+        assert "sidecar.keys are not used" in caplog.text
 
 
-def test_the_commands_say_what_to_do_next(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_commands_say_what_to_do_next(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for arguments in (
         ["sidecar", str(tmp_path / "s")],
         ["engine", str(tmp_path / "s"), "gpu-0", str(tmp_path / "e")],
@@ -370,115 +330,81 @@ def _own_runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def tcp_sidecar() -> Iterator[Started]:
-    tcp_sidecar = Started()
-    yield tcp_sidecar
-    tcp_sidecar.stop()
+def tcp_sidecar() -> Iterator[Service]:
+    with serving() as service:
+        yield service
 
 
-def test_an_engine_of_this_user_finds_the_token_by_itself(tcp_sidecar: Started) -> None:
-    note = leave_note(tcp_sidecar.service)
-    assert note is not None
-    with advised(tcp_sidecar.service.endpoint):
-        pass
-    assert check_sidecar(tcp_sidecar.service.endpoint).ok
-    note.remove()
-
-
-def test_an_engine_elsewhere_is_given_the_token(
-    tcp_sidecar: Started, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("AITHER_KVCACHE_SIDECAR_TOKEN", tcp_sidecar.service.token)
-    with advised(tcp_sidecar.service.endpoint):
-        pass
+def test_an_engine_of_this_user_finds_the_token_by_itself(tcp_sidecar: Service) -> None:
+    with noted(tcp_sidecar), advised(tcp_sidecar.endpoint):
+        assert check_sidecar(tcp_sidecar.endpoint).ok
 
 
 def test_a_doctor_with_a_wrong_token_does_not_wait_for_ever(
-    tcp_sidecar: Started, monkeypatch: pytest.MonkeyPatch
+    tcp_sidecar: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AITHER_KVCACHE_SIDECAR_TOKEN", "wrong")
     began = time.monotonic()
     for _ in range(20):  # a send that comes after the refusal finds no way out; not each one does
-        assert not check_sidecar(tcp_sidecar.service.endpoint, timeout_s=0.2).ok
+        assert not check_sidecar(tcp_sidecar.endpoint, timeout_s=0.2).ok
     assert time.monotonic() - began < 20
 
 
 @pytest.mark.parametrize("token", [None, b"x", b"wrong", b"x" * 255])
-def test_without_the_token_nothing_is_heard(tcp_sidecar: Started, token: bytes | None) -> None:
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    socket = context.socket(zmq.DEALER)
-    socket.setsockopt(zmq.LINGER, 0)
-    if token is not None:
-        socket.setsockopt(zmq.PLAIN_USERNAME, b"engine")
-        socket.setsockopt(zmq.PLAIN_PASSWORD, token)
-    socket.connect(tcp_sidecar.service.endpoint)
-    hello = EngineHello("stranger", "m", 16, 100, "v")
-    with suppress(zmq.Again):  # a socket that was refused has no way out any more
-        for seq in range(20):
-            frames = wire.encode_events(seq, [hello, BlocksResident(b"")])
-            socket.send_multipart(frames, zmq.NOBLOCK)
-    assert not socket.poll(700)
-    assert tcp_sidecar.service.parts.subscriber.counters["messages"] == 0
-    assert tcp_sidecar.service.parts.subscriber.peers == []
-    socket.close(0)
-    context.term()
+def test_without_the_token_nothing_is_heard(tcp_sidecar: Service, token: bytes | None) -> None:
+    with (
+        zmq.Context() as context,
+        closing(Dealer(context, tcp_sidecar.endpoint, token=token)) as dealer,
+    ):
+        dealer.socket.setsockopt(zmq.SNDTIMEO, 0)
+        with suppress(zmq.Again):  # a socket that was refused has no way out any more
+            for _ in range(20):
+                dealer.greet()
+        assert not dealer.socket.poll(700)
+    assert tcp_sidecar.parts.subscriber.counters["messages"] == 0
+    assert tcp_sidecar.parts.subscriber.peers == []
 
 
 def test_knowing_an_engines_public_id_does_not_give_its_place(
-    tcp_sidecar: Started, monkeypatch: pytest.MonkeyPatch
+    tcp_sidecar: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("AITHER_KVCACHE_SIDECAR_TOKEN", tcp_sidecar.service.token)
-    with advised(tcp_sidecar.service.endpoint) as engine:
-        shown = json.dumps(ask(tcp_sidecar.service.http, "/status"))
+    monkeypatch.setenv("AITHER_KVCACHE_SIDECAR_TOKEN", tcp_sidecar.token)
+    with advised(tcp_sidecar.endpoint) as engine:
+        shown = json.dumps(ask(tcp_sidecar.http, "/status"))
         assert engine.client.identity.hex() not in shown
-        (public,) = tcp_sidecar.service.graph.engines
-        with FakeEngine(tcp_sidecar.service.endpoint, options=QUICK) as thief:
+        (public,) = tcp_sidecar.graph.engines
+        with FakeEngine(tcp_sidecar.endpoint, options=QUICK) as thief:
             thief.client.identity = bytes.fromhex(public)
-            until(lambda: len(tcp_sidecar.service.graph.engines) == 2, "it is somebody else")
+            until(lambda: len(tcp_sidecar.graph.engines) == 2, "it is somebody else")
             assert engine.client.ranking() is not None
 
 
 def test_a_sidecar_that_starts_anew_with_another_token_is_found_again() -> None:
-    first = Started()
-    endpoint = first.service.endpoint
-    note = leave_note(first.service)
-    with advised(endpoint):
-        first.stop()
-        note.remove()
-        second = Started(endpoint)
-        try:
-            assert second.service.token != first.service.token
-            found_by = leave_note(second.service)
-            until(lambda: len(second.service.parts.subscriber.peers) == 1, "it is back")
-            assert found_by is not None
-            found_by.remove()
-        finally:
-            second.stop()
+    with ExitStack() as stack:
+        with serving() as first, noted(first):
+            stack.enter_context(advised(first.endpoint))
+        with serving(first.endpoint) as second, noted(second):
+            assert second.token != first.token
+            until(lambda: len(second.parts.subscriber.peers) == 1, "it is back")
 
 
-def test_an_ipc_endpoint_needs_no_token(tmp_path: Path) -> None:
-    tcp_sidecar = Started(f"ipc://{tmp_path}/s")
-    try:
-        with advised(tcp_sidecar.service.endpoint):
-            pass
-    finally:
-        tcp_sidecar.stop()
-
-
-def test_the_note_is_its_owners_and_the_ready_line_tells_no_token(tcp_sidecar: Started) -> None:
+@contextmanager
+def open_umask() -> Iterator[None]:
     before = os.umask(0)
     try:
-        note = leave_note(tcp_sidecar.service)
+        yield
     finally:
         os.umask(before)
-    assert note is not None
-    assert stat.S_IMODE(note.path.stat().st_mode) == 0o600
-    assert token_of(tcp_sidecar.service.endpoint) == tcp_sidecar.service.token
-    assert token_of(tcp_sidecar.service.http) == tcp_sidecar.service.token
-    assert token_of("tcp://127.0.0.1:1") == ""
+
+
+def test_the_note_is_its_owners_and_the_ready_line_tells_no_token(tcp_sidecar: Service) -> None:
+    with open_umask(), noted(tcp_sidecar) as note:
+        assert stat.S_IMODE(note.path.stat().st_mode) == 0o600
+        for address in (tcp_sidecar.endpoint, tcp_sidecar.http):
+            assert token_of(address) == tcp_sidecar.token
+        assert token_of("tcp://127.0.0.1:1") == ""
     for machine in (True, False):
-        assert tcp_sidecar.service.token not in ready_line(tcp_sidecar.service, machine=machine)
-    note.remove()
+        assert tcp_sidecar.token not in ready_line(tcp_sidecar, machine=machine)
 
 
 def test_the_note_of_a_dead_sidecar_gives_no_token() -> None:
@@ -499,12 +425,6 @@ def test_sidecars_of_containers_that_share_a_directory_have_a_note_each() -> Non
     notes[1].remove()
 
 
-def command(*arguments: str) -> None:
-    with pytest.raises(SystemExit) as end:
-        main([*arguments, "--json"])
-    assert not end.value.code
-
-
 @pytest.mark.parametrize(
     "content",
     [
@@ -518,62 +438,46 @@ def test_a_strange_note_costs_only_itself(content: bytes | None) -> None:
     """None: a pipe, which nobody writes to."""
     note = Note(RunningSidecar(os.getpid(), "ipc:///e", "http://h", "token"))
     strange = runtime_dir() / "1.json"
-    if content is None:
-        os.mkfifo(strange)
-    else:
-        strange.write_bytes(content)
+    os.mkfifo(strange) if content is None else strange.write_bytes(content)
     assert [each.pid for each in running_sidecars()] == [os.getpid()]
     note.remove()
 
 
 def test_explain_reads_the_token_by_itself(
-    tcp_sidecar: Started, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tcp_sidecar: Service, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    keys = (1).to_bytes(8, "little")
-    with tcp_sidecar.service.graph.lock:
-        tcp_sidecar.service.graph.apply("e", [BlocksStored(keys, None, 16, "chat")])
+
+    def said(*arguments: str) -> Any:
+        with pytest.raises(SystemExit, match="0"):
+            main([*arguments, "--json"])
+        return json.loads(capsys.readouterr().out)
+
+    with tcp_sidecar.graph.lock:
+        tcp_sidecar.graph.apply("e", [BlocksStored(pack(1), None, 16, "chat")])
     with pytest.raises(RemoteError, match="token"):
-        ask(tcp_sidecar.service.http, "/blocks/1/explain")
-    note = leave_note(tcp_sidecar.service)
-    assert note is not None
-    command("explain", "1")
-    assert json.loads(capsys.readouterr().out)["session"] == "chat"
-    command("explain", "chat", "--url", tcp_sidecar.service.http)
-    assert json.loads(capsys.readouterr().out)["session"] == "chat"
-    command("status")
-    (status,) = json.loads(capsys.readouterr().out)
-    assert status["http"] == tcp_sidecar.service.http
-    assert tcp_sidecar.service.token not in json.dumps(status)
-    note.remove()
+        ask(tcp_sidecar.http, "/blocks/1/explain")
+    with noted(tcp_sidecar):
+        assert said("explain", "1")["session"] == "chat"
+        assert said("explain", "chat", "--url", tcp_sidecar.http)["session"] == "chat"
+        (status,) = said("status")
+    assert status["http"] == tcp_sidecar.http
+    assert tcp_sidecar.token not in json.dumps(status)
 
 
-def test_rows_beyond_an_engines_pool_are_forgotten(tcp_sidecar: Started) -> None:
-    service = tcp_sidecar.service
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    socket = context.socket(zmq.DEALER)
-    socket.setsockopt(zmq.LINGER, 0)
-    socket.setsockopt(zmq.PLAIN_USERNAME, b"engine")
-    socket.setsockopt(zmq.PLAIN_PASSWORD, service.token.encode())
-    socket.connect(service.endpoint)
-    hello = EngineHello("liar", "m", 16, 10, "v")
-    socket.send_multipart(wire.encode_events(0, [hello, BlocksResident(b"")]))
-    stored = [
-        BlocksStored(b"".join(key.to_bytes(8, "little") for key in range(n, n + 500)), None, 16)
-        for n in range(1, 5000, 500)
-    ]
-    for seq, event in enumerate(stored, 1):
-        socket.send_multipart(wire.encode_events(seq, [event]))
-    seqs = itertools.count(len(stored) + 1)
+def test_rows_beyond_an_engines_pool_are_forgotten(tcp_sidecar: Service) -> None:
+    service, token = tcp_sidecar, tcp_sidecar.token.encode()
+    with zmq.Context() as context, closing(Dealer(context, service.endpoint, token=token)) as liar:
+        liar.greet(blocks=10)
+        for first in range(1, 5000, 500):
+            liar.send(BlocksStored(pack(*range(first, first + 500)), None, 16))
 
-    def is_noticed() -> bool:
-        socket.send_multipart(wire.encode_events(next(seqs), [Pressure(10, 0, 10, 0, 0)]))
-        return service.parts.intake.counters["engines_overfull"] >= 1
+        def is_noticed() -> bool:
+            liar.send(Pressure(10, 0, 10, 0, 0))
+            return service.parts.intake.counters["engines_overfull"] >= 1
 
-    until(is_noticed, "a pool that holds more than it has room for")
-    counted = service.graph.resident_count
-    until(lambda: not sum(map(counted, service.graph.engines)), "its rows are forgotten")
-    socket.close(0)
-    context.term()
+        until(is_noticed, "a pool that holds more than it has room for")
+        counted = service.graph.resident_count
+        until(lambda: not sum(map(counted, service.graph.engines)), "its rows are forgotten")
 
 
 def test_two_that_start_at_one_moment_on_one_path_are_told_apart(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 
 import msgspec
@@ -13,13 +14,9 @@ import zmq
 from hand_clock import Clock
 from kvgraph.advisor.intake import BusyMeter
 from kvgraph.advisor.sockets.publisher import TIPS_S, AdvicePublisher
-from kvgraph.advisor.sockets.subscriber import (
-    EventSubscriber,
-    engine_id,
-)
-from kvgraph.graph.wire import frames
+from kvgraph.advisor.sockets.subscriber import EventSubscriber, engine_id
 from kvgraph.graph.wire import frames as wire
-from kvgraph.graph.wire.advice import AnyAdvice, Refused, ResyncRequest, SendTips
+from kvgraph.graph.wire.advice import Refused, ResyncRequest, SendTips
 from kvgraph.graph.wire.events import (
     AdviceApplied,
     AnyEvent,
@@ -29,32 +26,13 @@ from kvgraph.graph.wire.events import (
     Pressure,
 )
 from kvgraph.hooks.link.mailbox import Mailbox
+from sidecar_ends import Dealer
 
 PRESSURE = Pressure(10, 5, 5, 1, 0)
 REMOVED = BlocksRemoved(b"\1" * 8)
 
 
-def hello(name: str = "engine") -> list[AnyEvent]:
-    return [EngineHello(name, "model", 16, 100, "test 1"), BlocksResident(b"")]
-
-
-class Engine:
-    """A hand-rolled DEALER."""
-
-    def __init__(self, context: zmq.Context[Any], endpoint: str) -> None:
-        self.identity = os.urandom(16)
-        self.socket = context.socket(zmq.DEALER)
-        self.socket.setsockopt(zmq.IDENTITY, self.identity)
-        self.socket.setsockopt(zmq.LINGER, 0)
-        self.socket.connect(endpoint)
-
-    def send(self, seq: int, events: list[AnyEvent]) -> None:
-        self.socket.send_multipart(wire.encode_events(seq, events))
-
-    def advice(self) -> AnyAdvice:
-        assert self.socket.poll(5000), "no advice arrived"
-        return wire.decode_advice(self.socket.recv_multipart(), now=0.0)[1]
-
+class Engine(Dealer):
     def has_advice(self) -> bool:
         return bool(self.socket.poll(50))
 
@@ -75,35 +53,37 @@ class NotReadYet:
 class Bench:
     """A subscriber on a real ROUTER, with a clock that only tests move."""
 
-    def __init__(self, endpoint: str, capacity: int = 8) -> None:
+    def __init__(self, endpoint: str, capacity: int = 8, timeout_s: float = 1.8) -> None:
         self.context: zmq.Context[Any] = zmq.Context()
         self.clock = Clock(100.0)
         self.endpoint = endpoint
         router = self.router = self.context.socket(zmq.ROUTER)
-        router.setsockopt(zmq.LINGER, 0)
         router.setsockopt(zmq.ROUTER_MANDATORY, 1)
         router.bind(endpoint)
         self.publisher = AdvicePublisher(router, self.clock)
         self.subscriber = EventSubscriber(
-            router,
-            self.publisher.request_resync,
-            self.publisher.refuse,
-            self.clock,
-            engine_timeout_s=1.8,
-            capacity=capacity,
-        )
+            router, self.publisher.request_resync, self.publisher.refuse, self.clock,
+            engine_timeout_s=timeout_s, capacity=capacity,
+        )  # fmt: skip
         self.engines: list[Engine] = []
 
-    def engine(self) -> Engine:
-        self.engines.append(Engine(self.context, self.endpoint))
+    def engine(self, name: str = "engine") -> Engine:
+        self.engines.append(Engine(self.context, self.endpoint, name))
         return self.engines[-1]
 
-    def greeted(self) -> Engine:
+    def greeted(self, name: str = "engine") -> Engine:
         """An engine whose hello arrived."""
-        engine = self.engine()
-        engine.send(0, hello())
+        engine = self.engine(name)
+        engine.greet()
         self.receive(1)
         return engine
+
+    def hears(
+        self, engine: Engine, *events: AnyEvent, seq: int
+    ) -> list[tuple[str, list[AnyEvent]]]:
+        """What it hands on of one batch."""
+        engine.send(*events, seq=seq)
+        return self.receive(1)
 
     def receive(self, messages: int) -> list[tuple[str, list[AnyEvent]]]:
         wanted = self.subscriber.counters["messages"] + messages
@@ -116,9 +96,7 @@ class Bench:
         return taken
 
     def close(self) -> None:
-        for socket in (self.router, *(engine.socket for engine in self.engines)):
-            socket.close(linger=0)
-        self.context.term()
+        self.context.destroy(linger=0)
 
 
 @pytest.fixture
@@ -130,13 +108,11 @@ def bench() -> Iterator[Bench]:
 
 def test_a_hello_makes_an_engine_and_its_events_are_handed_on(bench: Bench) -> None:
     engine = bench.engine()
-    engine.send(0, hello())
-    engine.send(1, [PRESSURE])
-    taken = bench.receive(2)
-    assert taken == [
-        (engine_id(engine.identity), hello()),
-        (engine_id(engine.identity), [PRESSURE]),
-    ]
+    engine.greet()
+    engine.send(PRESSURE)
+    hello = [EngineHello("engine", "model", 16, 100, "test 1"), BlocksResident(b"")]
+    engine_name = engine_id(engine.identity)
+    assert bench.receive(2) == [(engine_name, hello), (engine_name, [PRESSURE])]
     (peer,) = bench.subscriber.peers
     assert peer.synced
     assert not engine.has_advice()
@@ -148,7 +124,7 @@ def test_engines_of_a_model_that_hash_blocks_differently_are_named_in_one_line(
     told = [("m", "sha256 1"), ("m", "sha256 1"), ("other", "sha256 2"), ("m", "sha256 2")]
     for number, (model, hashing) in enumerate(told):
         assert "hash blocks differently" not in caplog.text
-        bench.engine().send(0, [EngineHello(f"e{number}", model, 16, 9, "v", hashing=hashing)])
+        bench.engine().send(EngineHello(f"e{number}", model, 16, 9, "v", hashing=hashing))
         bench.receive(1)
     (line,) = [each for each in caplog.messages if "hash blocks differently" in each]
     assert "'e0', 'e1': blocks of 16 tokens, sha256 1; 'e3': blocks of 16 tokens, sha256 2" in line
@@ -156,11 +132,10 @@ def test_engines_of_a_model_that_hash_blocks_differently_are_named_in_one_line(
 
 def test_a_stranger_is_asked_to_introduce_itself(bench: Bench) -> None:
     engine = bench.engine()
-    engine.send(41, [REMOVED])
-    assert bench.receive(1) == []
-    assert engine.advice() == ResyncRequest("unknown engine")
-    engine.send(42, hello())
-    engine.send(43, [PRESSURE])
+    assert bench.hears(engine, REMOVED, seq=41) == []
+    assert engine.read() == ResyncRequest("unknown engine")
+    engine.greet()
+    engine.send(PRESSURE)
     assert len(bench.receive(2)) == 2
     assert bench.subscriber.peers[0].sequence.gaps == 0
 
@@ -168,25 +143,22 @@ def test_a_stranger_is_asked_to_introduce_itself(bench: Bench) -> None:
 def test_a_stranger_is_asked_at_most_twice_a_second(bench: Bench) -> None:
     engine = bench.engine()
     for seq in range(10):
-        engine.send(seq, [PRESSURE])
-    bench.receive(10)
+        bench.hears(engine, PRESSURE, seq=seq)
     bench.clock.now += 0.6
-    engine.send(10, [PRESSURE])
-    bench.receive(1)
-    assert [engine.advice(), engine.advice()] == [ResyncRequest("unknown engine")] * 2
+    bench.hears(engine, PRESSURE, seq=10)
+    assert [engine.read(), engine.read()] == [ResyncRequest("unknown engine")] * 2
     assert not engine.has_advice()
 
 
 def test_a_gap_withholds_advice_until_the_engine_is_back_in_step(bench: Bench) -> None:
     engine = bench.greeted()
     bench.clock.now += 1
-    engine.send(3, [REMOVED])
-    assert bench.receive(1) == [(engine_id(engine.identity), [REMOVED])]
+    assert bench.hears(engine, REMOVED, seq=3) == [(engine_id(engine.identity), [REMOVED])]
     (peer,) = bench.subscriber.peers
     assert not peer.synced
     assert (peer.sequence.gaps, peer.sequence.missed) == (1, 2)
-    assert engine.advice() == ResyncRequest("gap")
-    engine.send(4, hello())
+    assert engine.read() == ResyncRequest("gap")
+    engine.greet()
     bench.receive(1)
     assert bench.subscriber.peers[0].synced
 
@@ -195,30 +167,23 @@ def test_an_engine_that_ignores_the_request_is_asked_again(bench: Bench) -> None
     engine = bench.greeted()
     for seq in (5, 6, 7):
         bench.clock.now += 0.6
-        engine.send(seq, [PRESSURE])
-        bench.receive(1)
-    asked = [engine.advice() for _ in range(3)]
+        bench.hears(engine, PRESSURE, seq=seq)
+    asked = [engine.read() for _ in range(3)]
     assert asked == [ResyncRequest(why) for why in ("gap", "not in step", "not in step")]
 
 
 def test_repeated_and_late_batches_are_dropped(bench: Bench) -> None:
-    engine = bench.engine()
-    engine.send(0, hello())
-    for seq in (1, 2, 2, 1, 0, 3):
-        engine.send(seq, [REMOVED])
-    assert len(bench.receive(7)) == 4
+    engine = bench.greeted()
+    taken = [bench.hears(engine, REMOVED, seq=seq) for seq in (1, 2, 2, 1, 0, 3)]
+    assert [len(each) for each in taken] == [1, 1, 0, 0, 0, 1]
     assert bench.subscriber.counters["duplicates"] == 3
     assert bench.subscriber.peers[0].synced
 
 
 def test_a_silent_engine_is_forgotten_and_must_say_hello_again(bench: Bench) -> None:
-    engine, other = bench.engine(), bench.engine()
-    engine.send(0, hello("one"))
-    other.send(0, hello("two"))
-    bench.receive(2)
+    engine, other = bench.greeted("one"), bench.greeted("two")
     bench.clock.now += 1.0
-    other.send(1, [PRESSURE])
-    bench.receive(1)
+    bench.hears(other, PRESSURE, seq=1)
     bench.clock.now += 1.0
     assert bench.subscriber.expire() == []  # nobody looked since: its messages may be waiting
     assert list(bench.subscriber.receive(1)) == []
@@ -226,10 +191,9 @@ def test_a_silent_engine_is_forgotten_and_must_say_hello_again(bench: Bench) -> 
     assert [peer.hello.engine for peer in bench.subscriber.peers] == ["two"]
     bench.clock.now += 3.0
     assert bench.subscriber.lost() == {"one": 3.0}
-    engine.send(1, [REMOVED])
-    assert bench.receive(1) == []
-    assert engine.advice() == ResyncRequest("unknown engine")
-    engine.send(2, hello("one"))
+    assert bench.hears(engine, REMOVED, seq=1) == []
+    assert engine.read() == ResyncRequest("unknown engine")
+    engine.greet()
     bench.receive(1)
     assert bench.subscriber.lost() == {}
 
@@ -237,8 +201,8 @@ def test_a_silent_engine_is_forgotten_and_must_say_hello_again(bench: Bench) -> 
 def test_nobody_is_judged_silent_while_messages_wait(bench: Bench) -> None:
     engine = bench.greeted()
     bench.clock.now += 60  # as if this process had been stopped
-    for seq in range(1, 4):
-        engine.send(seq, [PRESSURE])
+    for _ in range(3):
+        engine.send(PRESSURE)
     assert bench.router.poll(5000)
     list(bench.subscriber.receive(1))
     assert bench.subscriber.expire() == []
@@ -252,7 +216,7 @@ def test_nobody_is_judged_silent_whose_messages_are_still_on_the_wire(
     """A process that got no CPU wakes: its socket looks empty until ZeroMQ's thread runs too."""
     engine = bench.greeted()
     bench.clock.now += 60
-    engine.send(1, [PRESSURE])
+    engine.send(PRESSURE)
     assert bench.router.poll(5000)
     with monkeypatch.context() as patch:
         patch.setattr(bench.subscriber, "_socket", NotReadYet(bench.router))
@@ -264,19 +228,15 @@ def test_nobody_is_judged_silent_whose_messages_are_still_on_the_wire(
 
 
 def test_engines_beyond_the_capacity_are_refused_and_counted() -> None:
-    bench = Bench(f"inproc://capacity-{os.urandom(4).hex()}", capacity=2)
-    try:
+    with closing(Bench(f"inproc://capacity-{os.urandom(4).hex()}", capacity=2)) as bench:
         for _ in range(3):
-            bench.engine().send(0, hello())
-            bench.receive(1)
+            bench.greeted()
         assert len(bench.subscriber.peers) == 2
         assert bench.subscriber.counters["engines_refused"] == 1
-        refused = bench.engines[-1].advice()
+        refused = bench.engines[-1].read()
         assert isinstance(refused, Refused)
         assert "serves 2 engines already" in refused.reason
         assert not any(engine.has_advice() for engine in bench.engines)
-    finally:
-        bench.close()
 
 
 GOOD = wire.encode_events(1, [PRESSURE])
@@ -306,41 +266,34 @@ GARBAGE = {
 
 @pytest.mark.parametrize("frames", GARBAGE.values(), ids=GARBAGE.keys())
 def test_garbage_is_counted_and_harms_nobody(bench: Bench, frames: list[bytes]) -> None:
-    engine, vandal = bench.engine(), bench.engine()
-    engine.send(0, hello())
-    bench.receive(1)
+    engine, vandal = bench.greeted(), bench.engine()
     vandal.socket.send_multipart(frames)
-    engine.send(1, [PRESSURE])
+    engine.send(PRESSURE)
     assert bench.receive(2) == [(engine_id(engine.identity), [PRESSURE])]
     assert bench.subscriber.counters["refused_wire"] == 1
     assert len(bench.subscriber.peers) == 1
 
 
 def test_counters_of_a_long_life_are_read(bench: Bench) -> None:
-    engine = bench.engine()
-    engine.send(0, hello())
-    applied = AdviceApplied(1, 2**31, 2**40, 0, 0, 2**62)
-    for seq in range(1, 4):
+    engine, applied = bench.greeted(), AdviceApplied(1, 2**31, 2**40, 0, 0, 2**62)
+    for _ in range(3):
         bench.clock.now += 0.6
-        engine.send(seq, [PRESSURE, applied])
-    assert [events[-1] for _, events in bench.receive(4)[1:]] == [applied] * 3
+        engine.send(PRESSURE, applied)
+    assert [events[-1] for _, events in bench.receive(3)] == [applied] * 3
     assert bench.subscriber.counters["refused_wire"] == 0
 
 
-def refused_report(seq: int) -> list[bytes]:
-    """A heartbeat whose second event is out of range."""
-    payload = msgspec.msgpack.encode([[[15, 10, 5, 5, 1, 0], [16, 1, -1, 0, 0, 0, 0]]])
-    return [GOOD[0], seq.to_bytes(8, "big"), payload]
+def raw(seq: int, *events: list[Any]) -> list[bytes]:
+    """A batch of events as they are on the wire."""
+    return [GOOD[0], seq.to_bytes(8, "big"), msgspec.msgpack.encode([list(events)])]
 
 
 def test_a_refused_report_costs_neither_its_number_nor_the_advice(bench: Bench) -> None:
-    engine = bench.engine()
-    engine.send(0, hello())
+    engine, out_of_range = bench.greeted(), [16, 1, -1, 0, 0, 0, 0]
     for seq in range(1, 4):
         bench.clock.now += 0.6
-        engine.socket.send_multipart(refused_report(seq))
-    taken = bench.receive(4)
-    assert [events for _, events in taken[1:]] == [[PRESSURE]] * 3
+        engine.socket.send_multipart(raw(seq, [15, 10, 5, 5, 1, 0], out_of_range))
+    assert [events for _, events in bench.receive(3)] == [[PRESSURE]] * 3
     (peer,) = bench.subscriber.peers
     assert (peer.synced, peer.sequence.gaps, peer.resyncs) == (True, 0, 0)
     assert bench.subscriber.counters["refused_wire"] == 3
@@ -350,26 +303,21 @@ def test_a_refused_report_costs_neither_its_number_nor_the_advice(bench: Bench) 
 def test_a_refused_event_of_residency_is_made_good_by_a_resync(bench: Bench) -> None:
     engine = bench.greeted()
     bench.clock.now += 1
-    payload = msgspec.msgpack.encode([[[2, b"\1" * 8, None, 0], [3, b"\1" * 8]]])
-    engine.socket.send_multipart([GOOD[0], (1).to_bytes(8, "big"), payload])
+    engine.socket.send_multipart(raw(1, [2, b"\1" * 8, None, 0], [3, b"\1" * 8]))
     assert bench.receive(1) == [(engine_id(engine.identity), [REMOVED])]
-    assert engine.advice() == ResyncRequest("refused")
+    assert engine.read() == ResyncRequest("refused")
     (peer,) = bench.subscriber.peers
     assert (peer.synced, peer.sequence.gaps) == (False, 0)
-    engine.send(2, hello())
+    engine.greet(seq=2)
     bench.receive(1)
     assert bench.subscriber.peers[0].synced
 
 
-def test_an_event_of_a_newer_kind_costs_only_itself(
-    bench: Bench, caplog: pytest.LogCaptureFixture
-) -> None:
-    engine = bench.engine()
-    engine.send(0, hello())
+def test_a_newer_kind_of_event_costs_itself(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+    engine, newer = bench.greeted(), [3, b"\1" * 8, "a new field"]
     for seq in range(1, 4):
-        payload = msgspec.msgpack.encode([[[99, "new", {"a": 1}], [3, b"\1" * 8, "a new field"]]])
-        engine.socket.send_multipart([GOOD[0], seq.to_bytes(8, "big"), payload])
-    assert [events for _, events in bench.receive(4)[1:]] == [[REMOVED]] * 3
+        engine.socket.send_multipart(raw(seq, [99, "new", {"a": 1}], newer))
+    assert [events for _, events in bench.receive(3)] == [[REMOVED]] * 3
     assert bench.subscriber.peers[0].synced
     assert bench.subscriber.counters["unknown_events"] == 3
     assert caplog.text.count("of a kind that this build does not know") == 1
@@ -379,36 +327,30 @@ def test_an_engine_that_no_resync_helps_is_asked_ever_less_often(bench: Bench) -
     engine = bench.greeted()
     for seq in range(2, 302):
         bench.clock.now += 0.4
-        engine.send(seq, [PRESSURE])
-        bench.receive(1)
+        bench.hears(engine, PRESSURE, seq=seq)
     assert bench.subscriber.peers[0].resyncs < 15, "in two minutes"
 
 
 def test_more_blocks_than_the_pool_has_are_refused(bench: Bench) -> None:
-    engine = bench.engine()
-    greeting = [EngineHello("liar", "model", 16, 3, "test 1"), BlocksResident(b"\1" * 32)]
-    engine.send(0, greeting)
-    assert bench.receive(1) == [(engine_id(engine.identity), greeting[:1])]
+    engine, hello = bench.engine(), EngineHello("liar", "model", 16, 3, "test 1")
+    taken = bench.hears(engine, hello, BlocksResident(b"\1" * 32), seq=0)
+    assert taken == [(engine_id(engine.identity), [hello])]
     assert not bench.subscriber.peers[0].synced
     assert bench.subscriber.counters["refused_listings"] == 1
 
 
 def test_a_pool_of_two_million_blocks_of_one_token_is_listed_whole(bench: Bench) -> None:
-    engine, keys = bench.engine(), b"\1" * (8 << 21)
-    engine.send(0, [EngineHello("mla", "model", 1, 1 << 21, "test 1"), BlocksResident(keys)])
-    ((_, events),) = bench.receive(1)
+    keys, hello = b"\1" * (8 << 21), EngineHello("mla", "model", 1, 1 << 21, "test 1")
+    ((_, events),) = bench.hears(bench.engine(), hello, BlocksResident(keys), seq=0)
     assert len(events[1].hashes) == len(keys)
     assert bench.subscriber.peers[0].synced
 
 
-def test_no_log_line_is_forged_and_no_identity_told(
-    bench: Bench, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_no_line_is_forged_nor_an_id_told(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     engine = bench.engine()
     nasty = "v\n2026-01-01 WARNING all is well\x1b[31m\0\u202e"
-    engine.send(0, [EngineHello(nasty, nasty, 16, 100, nasty), BlocksResident(b"")])
-    bench.receive(1)
+    bench.hears(engine, EngineHello(nasty, nasty, 16, 100, nasty), BlocksResident(b""), seq=0)
     bench.clock.now += 10
     list(bench.subscriber.receive(1))
     bench.subscriber.expire()
@@ -418,9 +360,7 @@ def test_no_log_line_is_forged_and_no_identity_told(
     assert engine_id(engine.identity) not in engine.identity.hex()
 
 
-def test_another_protocol_version_is_logged_once(
-    bench: Bench, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_another_protocol_is_logged_once(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
     engine = bench.engine()
     for _ in range(5):
         engine.socket.send_multipart([b"KVG\x63", *GOOD[1:]])
@@ -431,8 +371,8 @@ def test_another_protocol_version_is_logged_once(
 
 def test_reading_ends_in_time_however_much_has_arrived(bench: Bench) -> None:
     engine = bench.greeted()
-    for seq in range(1, 101):
-        engine.send(seq, [PRESSURE])
+    for _ in range(100):
+        engine.send(PRESSURE)
     bench.router.poll(1000)
     taken = 0
     for _ in bench.subscriber.receive(1000, seconds=1.0):
@@ -443,9 +383,7 @@ def test_reading_ends_in_time_however_much_has_arrived(bench: Bench) -> None:
     assert len(bench.receive(96)) == 96
 
 
-def test_a_flood_of_garbage_costs_one_log_line(
-    bench: Bench, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_flood_of_garbage_costs_one_line(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
     engine = bench.engine()
     for _ in range(200):
         engine.socket.send_multipart([b"x"])
@@ -456,72 +394,40 @@ def test_a_flood_of_garbage_costs_one_log_line(
 def test_many_strangers_are_remembered_in_bounded_memory(bench: Bench) -> None:
     for index in range(400):
         assert bench.subscriber.may_answer(index.to_bytes(16, "big"))
-        assert not bench.subscriber.may_answer(index.to_bytes(16, "big")), (
-            "it was answered just now"
-        )
+        assert not bench.subscriber.may_answer(index.to_bytes(16, "big")), "it just was"
     assert len(bench.subscriber.answered) <= 256
 
 
-PULSE = Pressure(10, 5, 5, 1, 0)
-
-
 class Flood:
-    """A sidecar's ears, an engine that loses a batch before each that it sends, and a clock."""
+    """A sidecar's ears, and an engine that loses a batch before each that it sends."""
 
-    def __init__(self, context: zmq.Context[Any], endpoint: str) -> None:
-        self.now, self._seq, self.listings, self.tips = 100.0, 0, 0, 0
-        self._router, self._dealer = context.socket(zmq.ROUTER), context.socket(zmq.DEALER)
-        self._router.bind(endpoint)
-        self._dealer.setsockopt(zmq.IDENTITY, os.urandom(16))
-        self._dealer.connect(endpoint)
-        self.publisher = AdvicePublisher(self._router, lambda: self.now)
-        self.subscriber = EventSubscriber(
-            self._router,
-            self.publisher.request_resync,
-            self.publisher.refuse,
-            lambda: self.now,
-            engine_timeout_s=1e6,
-        )
-        self._list()
-        self.hear()
-
-    def _list(self) -> None:
-        self._send([EngineHello("e", "m", 16, 100, "v"), BlocksResident(b"")])
-
-    def _send(self, events: list[Any]) -> None:
-        self._dealer.send_multipart(frames.encode_events(self._seq, events))
-        self._seq += 1
+    def __init__(self, bench: Bench) -> None:
+        self.bench, self.engine = bench, bench.greeted()
+        self.listings = self.tips = 0
 
     def hear(self) -> None:
-        assert self._router.poll(5000)
-        while self._router.poll(1):
-            list(self.subscriber.receive(100))
+        assert self.bench.router.poll(5000)
+        while self.bench.router.poll(1):
+            list(self.bench.subscriber.receive(100))
 
     def step(self, loses: bool, seconds: float = 0.1) -> None:
         """A tick of the engine: it answers requests at once."""
-        self.now += seconds
-        self._seq += loses
-        self._send([PULSE])
+        self.bench.clock.now += seconds
+        self.engine.send(PRESSURE, seq=self.engine.seq + loses)
         self.hear()
-        while self._dealer.poll(1):
-            advice = frames.decode_advice(self._dealer.recv_multipart(), now=0.0)[1]
+        while self.engine.socket.poll(1):
+            advice = self.engine.read()
             if isinstance(advice, ResyncRequest):
                 self.listings += 1
-                self._list()
+                self.engine.greet()
                 self.hear()
             self.tips += isinstance(advice, SendTips)
-
-    def close(self) -> None:
-        self._router.close(0)
-        self._dealer.close(0)
 
 
 @pytest.fixture
 def flood() -> Iterator[Flood]:
-    with zmq.Context() as context:
-        flood = Flood(context, "inproc://flood")
-        yield flood
-        flood.close()
+    with closing(Bench("inproc://flood", timeout_s=1e6)) as bench:
+        yield Flood(bench)
 
 
 def test_gaps_that_each_list_is_followed_by_are_asked_about_ever_less_often(flood: Flood) -> None:
@@ -539,7 +445,7 @@ def test_gaps_that_each_list_is_followed_by_are_asked_about_ever_less_often(floo
 
 
 def test_a_list_that_took_long_is_not_asked_for_again_soon(flood: Flood) -> None:
-    (peer,) = flood.subscriber.peers
+    (peer,) = flood.bench.subscriber.peers
     peer.listing_s = 0.8
     flood.step(loses=True, seconds=11.0)
     assert flood.listings == 1
@@ -552,17 +458,17 @@ def test_a_list_that_took_long_is_not_asked_for_again_soon(flood: Flood) -> None
 
 
 def test_an_overloaded_sidecar_asks_for_no_list_and_for_tips(flood: Flood) -> None:
-    flood.subscriber.is_patient = True
+    flood.bench.subscriber.is_patient = True
     for _ in range(100):
         flood.step(loses=True)
-        flood.publisher.ask_for_tips(flood.subscriber.peers)
+        flood.bench.publisher.ask_for_tips(flood.bench.subscriber.peers)
     assert flood.listings == 0
     assert flood.tips == 4, "every quarter of the time for which they are wanted"
-    assert not flood.subscriber.peers[0].synced, "its advice is withheld"
-    flood.subscriber.is_patient = False
+    assert not flood.bench.subscriber.peers[0].synced, "its advice is withheld"
+    flood.bench.subscriber.is_patient = False
     flood.step(loses=False)
     assert flood.listings == 1
-    assert flood.subscriber.peers[0].synced
+    assert flood.bench.subscriber.peers[0].synced
 
 
 def test_a_loop_is_overloaded_once_it_worked_for_seconds_and_until_it_rests() -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from contextlib import closing
 from typing import Any
 
 import pytest
+from http_answers import Asked, HttpAnswers
 from kvgraph.advisor.precache.keeper import ServerRefusalError, ask_server
 from kvgraph.advisor.precache.prefixes import ServerConfig
 from kvgraph.advisor.tools.remote import EditEndpoint, RemoteError, ask
@@ -17,48 +17,24 @@ from kvgraph.hooks.access import answer_of
 SECRET = "only-for-the-first-server"
 
 
-class Redirecting(BaseHTTPRequestHandler):
-    """Notes what it is asked, and redirects if its server has ``to``."""
+class Server(HttpAnswers):
+    """Notes who asks it, and redirects them if it has ``to``."""
 
-    def do_GET(self) -> None:
-        self.server.asked.append(self.headers)  # type: ignore[attr-defined]
-        to = self.server.to  # type: ignore[attr-defined]
-        self.send_response(self.server.status if to else 200)  # type: ignore[attr-defined]
-        if to:
-            self.send_header("Location", to + self.path)
-        self.send_header("Content-Length", "2")
-        self.end_headers()
-        self.wfile.write(b"{}")
-
-    def do_POST(self) -> None:
-        self.rfile.read(int(self.headers["Content-Length"]))
-        self.do_GET()
-
-    def log_message(self, *_: Any) -> None:
-        pass
-
-
-class Server(HTTPServer):
-    def __init__(self, to: str = "", status: int = 302) -> None:
-        super().__init__(("127.0.0.1", 0), Redirecting)
-        self.asked: list[Any] = []
+    def __init__(self, to: str = "", status: int = 200) -> None:
+        super().__init__(self._answer)
         self.to, self.status = to, status
-        self.url = f"http://127.0.0.1:{self.server_port}"
-        threading.Thread(target=self.serve_forever, args=(0.01,), daemon=True).start()
+        self.tokens: list[str] = []
 
-    def end(self) -> None:
-        self.shutdown()
-        self.server_close()
+    def _answer(self, asked: Asked) -> tuple[int, dict[str, str], bytes]:
+        self.tokens.append(asked.headers["Authorization"])
+        return self.status, {"Location": self.to + asked.path} if self.to else {}, b"{}"
 
 
 @pytest.fixture(params=[301, 302, 303, 307, 308])
 def servers(request: pytest.FixtureRequest) -> Iterator[tuple[Server, Server]]:
     """The one that is asked, and the one that it redirects to."""
-    there = Server()
-    asked = Server(there.url, request.param)
-    yield asked, there
-    asked.end()
-    there.end()
+    with closing(Server()) as there, closing(Server(there.url, request.param)) as asked:
+        yield asked, there
 
 
 def sidecar(url: str) -> RunningSidecar:
@@ -87,5 +63,5 @@ def test_no_token_follows_a_redirect(
     asked, there = servers
     with pytest.raises((OSError, RemoteError, ServerRefusalError), match=str(asked.status)):
         ASKING[who](asked.url, monkeypatch)
-    assert [headers["Authorization"] for headers in asked.asked] == [f"Bearer {SECRET}"]
-    assert there.asked == []
+    assert asked.tokens == [f"Bearer {SECRET}"]
+    assert there.tokens == []

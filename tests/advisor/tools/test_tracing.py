@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import threading
 import time
 import urllib.request
 from collections.abc import Iterator, Sequence
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
+from http_answers import Asked, HttpAnswers
 from kvgraph.advisor.config.config import load
 from kvgraph.advisor.config.sections import TracingConfig
 from kvgraph.advisor.page.misses import RequestView
@@ -57,50 +56,27 @@ class Receiver:
     def __init__(self) -> None:
         self.spans: list[Span] = []
         self.resource: dict[str, Any] = {}
-        self.bodies = b""
         self.paths: set[str] = set()
         self.status = 200
         self.stuck = threading.Event()
         self.stuck.set()  # it is not
-        receiver = self
+        self._server = HttpAnswers(self._take)
+        self.url = self._server.url
 
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                receiver.take(self)
-
-            def log_message(self, *_: object) -> None:
-                pass
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._server.daemon_threads = True
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self._server.server_address[1]}"
-
-    def take(self, handler: BaseHTTPRequestHandler) -> None:
-        body = handler.rfile.read(int(handler.headers["Content-Length"]))
+    def _take(self, asked: Asked) -> tuple[int, dict[str, str], bytes]:
         self.stuck.wait(30)
         if self.status == 200:
-            message = ExportTraceServiceRequest.FromString(body)
-            self.paths.add(handler.path)
-            self.bodies += body
-            for resource in message.resource_spans:
+            self.paths.add(asked.path)
+            for resource in ExportTraceServiceRequest.FromString(asked.body).resource_spans:
                 self.resource = attributes(resource.resource.attributes)
                 for scope in resource.scope_spans:
                     self.spans += scope.spans
         answer = ExportTraceServiceResponse().SerializeToString()
-        handler.send_response(self.status)
-        handler.send_header("Content-Type", "application/x-protobuf")
-        handler.send_header("Content-Length", str(len(answer)))
-        handler.end_headers()
-        handler.wfile.write(answer)
+        return self.status, {"Content-Type": "application/x-protobuf"}, answer
 
     def close(self) -> None:
         self.stuck.set()
-        self._server.shutdown()
-        self._server.server_close()
+        self._server.close()
 
 
 @pytest.fixture
@@ -119,14 +95,15 @@ def request_of(span: Span) -> str | None:
     return found
 
 
-def feed_to(receiver: Receiver, world: World) -> SpanFeed:
+@pytest.fixture
+def feed(receiver: Receiver, world: World) -> SpanFeed:
     sender = sender_for(TracingConfig(endpoint=receiver.url))
     return SpanFeed(world.graph, sender, lambda: world.now, lambda: world.now + 1e9)
 
 
-def test_a_request_is_a_trace_with_what_it_found_and_missed(receiver: Receiver) -> None:
-    world = World()
-    feed = feed_to(receiver, world)
+def test_a_request_is_a_trace_with_what_it_found_and_missed(
+    receiver: Receiver, world: World, feed: SpanFeed
+) -> None:
     world.serve(1, 2, 3, 4)
     world.tell(BlocksSpilled(pack(3), 2, 100))
     world.evict(4, 3)
@@ -161,9 +138,9 @@ def test_a_request_is_a_trace_with_what_it_found_and_missed(receiver: Receiver) 
     assert len(receiver.spans) == 3 + 4
 
 
-def test_a_request_that_waited_is_a_trace_from_its_arrival_on(receiver: Receiver) -> None:
-    world = World()
-    feed = feed_to(receiver, world)
+def test_a_request_that_waited_is_a_trace_from_its_arrival_on(
+    receiver: Receiver, world: World, feed: SpanFeed
+) -> None:
     late = RequestStarted("late", pack(9), 20, 0, SIZE, "s", waited_s=9.0)
     world.tell(late, RequestFinished("late", pack(9), 20, 20, "stop", "s"))
     feed.tick()
@@ -177,9 +154,9 @@ def test_a_request_that_waited_is_a_trace_from_its_arrival_on(receiver: Receiver
     assert "`kvgraph route`" in attributes(request.attributes)["kvgraph.remedies"]
 
 
-def test_each_request_is_sent_once_when_it_ends(receiver: Receiver) -> None:
-    world = World()
-    feed = feed_to(receiver, world)
+def test_a_request_is_sent_once_at_its_end(
+    receiver: Receiver, world: World, feed: SpanFeed
+) -> None:
     names = [world.start(n + 1) for n in range(200)]
     feed.tick()
     assert not receiver.spans
@@ -193,11 +170,10 @@ def test_each_request_is_sent_once_when_it_ends(receiver: Receiver) -> None:
 
 
 def test_what_the_receiver_does_not_take_is_counted(
-    receiver: Receiver, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+    receiver: Receiver, world: World, feed: SpanFeed, monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")
-    world = World()
-    feed = feed_to(receiver, world)
     receiver.status = 400
     for number in range(3):
         world.serve(number + 1)
@@ -210,9 +186,7 @@ def test_what_the_receiver_does_not_take_is_counted(
     assert feed.counters == {"dropped": 3, "sent": 1}
 
 
-def test_what_the_log_forgets_first_is_counted(receiver: Receiver) -> None:
-    world = World()
-    feed = feed_to(receiver, world)
+def test_what_the_log_forgets_first_is_counted(world: World, feed: SpanFeed) -> None:
     first = world.start(1)
     feed.tick()
     world.tell(*(RequestStarted(f"x{n}", pack(n + 2), 21, 0, SIZE, "s") for n in range(LIMIT + 99)))
@@ -222,10 +196,8 @@ def test_what_the_log_forgets_first_is_counted(receiver: Receiver) -> None:
 
 
 def test_a_request_that_ran_through_a_gap_is_sent_when_its_end_is_heard_of(
-    receiver: Receiver,
+    receiver: Receiver, world: World, feed: SpanFeed
 ) -> None:
-    world = World()
-    feed = feed_to(receiver, world)
     name = world.start(1)
     feed.tick()
     world.tell(EngineHello("host:a", "model", SIZE, 100, "vllm"), BlocksResident(pack(1)))
@@ -237,9 +209,7 @@ def test_a_request_that_ran_through_a_gap_is_sent_when_its_end_is_heard_of(
     assert feed.counters == {"sent": 1}
 
 
-def test_a_request_whose_end_is_never_heard_of_is_counted(receiver: Receiver) -> None:
-    world = World()
-    feed = feed_to(receiver, world)
+def test_a_request_whose_end_is_never_heard_of_is_counted(world: World, feed: SpanFeed) -> None:
     world.start(1)
     world.graph.forget_engine("a")
     feed.tick()
@@ -271,10 +241,7 @@ def test_an_error_of_ours_ends_no_thread(caplog: pytest.LogCaptureFixture) -> No
     feed = SpanFeed(world.graph, sender, lambda: world.now)
     world.serve(1)
     feed.start()
-    deadline = time.monotonic() + 30
-    while not feed.counters["failed"]:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    until(lambda: feed.counters["failed"])
     world.serve(2)
     feed.stop()
     assert sender.sent == 2
@@ -283,9 +250,8 @@ def test_an_error_of_ours_ends_no_thread(caplog: pytest.LogCaptureFixture) -> No
     assert "secret" not in caplog.text
 
 
-def status(sidecar: PageSidecar) -> dict[str, Any]:
-    with urllib.request.urlopen(f"{sidecar.url}/status", timeout=10) as answer:
-        return dict(json.load(answer))
+def counted(sidecar: PageSidecar) -> dict[str, int]:
+    return dict(sidecar.get("/status")["counters"]["tracing"])
 
 
 def served(sidecar: PageSidecar, what: str, names: list[str]) -> dict[str, int]:
@@ -293,11 +259,8 @@ def served(sidecar: PageSidecar, what: str, names: list[str]) -> dict[str, int]:
     with FakeEngine(sidecar.endpoint, 160, BLOCK, "engine-one") as engine:
         sidecar.links(engine)
         serve_agents(engine, names, turns=2)
-        deadline = time.monotonic() + 60
-        while (counted := status(sidecar)["counters"]["tracing"]).get(what, 0) < 2 * len(names):
-            assert time.monotonic() < deadline, counted
-            time.sleep(0.2)
-    return dict(counted)
+        until(lambda: counted(sidecar).get(what, 0) >= 2 * len(names))
+    return counted(sidecar)
 
 
 @pytest.fixture
@@ -331,7 +294,7 @@ def test_a_receiver_that_hangs_holds_nobody_up(
             with urllib.request.urlopen(f"{traced.url}/healthz", timeout=5) as answer:
                 assert answer.status == 200
             time.sleep(0.4)
-        until(lambda: status(traced)["engines"][0]["ranking_age_s"] < 2, "it ranks no more")
+        until(lambda: traced.get("/status")["engines"][0]["ranking_age_s"] < 2, "it ranks no more")
     began = time.monotonic()
     traced.stop()
     assert time.monotonic() - began < 10

@@ -139,6 +139,7 @@ MENDS: Final = (
     Mend("one tenant's share of a pool", "graph/ranking/rules.py", "granted = (tenants == NO_ROW) | (_sums_of_its_kind(tenants, costs) <= each)", "granted = np.ones(len(places), dtype=np.bool_)", "tests/graph/ranking/test_graph_protection.py"),
     Mend("intents reach their tenant's blocks", "graph/intents.py", "rows = rows[blocks.tenant[rows] == tenant]", "pass", "tests/graph/intents tests/advisor/intents"),
     Mend("names and blocks need the token", "dashboards/access.py", "if not (self._is_bearer(authorization) or self._has_cookie(request)):", "if False:", _PAGE),
+    Mend("an edge's weight below dotted keys", "advisor/config/edits.py", "inline = dotted or isinstance", "inline = isinstance", "tests/advisor/test_weight_edits.py -k any_form"),
     Mend("changes need the edit token", "dashboards/access.py", "if not _same(token, self._edit):", "if False:", "tests/advisor/test_weight_edits.py"),
     Mend("the door asks for a token", "advisor/sockets/front.py", "return len(request) == _PLAIN and hmac.compare_digest(request[-1], self._token)", "return len(request) == _PLAIN", "tests/advisor/sockets/test_advisor_keys.py -k token"),
     # What callers say costs others little, and nobody goes before others by a word

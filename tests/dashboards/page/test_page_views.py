@@ -42,9 +42,9 @@ PHONE = {"width": 390, "height": 844}
 Begin = Callable[..., Visit]
 
 
-def open_page(visit: Begin, sidecar: PageSidecar) -> Visit:
+def open_page(visit: Begin, sidecar: PageSidecar, **context: str) -> Visit:
     """The page, opened by the address that the sidecar gives."""
-    begun = visit()
+    begun = visit(**context)
     begun.page.goto(sidecar.address)
     begun.page.get_by_text("live", exact=True).wait_for()
     return begun
@@ -63,28 +63,22 @@ def shows_no_trouble(opened: Visit) -> None:
 
 
 @pytest.mark.parametrize("view", VIEWS)
-def test_every_view_opens_and_has_no_serious_fault(opened: Visit, view: str) -> None:
+def test_every_view_opens_without_serious_fault_and_fits_a_phone(opened: Visit, view: str) -> None:
     page = opened.show(view)
     page.wait_for_timeout(300)
     assert serious_faults(page) == {}
     shows_no_trouble(opened)
-
-
-def test_light_is_as_readable_as_dark(visit: Begin, busy_sidecar: PageSidecar) -> None:
-    begun = visit(color_scheme="light")
-    begun.page.goto(busy_sidecar.address)
-    begun.page.get_by_text("live", exact=True).wait_for()
-    for view in VIEWS:
-        assert serious_faults(begun.show(view)) == {}, view
-
-
-@pytest.mark.parametrize("view", VIEWS)
-def test_a_phone_shows_it_without_scrolling_sideways(opened: Visit, view: str) -> None:
-    opened.page.set_viewport_size(PHONE)
+    page.set_viewport_size(PHONE)
     page = opened.show(view)
     page.wait_for_timeout(200)
     beyond = "() => document.documentElement.scrollWidth - window.innerWidth"
-    assert page.evaluate(beyond) <= 0
+    assert page.evaluate(beyond) <= 0, "it scrolls sideways"
+
+
+def test_light_is_as_readable_as_dark(visit: Begin, busy_sidecar: PageSidecar) -> None:
+    begun = open_page(visit, busy_sidecar, color_scheme="light")
+    for view in VIEWS:
+        assert serious_faults(begun.show(view)) == {}, view
 
 
 def test_what_the_model_looks_at_leads_to_the_block(opened: Visit) -> None:
@@ -118,12 +112,8 @@ EMPTY = {
 }
 
 
-def test_a_page_without_an_engine_says_what_to_do_next(
-    visit: Begin, page_sidecar: PageSidecar
-) -> None:
-    begun = visit()
-    begun.page.goto(page_sidecar.address)
-    begun.page.get_by_text("live", exact=True).wait_for()
+def test_without_an_engine_it_says_what_to_do_next(visit: Begin, page_sidecar: PageSidecar) -> None:
+    begun = open_page(visit, page_sidecar)
     for view, said in EMPTY.items():
         page = begun.show(view)
         page.get_by_text(said).first.wait_for()
@@ -155,10 +145,8 @@ def test_what_an_address_names_and_nobody_knows_is_told(opened: Visit, view: str
 def test_who_waits_for_room_is_shown_only_where_somebody_does(
     visit: Begin, page_sidecar: PageSidecar
 ) -> None:
-    begun = visit()
+    begun = open_page(visit, page_sidecar)
     with FakeEngine(page_sidecar.endpoint, 64, 16, "engine-one") as engine:
-        begun.page.goto(page_sidecar.address)
-        begun.page.get_by_text("live", exact=True).wait_for()
         page = begun.show("engines")
         card = page.get_by_role("region", name="Engine engine-one")
         card.get_by_text("Connected.").wait_for()
@@ -181,8 +169,11 @@ def test_who_waits_for_room_is_shown_only_where_somebody_does(
     shows_no_trouble(begun)
 
 
-def test_a_session_is_shown_as_it_was(opened: Visit) -> None:
+def test_a_session_is_shown_as_it_was_and_led_to_by_address_and_keyboard(opened: Visit) -> None:
     page = opened.show(ONE)
+    page.get_by_role("heading", name="agent-01").wait_for()
+    page.reload()
+    page.get_by_role("heading", name="agent-01").wait_for()
     page.get_by_text("Shown as it is now").wait_for()
     page.get_by_role("slider", name="Go back in time").focus()
     page.keyboard.press("Home")
@@ -191,6 +182,10 @@ def test_a_session_is_shown_as_it_was(opened: Visit) -> None:
     page.get_by_role("heading", name="What had happened by then").wait_for()
     page.get_by_role("button", name="Back to now").click()
     page.get_by_role("heading", name="What happened").wait_for()
+    page.get_by_role("link", name="Misses").focus()
+    page.keyboard.press("Enter")
+    page.get_by_role("heading", name="Misses", exact=True).wait_for()
+    assert page.url.endswith("#/misses")
     shows_no_trouble(opened)
 
 
@@ -198,21 +193,6 @@ def test_the_token_is_asked_for_in_words(visit: Begin, busy_sidecar: PageSidecar
     stranger = visit()
     stranger.page.goto(busy_sidecar.url)
     stranger.page.get_by_text("kvgraph open").wait_for()
-
-
-def test_an_address_leads_to_where_it_was_taken(opened: Visit) -> None:
-    page = opened.show(ONE)
-    page.get_by_role("heading", name="agent-01").wait_for()
-    page.reload()
-    page.get_by_role("heading", name="agent-01").wait_for()
-
-
-def test_the_views_are_reached_by_keyboard(opened: Visit) -> None:
-    page = opened.page
-    page.get_by_role("link", name="Misses").focus()
-    page.keyboard.press("Enter")
-    page.get_by_role("heading", name="Misses", exact=True).wait_for()
-    assert page.url.endswith("#/misses")
 
 
 def test_without_webgl2_a_table_stands_in(visit: Begin, busy_sidecar: PageSidecar) -> None:
@@ -400,9 +380,7 @@ def test_a_slow_request_is_found_and_says_what_would_have_made_it_fast(opened: V
 @pytest.mark.parametrize(
     ("view", "label"), [("misses", "Search requests"), ("sessions", "Search sessions")]
 )
-def test_what_is_typed_into_a_search_field_stays_in_it(
-    opened: Visit, view: str, label: str
-) -> None:
+def test_what_is_typed_into_a_search_stays_in_it(opened: Visit, view: str, label: str) -> None:
     page = opened.show(view)
     field = page.get_by_role("textbox", name=label)
     field.click()
@@ -446,9 +424,7 @@ def test_the_page_survives_a_restart(visit: Begin, page_sidecar: PageSidecar) ->
     assert [fault for fault in opened.faults if not any(each in fault for each in AWAY)] == []
 
 
-def test_what_happens_is_shown_without_asking_for_all_again(
-    visit: Begin, page_sidecar: PageSidecar
-) -> None:
+def test_news_are_shown_without_asking_all_again(visit: Begin, page_sidecar: PageSidecar) -> None:
     with FakeEngine(page_sidecar.endpoint, 40, BLOCK, "engine-one") as engine:
         page_sidecar.links(engine)
         serve_agents(engine, ["agent-00", "agent-01"], turns=2)
@@ -565,9 +541,7 @@ def told(sidecar: PageSidecar) -> dict[str, tuple[int, str]]:
     return {each["session"]: (each["id"], each["miss"]["reason"]) for each in reversed(found)}
 
 
-def test_every_reason_is_told_on_the_page(
-    visit: Callable[..., Visit], page_sidecar: PageSidecar
-) -> None:
+def test_every_reason_is_told_on_the_page(visit: Begin, page_sidecar: PageSidecar) -> None:
     with (
         TwoKinds(page_sidecar.endpoint, 500, BLOCK, "one") as first,
         FakeEngine(page_sidecar.endpoint, 500, BLOCK, "two") as second,
@@ -582,12 +556,8 @@ def test_every_reason_is_told_on_the_page(
         one.serve("reset", 1, 2, 3)
         until(lambda: "reset" in told(page_sidecar))
         said = told(page_sidecar)
-        assert {name: said[name][1] for name in REASON_NAMES} == dict(
-            zip(REASON_NAMES, REASON_NAMES, strict=True)
-        )
-        begun = visit()
-        begun.page.goto(page_sidecar.address)
-        begun.page.get_by_text("live", exact=True).wait_for()
+        assert [said[name][1] for name in REASON_NAMES] == list(REASON_NAMES)
+        begun = open_page(visit, page_sidecar)
         for reason, part in SENTENCES.items():
             page = begun.show(f"misses?request={said[reason][0]}")
             sentence = page.locator(".opened .reason")
