@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from kvgraph.hooks.tiers.jobs import Load, Spill
 from kvgraph.hooks.vllm.tiers.prefetcher import WaitingLine
 from kvgraph.hooks.vllm.tiers.spiller import CopyLead
 from kvgraph_bench.paper.paper_engine import BLOCK_SIZE, PaperEngine, Shape
-from paper import begin_load, park, text, words
+from paper import begin_load, in_pool, park, text, words
 from pool_engine import Engine, Turn, parked, prompt
 
 pytestmark = pytest.mark.usefixtures("vllm_loaded")
@@ -56,9 +57,7 @@ def loads(engine: Engine, seed: int = 1) -> tuple[Turn, list[Any]]:
 
 def finish(engine: Engine, turn: Turn) -> None:
     engine.finish_loading(turn)
-    engine.end(turn)
-    engine.settle()
-    engine.check_whole()
+    engine.finish_whole(turn)
 
 
 def test_what_a_load_takes_is_copied_first_and_comes_back() -> None:
@@ -136,9 +135,7 @@ def test_a_copy_that_failed_is_not_found() -> None:
     engine.finish_loading(turn)
     assert engine.counts.spill_failed == 1
     assert has_copies(engine, 2).count(True) == 3
-    engine.end(turn)
-    engine.settle()
-    engine.check_whole()
+    engine.finish_whole(turn)
 
 
 def test_what_is_not_copied_when_the_load_is_given_up_is_never_found() -> None:
@@ -153,9 +150,7 @@ def test_what_is_not_copied_when_the_load_is_given_up_is_never_found() -> None:
     worker.finish(saved)
     engine.step()
     assert not any(has_copies(engine, 2))
-    engine.end(turn)
-    engine.settle()
-    engine.check_whole()
+    engine.finish_whole(turn)
 
 
 def test_what_is_saved_while_the_weights_change_is_never_found() -> None:
@@ -279,12 +274,17 @@ def full_house(engine: Any, length: int = 60) -> list[Any]:
     return runs
 
 
+def steps(engine: Any, count: int) -> None:
+    for _ in range(count):
+        engine.step()
+        engine.finish_copies()
+
+
 def until(engine: Any, done: Callable[[], object]) -> None:
     for _ in range(400):
         if done():
             return
-        engine.step()
-        engine.finish_copies()
+        steps(engine, 1)
     raise AssertionError("what was awaited did not come")
 
 
@@ -302,19 +302,11 @@ def counts(engine: Any) -> Any:
     return engine.side.bridge.ledger.counts
 
 
-def in_pool(engine: Any, prompt: list[int]) -> int:
-    held = engine.pool.cached_block_hash_to_block
-    hashes = engine.make("probe", prompt, 1).block_hashes
-    return sum(held.get_one_block(each + bytes(4)) is not None for each in hashes)
-
-
 def test_who_waits_finds_its_copies_in_the_pool_and_waits_for_no_load(engine: Any) -> None:
     full_house(engine)
     stalls = counts(engine).stalls
     returning = engine.ask(text(BLOCKS, 1))
-    for _ in range(4):
-        engine.step()
-        engine.finish_copies()
+    steps(engine, 4)
     assert len(engine.scheduler.running) == 6, "it waits for a place still"
     assert in_pool(engine, text(BLOCKS, 1)) == BLOCKS
     until(engine, lambda: engine.outputs[returning.request_id])
@@ -355,31 +347,26 @@ def test_several_are_served_in_the_queues_order(engine: Any) -> None:
     engine.side.bridge.spiller.step = lambda *_: BLOCKS  # so much can go without a loss
     found = []
     for _ in range(3):
-        engine.step()
-        engine.finish_copies()
+        steps(engine, 1)
         found.append([in_pool(engine, text(BLOCKS, seed)) for seed in (3, 1, 2)])
-        engine.step()
-        engine.finish_copies()
+        steps(engine, 1)
     assert found[-1] == [BLOCKS] * 3
     assert all(first >= second >= third for first, second, third in found)
 
 
 def test_the_queues_order_may_be_priority(paper_config: Any) -> None:
-    engine = PaperEngine(by_priority(paper_config), Shape(blocks=129, warm=512, ahead=True))
-    try:
+    shape = Shape(blocks=129, warm=512, ahead=True)
+    with closing(PaperEngine(by_priority(paper_config), shape)) as engine:
         for seed in (1, 2):
             park(engine, text(BLOCKS, seed))
         full_house(engine)
         engine.side.bridge.spiller.step = lambda *_: BLOCKS
         engine.ask(text(BLOCKS, 1), priority=5)
         engine.ask(text(BLOCKS, 2), priority=1)
-        engine.step()
-        engine.finish_copies()
+        steps(engine, 1)
         engine.step()
         assert in_pool(engine, text(BLOCKS, 2)) == BLOCKS
         assert in_pool(engine, text(BLOCKS, 1)) == 0
-    finally:
-        engine.close()
 
 
 def test_no_room_is_taken_from_who_stands_before(paper: Callable[..., Any]) -> None:
@@ -388,24 +375,10 @@ def test_no_room_is_taken_from_who_stands_before(paper: Callable[..., Any]) -> N
     full_house(engine, length=30)
     engine.ask(text(25, 70))  # needs all that is free
     engine.ask(text(BLOCKS, 1))
-    for _ in range(4):
-        engine.step()
-        engine.finish_copies()
+    steps(engine, 4)
     assert counts(engine).prefetched == 0
     engine.settle()
     assert engine.is_whole()
-
-
-def test_nothing_is_loaded_for_who_skips_the_prefix_cache(engine: Any) -> None:
-    full_house(engine)
-    request = engine.make("skips", text(BLOCKS, 1), 1)
-    request.skip_reading_prefix_cache = True
-    engine.outputs["skips"] = []
-    engine.scheduler.add_request(request)
-    for _ in range(4):
-        engine.step()
-        engine.finish_copies()
-    assert counts(engine).prefetched == 0
 
 
 def test_nothing_is_loaded_that_is_computed_faster(engine: Any) -> None:
@@ -418,12 +391,15 @@ def test_nothing_is_loaded_that_is_computed_faster(engine: Any) -> None:
     assert counts(engine).recomputed == before + BLOCKS, "that was decided once"
 
 
-def test_another_salt_finds_nothing(engine: Any) -> None:
+@pytest.mark.parametrize("why", ["another salt", "skips the prefix cache"])
+def test_nothing_is_loaded_for_who_could_not_use_it(engine: Any, why: str) -> None:
     full_house(engine)
-    engine.ask(text(BLOCKS, 1), cache_salt="theirs")
-    for _ in range(4):
-        engine.step()
-        engine.finish_copies()
+    salt = "theirs" if why == "another salt" else None
+    request = engine.make("asks", text(BLOCKS, 1), 1, cache_salt=salt)
+    request.skip_reading_prefix_cache = salt is None
+    engine.outputs["asks"] = []
+    engine.scheduler.add_request(request)
+    steps(engine, 4)
     assert counts(engine).prefetched == 0
 
 
