@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 from hall import Clock, Hall
+from kvgraph.graph.types import as_keys
 from kvgraph.graph.wire.advice import EvictionRanking
-from kvgraph.hooks.keys import key_of
+from kvgraph.hooks.keys import pack_hashes
 from kvgraph.hooks.recall.cover import SpliceLimits
 from kvgraph.hooks.tiers.jobs import Spill
-from kvgraph_bench.paper.paper_engine import Shape, request_maker
-from paper import begin_load, fail, park, text
+from kvgraph_bench.paper.paper_engine import Shape
+from paper import begin_load, fail, hashes_of, park, settle_whole, text
 
 SCHEDULERS = pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
 PARKED = text(6, 1)
@@ -43,10 +43,7 @@ def test_a_load_that_was_not_ordered_costs_nobody_else(
         engine.finish_copies()  # the workers say at once that the load failed
         assert running.num_computed_tokens >= computed, "a request was rolled back for ours"
     assert engine.side is None
-    engine.settle()
-    assert len(engine.outputs[running.request_id]) == 60
-    assert len(engine.outputs[other.request_id]) == 4
-    assert engine.is_whole()
+    settle_whole(engine, (running, 60), (other, 4))
 
 
 @SCHEDULERS
@@ -72,9 +69,7 @@ def test_what_was_answered_is_heard_whatever_fails_beside_it(
         engine.step()
     monkeypatch.undo()
     assert engine.side is None
-    engine.settle()  # it would step for ever for an answer that was lost
-    assert len(engine.outputs[request.request_id]) == 4
-    assert engine.is_whole()
+    settle_whole(engine, (request, 4))  # it would step for ever for an answer that was lost
     assert "cache_full_blocks" not in vars(engine.pool)
 
 
@@ -103,7 +98,10 @@ def test_advice_that_contradicts_itself_lets_an_engine_fall_idle(paper: Any) -> 
     """What is to be copied first is also what is to make room."""
     engine = paper(Shape(warm=24))
     for seed in range(8):
-        advise(engine, [key for old in range(seed) for key in keys(text(6, old))])
+        earlier = [h for old in range(seed) for h in hashes_of(engine, text(6, old))]
+        named, none = as_keys(pack_hashes(earlier)), as_keys(b"")
+        advice = EvictionRanking(1, math.inf, none, none, spill_first=named, demote_first=named)
+        engine.side.client.hold_ranking(advice)
         engine.serve(text(6, seed), output=4)  # raises if the engine never falls idle
     assert engine.side.bridge.ledger.counts.spilled
 
@@ -238,14 +236,3 @@ def test_orders_and_answers_beside_a_fault_are_not_lost(
     engine.settle()
     assert engine.side is None or broken == "ledger.started"
     assert engine.is_whole()
-
-
-def keys(prompt: list[int]) -> list[int]:
-    make = request_maker()
-    return [key_of(block_hash) for block_hash in make("probe", prompt, 1).block_hashes]
-
-
-def advise(engine: Any, every: list[int]) -> None:
-    named, none = np.array(every, dtype=np.uint64), np.empty(0, dtype=np.uint64)
-    ranking = EvictionRanking(1, time.monotonic() + 1e6, none, none, named, named)
-    engine.side.client.hold_ranking(ranking)

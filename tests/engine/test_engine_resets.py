@@ -10,30 +10,29 @@ import pytest
 from kvgraph.hooks.tiers.jobs import Load
 from kvgraph.hooks.vllm.tiers.weights import follow_worker_calls
 from kvgraph_bench.paper.paper_engine import PaperEngine, Shape
-from paper import begin_load, fail, park, text
+from paper import begin_load, fail, park, settle_whole, text
 
-SCHEDULERS = pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
 PARKED = text(6, 1)
 
 
-@SCHEDULERS
+@pytest.fixture(params=[False, True], ids=["sync", "async"])
+def loading(request: pytest.FixtureRequest, paper: Any) -> tuple[Any, Any]:
+    """An engine with tiers, and a request for four tokens that waits for a load."""
+    engine = paper(Shape(asynchronous=request.param))
+    park(engine, PARKED)
+    return engine, begin_load(engine, PARKED, output=4)
+
+
 @pytest.mark.parametrize("connector", [False, True])
-def test_while_a_request_waits_for_a_load(paper: Any, asynchronous: bool, connector: bool) -> None:
-    engine = paper(Shape(asynchronous=asynchronous))
-    park(engine, PARKED)
-    request = begin_load(engine, PARKED, output=4)
+def test_while_a_request_waits_for_a_load(loading: tuple[Any, Any], connector: bool) -> None:
+    engine, request = loading
     assert engine.reset(reset_running_requests=True, reset_connector=connector)
-    engine.settle()  # the load ends, and what it brought is of old weights
-    assert len(engine.outputs[request.request_id]) == 4
-    assert engine.is_whole()
+    settle_whole(engine, (request, 4))  # the load ends, and what it brought is of old weights
 
 
-@SCHEDULERS
-def test_after_a_load_that_nobody_scheduled_yet(paper: Any, asynchronous: bool) -> None:
+def test_after_a_load_that_nobody_scheduled_yet(loading: tuple[Any, Any]) -> None:
     """As in ``pause(mode="keep")``: the request holds its blocks, and vLLM has heard of the end."""
-    engine = paper(Shape(asynchronous=asynchronous))
-    park(engine, PARKED)
-    request = begin_load(engine, PARKED, output=4)
+    engine, request = loading
     pause(engine)
     for _ in range(6):
         engine.step()
@@ -41,9 +40,7 @@ def test_after_a_load_that_nobody_scheduled_yet(paper: Any, asynchronous: bool) 
     assert request.request_id in engine.scheduler.finished_recving_kv_req_ids
     assert engine.reset(reset_running_requests=True, reset_connector=True)
     pause(engine, over=True)
-    engine.settle()
-    assert len(engine.outputs[request.request_id]) == 4
-    assert engine.is_whole()
+    settle_whole(engine, (request, 4))
 
 
 @pytest.mark.parametrize("warm", [None, 64])
@@ -54,9 +51,7 @@ def test_with_a_step_in_flight(paper: Any, warm: int | None) -> None:
         engine.step()
     assert engine.batches
     assert engine.reset(reset_running_requests=True)
-    engine.settle()
-    assert [len(engine.outputs[each.request_id]) for each in requests] == [9, 9, 9]
-    assert engine.is_whole()
+    settle_whole(engine, *((each, 9) for each in requests))
 
 
 def test_a_reset_that_stock_refuses_is_refused(paper: Any) -> None:
@@ -67,47 +62,32 @@ def test_a_reset_that_stock_refuses_is_refused(paper: Any) -> None:
     engine.step()
     assert engine.scheduler.running
     assert not engine.reset()
-    engine.settle()
-    assert engine.is_whole()
+    settle_whole(engine)
 
 
-@SCHEDULERS
-def test_an_aborted_load_does_not_stop_a_reset(paper: Any, asynchronous: bool) -> None:
-    engine = paper(Shape(asynchronous=asynchronous))
-    park(engine, PARKED)
-    engine.abort(begin_load(engine, PARKED))
+def test_an_aborted_load_does_not_stop_a_reset(loading: tuple[Any, Any]) -> None:
+    engine, request = loading
+    engine.abort(request)
     assert engine.reset()
-    engine.settle()
-    assert engine.is_whole()
+    settle_whole(engine)
     assert len(engine.serve(PARKED, 3)) == 3
 
 
-@SCHEDULERS
-def test_a_load_that_fails_after_a_reset_touches_nobody_else(
-    paper: Any, asynchronous: bool
-) -> None:
-    engine = paper(Shape(asynchronous=asynchronous))
-    park(engine, PARKED)
-    request = begin_load(engine, PARKED, output=4)
+def test_a_load_that_fails_after_a_reset_touches_nobody_else(loading: tuple[Any, Any]) -> None:
+    engine, request = loading
     assert engine.reset(reset_running_requests=True)
     others = [engine.ask(text(3, seed), output=20) for seed in range(40, 43)]
     engine.step()
     for worker in engine.workers:
         worker.failing = lambda job: range(len(job.copies)) if isinstance(job, Load) else ()
-    engine.settle()
-    lengths = [len(engine.outputs[each.request_id]) for each in (request, *others)]
-    assert lengths == [4, 20, 20, 20]
-    assert engine.is_whole()
+    settle_whole(engine, (request, 4), *((each, 20) for each in others))
 
 
-@SCHEDULERS
 @pytest.mark.parametrize("broken", ["step", "_looked_up", "_catch_up"])
 def test_a_side_that_failed_does_not_stop_a_reset(
-    paper: Any, asynchronous: bool, broken: str, monkeypatch: pytest.MonkeyPatch
+    loading: tuple[Any, Any], broken: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine = paper(Shape(asynchronous=asynchronous))
-    park(engine, PARKED)
-    request = begin_load(engine, PARKED, output=4)
+    engine, request = loading
     monkeypatch.setattr(engine.side, broken, fail)
     engine.rewire()
     engine.ask(text(2, 5))
@@ -115,9 +95,7 @@ def test_a_side_that_failed_does_not_stop_a_reset(
         engine.step()
     assert engine.side is None
     assert engine.reset(reset_running_requests=True)
-    engine.settle()
-    assert len(engine.outputs[request.request_id]) == 4
-    assert engine.is_whole()
+    settle_whole(engine, (request, 4))
     again = engine.ask(text(2, 6), output=30)
     for _ in range(4):
         engine.step()
@@ -133,13 +111,10 @@ def pause(engine: PaperEngine, over: bool = False) -> None:
     engine.scheduler.set_pause_state(state)
 
 
-@SCHEDULERS
 def test_a_void_load_whose_answer_cannot_be_taken_is_computed_all_the_same(
-    paper: Any, asynchronous: bool, monkeypatch: pytest.MonkeyPatch
+    loading: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine = paper(Shape(asynchronous=asynchronous))
-    park(engine, PARKED)
-    request = begin_load(engine, PARKED, output=4)
+    engine, request = loading
     assert engine.reset(reset_running_requests=True)
     bridge, computed = engine.side.bridge, []
     take, compute = bridge.ledger.book.answer_all, bridge.promises._compute

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import threading
@@ -18,7 +19,6 @@ import zmq
 from hand_clock import Clock
 from kvgraph.graph.kvcache_graph import KVCacheGraph
 from kvgraph.graph.types import as_keys
-from kvgraph.graph.wire import frames
 from kvgraph.graph.wire import frames as wire
 from kvgraph.graph.wire.advice import (
     AdmissionAdvice,
@@ -85,14 +85,48 @@ def engine() -> Engine:
     return Engine()
 
 
+NewClient = Callable[..., AdvisorClient]
+
+
 @pytest.fixture
-def client(router: Any, engine: Engine) -> Iterator[AdvisorClient]:
-    options = ClientOptions(tick_s=0.01, heartbeat_s=0.05, absent_s=0.3, resync_gap_s=0.02)
-    client = AdvisorClient(router.endpoint, engine, options)
-    client.start()
+def new_client(engine: Engine) -> Iterator[NewClient]:
+    """Starts a client at an endpoint; it is closed after the test."""
+    with contextlib.ExitStack() as stack:
+
+        def start(endpoint: str, *clock: Any, **options: Any) -> AdvisorClient:
+            client = AdvisorClient(
+                endpoint, engine, ClientOptions(**{"tick_s": 0.01, **options}), *clock
+            )
+            stack.enter_context(contextlib.closing(client)).start()
+            return client
+
+        yield start
+
+
+@pytest.fixture
+def client(router: Any, new_client: NewClient) -> AdvisorClient:
+    client = new_client(router.endpoint, heartbeat_s=0.05, absent_s=0.3, resync_gap_s=0.02)
     router.read_until(lambda: client.hellos)
-    yield client
-    client.close()
+    return client
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock(100.0)
+
+
+@pytest.fixture
+def silent_client(clock: Clock) -> AdvisorClient:
+    """One that nobody started: a test hands it what arrives."""
+    return AdvisorClient("ipc:///nowhere", Engine(), clock=clock)
+
+
+def payload(message: Any) -> list[bytes]:
+    return [HEADER, bytes(8), msgspec.msgpack.encode(message)]
+
+
+def of_kind(router: Any, kind: type) -> list[Any]:
+    return [each for each in router.events if isinstance(each, kind)]
 
 
 def test_first_batch_is_hello_and_resident_numbered_from_zero(
@@ -110,14 +144,15 @@ def test_first_batch_is_hello_and_resident_numbered_from_zero(
 def test_events_arrive_in_order(router: Any, client: AdvisorClient) -> None:
     for i in range(3000):
         client.emit(BlocksRemoved(keys(i)))
-    router.read_until(lambda: sum(isinstance(e, BlocksRemoved) for e in router.events) == 3000)
-    removed = [e.hashes for e in router.events if isinstance(e, BlocksRemoved)]
-    assert removed == [keys(i) for i in range(3000)]
+    router.read_until(lambda: len(of_kind(router, BlocksRemoved)) == 3000)
+    assert [event.hashes for event in of_kind(router, BlocksRemoved)] == [
+        keys(i) for i in range(3000)
+    ]
     assert client.dropped == 0
 
 
 def test_heartbeat_goes_on_without_events(router: Any, client: AdvisorClient) -> None:
-    router.read_until(lambda: sum(isinstance(e, Pressure) for e in router.events) >= 3)
+    router.read_until(lambda: len(of_kind(router, Pressure)) >= 3)
     assert router.has(AdviceApplied)
 
 
@@ -125,25 +160,21 @@ def test_a_full_queue_drops_counts_and_leaves_a_hole_in_the_numbers(
     router: Any, engine: Engine
 ) -> None:
     options = ClientOptions(queue_limit=10, tick_s=0.01, heartbeat_s=0.05)
-    client = AdvisorClient(router.endpoint, engine, options)
-    for i in range(25):
-        client.emit(BlocksRemoved(keys(i)))
-    assert client.dropped == 15
-    client.start()
-    try:
-        router.read_until(lambda: sum(isinstance(e, BlocksRemoved) for e in router.events) == 10)
+    with contextlib.closing(AdvisorClient(router.endpoint, engine, options)) as client:
+        for i in range(25):
+            client.emit(BlocksRemoved(keys(i)))
+        assert client.dropped == 15
+        client.start()
+        router.read_until(lambda: len(of_kind(router, BlocksRemoved)) == 10)
         assert router.batches[0][0] == 1  # number 0 went with what was dropped
         router.read_until(lambda: any(getattr(e, "dropped", 0) == 15 for e in router.events))
-    finally:
-        client.close()
 
 
 def test_without_a_sidecar_nothing_piles_up_and_one_line_says_so(
-    socket_directory: Path, engine: Engine, caplog: pytest.LogCaptureFixture
+    socket_directory: Path, new_client: NewClient, caplog: pytest.LogCaptureFixture
 ) -> None:
-    options = ClientOptions(queue_limit=100, tick_s=0.01, absent_s=0.05, silent_s=0.1)
-    client = AdvisorClient(f"ipc://{socket_directory}/nobody", engine, options)
-    client.start()
+    nobody = f"ipc://{socket_directory}/nobody"
+    client = new_client(nobody, queue_limit=100, absent_s=0.05, silent_s=0.1)
     for _ in range(30):
         for _ in range(50):
             client.emit(BlocksCleared())
@@ -159,7 +190,7 @@ def test_without_a_sidecar_nothing_piles_up_and_one_line_says_so(
 
 
 def test_while_nobody_is_there_the_thread_leaves_the_engine_alone(
-    socket_directory: Path, engine: Engine, new_router: Callable[[str], Any]
+    socket_directory: Path, new_client: NewClient, new_router: Callable[[str], Any]
 ) -> None:
     endpoint, looks = f"ipc://{socket_directory}/later", list[float]()
 
@@ -168,25 +199,21 @@ def test_while_nobody_is_there_the_thread_leaves_the_engine_alone(
             looks.append(time.monotonic())
         return time.monotonic()
 
-    options = ClientOptions(tick_s=0.01, absent_s=0.1, alone_tick_s=10.0, resync_gap_s=0.02)
-    client = AdvisorClient(endpoint, engine, options, clock)
-    client.start()
-    try:
-        until(lambda: not client.outbox.is_open)
-        time.sleep(0.5)  # it goes to sleep
-        before = len(looks)
-        for _ in range(1000):
-            client.emit(BlocksCleared())
-        time.sleep(0.5)
-        assert len(looks) == before, "it slept, and took Python's lock from nobody"
-        assert not len(client.outbox), "nothing is kept that somebody would have to free"
-        late = new_router(endpoint)
-        late.read_until(lambda: client.hellos)
-        assert time.monotonic() - looks[before - 1] < 8.0, "who connects is noticed at once"
-        client.emit(BlocksRemoved(keys(7)))
-        late.read_until(lambda: BlocksRemoved(keys(7)) in late.events)
-    finally:
-        client.close()
+    client = new_client(endpoint, clock, absent_s=0.1, alone_tick_s=10.0, resync_gap_s=0.02)
+    until(lambda: not client.outbox.is_open)
+    time.sleep(0.5)  # it goes to sleep
+    before = len(looks)
+    for _ in range(1000):
+        client.emit(BlocksCleared())
+    time.sleep(0.5)
+    assert len(looks) == before, "it slept, and took Python's lock from nobody"
+    assert not len(client.outbox), "nothing is kept that somebody would have to free"
+    late = new_router(endpoint)
+    late.read_until(lambda: late.has(BlocksResident))
+    assert isinstance(late.batches[0][1][0], EngineHello)
+    assert time.monotonic() - looks[before - 1] < 8.0, "who connects is noticed at once"
+    client.emit(BlocksRemoved(keys(7)))
+    late.read_until(lambda: BlocksRemoved(keys(7)) in late.events)
 
 
 def test_who_wakes_a_thread_that_has_ended_writes_to_nobody(tmp_path: Path) -> None:
@@ -197,29 +224,13 @@ def test_who_wakes_a_thread_that_has_ended_writes_to_nobody(tmp_path: Path) -> N
         assert first.tell() == second.tell() == 0
 
 
-def test_a_sidecar_that_comes_late_gets_a_hello_first(
-    socket_directory: Path, engine: Engine, new_router: Callable[[str], Any]
-) -> None:
-    endpoint = f"ipc://{socket_directory}/late"
-    client = AdvisorClient(endpoint, engine, ClientOptions(tick_s=0.01, absent_s=0.05))
-    client.start()
-    client.emit(BlocksCleared())
-    time.sleep(0.2)
-    try:
-        router = new_router(endpoint)
-        router.read_until(lambda: router.has(BlocksResident))
-        assert isinstance(router.batches[0][1][0], EngineHello)
-    finally:
-        client.close()
-
-
 def test_resync_sends_hello_resident_then_what_was_queued_since(
     router: Any, client: AdvisorClient, engine: Engine
 ) -> None:
     router.read_until(lambda: router.has(Pressure))
     engine.cached = keys(7)
     router.advise(ResyncRequest("gap"))
-    router.read_until(lambda: sum(isinstance(e, EngineHello) for e in router.events) == 2)
+    router.read_until(lambda: len(of_kind(router, EngineHello)) == 2)
     client.emit(BlocksRemoved(keys(7)))
     router.read_until(lambda: router.has(BlocksRemoved))
     kinds = [type(e) for e in router.events]
@@ -235,7 +246,7 @@ def test_who_is_held_is_told_after_each_hello_and_before_what_was_queued_since(
     engine.waiting = [RequestHeld(f"chatcmpl-{number}", 3) for number in range(2_500)]
     told = len(router.events)
     router.advise(ResyncRequest("gap"))
-    router.read_until(lambda: sum(isinstance(e, EngineHello) for e in router.events) == 2)
+    router.read_until(lambda: len(of_kind(router, EngineHello)) == 2)
     client.emit(RequestReleased("chatcmpl-7", 1.0, "gone"))
     router.read_until(lambda: router.has(RequestReleased))
     graph = KVCacheGraph()
@@ -246,11 +257,10 @@ def test_who_is_held_is_told_after_each_hello_and_before_what_was_queued_since(
     ]
 
 
-def test_a_ranking_is_dated_and_goes_stale() -> None:
-    clock = Clock(100.0)
-    client = AdvisorClient("ipc:///nowhere", Engine(), clock=clock)
+def test_a_ranking_is_dated_and_goes_stale(silent_client: AdvisorClient, clock: Clock) -> None:
+    client = silent_client
     assert client.ranking() is None
-    client.take_advice([HEADER, bytes(8), _payload(ranking(epoch=4, age_s=0.5))])
+    client.take_advice(payload(ranking(epoch=4, age_s=0.5)))
     held = client.ranking()
     assert isinstance(held, EvictionRanking)
     assert (held.epoch, held.ts, held.order.tolist()) == (4, 99.5, [5, 6])
@@ -259,41 +269,44 @@ def test_a_ranking_is_dated_and_goes_stale() -> None:
     clock.now += 0.2
     assert client.ranking() is None
     client.mark_sent(3, until=clock.now - 1)
-    client.take_advice([HEADER, bytes(8), _payload(StillValid(4, 0.0, heard=3))])
+    client.take_advice(payload(StillValid(4, 0.0, heard=3)))
     dated = client.ranking()
     assert dated.order is held.order
     assert (held.known_of, dated.known_of) == (-math.inf, clock.now - 1)
-    client.take_advice([HEADER, bytes(8), _payload(StillValid(4, 0.0, heard=2))])
+    client.take_advice(payload(StillValid(4, 0.0, heard=2)))
     dated = client.ranking()
     assert dated.known_of == clock.now - 1, "what a ranking knew it knows for good"
     clock.now += 3
-    client.take_advice([HEADER, bytes(8), _payload(StillValid(3, 0.0))])
+    client.take_advice(payload(StillValid(3, 0.0)))
     assert client.ranking() is None, "another epoch's word must not revive it"
 
 
-def test_ticks_in_which_nothing_was_told_push_out_nothing() -> None:
-    clock = Clock(100.0)
-    client = AdvisorClient("ipc:///nowhere", Engine(), clock=clock)
+def test_ticks_in_which_nothing_was_told_push_out_nothing(
+    silent_client: AdvisorClient, clock: Clock
+) -> None:
     for batches in (3, *[4] * 2000):
-        client.mark_sent(batches, until=clock.now)
+        silent_client.mark_sent(batches, until=clock.now)
         clock.now += 0.001
-    client.take_advice([HEADER, bytes(8), _payload(ranking(heard=3))])
-    held = client.ranking()
-    assert held.known_of == 100.0
+    silent_client.take_advice(payload(ranking(heard=3)))
+    assert silent_client.ranking().known_of == 100.0
+
+
+def socket_to(sent: list[wire.EventMessage], room: int = 99) -> Any:
+    """A socket that takes so many messages."""
+    return SimpleNamespace(
+        poll=lambda *_: len(sent) < room,
+        send_multipart=lambda frames, _: sent.append(wire.decode_events(frames)),
+    )
 
 
 def test_what_finds_no_room_waits_in_its_place() -> None:
-    sent: list[list[AnyEvent]] = []
+    sent: list[wire.EventMessage] = []
     outbox = Outbox(limit=100, batch_limit=2)
-    socket = SimpleNamespace(
-        poll=lambda *_: len(sent) < 1,
-        send_multipart=lambda frames, _: sent.append(wire.decode_events(frames).events),
-    )
     removed = [BlocksRemoved(keys(number)) for number in range(3)]
     outbox.emit(SimpleNamespace(events=lambda: removed))  # type: ignore[arg-type]
     outbox.emit(BlocksCleared())
-    assert not outbox.drain(socket)  # type: ignore[arg-type]
-    assert sent == [removed[:2]]
+    assert not outbox.drain(socket_to(sent, room=1))
+    assert [message.events for message in sent] == [removed[:2]]
     assert (list(outbox), outbox.dropped) == ([removed[2], BlocksCleared()], 0)
 
 
@@ -303,14 +316,10 @@ def test_what_cannot_be_made_leaves_a_hole_and_no_more(caplog: pytest.LogCapture
 
     sent: list[wire.EventMessage] = []
     outbox = Outbox(limit=100, batch_limit=10)
-    socket = SimpleNamespace(
-        poll=lambda *_: True,
-        send_multipart=lambda frames, _: sent.append(wire.decode_events(frames)),
-    )
     for _ in range(2):
         outbox.emit(SimpleNamespace(events=fail))  # type: ignore[arg-type]
         outbox.emit(BlocksCleared())
-    assert outbox.drain(socket)  # type: ignore[arg-type]
+    assert outbox.drain(socket_to(sent))
     assert [message.events for message in sent] == [[BlocksCleared(), BlocksCleared()]]
     assert sent[0].seq == 1, "a number was skipped: the sidecar asks for what it missed"
     assert outbox.dropped == 2
@@ -319,13 +328,12 @@ def test_what_cannot_be_made_leaves_a_hole_and_no_more(caplog: pytest.LogCapture
 
 
 @pytest.mark.parametrize("age", [float("nan"), float("inf"), -1.0])
-def test_an_absurd_age_is_never_fresh(age: float) -> None:
-    client = AdvisorClient("ipc:///nowhere", Engine(), clock=Clock(100.0))
+def test_an_absurd_age_is_never_fresh(silent_client: AdvisorClient, age: float) -> None:
     room = [6, 1, age, 0, 3, 31]
     for message in (ranking(age_s=age), room):
-        client.take_advice([HEADER, bytes(8), _payload(message)])
-    assert client.ranking() is None
-    assert client.admission() is None
+        silent_client.take_advice(payload(message))
+    assert silent_client.ranking() is None
+    assert silent_client.admission() is None
 
 
 @pytest.mark.parametrize(
@@ -344,48 +352,40 @@ def test_an_absurd_age_is_never_fresh(age: float) -> None:
         [HEADER] * 100,
     ],
 )
-def test_garbage_is_counted_and_ignored(frames: list[bytes]) -> None:
-    client = AdvisorClient("ipc:///nowhere", Engine())
-    client.take_advice(frames)
-    assert client.garbage == 1
-    assert client.ranking() is None
+def test_garbage_is_counted_and_ignored(silent_client: AdvisorClient, frames: list[bytes]) -> None:
+    silent_client.take_advice(frames)
+    assert silent_client.garbage == 1
+    assert silent_client.ranking() is None
 
 
 def test_a_sidecar_that_refuses_us_is_left_alone_for_a_while(
-    router: Any, engine: Engine, caplog: pytest.LogCaptureFixture
+    router: Any, new_client: NewClient, caplog: pytest.LogCaptureFixture
 ) -> None:
-    options = ClientOptions(tick_s=0.01, resync_gap_s=0.01, silent_s=0.1, refused_s=0.5)
-    client = AdvisorClient(router.endpoint, engine, options)
-    client.start()
-    try:
-        router.read_until(lambda: router.has(BlocksResident))
-        told = len(router.batches)
-        router.advise(Refused("it serves 64 engines already"))
-        deadline = time.monotonic() + 0.4
-        while time.monotonic() < deadline:
-            client.emit(BlocksRemoved(keys(1)))
-            router.read(0.02)
-        assert client.ranking() is None
-        assert client.dropped > 0
-        hellos = [each for each in router.events if isinstance(each, EngineHello)]
-        assert len(hellos) == 1, "no scan of the pool, no greeting"
-        assert len(router.batches) - told < 10
-        router.read_until(lambda: sum(isinstance(each, EngineHello) for each in router.events) == 2)
-    finally:
-        client.close()
-    (line,) = [record.getMessage() for record in caplog.records]
+    client = new_client(router.endpoint, resync_gap_s=0.01, silent_s=0.1, refused_s=0.5)
+    router.read_until(lambda: router.has(BlocksResident))
+    told = len(router.batches)
+    router.advise(Refused("it serves 64 engines already"))
+    deadline = time.monotonic() + 0.4
+    while time.monotonic() < deadline:
+        client.emit(BlocksRemoved(keys(1)))
+        router.read(0.02)
+    assert client.ranking() is None
+    assert client.dropped > 0
+    assert len(of_kind(router, EngineHello)) == 1, "no scan of the pool, no greeting"
+    assert len(router.batches) - told < 10
+    router.read_until(lambda: len(of_kind(router, EngineHello)) == 2)
+    (line,) = caplog.messages
     assert "refuses this engine: it serves 64 engines already" in line
 
 
 def test_who_is_refused_again_and_again_is_never_said_to_be_linked(
-    caplog: pytest.LogCaptureFixture,
+    silent_client: AdvisorClient, caplog: pytest.LogCaptureFixture
 ) -> None:
-    client = AdvisorClient("ipc:///nowhere", Engine(), clock=Clock(100.0))
     with caplog.at_level(logging.INFO):
         for _ in range(3):
-            client.take_advice([HEADER, bytes(8), _payload(Refused("it is full"))])
+            silent_client.take_advice(payload(Refused("it is full")))
         assert "linked" not in caplog.text
-        client.take_advice([HEADER, bytes(8), _payload(ranking())])
+        silent_client.take_advice(payload(ranking()))
     assert "engine linked to the sidecar" in caplog.text
     assert caplog.text.count("refuses this engine: it is full") == 1
 
@@ -421,21 +421,18 @@ def test_an_engine_that_fails_to_answer_ends_the_link_not_the_engine(
     client.close()
 
 
-def test_an_endpoint_that_is_none_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
-    client = AdvisorClient("carrier-pigeon://nest", Engine())
-    client.start()
-    assert client.wait(5), "the thread ends"
-    client.close()
+def test_an_endpoint_that_is_none_is_said_once(
+    new_client: NewClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert new_client("carrier-pigeon://nest").wait(5), "the thread ends"
     assert len(caplog.records) == 1
 
 
-def test_a_peer_of_another_protocol_is_nobody(engine: Engine) -> None:
+def test_a_peer_of_another_protocol_is_nobody(new_client: NewClient) -> None:
     with zmq.Context() as context, context.socket(zmq.STREAM) as other:
         other.setsockopt(zmq.LINGER, 0)
         port = other.bind_to_random_port("tcp://127.0.0.1")
-        options = ClientOptions(tick_s=0.01, absent_s=0.1, queue_limit=10)
-        client = AdvisorClient(f"tcp://127.0.0.1:{port}", engine, options)
-        client.start()
+        client = new_client(f"tcp://127.0.0.1:{port}", absent_s=0.1, queue_limit=10)
         other.recv_multipart()
         other.send_multipart([other.recv_multipart()[0], b"HTTP/1.1 400 Bad Request\r\n\r\n"])
         for _ in range(20):
@@ -455,10 +452,6 @@ def test_closing_forgets_the_ranking(router: Any, client: AdvisorClient) -> None
     assert client.wait(0), "the thread has ended"
 
 
-def _payload(message: Any) -> bytes:
-    return msgspec.msgpack.encode(message)
-
-
 def test_only_a_sidecar_that_answers_is_nudged(
     router: Any, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -468,24 +461,14 @@ def test_only_a_sidecar_that_answers_is_nudged(
     client = AdvisorClient(router.endpoint, engine)
     client.nudge()
     assert not woken
-    client.take_advice([HEADER, bytes(8), _payload(ranking())])
+    client.take_advice(payload(ranking()))
     client.nudge()
     assert len(woken) == 1
     client.close()
 
 
-@pytest.fixture
-def clock() -> Clock:
-    return Clock(100.0)
-
-
-@pytest.fixture
-def silent_client(clock: Clock) -> AdvisorClient:
-    return AdvisorClient("ipc:///nowhere", Engine(), clock=clock)
-
-
 def tell(silent_client: AdvisorClient, message: Any) -> None:
-    silent_client.take_advice(frames.encode_advice(1, message, now=100.0))
+    silent_client.take_advice(wire.encode_advice(1, message, now=100.0))
 
 
 @pytest.mark.parametrize("room", [480, None])
@@ -558,13 +541,18 @@ def test_it_tells_what_happens_over_a_real_socket(router: Any) -> None:
     kinds = [type(e) for e in router.events]
     assert kinds[0] is EngineHello
     started, stored, finished = (
-        next(e for e in router.events if isinstance(e, kind))
-        for kind in (RequestStarted, BlocksStored, RequestFinished)
+        of_kind(router, kind)[0] for kind in (RequestStarted, BlocksStored, RequestFinished)
     )
     assert stored.hashes == started.hashes == finished.hashes
     assert stored.parent is None
-    removed = [e for e in router.events if isinstance(e, BlocksRemoved)]
-    assert sum(len(e.hashes) for e in removed) == 2 * 8
+    assert sum(len(event.hashes) for event in of_kind(router, BlocksRemoved)) == 2 * 8
+
+
+def told(router: Any, engine: FakeEngine, **keys: Any) -> None:
+    """A sidecar ranks the engine's blocks."""
+    router.read_until(lambda: router.peers)
+    router.advise(replace(EvictionRanking.empty(0.0), epoch=1, **keys))
+    router.read_until(lambda: engine.client.ranking() is not None)
 
 
 def test_it_evicts_by_the_ranking(router: Any) -> None:
@@ -572,9 +560,7 @@ def test_it_evicts_by_the_ranking(router: Any) -> None:
         engine.run(prompt(3, 1))
         engine.run(prompt(3, 2))
         newest = engine.keys(prompt(3, 2))[::-1]
-        router.read_until(lambda: router.peers)
-        router.advise(replace(EvictionRanking.empty(0.0), epoch=1, order=as_keys(newest)))
-        router.read_until(lambda: engine.client.ranking() is not None)
+        told(router, engine, order=as_keys(newest))
         engine.run(prompt(3, 3))
     assert engine.evicted == newest
 
@@ -584,9 +570,6 @@ def test_what_is_protected_goes_last(router: Any) -> None:
         kept, other = (engine.keys(prompt(3, salt)) for salt in (1, 2))
         engine.run(prompt(3, 1))
         engine.run(prompt(3, 2))
-        router.read_until(lambda: router.peers)
-        protected = as_keys(kept[::-1])
-        router.advise(replace(EvictionRanking.empty(0.0), epoch=1, protected=protected))
-        router.read_until(lambda: engine.client.ranking() is not None)
+        told(router, engine, protected=as_keys(kept[::-1]))
         engine.run(prompt(4, 3))
     assert engine.evicted == [*other[::-1], kept[-1]]

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from kvgraph.graph.wire.advice import ResyncRequest
 from kvgraph.hooks.doctor import command as doctor
+from kvgraph.hooks.doctor import environment
 from kvgraph.hooks.doctor.environment import (
     check_admission,
     check_ends,
@@ -26,7 +27,9 @@ from kvgraph.hooks.doctor.environment import (
 from kvgraph.hooks.recall.gate import Calibration, calibration_file, save
 from kvgraph.hooks.requests.hints import hint_policy
 from kvgraph.hooks.settings import engine_settings
+from kvgraph.hooks.vllm import plugin
 from typer.testing import CliRunner
+from vllm.v1.core.block_pool import BlockPool
 
 pytestmark = pytest.mark.usefixtures("vllm_loaded")
 unknown_places = functools.cache(doctor.live_unknown_places)
@@ -112,31 +115,29 @@ def test_vllm_plugins_that_leave_us_out(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_a_hook_that_is_gone_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    from vllm.v1.core.block_pool import BlockPool
-
     monkeypatch.delattr(BlockPool, "cache_full_blocks")
     check = doctor.check_hooks()
     assert check.ok is False
     assert "BlockPool.cache_full_blocks is missing" in check.detail
 
 
-def test_a_check_that_breaks_is_a_failed_check(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("error", "remedy"),
+    [
+        ("odd machine", ""),
+        ("operator torchvision::nms does not exist", "pip uninstall torchvision torchaudio torchc"),
+    ],
+)
+def test_a_check_that_breaks_is_a_failed_check(
+    monkeypatch: pytest.MonkeyPatch, error: str, remedy: str
+) -> None:
     def broken() -> doctor.Check:
-        raise RuntimeError("odd machine")
+        raise RuntimeError(error)
 
     monkeypatch.setattr(doctor, "check_tiers", broken)
     (failed,) = [check for check in doctor.run_checks(None) if check.ok is False]
-    assert (failed.name, failed.detail) == ("tiers", "RuntimeError: odd machine")
-
-
-def test_a_torchvision_for_another_torch_has_its_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken() -> doctor.Check:
-        raise RuntimeError("operator torchvision::nms does not exist")
-
-    monkeypatch.setattr(doctor, "check_hooks", broken)
-    (failed,) = [check for check in doctor.run_checks(None) if check.ok is False]
-    assert failed.remedy is not None
-    assert "pip uninstall torchvision torchaudio torchcodec" in failed.remedy
+    assert (failed.name, failed.detail) == ("tiers", f"RuntimeError: {error}")
+    assert remedy in (failed.remedy or "")
 
 
 @pytest.mark.parametrize(
@@ -144,16 +145,10 @@ def test_a_torchvision_for_another_torch_has_its_remedy(monkeypatch: pytest.Monk
     [
         ({"AITHER_KVCACHE_WARM_GIB": "lots"}, "AITHER_KVCACHE_WARM_GIB='lots'; allowed: GiB"),
         ({"AITHER_KVCACHE_COLD_GIB": "1"}, "AITHER_KVCACHE_COLD_GIB needs"),
-        (
-            {
-                "AITHER_KVCACHE_WARM_GIB": "0.001",
-                "AITHER_KVCACHE_COLD_GIB": "900000",
-                "AITHER_KVCACHE_COLD_DIR": "/tmp/kvgraph-none/tiers",
-            },
-            "GiB free of 900000.0",
-        ),
+        ({"AITHER_KVCACHE_WARM_GIB": "0.001", "AITHER_KVCACHE_COLD_GIB": "900000",
+          "AITHER_KVCACHE_COLD_DIR": "/tmp/kvgraph-none/tiers"}, "GiB free of 900000.0"),
     ],
-)
+)  # fmt: skip
 def test_tiers_that_cannot_be_had_are_told(
     environment: dict[str, str], detail: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -218,13 +213,9 @@ def test_a_mistake_that_engines_only_warn_of_fails(
     ],
 )
 def test_a_switch_is_told_as_it_stands(
-    check: Callable[[], doctor.Check],
-    variable: str,
-    value: str,
-    ok: bool | None,
-    words: str,
+    check: Callable[[], doctor.Check], variable: str, value: str, ok: bool | None, words: str,
     monkeypatch: pytest.MonkeyPatch,
-) -> None:
+) -> None:  # fmt: skip
     monkeypatch.setenv(f"AITHER_KVCACHE_{variable}", value)
     found = check()
     assert found.ok is ok
@@ -245,13 +236,9 @@ def test_a_switch_is_told_as_it_stands(
     ],
 )
 def test_layers_as_they_are_asked_for(
-    layers: str,
-    hints: str,
-    ok: bool | None,
-    words: str,
-    monkeypatch: pytest.MonkeyPatch,
+    layers: str, hints: str, ok: bool | None, words: str, monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
-) -> None:
+) -> None:  # fmt: skip
     secret = tmp_path / "secret"
     secret.write_text("0123456789abcdef")
     monkeypatch.setenv("AITHER_KVCACHE_LAYERS", layers)
@@ -280,12 +267,9 @@ def test_a_bound_without_admission_draws_a_warning(monkeypatch: pytest.MonkeyPat
     ],
 )
 def test_a_secret_that_all_can_read_draws_a_warning(
-    mode: int,
-    words: str | None,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    mode: int, words: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
-) -> None:
+) -> None:  # fmt: skip
     path = tmp_path / "the secret"
     path.write_text("sixteen characters or more")
     path.chmod(mode)
@@ -347,14 +331,10 @@ def test_what_the_rust_frontend_takes_away_is_said(
     value: str | None, python: bool, monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:  # fmt: skip
-    from kvgraph.hooks.doctor import environment
-    from kvgraph.hooks.vllm import plugin
-
     monkeypatch.setenv("AITHER_KVCACHE_LAYERS", "1")
     monkeypatch.setenv("AITHER_KVCACHE_HINTS", "all")
-    if value is None:
-        monkeypatch.delenv("VLLM_USE_RUST_FRONTEND", raising=False)
-    else:
+    monkeypatch.delenv("VLLM_USE_RUST_FRONTEND", raising=False)
+    if value is not None:
         monkeypatch.setenv("VLLM_USE_RUST_FRONTEND", value)
     frontend = environment.check_frontend()
     assert frontend.ok

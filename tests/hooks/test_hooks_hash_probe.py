@@ -14,6 +14,8 @@ from kvgraph.graph.wire.events import BlockHashing, disagreements, hashing_of
 from kvgraph.hooks.doctor import command
 from kvgraph.hooks.vllm.groups import block_hashing
 from kvgraph_bench.paper.paper_engine import BLOCK_SIZE, Shape
+from vllm.utils.hashing import get_hash_fn_by_name, sha256
+from vllm.v1.core import kv_cache_utils
 
 pytestmark = pytest.mark.usefixtures("vllm_loaded")
 ALGORITHMS = ("sha256", "sha256_cbor")
@@ -30,9 +32,6 @@ class Started(NamedTuple):
 @pytest.fixture
 def start(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str | None], Started]:
     """Sets vLLM's hashing up as an engine core does, and hashes some prompts."""
-    from vllm.utils.hashing import get_hash_fn_by_name
-    from vllm.v1.core import kv_cache_utils
-
     if hasattr(kv_cache_utils, "NONE_HASH"):
         monkeypatch.setattr(kv_cache_utils, "NONE_HASH", kv_cache_utils.NONE_HASH)
 
@@ -65,8 +64,6 @@ def test_engines_say_the_same_if_and_only_if_their_hashes_are_the_same(
 
 
 def test_what_is_told_is_short_and_no_hash(start: Callable[[str, str | None], Started]) -> None:
-    from vllm.v1.core import kv_cache_utils
-
     told = start("sha256", "3").told
     algorithm, digest = told.split()
     assert algorithm == "sha256"
@@ -77,15 +74,11 @@ def test_what_is_told_is_short_and_no_hash(start: Callable[[str, str | None], St
 @pytest.fixture
 def unset(start: object, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """vLLM's module as it is before an engine core is made."""
-    from vllm.v1.core import kv_cache_utils
-
     monkeypatch.delattr(kv_cache_utils, "NONE_HASH", raising=False)
     return kv_cache_utils
 
 
 def test_a_seed_that_comes_a_moment_later_is_waited_for(unset: Any) -> None:
-    from vllm.utils.hashing import sha256
-
     later = threading.Timer(0.05, unset.init_none_hash, [sha256])
     later.start()
     told = block_hashing("sha256", patience_s=10.0)

@@ -18,14 +18,28 @@ def text(blocks: int, seed: int) -> list[int]:
     ]
 
 
+def hashes_of(engine: PaperEngine, prompt: list[int], **fields: Any) -> list[bytes]:
+    """What vLLM calls a prompt's full blocks."""
+    return list(engine.make("probe", prompt, 1, **fields).block_hashes)
+
+
+def is_cached(engine: PaperEngine, block_hash: bytes) -> bool:
+    held = engine.pool.cached_block_hash_to_block
+    return held.get_one_block(block_hash + bytes(4)) is not None
+
+
+def in_pool(engine: PaperEngine, prompt: list[int]) -> int:
+    """How many of a prompt's full blocks the pool has cached, wherever they stand in it."""
+    return sum(is_cached(engine, each) for each in hashes_of(engine, prompt))
+
+
 def park(engine: PaperEngine, prompt: list[int], **fields: Any) -> None:
     """Serve ``prompt`` and then others, until its blocks left the pool, copied."""
     engine.serve(prompt, **fields)
     for seed in range(1000, 1000 + engine.shape.blocks // 4):
         engine.serve(text(4, seed))
-    held = engine.pool.cached_block_hash_to_block
-    hashes = engine.make("probe", prompt, 1, **fields).block_hashes
-    assert held.get_one_block(hashes[0] + bytes(4)) is None, "the prompt is still in the pool"
+    hashes = hashes_of(engine, prompt, **fields)
+    assert not is_cached(engine, hashes[0]), "the prompt is still in the pool"
     assert all(each in engine.side.bridge.ledger.directory for each in hashes)
 
 
@@ -37,6 +51,16 @@ def begin_load(engine: PaperEngine, prompt: list[int], output: int = 1, **fields
     engine.step()
     assert request.status == RequestStatus.WAITING_FOR_REMOTE_KVS
     return request
+
+
+def settle_whole(engine: PaperEngine, *asked: tuple[Any, int]) -> None:
+    """Run until nothing is left to do: each request has so many tokens of answer, and every block
+    is free.
+    """
+    engine.settle()
+    lengths = [len(engine.outputs[request.request_id]) for request, _ in asked]
+    assert lengths == [length for _, length in asked]
+    assert engine.is_whole()
 
 
 def fail(*_: Any, **__: Any) -> None:

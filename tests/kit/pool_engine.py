@@ -317,9 +317,12 @@ class Engine(Scheduler):
         """A ranking and suggestions that stay young."""
         names = ("order", "protected", "spill_first", "demote_first")
         columns = [np.array(list(keys.get(name, ())), dtype=np.uint64) for name in names]
-        client = self.side.client
-        client.hold_ranking(EvictionRanking(1, self.now + 1e6, *columns))
-        client.hold_wanted(np.array(list(wanted), dtype=np.uint64))
+        self.side.client.hold_ranking(EvictionRanking(1, self.now + 1e6, *columns))
+        self.want(wanted)
+
+    def want(self, wanted: Sequence[int]) -> None:
+        """A sidecar would have these blocks back."""
+        self.side.client.hold_wanted(np.array(list(wanted), dtype=np.uint64))
 
     def keys_of(self, tokens: Sequence[int]) -> list[int]:
         """What a prompt's full blocks will be called."""
@@ -337,6 +340,13 @@ class Engine(Scheduler):
         self.end(turn)
         self.settle()
         return turn
+
+    def finish_whole(self, *turns: Turn) -> None:
+        """They end, and nothing is held any more."""
+        for turn in turns:
+            self.end(turn)
+        self.settle()
+        self.check_whole()
 
     def finish_loading(self, turn: Turn) -> None:
         for _ in range(50):

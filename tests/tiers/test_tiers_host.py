@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -20,6 +19,7 @@ from kvgraph.hooks.tiers.lanes import TransferLane
 from kvgraph.hooks.vllm.tiers.idle import IDLE_S
 from kvgraph.kernels.gpu.streams import Fence, TransferStream, mark
 from pool_engine import Engine, Turn, parked, prompt
+from waiting import until
 
 pytestmark = pytest.mark.usefixtures("vllm_loaded")
 
@@ -50,15 +50,11 @@ def test_a_device_has_the_next_move_before_the_last_is_over(
     lane = TransferLane("lane", torch.device("cpu"))
     for number in range(5):
         lane.put(
-            Fence(None),
-            partial(move, number),
-            lambda seconds, error, number=number: told.append((number, seconds)),
-        )
+            Fence(None), partial(move, number),
+            lambda seconds, _, number=number: told.append((number, seconds)),
+        )  # fmt: skip
     every.set()
-    deadline = time.monotonic() + PATIENCE_S
-    while len(queued) < 5:
-        assert time.monotonic() < deadline, "a move is kept from the device"
-        time.sleep(0.001)
+    until(lambda: len(queued) == 5, "a move is kept from the device")
     assert not told
     leave.set()
     assert lane.close(), "what was put is finished first"
@@ -187,8 +183,8 @@ def test_workers_share_what_there_is(tmp_path: Path, sharers: int, given: float)
 
 def steps(engine: Engine, seconds: float = 5.0) -> None:
     """An engine that goes on stepping for a while."""
-    until = engine.now + seconds
-    while engine.now < until:
+    end = engine.now + seconds
+    while engine.now < end:
         engine.step()
         engine.worker.finish_all()
     engine.settle()

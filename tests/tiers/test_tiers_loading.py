@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-import itertools
 import random
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-from kvgraph.graph.types import as_keys
-from kvgraph.graph.wire.advice import EvictionRanking
 from kvgraph.graph.wire.events import BlocksLoaded
-from kvgraph.hooks.keys import key_in_pool, key_of, pack_hashes
+from kvgraph.hooks.keys import key_in_pool, key_of
 from kvgraph.hooks.tiers.jobs import Load
+from kvgraph.hooks.vllm.tiers.spiller import QueueScan
 from kvgraph_bench.hotpath import (
     BLOCK_SIZE,
-    answer,
     cached_pool,
-    connected,
     new_pool,
-    request_maker,
 )
-from pool_engine import BLOCK_BYTES, Engine, counted_walks, keys, parked, prompt
+from kvgraph_bench.paper.paper_engine import Shape
+from paper import hashes_of, text, words
+from pool_engine import BLOCK_BYTES, Engine, Turn, counted_walks, keys, parked, prompt
+from pool_requests import needless, ranking
+from seeded import seeded
 
 pytestmark = pytest.mark.usefixtures("vllm_loaded")
 
@@ -47,10 +45,7 @@ def test_a_second_request_waits_for_the_first_ones_load() -> None:
     engine.step()
     assert (one.state, two.state) == ("running", "running")
     assert (one.loaded, two.loaded, two.hits) == (4, 0, 4)
-    engine.end(one)
-    engine.end(two)
-    engine.settle()
-    engine.check_whole()
+    engine.finish_whole(one, two)
 
 
 def test_a_failed_load_is_computed_from_its_first_gap() -> None:
@@ -64,9 +59,7 @@ def test_a_failed_load_is_computed_from_its_first_gap() -> None:
     assert (turn.loaded, turn.computed) == (2, 2)
     assert engine.counts.load_failed == 1
     assert turn.request.block_hashes[2] not in engine.directory, "it would fail again"
-    engine.end(turn)
-    engine.settle()
-    engine.check_whole()
+    engine.finish_whole(turn)
 
 
 @pytest.mark.parametrize("served", [5, 7, 9, 11])
@@ -145,9 +138,7 @@ def test_a_preempted_request_is_loaded_again() -> None:
     turn.state = "waiting"
     engine.finish_loading(turn)
     assert turn.computed == 0
-    engine.end(turn)
-    engine.settle()
-    engine.check_whole()
+    engine.finish_whole(turn)
 
 
 def test_what_is_slower_than_computing_is_declined_once() -> None:
@@ -184,9 +175,7 @@ def test_whom_a_prefetch_keeps_waiting_for_too_long_computes() -> None:
     engine.step()
     assert turn.state == "running"
     assert turn.computed == 4
-    engine.end(turn)
-    engine.settle()
-    engine.check_whole()
+    engine.finish_whole(turn)
 
 
 def test_others_wait_longer_for_a_load_that_usually_takes_longer() -> None:
@@ -210,11 +199,7 @@ BLOCKS, AHEAD = 2001, 300
 
 
 def test_all_that_leaves_was_looked_at_before() -> None:
-    from kvgraph.hooks.vllm.tiers.spiller import QueueScan
-
-    seed = random.randrange(1 << 30)
-    print(f"seed {seed}")  # noqa: T201 - shown when the test fails
-    rng, (pool, _, _) = random.Random(seed), cached_pool(12_001)
+    rng, (pool, _, _) = seeded(), cached_pool(12_001)
     scan, seen, missed, left = QueueScan(pool), set[int](), 0, 0
     for step in range(600):
         taken = rng.choice((0, 1, 1, 2, 40))
@@ -238,8 +223,6 @@ def test_all_that_leaves_was_looked_at_before() -> None:
 
 
 def test_it_looks_at_each_block_once_and_goes_on_where_it_ended() -> None:
-    from kvgraph.hooks.vllm.tiers.spiller import QueueScan
-
     pool, _, _ = cached_pool(BLOCKS)
     free, scan = pool.free_block_queue.get_all_free_blocks(), QueueScan(pool)
     looked = [block for _ in range(10) for block in scan.look(AHEAD, 0).blocks]
@@ -254,8 +237,6 @@ def test_it_looks_at_each_block_once_and_goes_on_where_it_ended() -> None:
 
 
 def test_empty_blocks_are_passed_over_a_bounded_number_in_each_step() -> None:
-    from kvgraph.hooks.vllm.tiers.spiller import QueueScan
-
     pool = new_pool(3 * BLOCKS)
     scan = QueueScan(pool)
     looked = counted_walks(pool)
@@ -268,9 +249,7 @@ def test_empty_blocks_are_passed_over_a_bounded_number_in_each_step() -> None:
 
 def test_what_a_new_ranking_puts_first_has_copies_before_it_goes() -> None:
     """A ranking that came between two steps had its victims taken at once, without copies."""
-    seed = random.randrange(1 << 30)
-    print(f"seed {seed}")  # noqa: T201 - shown when the test fails
-    rng, engine = random.Random(seed), Engine(blocks=301, warm=4000)
+    rng, engine = seeded(), Engine(blocks=301, warm=4000)
     for number in range(100):
         cached = [key_in_pool(b.block_hash) for b in engine.pool.blocks if b.block_hash]
         engine.advise(order=rng.sample(cached, len(cached)), spill_first=cached)
@@ -335,15 +314,20 @@ def test_each_block_near_the_head_is_looked_at_once() -> None:
     assert len(looked) <= taken + 3 * 202, "as many as went, and what is ahead at first"
 
 
+def brought_back(engine: Engine, turn: Turn) -> None:
+    """A sidecar had its blocks prefetched, and names none any more."""
+    engine.advise(keys(turn))
+    engine.settle()
+    engine.advise()
+
+
 def test_prefetched_blocks_are_hit() -> None:
     engine = Engine()
     first = parked(engine)
-    engine.advise(keys(first))
-    engine.settle()
+    brought_back(engine, first)
     assert engine.counts.prefetched == 4
     warmed = [event for event in engine.events if isinstance(event, BlocksLoaded)]
     assert sum(len(event.hashes) for event in warmed) == 4 * 8
-    engine.advise()
     again = engine.serve(prompt(4, 1))
     assert (again.hits, again.computed) == (4, 0)
     assert engine.counts.prefetch_useful == 4
@@ -354,9 +338,7 @@ def test_prefetched_blocks_are_hit() -> None:
 def test_prefetched_blocks_are_lost_tail_first_and_counted() -> None:
     engine = Engine()
     first = parked(engine)
-    engine.advise(keys(first))
-    engine.settle()
-    engine.advise()
+    brought_back(engine, first)
     order = [b.block_hash for b in engine.pool.free_block_queue.get_all_free_blocks()]
     chain = [block_hash + bytes(4) for block_hash in first.request.block_hashes]
     assert [h for h in order if h in chain] == chain[::-1]
@@ -369,9 +351,7 @@ def test_however_many_were_wasted_a_prefetch_is_tried_again() -> None:
     engine = Engine()
     first = parked(engine)
     for _ in range(80):
-        engine.advise(keys(first))
-        engine.settle()
-        engine.advise()
+        brought_back(engine, first)
         engine.push_out()
     assert engine.counts.prefetch_wasted > 150
     before = engine.counts.prefetched
@@ -437,112 +417,31 @@ def test_what_was_computed_meanwhile_is_not_registered_twice() -> None:
     engine.check_whole()
 
 
-STEP = SimpleNamespace(total_num_scheduled_tokens=16)
-COMPUTED = 16  # blocks that one step computes at most
-
-
-class Served:
-    """An engine with tiers but without a model, and the protected blocks that it took while others
-    were free.
-    """
-
-    def __init__(self) -> None:
-        self.now, self.needless = 1000.0, 0
-        self.pool, self._make = new_pool(201), request_maker()
-        self.connector = connected(
-            self.pool, 400, lambda: self.now, batched_tokens=COMPUTED * BLOCK_SIZE, requests=4
-        )
-        self.side = self.connector.side
-        self.protected: set[int] = set()
-        self._take, self.pool.get_new_blocks = self.pool.get_new_blocks, self._taken
-        self._running: dict[str, list[Any]] = {}
-
-    def serve(self, text: list[int], tag: object = None) -> Any:
-        request = self.begin(text, tag)
-        self.steps(4)
-        self.end(request)
-        return request
-
-    def begin(self, text: list[int], tag: object = None) -> Any:
-        request = self._make(text)
-        request.kv_transfer_params = {"kvgraph": tag or {}}
-        self.connector.on_new_request(request)
-        while True:
-            found = (self.pool.get_cached_block(each, [0]) for each in request.block_hashes)
-            blocks = [each[0] for each in itertools.takewhile(bool, found)]
-            hits, count = len(blocks), len(request.block_hashes)
-            to_load, _ = self.connector.get_num_new_matched_tokens(request, hits * BLOCK_SIZE)
-            if to_load is not None:
-                break
-            self.steps(1)
-        self.pool.touch(blocks)
-        blocks += self.pool.get_new_blocks(to_load // BLOCK_SIZE)
-        while len(blocks) < count:
-            blocks += self.pool.get_new_blocks(min(COMPUTED, count - len(blocks)))
-            if len(blocks) < count:
-                self.steps(1)
-        ids = [block.block_id for block in blocks]
-        given = SimpleNamespace(get_block_ids=lambda: (ids,), blocks=(blocks,))
-        self.connector.update_state_after_alloc(request, given, to_load)
-        self._running[request.request_id] = blocks
-        request.num_computed_tokens = count * BLOCK_SIZE
-        self.pool.cache_full_blocks(request, blocks, hits, count, BLOCK_SIZE, 0)
-        return request
-
-    def end(self, request: Any) -> None:
-        blocks = self._running.pop(request.request_id)
-        ids = [block.block_id for block in blocks]
-        self.connector.request_finished_all_groups(request, (ids,))
-        self.pool.free_blocks(reversed(blocks))
-
-    def steps(self, count: int) -> None:
-        for _ in range(count):
-            self.now += 0.1
-            answer(self.connector, self.connector.build_connector_meta(STEP))
-
-    def advise(self, wanted: list[bytes]) -> None:
-        """LRU rules: a sidecar names what is protected, and what to bring back."""
-        held = {key_of(b.block_hash[:-4]) for b in self.pool.blocks if b.block_hash}
-        none = np.empty(0, dtype=np.uint64)
-        protected = np.array(sorted(held & self.protected), dtype=np.uint64)
-        self.side.client.hold_ranking(EvictionRanking(1, self.now, none, protected, none, none))
-        self.side.client.hold_wanted(as_keys(pack_hashes(wanted)))
-
-    def _taken(self, count: int) -> list[Any]:
-        free = self.pool.free_block_queue.get_all_free_blocks()
-        marks = [b.block_hash and key_of(b.block_hash[:-4]) in self.protected for b in free]
-        self.needless += min(sum(map(bool, marks[:count])), sum(not m for m in marks[count:]))
-        return self._take(count)
-
-
 @pytest.mark.parametrize("way", ["loaded", "prefetched"])
-def test_what_copies_come_back_to_is_not_protected(
-    monkeypatch: pytest.MonkeyPatch, way: str
-) -> None:
-    """40 blocks are loaded at once where a step computes 16; up to 64 are brought back unasked."""
-    monkeypatch.setenv("AITHER_KVCACHE_HINTS", "all")
-    engine, rng = Served(), random.Random(1)
-    rules = {"segments": [{"layer": "rules", "start": 0, "end": 20 * BLOCK_SIZE}]}
-    texts = [[rng.randrange(250) for _ in range(40 * BLOCK_SIZE)] for _ in range(12)]
-    hashes = [engine.serve(text).block_hashes for text in texts]
-    for number in range(2):
-        head = engine.serve([300 + number, *range(20 * BLOCK_SIZE - 1)], rules)
-        engine.protected.update(map(key_of, head.block_hashes))
+def test_what_copies_come_back_to_is_not_protected(paper: Any, way: str) -> None:
+    """30 blocks are loaded at once where a step computes 8; up to 64 are brought back unasked."""
+    engine, rng, precious = paper(Shape(blocks=201, warm=400)), random.Random(1), set[int]()
+    found, client = needless(engine, precious), engine.side.client
+    texts = [text(30, seed) for seed in range(12)]
+    for tokens in texts:
+        engine.serve(tokens)
+    for head in (text(20, 100), text(20, 101)):
+        engine.serve(head)
+        precious.update(map(key_of, hashes_of(engine, head)))
     for _ in range(60):
-        one, other = rng.sample(range(len(texts)), 2)
-        if way == "loaded":
-            engine.advise([])
-            begun = [engine.begin(texts[one]), engine.begin(texts[other])]
-            engine.steps(4)
-            for request in begun:
-                engine.end(request)
-            continue
-        engine.advise([*hashes[one], *hashes[other]])
-        engine.steps(4)
-        for again in (one, other):
-            engine.serve(texts[again])
+        two = rng.sample(texts, 2)
+        cached = {key_in_pool(b.block_hash) for b in engine.pool.blocks if b.block_hash}
+        client.hold_ranking(ranking(protected=sorted(cached & precious)))
+        if way == "prefetched":
+            wanted = [key_of(each) for tokens in two for each in hashes_of(engine, tokens)]
+            client.hold_wanted(np.array(wanted, dtype=np.uint64))
+            for _ in range(4):
+                engine.step()
+                engine.finish_copies()
+        for tokens in two:
+            engine.ask(tokens)
+        engine.settle()
         for _ in range(rng.randrange(6)):
-            engine.serve([rng.randrange(250) for _ in range(rng.randrange(3, 14) * BLOCK_SIZE)])
-    counts = engine.side.bridge.ledger.counts
-    assert getattr(counts, way) > 500, "too little came back to tell"
-    assert engine.needless == 0
+            engine.serve(words(rng.randrange(3, 14) * BLOCK_SIZE, rng.randrange(1 << 30)))
+    assert getattr(engine.side.bridge.ledger.counts, way) > 150, "too little came back to tell"
+    assert sum(found) == 0

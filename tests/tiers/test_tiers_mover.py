@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -84,13 +86,20 @@ class Bench:
             self.open = False
             self.mover.close()
 
-    def wait(self, count: int = 1) -> list[JobDone]:
+    def wait(self, count: int = 1, gives_up: bool = False) -> list[JobDone]:
         done, deadline = list[JobDone](), time.monotonic() + PATIENCE_S
         while len(done) < count:
             assert time.monotonic() < deadline, "an answer is missing"
+            if gives_up:
+                self.mover.lanes.give_up_on_overdue()
             done += self.mover.answers.take_answer().done
             time.sleep(0.001)
         return done
+
+    def rest(self) -> None:
+        """Until the disk's thread holds no copy any more, which is heard before the next order."""
+        while self.mover.lanes.disk.copies:
+            self.do(Spill(99, (), ()))
 
     def do(self, *jobs: Job, **rest: Any) -> list[JobDone]:
         self.give(*jobs, **rest)
@@ -102,15 +111,19 @@ NewBench = Callable[..., Bench]
 
 @pytest.fixture
 def new_bench() -> Iterator[NewBench]:
-    made: list[Bench] = []
+    with contextlib.ExitStack() as stack:
+        yield lambda *args, **options: stack.enter_context(closing(Bench(*args, **options)))
 
-    def make(*args: Any, **options: Any) -> Bench:
-        made.append(Bench(*args, **options))
-        return made[-1]
 
-    yield make
-    for bench in made:
-        bench.close()
+@pytest.fixture
+def bench(new_bench: NewBench) -> Bench:
+    """One without a disk."""
+    return new_bench()
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> DiskTier:
+    return new_disk(tmp_path)
 
 
 def load(number: int, copies: tuple[int, ...], blocks: tuple[int, ...], **options: Any) -> Load:
@@ -128,8 +141,13 @@ def new_disk(tmp_path: Path, capacity: int = 6) -> DiskTier:
 # Memory -----------------------------------------------------------------------------------------
 
 
-def test_spilled_overwritten_and_loaded_elsewhere_the_bytes_are_equal(new_bench: NewBench) -> None:
-    bench = new_bench()
+def record_of(disk: DiskTier, name: bytes) -> bytes:
+    into = bytearray(SIZE)
+    assert disk.read(name, into)
+    return bytes(into)
+
+
+def test_spilled_overwritten_and_loaded_elsewhere_the_bytes_are_equal(bench: Bench) -> None:
     before = [bench.bytes_of(block) for block in range(12)]
     (done,) = bench.do(Spill(1, (3, 7, 5), (11, 12, 13)))
     assert done.failed == frozenset()
@@ -176,31 +194,26 @@ def test_a_full_arena_fails_the_spill_and_nothing_else(
     assert not done.failed
 
 
-def test_an_unknown_copy_fails_the_whole_load_and_the_request_is_told(new_bench: NewBench) -> None:
-    bench = new_bench()
+@pytest.mark.parametrize(
+    ("request_", "told"), [("r", ({"r"}, {5, 6})), (None, (set(), set()))], ids=["load", "prefetch"]
+)
+def test_an_unknown_copy_fails_the_whole_load_and_a_request_is_told(
+    bench: Bench, request_: str | None, told: tuple[set[str], set[int]]
+) -> None:
     bench.do(Spill(1, (3,), (1,)))
     before = [bench.bytes_of(block) for block in range(12)]
-    (done,) = bench.do(load(2, (1, 99), (5, 6), request="r"))
+    (done,) = bench.do(load(2, (1, 99), (5, 6), request=request_))
     assert done.failed == {0, 1}
-    assert bench.mover.answers.take_loaded() == ({"r"}, {5, 6})
+    assert bench.mover.answers.take_loaded() == told
     assert [bench.bytes_of(block) for block in range(12)] == before
-
-
-def test_nobody_waits_for_a_prefetch_that_failed(new_bench: NewBench) -> None:
-    bench = new_bench()
-    (done,) = bench.do(load(1, (99,), (5,)))
-    assert done.failed == {0}
-    assert bench.mover.answers.take_loaded() == (set(), set())
 
 
 @pytest.mark.parametrize("operation", ["spill", "load"])
 def test_a_transfer_that_fails_half_way(
-    new_bench: NewBench,
-    operation: str,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    bench, real = new_bench(), getattr(ops, operation)
+    bench: Bench, operation: str,
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    real = getattr(ops, operation)
     bench.do(Spill(1, (3, 4), (1, 2)))
 
     def half(source: Blocks, target: Blocks) -> None:
@@ -214,10 +227,9 @@ def test_a_transfer_that_fails_half_way(
     }
     done = bench.do(*jobs[operation])
     assert [d.failed for d in done] == [{0, 1}, {0}]
-    lines = [r.getMessage() for r in caplog.records]
-    assert len(lines) == 1
-    assert "RuntimeError" in lines[0]
-    assert "SECRET" not in lines[0], "a message may quote what it choked on"
+    (line,) = caplog.messages
+    assert "RuntimeError" in line
+    assert "SECRET" not in line, "a message may quote what it choked on"
     if operation == "load":
         assert bench.mover.answers.take_loaded() == ({"r", "s"}, {8, 9, 10})
     monkeypatch.undo()
@@ -227,10 +239,8 @@ def test_a_transfer_that_fails_half_way(
 
 
 def test_a_device_that_takes_no_orders_fails_them(
-    new_bench: NewBench, monkeypatch: pytest.MonkeyPatch
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bench = new_bench()
-
     def broken(_: torch.device) -> None:
         raise RuntimeError("the driver is gone")
 
@@ -243,30 +253,10 @@ def test_a_device_that_takes_no_orders_fails_them(
 # Lanes ------------------------------------------------------------------------------------------
 
 
-def test_a_load_waits_for_no_spill(new_bench: NewBench, monkeypatch: pytest.MonkeyPatch) -> None:
-    bench, real, leave = new_bench(), ops.spill, threading.Event()
-    before = bench.bytes_of(3)
-    bench.do(Spill(1, (3,), (1,)))
-
-    def slow(blocks: Blocks, records: Blocks) -> None:
-        assert leave.wait(PATIENCE_S)
-        real(blocks, records)
-
-    monkeypatch.setattr(ops, "spill", slow)
-    bench.give(Spill(2, (4,), (2,)), load(3, (1,), (9,), request="r"))
-    (done,) = bench.wait()
-    assert (done.id, done.failed) == (3, frozenset())
-    assert bench.bytes_of(9) == before
-    assert bench.mover.answers.take_loaded() == ({"r"}, set())
-    leave.set()
-    (done,) = bench.wait()
-    assert (done.id, done.failed) == (2, frozenset())
-
-
 def test_what_a_load_overwrites_is_copied_before_it_and_waits_for_no_spill(
-    new_bench: NewBench, monkeypatch: pytest.MonkeyPatch
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bench, real, leave = new_bench(), ops.spill, threading.Event()
+    real, leave = ops.spill, threading.Event()
     old, new = bench.bytes_of(9), bench.bytes_of(3)
     bench.do(Spill(1, (3,), (1,)))
 
@@ -276,19 +266,20 @@ def test_what_a_load_overwrites_is_copied_before_it_and_waits_for_no_spill(
         real(blocks, records)
 
     monkeypatch.setattr(ops, "spill", slow)
-    bench.give(Spill(2, (4,), (2,)), Spill(3, (9,), (3,), overwritten=True), load(4, (1,), (9,)))
-    assert [done.id for done in bench.wait(2)] == [3, 4]
-    leave.set()
-    bench.wait()
+    saved, loaded = Spill(3, (9,), (3,), overwritten=True), load(4, (1,), (9,), request="r")
+    bench.give(Spill(2, (4,), (2,)), saved, loaded)
+    assert [(done.id, done.failed) for done in bench.wait(2)] == [(3, set()), (4, set())]
     assert bench.bytes_of(9) == new
+    assert bench.mover.answers.take_loaded() == ({"r"}, set())
+    leave.set()
+    (done,) = bench.wait()
+    assert (done.id, done.failed) == (2, set())
     bench.do(load(5, (3,), (10,)))
     assert bench.bytes_of(10) == old
 
 
-def test_of_a_step_loads_are_begun_first(
-    new_bench: NewBench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    bench, lanes, real = new_bench(), list[TransferLane](), TransferLane.put
+def test_of_a_step_loads_are_begun_first(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    lanes, real = list[TransferLane](), TransferLane.put
     bench.do(Spill(1, (3,), (1,)))
 
     def put(lane: TransferLane, *order: Any) -> None:
@@ -316,8 +307,8 @@ def test_less_memory_than_was_asked_for_is_said(
 # Disk -------------------------------------------------------------------------------------------
 
 
-def test_a_copy_is_demoted_and_read_again(new_bench: NewBench, tmp_path: Path) -> None:
-    bench = new_bench(records=3, disk=new_disk(tmp_path))
+def test_a_copy_is_demoted_and_read_again(new_bench: NewBench, disk: DiskTier) -> None:
+    bench = new_bench(records=3, disk=disk)
     before = {block: bench.bytes_of(block) for block in (3, 4)}
     bench.do(Spill(1, (3, 4), (1, 2)))
     (demoted,) = bench.do(Demote(2, (1, 2), (key(33), key(44))))
@@ -333,8 +324,8 @@ def test_a_copy_is_demoted_and_read_again(new_bench: NewBench, tmp_path: Path) -
     assert bench.bytes_of(10) == before[4]
 
 
-def test_what_is_erased_is_not_read_again(new_bench: NewBench, tmp_path: Path) -> None:
-    bench = new_bench(disk=new_disk(tmp_path))
+def test_what_is_erased_is_not_read_again(new_bench: NewBench, disk: DiskTier) -> None:
+    bench = new_bench(disk=disk)
     bench.do(Spill(1, (3,), (1,)))
     bench.do(Demote(2, (1,), (key(33),)))
     (done,) = bench.do(
@@ -377,10 +368,9 @@ def test_at_the_end_nothing_is_written_that_was_given_up_or_is_of_unknown_weight
 
 
 def test_the_end_waits_for_a_slow_disk_only_so_long(
-    new_bench: NewBench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    new_bench: NewBench, disk: DiskTier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The newest copies first: of a chain, the root."""
-    disk = new_disk(tmp_path)
     bench, write, written = new_bench(disk=disk), disk.write, list[bytes]()
 
     def slow(name: bytes, record: Any) -> bool:
@@ -395,8 +385,7 @@ def test_the_end_waits_for_a_slow_disk_only_so_long(
     assert written == [key(3)]
 
 
-def test_records_are_announced_at_the_start_once(new_bench: NewBench, tmp_path: Path) -> None:
-    disk = new_disk(tmp_path)
+def test_records_are_announced_at_the_start_once(new_bench: NewBench, disk: DiskTier) -> None:
     disk.write(key(5), bytes(SIZE))
     disk.write(key(6), bytes(SIZE))
     bench = new_bench(disk=disk)
@@ -418,9 +407,8 @@ def test_short_hashes_are_told_as_they_are(new_bench: NewBench, tmp_path: Path) 
 
 
 def test_a_damaged_record_costs_itself_only(
-    new_bench: NewBench, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    new_bench: NewBench, disk: DiskTier, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    disk = new_disk(tmp_path)
     bench = new_bench(disk=disk)
     before = bench.bytes_of(4)
     bench.do(Spill(1, (3, 4), (1, 2)))
@@ -440,9 +428,8 @@ def test_a_damaged_record_costs_itself_only(
 
 
 def test_a_disk_that_refuses_fails_what_it_refused(
-    new_bench: NewBench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    new_bench: NewBench, disk: DiskTier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    disk = new_disk(tmp_path)
     bench, write = new_bench(disk=disk), disk.write
     monkeypatch.setattr(disk, "write", lambda k, record: k != key(33) and write(k, record))
     bench.do(Spill(1, (3, 4), (1, 2)))
@@ -452,9 +439,8 @@ def test_a_disk_that_refuses_fails_what_it_refused(
 
 
 def test_a_store_that_refuses_costs_this_engine_nothing_and_the_log_says_so(
-    new_bench: NewBench, caplog: pytest.LogCaptureFixture
+    bench: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:
-    bench = new_bench()
     bench.do(Spill(1, (3,), (1,)))
     (done,) = bench.do(Share(2, (1,), (key(33),)))
     assert done.failed == {0}
@@ -531,23 +517,13 @@ def hanging(new_bench: NewBench, tmp_path: Path) -> tuple[Bench, SlowDisk]:
     return new_bench(records=6, disk=disk, watch=watch), disk
 
 
-def wait_for_the_watch(bench: Bench, count: int) -> list[JobDone]:
-    done, deadline = list[JobDone](), time.monotonic() + PATIENCE_S
-    while len(done) < count:
-        assert time.monotonic() < deadline, "whoever waits is never answered"
-        bench.mover.lanes.give_up_on_overdue()
-        done += bench.mover.answers.take_answer().done
-        time.sleep(0.001)
-    return done
-
-
 def test_a_read_that_hangs_is_answered_as_failed_and_touches_nothing_later(
     new_bench: NewBench, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     bench, disk = hanging(new_bench, tmp_path)
     DiskTier.write(disk, key(33), bytes(SIZE))
     bench.give(load(1, (1,), (8,), from_disk={0: key(33)}, request="cold"))
-    (done,) = wait_for_the_watch(bench, 1)
+    (done,) = bench.wait(gives_up=True)
     assert done.failed == {0}
     assert bench.mover.answers.take_loaded() == ({"cold"}, {8})
     assert "the disk does not answer" in caplog.text
@@ -559,9 +535,8 @@ def test_a_read_that_hangs_is_answered_as_failed_and_touches_nothing_later(
     assert refused.failed == {0}, "at once: the disk did not move since"
     kept = [bench.bytes_of(block) for block in range(5)]
     disk.leave.set()
-    bench.do(Spill(4, (5,), (8,)))  # what the disk's thread left is heard before the next order
-    while bench.mover.lanes.disk.copies:
-        bench.do(Spill(5, (), ()))
+    bench.do(Spill(4, (5,), (8,)))
+    bench.rest()
     assert bench.bytes_of(8) == before
     for block in range(5):
         bench.overwrite(block)
@@ -581,7 +556,7 @@ def test_what_a_hanging_disk_does_not_bring_costs_nothing_that_memory_holds(
     before = bench.bytes_of(3)
     bench.do(Spill(1, (3,), (1,)))
     bench.give(load(2, (1, 2), (8, 9), from_disk={1: key(33)}, request="both"))
-    (late,) = wait_for_the_watch(bench, 1)
+    (late,) = bench.wait(gives_up=True)
     assert late.failed == {1}
     assert bench.bytes_of(8) == before
     assert bench.mover.answers.take_loaded() == ({"both"}, {9})
@@ -593,16 +568,12 @@ def test_what_a_hanging_disk_does_not_bring_costs_nothing_that_memory_holds(
 
 
 def test_a_disk_that_breaks_costs_nothing_that_memory_holds(
-    new_bench: NewBench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    new_bench: NewBench, disk: DiskTier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*_: Any) -> bool:
-        raise RuntimeError("injected")
-
-    disk = DiskTier(tmp_path / "tier", SIZE, 8, "breaks")
     bench = new_bench(disk=disk)
     before = bench.bytes_of(3)
     bench.do(Spill(1, (3,), (1,)))
-    monkeypatch.setattr(disk, "read", fail)
+    monkeypatch.setattr(disk, "read", lambda *_: 1 / 0)
     (done,) = bench.do(load(2, (1, 2), (8, 9), from_disk={1: key(33)}))
     assert done.failed == {1}
     assert bench.bytes_of(8) == before
@@ -615,16 +586,13 @@ def test_a_write_that_hangs_is_answered_and_its_copy_stays_whole_until_it_is_ove
     before = bench.bytes_of(3)
     bench.do(Spill(1, (3,), (1,)))
     bench.give(Demote(2, (1,), (key(33),)))
-    (done,) = wait_for_the_watch(bench, 1)
+    (done,) = bench.wait(gives_up=True)
     assert done.failed == {0}
     bench.do(Spill(3, (4,), (2,)), release=(1,))
     bench.do(Spill(4, (5,), (3,)))
     disk.leave.set()
-    while bench.mover.lanes.disk.copies:
-        bench.do(Spill(5, (), ()))
-    into = bytearray(SIZE)
-    assert disk.read(key(33), into)
-    assert bytes(into) == before
+    bench.rest()
+    assert record_of(disk, key(33)) == before
     assert bench.arena.used == 2
 
 
@@ -657,6 +625,4 @@ def test_of_an_engine_that_ends_while_its_disk_hangs_nothing_is_taken_away(
     disk.leave.set()
     while bench.mover.lanes.disk.alive:
         time.sleep(0.001)
-    into = bytearray(SIZE)
-    assert disk.read(key(33), into)
-    assert bytes(into) == before
+    assert record_of(disk, key(33)) == before

@@ -7,16 +7,15 @@ from collections import Counter
 from collections.abc import Callable
 from itertools import chain
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from kvgraph.graph.types import Tier
 from kvgraph.graph.wire.events import CopiesDropped
-from kvgraph.hooks.keys import key_in_pool
 from kvgraph.hooks.tiers.jobs import Demote, Load, Spill, TierAnswer, TierWork, WorkerStart
 from kvgraph.hooks.vllm.tiers.spiller import Spiller, StepTaken
 from kvgraph_bench.hotpath import BLOCK_SIZE
 from pool_engine import Engine, Turn, counted_walks, keys, parked, prompt
+from seeded import seeded
 
 pytestmark = pytest.mark.usefixtures("vllm_loaded")
 
@@ -32,28 +31,6 @@ def test_a_block_that_a_request_holds_is_never_spilled() -> None:
     engine.settle()
     engine.push_out()
     assert all(block_hash in engine.directory for block_hash in held.request.block_hashes)
-
-
-def test_a_spill_whose_block_was_evicted_meanwhile_is_no_copy() -> None:
-    engine = Engine()
-    turn = engine.ask(prompt(4, 1))
-    engine.step()
-    engine.end(turn)
-    for number in range(3):  # until the queue's head reaches what the first left
-        other = engine.ask(prompt(3, 2 + number))
-        engine.step()
-        engine.end(other)
-    engine.step()
-    spills = [job for job in engine.worker.open if isinstance(job, Spill)]
-    assert spills, "nothing is on its way"
-    taken = engine.pool.get_new_blocks(engine.pool.get_num_free_blocks())
-    for block in taken:
-        engine.memory[block.block_id] = None
-    engine.pool.free_blocks(taken)
-    engine.settle()
-    assert engine.counts.spilled == 0
-    assert not any(block_hash in engine.directory for block_hash in turn.request.block_hashes)
-    engine.check_whole()
 
 
 def test_a_spill_is_void_even_if_the_same_content_came_back_into_its_block() -> None:
@@ -93,6 +70,16 @@ def test_what_is_not_worth_a_copy_gets_none_and_the_saving_is_counted() -> None:
     everything.push_out()
     assert everything.counts.passed_over == 0
     assert everything.counts.spilled >= 4
+
+
+def finished(engine: Engine, seed: int, adapter: bool = False) -> Turn:
+    """A request of an adapter or of the model itself, from its arrival to its end."""
+    turn = engine.ask(prompt(4, seed))
+    if adapter:
+        turn.request.lora_request = SimpleNamespace(lora_name="tuned", lora_path="/tuned")
+    engine.finish_loading(turn)
+    engine.end(turn)
+    return turn
 
 
 def test_a_failed_spill_is_counted_and_gives_its_room_back() -> None:
@@ -167,9 +154,7 @@ def test_a_record_that_cannot_be_read_is_computed_and_forgotten() -> None:
     assert again.hits + again.loaded == list(first.request.block_hashes).index(cold[0])
     assert engine.counts.load_failed == 1
     assert not engine.directory.is_cold(cold[0])
-    engine.end(again)
-    engine.settle()
-    engine.check_whole()
+    engine.finish_whole(again)
 
 
 def test_a_full_disk_keeps_to_its_capacity_and_reads_what_it_says_it_has() -> None:
@@ -242,11 +227,7 @@ def test_what_an_adapter_computed_never_reaches_the_disk() -> None:
     """It may be trained on under the same name: its blocks are not to be found by a next engine."""
     engine = Engine(blocks=12, warm=8, cold=64)
     for number in range(8):
-        turn = engine.ask(prompt(4, number))
-        if number % 2:
-            turn.request.lora_request = SimpleNamespace(lora_name="tuned", lora_path="/tuned")
-        engine.finish_loading(turn)
-        engine.end(turn)
+        finished(engine, number, adapter=number % 2 == 1)
         engine.settle()
     adapted = {h for seed in range(1, 8, 2) for h in engine.hashes_of(prompt(4, seed))}
     assert engine.counts.demoted > 0
@@ -257,10 +238,7 @@ def test_what_an_adapter_computed_never_reaches_the_disk() -> None:
 
 def test_what_an_adapter_computed_stays_off_the_disk_after_a_prefetch() -> None:
     engine = Engine(blocks=17, warm=32, cold=64)
-    turn = engine.ask(prompt(4, 1))
-    turn.request.lora_request = SimpleNamespace(lora_name="tuned", lora_path="/tuned")
-    engine.finish_loading(turn)
-    engine.end(turn)
+    turn = finished(engine, 1, adapter=True)
     engine.settle()
     engine.push_out()
     assert not engine.bridge.ledger.kept_off_disk, "what left the pool is forgotten"
@@ -283,9 +261,7 @@ def test_a_write_to_the_disk_keeps_no_engine_awake() -> None:
     """Where the disk hangs, the engine would never be idle: no pause, no sleep, no shutdown."""
     engine = Engine(warm=8, cold=64)
     for number in range(5):
-        turn = engine.ask(prompt(4, number))
-        engine.finish_loading(turn)
-        engine.end(turn)
+        finished(engine, number)
         for _ in range(4):
             engine.step()
             engine.worker.finish_all(Spill)
@@ -337,24 +313,6 @@ def test_who_never_copies_looks_at_a_bounded_stretch_of_the_queue_in_each_step()
     assert len(looked) <= 6000, "each of them once"
 
 
-def test_what_advice_lays_at_the_head_is_copied_before_it_goes() -> None:
-    engine = Engine(blocks=65, warm=200)
-    rng = random.Random(7)
-    seeds = list(range(60))
-    for seed in seeds:
-        resident = [key_of_block(block) for block in engine.pool.blocks if block.block_hash]
-        rng.shuffle(resident)
-        engine.advise(order=resident, spill_first=resident)
-        engine.serve(prompt(4, seed))
-    counts = engine.counts
-    assert counts.spilled > 100
-    assert counts.spill_lost == 0
-
-
-def key_of_block(block: Any) -> int:
-    return key_in_pool(block.block_hash)
-
-
 def test_the_workers_are_told_of_a_reset_before_anything_new_reaches_a_disk() -> None:
     engine, told = Engine(warm=8, cold=16), list[TierWork]()
     submit = engine.worker.submit
@@ -363,13 +321,10 @@ def test_the_workers_are_told_of_a_reset_before_anything_new_reaches_a_disk() ->
     assert engine.reset()
     for number in range(8):
         engine.serve(prompt(4, number))
-    first_demotion = next(at for at, work in enumerate(told) if any_demotions(work))
-    assert [work.disown for work in told].count(True) == 1
-    assert next(at for at, work in enumerate(told) if work.disown) <= first_demotion
-
-
-def any_demotions(work: TierWork) -> bool:
-    return any(isinstance(job, Demote) for job in work.jobs)
+    demotes = [any(isinstance(job, Demote) for job in work.jobs) for work in told]
+    disowns = [work.disown for work in told]
+    assert disowns.count(True) == 1
+    assert disowns.index(True) <= demotes.index(True)
 
 
 @pytest.mark.parametrize("warm", [16, 64])
@@ -391,9 +346,7 @@ def test_after_a_reset_nothing_old_is_found(warm: int) -> None:
 def test_a_reset_during_a_spill_and_a_demotion_leaves_no_copy() -> None:
     engine = Engine(warm=8, cold=16)
     for number in range(7):
-        turn = engine.ask(prompt(4, number))
-        engine.finish_loading(turn)
-        engine.end(turn)
+        finished(engine, number)
         engine.step()
     assert engine.worker.open
     assert engine.reset()
@@ -427,9 +380,7 @@ def test_a_prefetch_under_way_does_not_stop_a_reset() -> None:
 @pytest.mark.parametrize("cold", [0, 12])
 def test_random_traffic_matches_nothing_wrong_and_leaves_the_pool_whole(cold: int) -> None:
     """Turns, aborts, preemptions, failures, resets, advice and late answers, in any order."""
-    seed = random.randrange(1 << 30)
-    print(f"seed {seed}")  # noqa: T201 - shown when the test fails
-    rng = random.Random(seed)
+    rng = seeded()
     engine = Engine(blocks=24, warm=12, cold=cold)
     costs, totals = engine.bridge.ledger.costs, Counter[str]()
     costs.worth_loading = lambda *_: rng.random() < 0.9

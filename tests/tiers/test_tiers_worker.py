@@ -11,32 +11,40 @@ import pkgutil
 import time
 from collections.abc import Iterator
 from copy import copy
-from copy import copy as copied
 from dataclasses import fields, is_dataclass, make_dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from kvgraph.hooks.settings import TierSettings
-from kvgraph.hooks.tiers.host import available_bytes
+from kvgraph.hooks.settings import StoreSettings, TierSettings
+from kvgraph.hooks.tiers.host import DiskOrphans, DiskSweep, available_bytes
 from kvgraph.hooks.tiers.jobs import JobDone, Load, Spill, TierAnswer, TierWork, WorkerStart
+from kvgraph.hooks.vllm.tiers.store import open_records
+from kvgraph.hooks.vllm.tiers.worker import (
+    CHANGES_NOTHING,
+    TierWorkerMetadata,
+    WorkerSide,
+    disk_identity,
+    granted_bytes,
+    hash_bytes,
+    open_disk,
+    weights_of,
+)
 from kvgraph.kernels.errors import StorageError
 from kvgraph.kernels.layout_engines import cpu_layout
+from paper import changed
+from vllm.model_executor.models.registry import ModelRegistry
+from vllm.platforms import current_platform
+from vllm.platforms.interface import DeviceCapability
 
 pytestmark = pytest.mark.usefixtures("vllm_loaded")
-
-
-def new_side() -> Any:
-    from kvgraph.hooks.vllm.tiers.worker import WorkerSide
-
-    return WorkerSide(SimpleNamespace(), TierSettings(1 << 20))
 
 
 def test_a_cache_that_is_not_known_is_refused_and_so_is_all_work(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    side = new_side()
+    side: Any = WorkerSide(SimpleNamespace(), TierSettings(1 << 20))  # type: ignore[arg-type]
     caplog.set_level(logging.WARNING)
     side.register({"layer": object()})
     side.submit(TierWork((Spill(1, (3,), (1,)), Load(2, (1, 2), (5, 6), {}, "r"))))
@@ -53,8 +61,6 @@ def test_a_cache_that_is_not_known_is_refused_and_so_is_all_work(
 
 
 def test_answers_of_workers_add_up() -> None:
-    from kvgraph.hooks.vllm.tiers.worker import TierWorkerMetadata
-
     one, two = (TierAnswer((JobDone(n, frozenset(), 0.0, 0),), (WorkerStart(n),)) for n in (1, 2))
     assert TierWorkerMetadata(one).aggregate(TierWorkerMetadata(two)).answer == one + two
 
@@ -64,22 +70,18 @@ def model_at(path: object, commit: str | None = None) -> Any:
 
 
 def test_weights_are_told_apart_though_their_directory_has_one_name(tmp_path: Path) -> None:
-    from kvgraph.hooks.vllm.tiers.worker import weights_of
-
     (tmp_path / "parts").mkdir()
     for at in ("model.safetensors", "parts/more.safetensors"):
         (tmp_path / at).write_bytes(b"old")
         os.utime(tmp_path / at, (1, 1))
-    for changed in ("model.safetensors", "parts/more.safetensors"):
+    for touched in ("model.safetensors", "parts/more.safetensors"):
         before = weights_of(model_at(tmp_path))
         assert weights_of(model_at(tmp_path)) == before
-        os.utime(tmp_path / changed)
+        os.utime(tmp_path / touched)
         assert weights_of(model_at(tmp_path)) != before
 
 
 def test_a_link_to_other_weights_of_the_same_size_and_time_is_noticed(tmp_path: Path) -> None:
-    from kvgraph.hooks.vllm.tiers.worker import weights_of
-
     link = tmp_path / "model.gguf"
     found = []
     for name in ("old.gguf", "new.gguf"):
@@ -92,8 +94,6 @@ def test_a_link_to_other_weights_of_the_same_size_and_time_is_noticed(tmp_path: 
 
 
 def test_a_folder_that_contains_itself_is_walked_once(tmp_path: Path) -> None:
-    from kvgraph.hooks.vllm.tiers.worker import weights_of
-
     (tmp_path / "model.safetensors").write_bytes(b"old")
     (tmp_path / "again").symlink_to(tmp_path)
     _, files = weights_of(model_at(tmp_path))
@@ -101,15 +101,12 @@ def test_a_folder_that_contains_itself_is_walked_once(tmp_path: Path) -> None:
 
 
 def test_a_name_on_a_hub_is_told_by_its_commit() -> None:
-    from kvgraph.hooks.vllm.tiers.worker import weights_of
-
     assert weights_of(model_at("a/b", "aaa")) != weights_of(model_at("a/b", "bbb"))
 
 
 def test_a_commit_of_the_configurations_place_says_nothing_of_the_weights() -> None:
     """``--hf-config-path`` may name another place of a hub, whose commits are its own."""
     from huggingface_hub._revision import ResolvedRevision
-    from kvgraph.hooks.vllm.tiers.worker import weights_of
 
     model = model_at("a/b", "of another place")
     model.hf_config_path, model.revision = "c/d", None
@@ -136,15 +133,13 @@ def test_weights_that_cannot_be_told_from_others_get_no_disk(
 @pytest.fixture
 def opened(paper_config: Any) -> Any:
     """Opens a worker's disk for a model as ``model_at`` describes it."""
-    from kvgraph.hooks.vllm.tiers.worker import open_disk
 
     def disk(model: Any, directory: Path, index: int = 0, rank: int = 0) -> Any:
-        config, described = copied(paper_config), copied(paper_config.model_config)
-        described.model, described.hf_config = model.model, copied(described.hf_config)
-        described.hf_config._commit_hash = model.hf_config._commit_hash
-        config.model_config = described
-        config.parallel_config = copied(config.parallel_config)
-        config.parallel_config.data_parallel_index, config.parallel_config.rank = index, rank
+        ranks = {"data_parallel_index": index, "rank": rank}
+        config = changed(paper_config, "parallel_config", **ranks)
+        described = copy(config.model_config.hf_config)
+        described._commit_hash = model.hf_config._commit_hash
+        config = changed(config, "model_config", model=model.model, hf_config=described)
         memory = SimpleNamespace(layout=cpu_layout("vec", 2, 12, 2, 32, 32))
         settings = TierSettings(1 << 20, 4 << 16, directory)
         return open_disk(config, settings, memory, 1 << 16)
@@ -218,8 +213,6 @@ def test_orphans_give_way_to_a_file_that_needs_their_space(
 
 
 def test_a_sweep_dates_its_own_file_and_removes_what_is_old(tmp_path: Path) -> None:
-    from kvgraph.hooks.tiers.host import DiskOrphans, DiskSweep
-
     own, other = tmp_path / "kvgraph-a-b-0-0.tier", tmp_path / "kvgraph-a-c-0-0.tier"
     for path in (own, other):
         path.write_bytes(b"")
@@ -237,8 +230,6 @@ def test_a_sweep_dates_its_own_file_and_removes_what_is_old(tmp_path: Path) -> N
 def test_more_memory_than_there_is_for_all_workers_is_capped_in_words(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    from kvgraph.hooks.vllm.tiers.worker import granted_bytes
-
     there, most = available_bytes(), 1 << 50
     assert 0 < granted_bytes(TierSettings(most, sharers=4)) <= 1.1 * there / 4
     assert "each of the 4 workers that share this machine" in caplog.text
@@ -247,8 +238,6 @@ def test_more_memory_than_there_is_for_all_workers_is_capped_in_words(
 
 @pytest.mark.parametrize(("algorithm", "length"), [("sha256", 32), ("sha256_cbor", 32)])
 def test_the_length_of_hashes_is_asked_for(algorithm: str, length: int) -> None:
-    from kvgraph.hooks.vllm.tiers.worker import hash_bytes
-
     config = SimpleNamespace(cache_config=SimpleNamespace(prefix_caching_hash_algo=algorithm))
     assert hash_bytes(config) == length
 
@@ -302,25 +291,15 @@ def vllm_class(name: str) -> Any:
     raise AssertionError(f"vLLM has no {name}")
 
 
-def identity(config: Any) -> str:
-    from kvgraph.hooks.vllm.tiers.worker import disk_identity
-
-    return disk_identity(config)
-
-
 @pytest.mark.parametrize("owner", CHANGES_KV)
 def test_somebody_decided_of_each_field_whether_kv_depends_on_it(owner: str) -> None:
     """It fails when vLLM gets a new field: name it above, or in ``CHANGES_NOTHING``."""
-    from kvgraph.hooks.vllm.tiers.worker import CHANGES_NOTHING
-
     counts, left_out = set(CHANGES_KV[owner].split()), CHANGES_NOTHING[owner]
     assert counts.isdisjoint(left_out)
     assert {each.name for each in fields(vllm_class(owner))} == counts | left_out
 
 
 def test_no_class_is_left_out_of_the_list_above() -> None:
-    from kvgraph.hooks.vllm.tiers.worker import CHANGES_NOTHING
-
     assert CHANGES_NOTHING.keys() == CHANGES_KV.keys()
 
 
@@ -362,7 +341,7 @@ def with_other(owner: Any, path: tuple[str, ...], name: str) -> Any:
 
 def test_every_field_that_counts_gives_another_name(paper_config: Any) -> None:
     config = whole(paper_config)
-    before, same, tried = identity(config), [], set()
+    before, same, tried = disk_identity(config), [], set()
     for path in parts_of(config):
         owner = functools.reduce(getattr, path, config)
         for name in CHANGES_KV[type(owner).__name__].split():
@@ -370,7 +349,7 @@ def test_every_field_that_counts_gives_another_name(paper_config: Any) -> None:
                 continue  # field by field
             tried.add((*path, name))
             try:
-                if identity(with_other(config, path, name)) == before:
+                if disk_identity(with_other(config, path, name)) == before:
                     same.append((*path, name))
             except StorageError:
                 continue  # it has no name at all
@@ -384,14 +363,13 @@ def test_a_field_that_vllm_gets_counts_at_once(paper_config: Any) -> None:
     config, names = copy(paper_config), set()
     for value in (0, 1):
         config.attention_config = make_dataclass("AttentionConfig", ["new"])(value)
-        names.add(identity(config))
+        names.add(disk_identity(config))
     assert len(names) == 2
 
 
 @pytest.mark.parametrize(
     ("owner", "values"),
     [
-        (None, {"instance_id": "b", "optimization_level": 0, "performance_mode": "throughput"}),
         ("model_config", {"seed": 7, "served_model_name": "x", "hf_token": "t"}),
         ("model_config", {"enforce_eager": False, "hf_overrides": print, "tokenizer": "other"}),
         ("cache_config", {"num_gpu_blocks": 7, "gpu_memory_utilization": 0.1}),
@@ -400,15 +378,9 @@ def test_a_field_that_vllm_gets_counts_at_once(paper_config: Any) -> None:
     ],
 )
 def test_two_engines_that_compute_the_same_find_each_other(
-    paper_config: Any, owner: str | None, values: dict[str, Any]
+    paper_config: Any, owner: str, values: dict[str, Any]
 ) -> None:
-    config = copy(paper_config)
-    part = config if owner is None else copy(getattr(config, owner))
-    for name, value in values.items():
-        setattr(part, name, value)
-    if owner is not None:
-        setattr(config, owner, part)
-    assert identity(config) == identity(paper_config)
+    assert disk_identity(changed(paper_config, owner, **values)) == disk_identity(paper_config)
 
 
 @pytest.mark.parametrize(
@@ -424,14 +396,7 @@ def test_two_engines_that_compute_the_same_find_each_other(
 def test_weights_that_are_not_the_files_get_no_copies_that_outlive_the_process(
     paper_config: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture, load: dict[str, Any]
 ) -> None:
-    from kvgraph.hooks.settings import StoreSettings, TierSettings
-    from kvgraph.hooks.vllm.tiers.store import open_records
-    from kvgraph.hooks.vllm.tiers.worker import open_disk
-
-    config = copy(paper_config)
-    config.load_config = copy(config.load_config)
-    for name, value in load.items():
-        setattr(config.load_config, name, value)
+    config = changed(paper_config, "load_config", **load)
     memory: Any = SimpleNamespace(layout=cpu_layout("vec", 2, 12, 2, 32, 32))
     settings = TierSettings(1 << 20, 4 << 16, tmp_path / "disk")
     assert open_disk(config, settings, memory, 1 << 16) is None
@@ -440,32 +405,37 @@ def test_weights_that_are_not_the_files_get_no_copies_that_outlive_the_process(
     assert not list(tmp_path.rglob("*.tier"))
 
 
+def test_two_engines_that_differ_in_their_names_alone_find_each_other(paper_config: Any) -> None:
+    config = copy(paper_config)
+    config.instance_id, config.optimization_level = "b", 0
+    config.performance_mode = "throughput"
+    assert disk_identity(config) == disk_identity(paper_config)
+
+
 def test_a_draft_with_made_up_weights_is_no_better(paper_config: Any) -> None:
     config = whole(paper_config)
-    identity(config)
+    disk_identity(config)
     config.speculative_config.draft_load_config.load_format = "dummy"
     with pytest.raises(StorageError, match="dummy"):
-        identity(config)
+        disk_identity(config)
 
 
 def test_weights_that_a_trainer_pushes_are_no_checkpoints(paper_config: Any) -> None:
     config = copy(paper_config)
     config.weight_transfer_config = vllm_class("WeightTransferConfig")()
     with pytest.raises(StorageError, match="trainer"):
-        identity(config)
+        disk_identity(config)
 
 
 def test_weights_of_another_place_than_the_configurations_are_told_by_that_place(
     paper_config: Any, tmp_path: Path
 ) -> None:
-    config = copy(paper_config)
-    config.model_config = copy(config.model_config)
-    config.model_config.model_weights = "s3://bucket/model"
+    config = changed(paper_config, "model_config", model_weights="s3://bucket/model")
     with pytest.raises(StorageError, match="no commit"):
-        identity(config)
+        disk_identity(config)
     (tmp_path / "model.safetensors").write_bytes(b"other")
     config.model_config.model_weights = str(tmp_path)
-    assert str(tmp_path) in identity(config)
+    assert str(tmp_path) in disk_identity(config)
 
 
 @pytest.mark.parametrize(
@@ -482,25 +452,22 @@ def test_weights_of_another_place_than_the_configurations_are_told_by_that_place
 def test_variables_that_choose_the_numbers_count(
     paper_config: Any, monkeypatch: pytest.MonkeyPatch, variable: str
 ) -> None:
-    before = identity(paper_config)
+    before = disk_identity(paper_config)
     monkeypatch.setenv(variable, "1")
-    assert identity(paper_config) != before
+    assert disk_identity(paper_config) != before
 
 
 def test_variables_of_a_machine_do_not(paper_config: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = identity(paper_config)
+    before = disk_identity(paper_config)
     for variable in ("VLLM_DP_RANK", "VLLM_HOST_IP", "VLLM_PORT", "VLLM_CACHE_ROOT", "HOME"):
         monkeypatch.setenv(variable, "1")
-    assert identity(paper_config) == before
+    assert disk_identity(paper_config) == before
 
 
 def test_another_generation_of_devices_is_another(
     paper_config: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Layers of 8 bits multiply in 8 bits on one, and in 16 on an older one."""
-    from vllm.platforms import current_platform
-    from vllm.platforms.interface import DeviceCapability
-
     names = set()
     for capability in (None, DeviceCapability(8, 0), DeviceCapability(9, 0)):
         monkeypatch.setattr(
@@ -508,20 +475,18 @@ def test_another_generation_of_devices_is_another(
             "get_device_capability",
             classmethod(lambda cls, device_id=0, told=capability: told),
         )
-        names.add(identity(paper_config))
+        names.add(disk_identity(paper_config))
     assert len(names) == 3
 
 
 def test_a_plugins_model_in_the_place_of_vllms_is_another(
     paper_config: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from vllm.model_executor.models.registry import ModelRegistry
-
-    before, names = identity(paper_config), set()
+    before, names = disk_identity(paper_config), set()
     monkeypatch.setattr(ModelRegistry, "models", dict(ModelRegistry.models))
     for place in ("somebodys.models:Llama", "somebodys.models:Other"):
         ModelRegistry.register_model(paper_config.model_config.architecture, place)
-        names.add(identity(paper_config))
+        names.add(disk_identity(paper_config))
     assert len(names | {before}) == 3
 
 
@@ -529,4 +494,4 @@ def test_a_setting_that_cannot_be_described_gives_no_name(paper_config: Any) -> 
     config = copy(paper_config)
     config.additional_config = {"act": lambda: None}
     with pytest.raises(StorageError, match=r"VllmConfig\.additional_config"):
-        identity(config)
+        disk_identity(config)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib.util
 import inspect
+from copy import copy
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +15,13 @@ from kvgraph.graph.wire.events import RequestStarted
 from kvgraph.hooks.vllm import patches
 from kvgraph.hooks.vllm.patches import FOLLOWED, WATCH, follow_connectors, observed_class
 from kvgraph_bench.paper.paper_engine import NOBODY, PaperEngine, Shape
-from paper import fail, text
+from paper import changed, fail, text
+from vllm.config import KVTransferConfig
+from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+from vllm.distributed.kv_transfer.kv_connector.v1 import supports_hma
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
+from vllm.v1.executor.abstract import Executor
+from vllm.v1.executor.multiproc_executor import MultiprocExecutor
 
 pytestmark = pytest.mark.usefixtures("vllm_loaded")
 SHIPPED = (
@@ -28,14 +35,10 @@ NEED_MORE = {"LMCacheMPConnector", "MoRIIOConnector"}  # lmcache, and msgpack, w
 
 
 def registry() -> Any:
-    from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
-
     return KVConnectorFactory._registry
 
 
 def base() -> Any:
-    from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
-
     return KVConnectorBase_V1
 
 
@@ -45,8 +48,6 @@ def test_every_connector_that_vllm_ships_is_known_here() -> None:
 
 @pytest.mark.parametrize("name", sorted(set(SHIPPED) - NEED_MORE))
 def test_a_connector_keeps_its_name_its_kind_and_all_else_that_it_does(name: str) -> None:
-    from vllm.distributed.kv_transfer.kv_connector.v1 import supports_hma
-
     theirs = registry()[name]()
     ours = observed_class(theirs)
     assert issubclass(ours, theirs)
@@ -83,27 +84,22 @@ def test_one_that_does_not_import_here_is_judged_by_what_it_overrides(name: str)
 # A real scheduler with the user's connector -----------------------------------------------------
 
 
+USER = {
+    "kv_connector": "UserConnector", "kv_connector_module_path": "engine_user_connector",
+    "kv_role": "kv_both",
+}  # fmt: skip
+
+
 @pytest.fixture
 def user_config(paper_config: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     """vLLM's configuration with a user's connector of the older kind, without hybrid support."""
-    from copy import copy
-
-    from vllm.config import KVTransferConfig
-    from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
-
     # Put back afterwards, whatever is wrapped.
     monkeypatch.setattr(KVConnectorFactory, "create_connector", KVConnectorFactory.create_connector)
     monkeypatch.setenv("AITHER_KVCACHE_SIDECAR", NOBODY)
 
     def make(**fields: Any) -> Any:
-        user = {
-            "kv_connector": "UserConnector",
-            "kv_connector_module_path": "engine_user_connector",
-        }
-        config = copy(paper_config)
-        config.scheduler_config = copy(config.scheduler_config)
-        config.scheduler_config.disable_hybrid_kv_cache_manager = True
-        config.kv_transfer_config = KVTransferConfig(**{**user, "kv_role": "kv_both", **fields})
+        config = changed(paper_config, "scheduler_config", disable_hybrid_kv_cache_manager=True)
+        config.kv_transfer_config = KVTransferConfig(**{**USER, **fields})
         return config
 
     return make
@@ -126,18 +122,15 @@ def test_the_users_connector_is_called_as_in_stock_and_we_see_the_requests(
     started = told(connector)
     assert [event.cached_tokens for event in started] == [0, 48]
     engine.close()
-    stock = PaperEngine(config_without(config), Shape(stock=True))
+    stock_config = copy(config)
+    stock_config.kv_transfer_config = None
+    stock = PaperEngine(stock_config, Shape(stock=True))
     assert stock.serve(text(3, 1), output=5) == answer
 
 
 def test_all_parts_of_a_multi_connector_are_left_alone(user_config: Any) -> None:
-    part = {
-        "kv_connector": "UserConnector",
-        "kv_connector_module_path": "engine_user_connector",
-        "kv_role": "kv_both",
-    }
     follow_connectors()
-    fields = {"kv_connector_module_path": None, "kv_connector_extra_config": {"connectors": [part]}}
+    fields = {"kv_connector_module_path": None, "kv_connector_extra_config": {"connectors": [USER]}}
     engine = PaperEngine(user_config(kv_connector="MultiConnector", **fields), Shape(stock=True))
     assert type(engine.connector).__name__ == "MultiConnector"
     (child,) = engine.connector.sub_connectors
@@ -178,14 +171,6 @@ def told(connector: Any) -> list[RequestStarted]:
     return [event for event in queue if isinstance(event, RequestStarted)]
 
 
-def config_without(config: Any) -> Any:
-    from copy import copy
-
-    stock = copy(config)
-    stock.kv_transfer_config = None
-    return stock
-
-
 # What a MultiConnector with a part of ours used to change -----------------------------------------
 
 
@@ -224,9 +209,6 @@ def test_hits_of_hybrid_models_are_as_deep_as_the_users_connector_allows() -> No
 
 
 def new_executor(workers: int, monkeypatch: pytest.MonkeyPatch) -> Any:
-    from vllm.v1.executor.abstract import Executor
-    from vllm.v1.executor.multiproc_executor import MultiprocExecutor
-
     original = Executor.init_kv_output_aggregator
     monkeypatch.setattr(Executor, "init_kv_output_aggregator", original)
     patches.spare_aggregation()

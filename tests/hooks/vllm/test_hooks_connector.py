@@ -8,12 +8,12 @@ import struct
 import time
 import weakref
 from collections.abc import Callable
+from operator import attrgetter
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-from kvgraph.graph.wire.advice import EvictionRanking
 from kvgraph.graph.wire.events import (
     BlocksCleared,
     BlocksRemoved,
@@ -23,12 +23,17 @@ from kvgraph.graph.wire.events import (
     Segment,
 )
 from kvgraph.hooks.keys import key_of, pack_hashes, unpack
+from kvgraph.hooks.vllm.connector import KvGraphConnector
+from kvgraph.hooks.vllm.groups import ObservedGroup
 from kvgraph.hooks.vllm.patches import bind_scheduler
 from kvgraph_bench.hotpath import BLOCK_SIZE, STEP, connected, new_pool, request_maker
 from kvgraph_bench.paper.paper_engine import PaperEngine, Shape
 from msgspec import structs
-from paper import fail, park, text
-from pool_requests import finish, start
+from paper import fail, hashes_of, in_pool, park, text
+from pool_requests import finish, ranking, start
+from vllm.config import KVTransferConfig
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
+from vllm.v1.core.kv_cache_utils import maybe_convert_block_hash, resolve_block_hashes
 
 pytestmark = pytest.mark.usefixtures("vllm_loaded")
 PROMPT = 10 * BLOCK_SIZE
@@ -59,23 +64,25 @@ def step(connector: Any) -> None:
     connector.build_connector_meta(STEP)
 
 
+def serve(connector: Any, pool: Any, request: Any) -> list[Any]:
+    """It starts, is computed in a step, and ends; what is told of it."""
+    blocks = start(connector, pool, request)
+    step(connector)
+    finish(connector, pool, request, blocks)
+    return told(connector)
+
+
 def test_a_request_from_start_to_end(connector: Any, pool: Any, make: Any) -> None:
     request = make()
     request.session_id = "chat-1"
     request.kv_transfer_params = {
         "kvgraph": {
-            "segments": [{"layer": "rules", "start": 0, "end": 64}],
-            "session": "not this one",
-            "tenant": "acme",
-            "waiting_for_tool": True,
-            "expected_return_s": 3.0,
+            "segments": [{"layer": "rules", "start": 0, "end": 64}], "session": "not this one",
+            "tenant": "acme", "waiting_for_tool": True, "expected_return_s": 3.0,
         }
-    }
-    blocks = start(connector, pool, request)
-    step(connector)
-    finish(connector, pool, request, blocks)
+    }  # fmt: skip
+    started, stored, finished = serve(connector, pool, request)
     packed = pack_hashes(request.block_hashes)
-    started, stored, finished = told(connector)
     assert 0 <= started.waited_s < 60
     assert structs.replace(started, waited_s=0.0) == RequestStarted(
         request.request_id, packed, PROMPT, 0, BLOCK_SIZE, "chat-1", "acme", (Segment(2, 0, 64),)
@@ -94,10 +101,7 @@ def test_what_two_tenants_say_of_one_prompt_stays_apart(
 ) -> None:
     request = make()
     request.session_id, request.cache_salt = "chat-1", "one"
-    blocks = start(connector, pool, request)
-    step(connector)
-    finish(connector, pool, request, blocks)
-    started, stored, finished = told(connector)
+    started, stored, finished = serve(connector, pool, request)
     assert started.session == finished.session == "chat-1"
     assert started.tenant == finished.tenant
     assert started.tenant.startswith("salt-")
@@ -115,10 +119,7 @@ def test_by_default_a_caller_speaks_of_its_session_only(
             "session": "mine", "tenant": "acme", "session_ended": True,
         }
     }  # fmt: skip
-    blocks = start(connector, pool, request)
-    step(connector)
-    finish(connector, pool, request, blocks)
-    started, _, finished = told(connector)
+    started, _, finished = serve(connector, pool, request)
     assert (started.session, started.tenant, started.segments) == ("mine", None, ())
     assert finished.session_ended
 
@@ -159,23 +160,6 @@ def test_removals_of_a_step_are_one_event(connector: Any, pool: Any, make: Any) 
     assert isinstance(removed, BlocksRemoved)
     assert unpack(removed.hashes) == tail_first[:7]
     assert len(connector.side.index) == 3
-
-
-def test_a_key_with_a_duplicate_left_is_not_gone(connector: Any, pool: Any, make: Any) -> None:
-    one, two = make(), make()
-    two.block_hashes, two._all_token_ids = one.block_hashes, one._all_token_ids
-    mine, theirs = start(connector, pool, one), start(connector, pool, two)
-    finish(connector, pool, one, mine)
-    finish(connector, pool, two, theirs)
-    step(connector)
-    told(connector)
-    pool.evict_blocks({block.block_id for block in theirs})
-    step(connector)
-    assert told(connector) == []
-    pool.evict_blocks({block.block_id for block in mine})
-    step(connector)
-    (removed,) = told(connector)
-    assert sorted(unpack(removed.hashes)) == sorted(unpack(pack_hashes(one.block_hashes)))
 
 
 def test_a_key_that_came_back_before_it_was_told_was_gone(
@@ -243,12 +227,11 @@ def test_a_step_applies_the_clients_ranking(connector: Any, pool: Any, make: Any
     finish(connector, pool, request, start(connector, pool, request))
     step(connector)
     pool.get_new_blocks(53)  # all that is blank
-    chain = np.frombuffer(pack_hashes(request.block_hashes), dtype="<u8")
-    none = chain[:0]
-    connector.side.client.hold_ranking(EvictionRanking(3, 1e12, chain, none, none, none))
+    chain = unpack(pack_hashes(request.block_hashes))
+    connector.side.client.hold_ranking(ranking(chain, epoch=3))
     connector.build_connector_meta(STEP)
     head = next(pool.free_block_queue.iter_blocks_after(None))
-    assert key_of(head.block_hash[:-4]) == int(chain[0])
+    assert key_of(head.block_hash[:-4]) == chain[0]
     applied = connector.side.heartbeat(5)[1]
     assert (applied.epoch, applied.dropped) == (3, 5)
 
@@ -288,23 +271,7 @@ def test_a_change_that_we_cannot_read_disables_us_and_frees_the_pool(
     assert not {"cache_full_blocks", "reset_prefix_cache"} & set(vars(pool))
 
 
-def test_arranging_that_fails_leaves_the_engine_its_queue(
-    connector: Any, pool: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(_: Any) -> None:
-        raise KeyError("anything")
-
-    monkeypatch.setattr(connector.side.arranger, "step", fail)
-    before = pool.get_num_free_blocks()
-    assert connector.build_connector_meta(STEP) is not None
-    assert connector.side is None
-    assert len(pool.get_new_blocks(before)) == before
-
-
 def test_larger_blocks_are_keyed_as_vllm_keys_them(make: Any) -> None:
-    from kvgraph.hooks.vllm.groups import ObservedGroup
-    from vllm.v1.core.kv_cache_utils import resolve_block_hashes
-
     request = make()
     group = ObservedGroup(0, 2 * BLOCK_SIZE, BLOCK_SIZE)
     expected = list(resolve_block_hashes(request.block_hashes, BLOCK_SIZE, 2 * BLOCK_SIZE))
@@ -313,8 +280,6 @@ def test_larger_blocks_are_keyed_as_vllm_keys_them(make: Any) -> None:
 
 
 def test_packing_agrees_with_vllms_own_64_bits() -> None:
-    from vllm.v1.core.kv_cache_utils import maybe_convert_block_hash
-
     rng = np.random.default_rng(1)
     for n in (0, 1, 47, 48, 200):
         hashes = [rng.bytes(32) for _ in range(n)]
@@ -324,15 +289,10 @@ def test_packing_agrees_with_vllms_own_64_bits() -> None:
 
 
 def test_a_worker_does_nothing(pool: Any) -> None:
-    from kvgraph.hooks.vllm.connector import KvGraphConnector
-    from vllm.config import KVTransferConfig
-    from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
-
     transfer = KVTransferConfig(
-        kv_connector="KvGraphConnector",
-        kv_role="kv_producer",
+        kv_connector="KvGraphConnector", kv_role="kv_producer",
         kv_connector_extra_config={"kvgraph_endpoint": "ipc:///nowhere"},
-    )
+    )  # fmt: skip
     config = SimpleNamespace(kv_transfer_config=transfer)
     worker = KvGraphConnector(config, KVConnectorRole.WORKER, None)
     worker.bind_gpu_block_pool(pool)
@@ -359,11 +319,8 @@ PERSISTENT = [
 
 
 def break_for_good(side: Any, where: str) -> None:
-    *path, name = where.split(".")
-    owner = side
-    for part in path:
-        owner = getattr(owner, part)
-    setattr(owner, name, fail)
+    path, _, name = where.rpartition(".")
+    setattr(attrgetter(path)(side), name, fail)
 
 
 def closed(side: Any) -> list[float]:
@@ -428,17 +385,6 @@ def test_an_engine_that_was_shut_down_leaves_no_pool_behind(
     assert pool() is None
 
 
-def hashes_of(engine: Any, prompt: list[int]) -> list[bytes]:
-    return list(engine.make("probe", prompt, 1).block_hashes)
-
-
-def in_pool(engine: Any, prompt: list[int]) -> int:
-    held = engine.pool.cached_block_hash_to_block
-    return sum(
-        held.get_one_block(each + bytes(4)) is not None for each in hashes_of(engine, prompt)
-    )
-
-
 @pytest.mark.parametrize("asynchronous", [False, True])
 @pytest.mark.parametrize("warm", [None, 64])
 def test_advice_that_came_while_the_engine_idled_decides_the_next_allocation(
@@ -448,9 +394,8 @@ def test_advice_that_came_while_the_engine_idled_decides_the_next_allocation(
     kept, given = text(15, 1), text(15, 2)
     engine.serve(kept)
     engine.serve(given)
-    keys = np.array([key_of(each) for each in hashes_of(engine, given)], dtype=np.uint64)
-    none = keys[:0]
-    engine.side.client.hold_ranking(EvictionRanking(1, 1e12, keys[::-1], none, none, none))
+    keys = [key_of(each) for each in hashes_of(engine, given)]
+    engine.side.client.hold_ranking(ranking(keys[::-1]))
     engine.serve(text(13, 3))
     assert in_pool(engine, kept) == 15, "the oldest would have gone, by the queue's own order"
     assert in_pool(engine, given) < 15

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import random
 import time
 from collections.abc import Iterable
@@ -14,7 +13,7 @@ import numpy as np
 import pytest
 from kvgraph.graph.wire.advice import EvictionRanking
 from kvgraph.graph.wire.events import BlocksRemoved, BlocksStored
-from kvgraph.hooks.keys import key_of, pack_hashes, unpack
+from kvgraph.hooks.keys import key_in_pool, key_of, pack_hashes, unpack
 from kvgraph.hooks.link.client import AdvisorClient
 from kvgraph.hooks.link.mailbox import looked_up
 from kvgraph.hooks.settings import CORE_VARIABLE
@@ -23,17 +22,20 @@ from kvgraph.hooks.vllm.free_queue.window import move_behind
 from kvgraph.hooks.vllm.index import BlockIndex
 from kvgraph.hooks.vllm.meters import PromptDemand
 from kvgraph.hooks.vllm.observer import ChangeReporter
-from kvgraph_bench.hotpath import BLOCK_SIZE, STEP, cached_pool, connected, new_pool, request_maker
+from kvgraph_bench.hotpath import (
+    BLOCK_SIZE,
+    STEP,
+    a_ranking,
+    cached_pool,
+    connected,
+    new_pool,
+    request_maker,
+)
 from pool_engine import Engine, prompt
+from pool_requests import leave_behind, ranking
+from seeded import seeded
 
 pytestmark = pytest.mark.usefixtures("vllm_loaded")
-
-
-def ranking(
-    order: Any, protected: Any = (), epoch: int = 1, known_of: float = math.inf
-) -> EvictionRanking:
-    as_keys = [np.array(list(keys), dtype=np.uint64) for keys in (order, protected, (), ())]
-    return EvictionRanking(epoch, math.inf, *as_keys, known_of=known_of)
 
 
 def queue_of(pool: Any) -> list[Any]:
@@ -50,38 +52,33 @@ def queue_of(pool: Any) -> list[Any]:
     return list(blocks)
 
 
+def arranged(
+    blocks: int, blocks_per_step: int = 8
+) -> tuple[Any, list[int], BlockIndex, FreeQueueArranger]:
+    """A pool of cached blocks, the tail of a chain first in its queue; keys from the root on."""
+    pool, keys, index = cached_pool(blocks)
+    return pool, keys.tolist(), index, FreeQueueArranger(pool, index, blocks_per_step)
+
+
 def keys_in_queue(pool: Any) -> list[int]:
-    return [key_of(b.block_hash[:-4]) for b in queue_of(pool) if b.block_hash is not None]
+    return [key_in_pool(b.block_hash) for b in queue_of(pool) if b.block_hash is not None]
 
 
-def test_the_ranking_goes_first_in_its_order() -> None:
-    pool, keys, index = cached_pool(64)
-    arranger = FreeQueueArranger(pool, index, blocks_per_step=8)
-    order = random.Random(3).sample(keys.tolist(), 40)
-    before = set(keys_in_queue(pool))
-    arranger.step(ranking(order))
-    assert keys_in_queue(pool)[:16] == order[:16]
-    assert set(keys_in_queue(pool)) == before
-    assert arranger.moved == 16
-    assert arranger.epoch == 1
-
-
-def test_the_window_is_refilled_behind_what_is_left_of_it() -> None:
-    pool, keys, index = cached_pool(64)
-    arranger = FreeQueueArranger(pool, index, blocks_per_step=8)
-    order = random.Random(4).sample(keys.tolist(), 50)
+def test_the_ranking_goes_first_and_its_window_is_refilled_behind_what_is_left_of_it() -> None:
+    pool, keys, _, arranger = arranged(64)
+    order = random.Random(4).sample(keys, 50)
     advice, evicted = ranking(order), []
-    for _ in range(10):
+    for number in range(10):
         arranger.step(advice)
-        evicted += [key_of(b.block_hash[:-4]) for b in queue_of(pool)[:5]]
+        assert number or (arranger.moved, arranger.epoch) == (16, 1), "two steps' worth"
+        evicted += [key_in_pool(b.block_hash) for b in queue_of(pool)[:5]]
         pool.get_new_blocks(5)
     assert evicted == order[:50]
 
 
 def test_a_step_without_news_moves_nothing() -> None:
-    pool, keys, index = cached_pool(64)
-    arranger = FreeQueueArranger(pool, index, blocks_per_step=8)
-    advice = ranking(keys.tolist()[:30])
+    pool, keys, _, arranger = arranged(64)
+    advice = ranking(keys[:30])
     arranger.step(advice)
     moved, order = arranger.moved, queue_of(pool)
     for _ in range(5):
@@ -97,7 +94,7 @@ def used_since(used: slice) -> tuple[Any, FreeQueueArranger, Any, list[int], lis
     now = 1000.0
     pool, keys, index = cached_pool(64, lambda: now)
     arranger = FreeQueueArranger(pool, index, blocks_per_step=4)
-    by_key = {key_of(b.block_hash[:-4]): b for b in queue_of(pool)}
+    by_key = {key_in_pool(b.block_hash): b for b in queue_of(pool)}
     order = keys.tolist()[:20]
     now = 1010.0
     advice = ranking(order, known_of=now)
@@ -117,7 +114,7 @@ def test_a_block_that_was_used_after_the_ranking_stays_where_that_put_it() -> No
     evicted = []
     for _ in range(8):
         arranger.step(advice)
-        evicted += [key_of(b.block_hash[:-4]) for b in queue_of(pool)[:2]]
+        evicted += [key_in_pool(b.block_hash) for b in queue_of(pool)[:2]]
         pool.get_new_blocks(2)
     assert evicted == [key for key in order if key not in back]
     assert keys_in_queue(pool)[-4:] == back
@@ -134,20 +131,17 @@ def test_a_block_of_the_window_that_was_used_since_leaves_it() -> None:
 
 
 def test_an_evicted_protected_block_is_counted_once() -> None:
-    pool, keys, index = cached_pool(64)
-    arranger = FreeQueueArranger(pool, index, blocks_per_step=8)
-    protected = keys.tolist()[:4]
-    arranger.step(ranking([], protected))
-    arranger.step(ranking([], protected, epoch=2))
-    arranger.evicted([protected[0], keys.tolist()[20]])
+    _, keys, _, arranger = arranged(64)
+    for epoch in (1, 2):
+        arranger.step(ranking(protected=keys[:4], epoch=epoch))
+    arranger.evicted([keys[0], keys[20]])
     assert arranger.protected_evicted == 1
 
 
 def test_referenced_recycled_and_unknown_blocks_are_left_alone() -> None:
-    pool, keys, index = cached_pool(64)
-    arranger = FreeQueueArranger(pool, index, blocks_per_step=16)
-    by_key = {key_of(b.block_hash[:-4]): b for b in queue_of(pool)}
-    referenced, recycled, free = keys.tolist()[:3]
+    pool, keys, _, arranger = arranged(64, 16)
+    by_key = {key_in_pool(b.block_hash): b for b in queue_of(pool)}
+    referenced, recycled, free = keys[:3]
     pool.touch([by_key[referenced]])
     pool.evict_blocks({by_key[recycled].block_id})
     before = queue_of(pool)
@@ -159,35 +153,23 @@ def test_referenced_recycled_and_unknown_blocks_are_left_alone() -> None:
     assert sorted(b.block_id for b in queue_of(pool)) == sorted(b.block_id for b in before)
 
 
-def test_a_ranking_that_repeats_itself_does_no_harm() -> None:
-    pool, keys, index = cached_pool(64)
-    arranger = FreeQueueArranger(pool, index, blocks_per_step=8)
-    some = keys.tolist()[:10]
-    arranger.step(ranking(some + some + some[::-1], some + some))
-    assert len(queue_of(pool)) == 63
-
-
 def test_blank_blocks_stay_ahead() -> None:
-    pool, keys, index = cached_pool(64)
-    arranger = FreeQueueArranger(pool, index, blocks_per_step=8)
+    pool, keys, _, arranger = arranged(64)
     blanks = pool.get_new_blocks(5)
     pool.free_blocks(blanks)
-    arranger.step(ranking(keys.tolist()[:20]))
+    arranger.step(ranking(keys[:20]))
     queue = queue_of(pool)
     assert queue[:5] == blanks
-    assert [key_of(b.block_hash[:-4]) for b in queue[5:15]] == keys.tolist()[:10]
+    assert [key_in_pool(b.block_hash) for b in queue[5:15]] == keys[:10]
 
 
 def test_without_pressure_nothing_is_done() -> None:
-    pool, index = new_pool(512), None
+    pool = new_pool(512)
     index = BlockIndex(pool)
     arranger = FreeQueueArranger(pool, index, blocks_per_step=8)
     request = request_maker()(list(range(20 * BLOCK_SIZE)))
-    blocks = pool.get_new_blocks(20)
-    pool.cache_full_blocks(request, blocks, 0, 20, BLOCK_SIZE, 0)
     known = unpack(pack_hashes(request.block_hashes))
-    index.remember(known, [b.block_id for b in blocks])
-    pool.free_blocks(reversed(blocks))
+    index.remember(known, [block.block_id for block in leave_behind(pool, request)])
     order, advice = queue_of(pool), ranking(known)
     arranger.step(advice)
     assert queue_of(pool) == order
@@ -200,8 +182,7 @@ def test_without_pressure_nothing_is_done() -> None:
 
 
 def test_no_advice_changes_nothing_and_is_counted() -> None:
-    pool, _, index = cached_pool(64)
-    arranger = FreeQueueArranger(pool, index, blocks_per_step=8)
+    pool, _, _, arranger = arranged(64)
     order = queue_of(pool)
     for _ in range(3):
         arranger.step(None)
@@ -210,8 +191,7 @@ def test_no_advice_changes_nothing_and_is_counted() -> None:
 
 
 def test_blocks_survive_a_failure_half_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    pool, keys, index = cached_pool(64)
-    arranger = FreeQueueArranger(pool, index, blocks_per_step=8)
+    pool, keys, index, arranger = arranged(64)
     find = index.find_unused
 
     def one_is_not_as_we_know_it(*args: Any) -> Any:
@@ -221,15 +201,13 @@ def test_blocks_survive_a_failure_half_way(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(index, "find_unused", one_is_not_as_we_know_it)
     with pytest.raises(AttributeError):
-        arranger.step(ranking(keys.tolist()[:30]))
+        arranger.step(ranking(keys[:30]))
     assert len(queue_of(pool)) == 63
 
 
 def test_random_traffic_keeps_the_queue_whole() -> None:
     """Requests come, hit, preempt, finish and reset at random under random rankings."""
-    seed = random.randrange(1 << 30)
-    print(f"seed {seed}")  # noqa: T201 - shown when the test fails
-    rng = random.Random(seed)
+    rng = seeded()
     pool = new_pool(96)
     index = BlockIndex(pool)
     arranger = FreeQueueArranger(pool, index, blocks_per_step=12)
@@ -290,59 +268,55 @@ BLOCKS = 4001
 MOST = 1500  # blocks that a step could take
 
 
-def ranked(keys: Any, epoch: int = 1, protected: Any = ()) -> EvictionRanking:
-    none = np.empty(0, dtype=np.uint64)
-    protected = np.array(protected, dtype=np.uint64)
-    return EvictionRanking(epoch, time.monotonic() + 1e6, keys, protected, none, none)
-
-
-def take(arranger: FreeQueueArranger, pool: Any, index: Any, count: int) -> list[bytes]:
-    """A step takes blocks and gives them back, blank."""
-    hashes = [b.block_hash for b in pool.free_block_queue.get_all_free_blocks()[:count]]
-    blocks = pool.get_new_blocks(count)
-    gone = [each for each in hashes if each is not None]
-    keys = [int.from_bytes(each[-12:-4], "big") for each in gone]
-    arranger.evicted(index.forget(gone, keys))
-    arranger.step_ended(len(gone))
-    pool.free_block_queue.append_n([pool_free(block) for block in blocks])
-    return gone
-
-
-def pool_free(block: Any) -> Any:
-    block.ref_cnt = 0
-    return block
-
-
-def test_a_new_ranking_moves_what_a_few_steps_take() -> None:
+def busy(usual: int, taken: bool = True) -> tuple[Any, Any, BlockIndex, FreeQueueArranger]:
+    """A large pool; a step could take ``MOST`` blocks, and took so many of late, or was to."""
     pool, keys, index = cached_pool(BLOCKS)
     arranger = FreeQueueArranger(pool, index, blocks_per_step=MOST)
     for _ in range(400):
-        arranger.expect(64, 0)
-        arranger.step_ended(0)
-    arranger.step(ranked(keys[::-1].copy()))
+        arranger.expect(usual, 0)
+        arranger.step_ended(usual if taken else 0)
+    return pool, keys, index, arranger
+
+
+def take(arranger: FreeQueueArranger, pool: Any, index: Any, count: int) -> list[int]:
+    """A step takes blocks and gives them back, blank; the keys that they had."""
+    hashes = [b.block_hash for b in pool.free_block_queue.get_all_free_blocks()[:count]]
+    blocks = pool.get_new_blocks(count)
+    gone = [each for each in hashes if each is not None]
+    keys = list(map(key_in_pool, gone))
+    arranger.evicted(index.forget(gone, keys))
+    arranger.step_ended(len(gone))
+    for block in blocks:
+        block.ref_cnt = 0
+    pool.free_block_queue.append_n(blocks)
+    return keys
+
+
+def head_of(pool: Any, count: int) -> list[int]:
+    """Keys of the next blocks to go."""
+    return [key_in_pool(b.block_hash) for b in pool.free_block_queue.get_all_free_blocks()[:count]]
+
+
+def test_a_new_ranking_moves_what_a_few_steps_take() -> None:
+    _, keys, _, arranger = busy(64, taken=False)
+    arranger.step(a_ranking(keys[::-1].copy()))
     assert 64 <= arranger.moved <= 512, "and not two steps of 1,500"
 
 
 def test_a_prompt_that_was_looked_up_finds_as_many_victims_as_it_takes() -> None:
-    pool, keys, index = cached_pool(BLOCKS)
-    arranger = FreeQueueArranger(pool, index, blocks_per_step=MOST)
-    for _ in range(400):
-        arranger.expect(64, 0)
-        arranger.step_ended(0)
+    pool, keys, index, arranger = busy(64, taken=False)
     order = np.random.default_rng(3).permutation(keys)
-    ranking = ranked(order)
+    ranking = a_ranking(order)
     arranger.step(ranking)
     assert arranger.expect(64, 1000), "it reaches further than what is ready"
     arranger.step(ranking)
-    gone = {int.from_bytes(each[-12:-4], "big") for each in take(arranger, pool, index, 1000)}
-    assert gone == set(order[:1000].tolist())
+    assert set(take(arranger, pool, index, 1000)) == set(order[:1000].tolist())
 
 
 def test_a_step_larger_than_any_of_late_takes_nothing_protected() -> None:
     pool, keys, index = cached_pool(BLOCKS)
     arranger = FreeQueueArranger(pool, index, blocks_per_step=MOST)
-    precious = keys[-1200:].tolist()  # at the queue's head
-    advice = ranked(keys[:0], protected=precious)
+    advice = a_ranking(keys[:0], protected=keys[-1200:])  # at the queue's head
     for _ in range(100):
         arranger.expect(64, 0)
         arranger.step_ended(0)
@@ -354,11 +328,10 @@ def test_a_step_larger_than_any_of_late_takes_nothing_protected() -> None:
 
 
 def test_an_engine_that_foresees_nothing_looks_at_a_few_blocks_all_the_same() -> None:
-    pool, keys, index = cached_pool(65)
-    arranger = FreeQueueArranger(pool, index, blocks_per_step=MOST)
+    pool, keys, _, arranger = arranged(65, MOST)
     pool.get_new_blocks(64)
     arranger.expect(0, 0)
-    arranger.step(None, ranked(keys[:0], protected=keys[:8].tolist()))
+    arranger.step(None, ranking(protected=keys[:8]))
     assert arranger.protected_evicted == 0
 
 
@@ -378,92 +351,71 @@ def test_what_a_prompt_needs_is_counted_until_it_is_computed() -> None:
     assert demand.prompts == 0
 
 
-def busy_arranger(pool: Any, index: Any, usual: int) -> FreeQueueArranger:
-    """One whose steps took so many blocks of late."""
-    arranger = FreeQueueArranger(pool, index, blocks_per_step=MOST)
-    for _ in range(400):
-        arranger.expect(usual, 0)
-        arranger.step_ended(usual)
-    return arranger
-
-
 def test_each_ranking_lays_what_the_next_step_can_take_and_little_more() -> None:
-    pool, keys, index = cached_pool(BLOCKS)
-    arranger = busy_arranger(pool, index, 40)
+    pool, keys, index, arranger = busy(40)
     for epoch in range(1, 20):
         before = arranger.moved
         order = np.random.default_rng(epoch).permutation(keys)
-        ranking = ranked(order, epoch)
+        ranking = a_ranking(order, epoch)
         for _ in range(8):
             arranger.step(ranking)
         assert 40 <= arranger.moved - before <= 256, "though no step took any"
-    gone = take(arranger, pool, index, 40)
-    assert [int.from_bytes(each[-12:-4], "big") for each in gone] == order[:40].tolist()
+    assert take(arranger, pool, index, 40) == order[:40].tolist()
 
 
 def test_victims_whose_copies_are_made_ahead_are_laid_a_part_in_each_step() -> None:
-    pool, keys, index = cached_pool(BLOCKS)
-    arranger = busy_arranger(pool, index, 40)
+    pool, keys, index, arranger = busy(40)
     copier = SimpleNamespace(touched=len, gone=len, laid_more=lambda victims, at_head: None)
     arranger.copies_first(copier)
     order = np.random.default_rng(4).permutation(keys)
-    ranking, before = ranked(order), 0
+    ranking, before = a_ranking(order), 0
     for _ in range(8):
         arranger.step(ranking)
         assert arranger.moved - before <= 256, "and not all that a window holds"
         before = arranger.moved
     assert arranger.moved == 512
-    gone = take(arranger, pool, index, 512)
-    assert [int.from_bytes(each[-12:-4], "big") for each in gone] == order[:512].tolist()
+    assert take(arranger, pool, index, 512) == order[:512].tolist()
 
 
 def test_victims_that_stand_already_are_not_looked_for_again() -> None:
-    pool, keys, index = cached_pool(BLOCKS)
-    arranger = busy_arranger(pool, index, 100)
+    pool, keys, index, arranger = busy(100)
     arranger.copies_first(SimpleNamespace(touched=len, laid_more=lambda victims, at_head: None))
     order = np.random.default_rng(5).permutation(keys)
-    arranger.step(looked_up(ranked(order), index.holders))
+    arranger.step(looked_up(a_ranking(order), index.holders))
     asked: list[int] = []
     find = index.find_unused
     index.find_unused = lambda keys, *rest: asked.extend(keys.tolist()) or find(keys, *rest)
-    arranger.step(looked_up(ranked(order.copy(), epoch=2), index.holders))
+    arranger.step(looked_up(a_ranking(order.copy(), epoch=2), index.holders))
     assert asked
     assert set(order[:200].tolist()).isdisjoint(asked), "two steps' victims are carried over"
-    head = pool.free_block_queue.get_all_free_blocks()[:300]
-    assert [int.from_bytes(b.block_hash[-12:-4], "big") for b in head] == order[:300].tolist()
+    assert head_of(pool, 300) == order[:300].tolist()
 
 
 def test_after_a_rest_too_victims_that_may_have_copies_go_first() -> None:
-    pool, keys, index = cached_pool(BLOCKS)
-    arranger = busy_arranger(pool, index, 100)
+    pool, keys, _, arranger = busy(100)
     arranger.copies_first(SimpleNamespace(touched=len, laid_more=lambda victims, at_head: None))
     first = np.random.default_rng(6).permutation(keys)
-    arranger.step(ranked(first))
-    later = ranked(first[::-1].copy(), epoch=2)
+    arranger.step(a_ranking(first))
+    later = a_ranking(first[::-1].copy(), epoch=2)
     arranger.step(replace(later, ts=later.ts + 100.0))
-    head = pool.free_block_queue.get_all_free_blocks()[:300]
-    placed = [int.from_bytes(b.block_hash[-12:-4], "big") for b in head]
-    assert placed == [*first[:200].tolist(), *first[:-101:-1].tolist()]
+    assert head_of(pool, 300) == [*first[:200].tolist(), *first[:-101:-1].tolist()]
 
 
 def test_victims_that_were_found_when_the_ranking_arrived_are_checked_all_the_same() -> None:
-    pool, keys, index = cached_pool(BLOCKS)
-    arranger = busy_arranger(pool, index, 40)
-    held = looked_up(ranked(keys.copy()), index.holders)
+    pool, keys, index, arranger = busy(40)
+    held = looked_up(a_ranking(keys.copy()), index.holders)
     assert held.order_blocks is not None
     assert (held.order_blocks > 0).all()
     recycled, in_use = (index.find(key) for key in keys[:2].tolist())
     pool.evict_blocks({recycled.block_id})
     pool.touch([in_use])
     arranger.step(held)
-    head = pool.free_block_queue.get_all_free_blocks()
-    assert [int.from_bytes(b.block_hash[-12:-4], "big") for b in head[:100]] == keys[2:102].tolist()
+    assert head_of(pool, 100) == keys[2:102].tolist()
 
 
 def test_a_hit_on_blocks_in_use_changes_nothing_at_the_head() -> None:
-    pool, keys, index = cached_pool(BLOCKS)
-    arranger = busy_arranger(pool, index, 64)
-    arranger.step(ranked(keys[::-1].copy()))
+    pool, keys, index, arranger = busy(64)
+    arranger.step(a_ranking(keys[::-1].copy()))
     blocks = [index.find(key) for key in keys[-300:].tolist()]
     pool.touch(blocks)
     pool.touch(blocks)
@@ -487,9 +439,7 @@ def test_what_a_step_changed_is_worked_through_when_it_is_told(
     connector = connected(pool)
     requests = [make([number, *range(6 * BLOCK_SIZE - 1)]) for number in (0, 1)]
     for request in requests:
-        blocks = pool.get_new_blocks(6)
-        pool.cache_full_blocks(request, blocks, 0, 6, BLOCK_SIZE, 0)
-        pool.free_blocks(reversed(blocks))
+        leave_behind(pool, request)
         connector.build_connector_meta(STEP)
     assert not worked, "the step itself only keeps them"
     if noted_first:  # as where the engine's thread must find a key
@@ -500,9 +450,8 @@ def test_what_a_step_changed_is_worked_through_when_it_is_told(
     assert again.hashes == pool_keys(requests[1].block_hashes)
     assert removed.hashes == pool_keys(reversed(requests[0].block_hashes[2:]))
     keys = np.frombuffer(stored.hashes + again.hashes, dtype="<u8").astype(np.uint64)
-    assert [at > 0 for at in connector.side.index.holders(keys)] == [True] * 2 + [False] * 4 + [
-        True
-    ] * 6
+    here = [at > 0 for at in connector.side.index.holders(keys)]
+    assert here == [True] * 2 + [False] * 4 + [True] * 6
 
 
 def test_changes_that_nobody_is_told_of_are_noted_all_the_same() -> None:
@@ -510,18 +459,14 @@ def test_changes_that_nobody_is_told_of_are_noted_all_the_same() -> None:
     connector = connected(pool)
     connector.side.client.outbox.shut()  # as without a sidecar
     request = make(list(range(4 * BLOCK_SIZE)))
-    blocks = pool.get_new_blocks(4)
-    pool.cache_full_blocks(request, blocks, 0, 4, BLOCK_SIZE, 0)
-    pool.free_blocks(reversed(blocks))
+    blocks = leave_behind(pool, request)
     connector.build_connector_meta(STEP)
     found = [connector.side.index.find(key_of(each)) for each in request.block_hashes]
     assert found == blocks
 
 
 def test_blocks_that_follow_one_another_are_moved_as_one_in_any_order() -> None:
-    seed = random.randrange(1 << 30)
-    print(f"seed {seed}")  # noqa: T201 - shown when the test fails
-    rng = random.Random(seed)
+    rng = seeded()
     pool, _, _ = cached_pool(41)
     queue = pool.free_block_queue
     for _ in range(400):
@@ -553,13 +498,10 @@ def test_what_is_evicted_and_cached_again_in_one_step_is_told_as_back() -> None:
     connector.build_connector_meta(STEP)
     events = connector.side.client.outbox.take_all()
     assert [type(each) for each in events[:3]] == [BlocksStored] * 3
+    first, second, _ = (request.block_hashes for request in requests)
     assert [(type(each), each.hashes) for each in events[3:]] == [
-        (
-            BlocksRemoved,
-            pool_keys([*reversed(requests[1].block_hashes), *requests[0].block_hashes]),
-        ),
-        (BlocksStored, pool_keys(requests[0].block_hashes)),
-    ]
+        (BlocksRemoved, pool_keys([*reversed(second), *first])), (BlocksStored, pool_keys(first)),
+    ]  # fmt: skip
 
 
 def pool_keys(hashes: Iterable[bytes]) -> bytes:

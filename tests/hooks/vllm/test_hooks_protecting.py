@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 from budgets import small_or_large
 from kvgraph.advisor.config.sections import PrefetchConfig
@@ -21,42 +20,31 @@ from kvgraph.graph.kvcache_graph import KVCacheGraph
 from kvgraph.graph.ranking.policy import Rules
 from kvgraph.graph.wire.advice import EvictionRanking
 from kvgraph.graph.wire.events import BlocksResident
-from kvgraph.hooks.keys import key_of, pack_hashes, unpack
+from kvgraph.hooks.keys import key_in_pool, key_of, pack_hashes, unpack
 from kvgraph.hooks.link.client import AdvisorClient, ClientOptions
 from kvgraph.hooks.settings import PROTECT_STALE_S, PROTECT_STALE_VARIABLE, engine_settings
 from kvgraph.hooks.vllm.free_queue.arranger import FreeQueueArranger
 from kvgraph.hooks.vllm.free_queue.protection import ProtectedKeys
-from kvgraph.hooks.vllm.index import BlockIndex
 from kvgraph_bench.hotpath import STEP, cached_pool, connected, new_pool, request_maker
 from kvgraph_bench.paper.paper_engine import BLOCK_SIZE, PaperEngine, Shape
-from pool_requests import finish, start
+from pool_requests import finish, ranking, start
 
 pytestmark = pytest.mark.usefixtures("vllm_loaded")
 
 
-def ranking(
-    order: Any = (), protected: Any = (), ts: float = math.inf, known_of: float = math.inf
-) -> EvictionRanking:
-    as_keys = [np.array(list(keys), dtype=np.uint64) for keys in (order, protected, (), ())]
-    return EvictionRanking(1, ts, *as_keys, known_of=known_of)
-
-
 def key(block: Any) -> int | None:
-    return None if block.block_hash is None else key_of(block.block_hash[:-4])
+    return None if block.block_hash is None else key_in_pool(block.block_hash)
 
 
 class Pool:
-    """A real block pool under an arranger: what is taken from it, and what that costs."""
+    """A real block pool, full, under an arranger: what is taken from it, and what that costs."""
 
     def __init__(
-        self,
-        pool: Any,
-        index: BlockIndex,
-        blocks_per_step: int,
-        clock: Callable[[], float] = time.monotonic,
+        self, blocks: int, blocks_per_step: int = 16, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self.pool, self.index = pool, index
-        self.arranger = FreeQueueArranger(pool, index, blocks_per_step, clock=clock)
+        self.pool, keys, self.index = cached_pool(blocks, clock)
+        self.keys: list[int] = keys.tolist()
+        self.arranger = FreeQueueArranger(self.pool, self.index, blocks_per_step, clock=clock)
         self.lost: list[int] = []  # protected keys, in the order in which they went
         self.needlessly: list[int] = []  # those that went while others were free
         self._make = request_maker()
@@ -82,23 +70,23 @@ class Pool:
 
 
 def test_the_head_is_not_looked_at_again_while_what_was_seen_there_lasts() -> None:
-    pool, keys, index = cached_pool(1001)
-    world = Pool(pool, index, blocks_per_step=16)
-    advice = ranking(protected=keys.tolist()[::7])
+    world = Pool(1001)
+    precious = world.keys[::7]
+    advice = ranking(protected=precious)
     world.arranger.step(None, advice)
     looks: list[object] = []
-    look = pool.free_block_queue.iter_blocks_after
-    pool.free_block_queue.iter_blocks_after = lambda cursor: looks.append(cursor) or look(cursor)
+    queue = world.pool.free_block_queue
+    look = queue.iter_blocks_after
+    queue.iter_blocks_after = lambda cursor: looks.append(cursor) or look(cursor)
     for number in range(64):
         world.arranger.step(None, advice)
-        world.serve(1, number + 5, set(keys.tolist()[::7]))
+        world.serve(1, number + 5, set(precious))
     assert len(looks) <= 5
 
 
 def test_among_none_but_protected_ones_what_becomes_free_goes_first() -> None:
-    pool, keys, index = cached_pool(601)
-    world = Pool(pool, index, blocks_per_step=8)
-    precious = keys.tolist()[:500]
+    world = Pool(601, blocks_per_step=8)
+    precious = world.keys[:500]
     advice = ranking(protected=precious)
     world.arranger.step(None, advice)
     held = world.take(100, set(precious))
@@ -106,33 +94,25 @@ def test_among_none_but_protected_ones_what_becomes_free_goes_first() -> None:
     world.arranger.step(None, advice)
     world.take(8, set(precious))
     assert world.lost == precious[:8]
-    pool.free_blocks(held[:40])  # blank ones go first by vLLM's own rule
-    for number in range(5):
+    world.pool.free_blocks(held[:40])  # blank ones go first by vLLM's own rule
+    for number in range(10):  # in the end what the first of these requests left
         world.arranger.step(None, advice)
         world.serve(8, number + 5, set(precious))
-    for number in range(5):  # now what these requests left
-        world.arranger.step(None, advice)
-        world.serve(8, number + 50, set(precious))
     assert world.lost == precious[:8]
 
 
 def test_a_reset_forgets_what_was_protected() -> None:
-    pool, keys, index = cached_pool(101)
-    arranger = FreeQueueArranger(pool, index, blocks_per_step=8)
-    arranger.step(ranking(protected=keys))
-    arranger.clear()
-    arranger.evicted(keys.tolist())
-    assert arranger.protected_evicted == 0
-
-
-class Engine:
-    """The client's engine, of which nothing is asked here."""
+    world = Pool(101)
+    world.arranger.step(ranking(protected=world.keys))
+    world.arranger.clear()
+    world.arranger.evicted(world.keys)
+    assert world.arranger.protected_evicted == 0
 
 
 def test_protection_is_remembered_for_longer_than_an_order_is_trusted() -> None:
     now = 100.0
     options = ClientOptions(max_stale_s=2.0, protect_stale_s=30.0)
-    client = AdvisorClient("ipc:///nowhere", Engine(), options, lambda: now)
+    client = AdvisorClient("ipc:///nowhere", object(), options, lambda: now)  # type: ignore[arg-type]
     protecting = ranking(protected=[1], ts=now)
     client.hold_ranking(protecting)
     now += 10
@@ -201,10 +181,7 @@ class Listener:
 
 
 @pytest.mark.parametrize("late_s", [0.0, 2.0, 11.0, 45.0])
-def test_rules_outlive_any_delay_of_a_sidecar_that_ranks_in_time(
-    monkeypatch: pytest.MonkeyPatch, late_s: float
-) -> None:
-    monkeypatch.setenv("AITHER_KVCACHE_HINTS", "all")
+def test_rules_outlive_any_delay_of_a_sidecar_that_ranks_in_time(late_s: float) -> None:
     now, pool, make = 1000.0, new_pool(101), request_maker()
     connector = connected(pool, clock=lambda: now, batched_tokens=256, requests=4)
     sidecar = Listener(connector, lambda: now)
@@ -238,10 +215,8 @@ class Told(Pool):
 
     def __init__(self, stale_s: float = 60.0) -> None:
         self.now = 1000.0
-        pool, keys, index = cached_pool(201, self.clock)
-        super().__init__(pool, index, 16, self.clock)
-        self.keys = keys.tolist()
-        self.protection = ProtectedKeys(len(pool.blocks), stale_s, self.clock)
+        super().__init__(201, clock=self.clock)
+        self.protection = ProtectedKeys(len(self.pool.blocks), stale_s, self.clock)
         self.protection.state(self.keys[:40])
 
     def clock(self) -> float:
@@ -311,8 +286,7 @@ def test_callers_cannot_have_more_than_half_of_a_pool() -> None:
     assert told.remains(None, math.inf) == 100
 
 
-def test_what_is_stated_is_kept_before_any_sidecar_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AITHER_KVCACHE_HINTS", "all")
+def test_what_is_stated_is_kept_before_any_sidecar_answers() -> None:
     pool = new_pool(64)
     connector = connected(pool)
     make, precious = request_maker(), []
@@ -326,11 +300,8 @@ def test_what_is_stated_is_kept_before_any_sidecar_answers(monkeypatch: pytest.M
     assert all(pool.get_cached_block(each, [0]) for each in precious)
 
 
-def test_what_is_freed_between_two_steps_goes_before_protected_blocks(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_what_is_freed_between_two_steps_goes_before_protected_blocks() -> None:
     """vLLM frees a request's blocks after a step, and takes blocks before the next one."""
-    monkeypatch.setenv("AITHER_KVCACHE_HINTS", "all")
     pool, make = new_pool(25), request_maker()
     connector = connected(pool)
 
@@ -353,10 +324,9 @@ def test_what_is_freed_between_two_steps_goes_before_protected_blocks(
 
 def test_few_others_at_the_head_are_not_taken_for_many() -> None:
     """Between one and two steps' worth of them: the next look comes before they are gone."""
-    pool, keys, index = cached_pool(61)
-    world = Pool(pool, index, blocks_per_step=16)
-    precious = set(keys.tolist()[:40])
-    advice = ranking(protected=keys.tolist()[:40])
+    world = Pool(61)
+    precious = set(world.keys[:40])
+    advice = ranking(protected=world.keys[:40])
     for number in range(30):  # 20 others: what one step may take, and a few
         world.arranger.step(None, advice)
         world.serve(12 if number % 2 else 5, number + 5, precious)
@@ -364,12 +334,11 @@ def test_few_others_at_the_head_are_not_taken_for_many() -> None:
 
 
 def test_a_ranking_that_did_not_hear_of_it_does_not_overrule_a_caller() -> None:
-    pool, keys, index = cached_pool(201)
-    world = Pool(pool, index, blocks_per_step=16)
-    precious = set(keys.tolist()[:40])
+    world = Pool(201)
+    precious = set(world.keys[:40])
     world.arranger.stated(list(precious), is_over=True)
     for number in range(60):
-        world.arranger.step(ranking(order=keys), linked_since=math.inf)
+        world.arranger.step(ranking(order=world.keys), linked_since=math.inf)
         world.serve(12, number + 5, precious)
     assert world.lost == []
 
@@ -404,15 +373,14 @@ def test_a_sidecar_that_stays_takes_protection_back_at_once() -> None:
 
 def test_what_is_freed_together_with_its_protected_head_goes_before_it() -> None:
     """A chain is freed from its end: its head stands behind all that was freed with it."""
-    pool, keys, index = cached_pool(41)
-    world = Pool(pool, index, blocks_per_step=16)
-    precious, others = keys.tolist()[:28], keys.tolist()[28:]  # fewer than a step can take
-    chain = [index.find(each) for each in [*precious[:4], *others]]
+    world = Pool(41)
+    precious, others = world.keys[:28], world.keys[28:]  # fewer than a step can take
+    chain = [world.index.find(each) for each in [*precious[:4], *others]]
     advice = ranking(protected=precious)
-    pool.touch(chain)
+    world.pool.touch(chain)
     world.arranger.touched(chain)
     world.arranger.step(None, advice)
-    pool.free_blocks(reversed(chain))
+    world.pool.free_blocks(reversed(chain))
     world.arranger.freed()
     world.take(12, set(precious))
     assert world.lost == []
@@ -501,13 +469,10 @@ class Watched:
 
     def _taken(self, count: int) -> Any:
         free = self._pool.free_block_queue.get_all_free_blocks()
-        marks = [each.block_hash is not None and self._is_protected(each) for each in free]
+        marks = [key(each) in self.protected for each in free]
         self.needless += min(sum(marks[:count]), sum(not each for each in marks[count:]))
         self.taken += count
         return self._take(count)
-
-    def _is_protected(self, block: Any) -> bool:
-        return key_of(block.block_hash[:-4]) in self.protected
 
 
 def prompts(rng: random.Random) -> Iterator[tuple[list[int], dict[str, Any]]]:
@@ -518,13 +483,12 @@ def prompts(rng: random.Random) -> Iterator[tuple[list[int], dict[str, Any]]]:
     """
     earlier: list[list[int]] = []
     silent = tenant = 0
-    rules = {"segments": [{"layer": "rules", "start": 0, "end": HEAD * BLOCK_SIZE}]}
     for number in range(6 * ROUNDS):
         silent += 1
         if rng.random() < 0.15 or number < 6 or silent > MOST_SILENT:
             silent, tenant = 0, (tenant + 1) % TENANTS
             head = [3 + tenant, *range(10, 9 + HEAD * BLOCK_SIZE)]
-            yield head + [rng.randrange(10, 180) for _ in range(rng.randrange(10, 75))], rules
+            yield head + [rng.randrange(10, 180) for _ in range(rng.randrange(10, 75))], rules(HEAD)
         elif earlier and rng.random() < 0.3:
             yield rng.choice(earlier[-12:]), {}
         else:

@@ -119,17 +119,22 @@ async def test_who_is_held_for_too_long_is_told_to_come_again(stream: bool, name
         assert len(engine.seen) == 1
 
 
+async def waited(engine: Engine, request: Any, seconds: float) -> Any:
+    """The answer of a request that is not refused meanwhile, and then has its turn."""
+    waits = asyncio.ensure_future(request)
+    await asyncio.sleep(seconds)
+    assert not waits.done()
+    engine.go.set()
+    return await waits
+
+
 @pytest.mark.parametrize("stream", [False, True])
 async def test_who_waits_and_is_not_held_is_never_refused(stream: bool) -> None:
     """As a session that is live and resident is: it waits in vLLM's own queue."""
     engine = Engine()
     engine.held = ["cmpl-somebody-else-of-that-length-0-1a2b3c4d"]
     async with serving(engine) as client:
-        waits = asyncio.ensure_future(post(client, LONG, stream=stream, held=False))
-        await asyncio.sleep(2.0)
-        assert not waits.done()
-        engine.go.set()
-        answer = await waits
+        answer = await waited(engine, post(client, LONG, stream=stream, held=False), 2.0)
         assert answer.status_code == 200
         assert engine.aborted == []
         if stream:
@@ -140,10 +145,7 @@ async def test_who_is_held_for_less_gets_its_answer(monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv(REFUSE_AFTER_VARIABLE, "30")
     engine = Engine()
     async with serving(engine) as client:
-        waits = asyncio.ensure_future(post(client))
-        await asyncio.sleep(0.1)
-        engine.go.set()
-        assert (await waits).status_code == 200
+        assert (await waited(engine, post(client), 0.1)).status_code == 200
 
 
 def no_sidecar() -> Collection[str]:
@@ -154,21 +156,14 @@ def no_sidecar() -> Collection[str]:
 async def test_where_it_is_not_known_nobody_is_refused(name: str, ask: Any) -> None:
     engine = Engine()
     async with serving(engine, ask) as client:
-        waits = asyncio.ensure_future(post(client, name))
-        await asyncio.sleep(1.6)
-        assert not waits.done()
-        engine.go.set()
-        assert (await waits).status_code == 200
+        assert (await waited(engine, post(client, name), 1.6)).status_code == 200
 
 
 async def test_two_of_one_name_cannot_be_told_apart() -> None:
     engine = Engine()
     async with serving(engine) as client:
-        both = [asyncio.ensure_future(post(client, LONG)) for _ in range(2)]
-        await asyncio.sleep(1.6)
-        assert not any(each.done() for each in both)
-        engine.go.set()
-        assert [answer.status_code for answer in await asyncio.gather(*both)] == [200, 200]
+        both = asyncio.gather(post(client, LONG), post(client, LONG))
+        assert [each.status_code for each in await waited(engine, both, 1.6)] == [200, 200]
 
 
 async def test_other_requests_and_refusals_of_vllms_own_pass() -> None:
@@ -276,22 +271,9 @@ async def test_the_sidecar_is_asked_twice_a_second_at_most() -> None:
     assert asked == [0.0, 0.6]
 
 
-def no_json() -> Collection[str]:
-    raise json.JSONDecodeError("no JSON", "", 0)
-
-
-def deep_json() -> Collection[str]:
-    found: Collection[str] = json.loads("[" * 100_000)
-    return found
-
-
-def no_ids() -> Collection[Any]:
-    return [None]
-
-
-@pytest.mark.parametrize("ask", [no_json, deep_json, no_ids])
-def test_a_wrong_answer_of_a_sidecar_names_nobody(ask: Any) -> None:
-    assert asyncio.run(WaitingRequests(ask).holds("mine")) is False
+@pytest.mark.parametrize("said", ["no JSON", "[" * 100_000, "[null]"], ids=["text", "deep", "no"])
+def test_a_wrong_answer_of_a_sidecar_names_nobody(said: str) -> None:
+    assert asyncio.run(WaitingRequests(lambda: json.loads(said)).holds("mine")) is False
 
 
 def test_whoever_else_listens_at_the_sidecars_port_names_nobody(

@@ -10,16 +10,28 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from kvgraph.hooks.doctor import command as doctor
 from kvgraph.hooks.keys import GROUP_BYTES, key_of, unpack
 from kvgraph.hooks.settings import TierSettings
 from kvgraph.hooks.tiers.jobs import Answers, WorkerStart
 from kvgraph.hooks.vllm import plugin, shapes
+from kvgraph.hooks.vllm.connector import KvGraphConnector
 from kvgraph.hooks.vllm.patches import own_transfer_config
 from kvgraph.hooks.vllm.tiers.store import reason_to_refuse
 from kvgraph_bench.paper.paper_engine import Shape, cache_of
 from kvgraph_bench.sidecars.sidecar_process import SidecarProcess, wait_until
 from paper import changed, park, text
+from vllm import envs
+from vllm.config import KVTransferConfig
+from vllm.lora.request import LoRARequest
+from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
+from vllm.platforms import current_platform
+from vllm.v1 import kv_cache_interface as interface
+from vllm.v1.attention.backends.utils import resolve_kv_cache_layout
+from vllm.v1.core.encoder_cache_manager import EncoderCacheManager
+from vllm.v1.kv_cache_interface import UniformTypeKVCacheSpecs
+from vllm.v1.kv_cache_layout import KVCacheLayout
 
 pytestmark = pytest.mark.usefixtures("vllm_loaded")
 PARKED = text(6, 1)
@@ -46,8 +58,6 @@ def test_declined_in_words(
 
 
 def test_pools_of_another_kind_are_declined(paper_config: Any) -> None:
-    from vllm.config import KVTransferConfig
-
     config = copy.copy(paper_config)
     assert shapes.reason_to_decline(config) is None
     config.kv_transfer_config = KVTransferConfig(
@@ -64,6 +74,11 @@ class LookingAhead(SimpleNamespace):
         return 0 if self.kv_transfer_config is not None else 1
 
 
+def deepseek(config: Any, ranks: int) -> None:
+    config.model_config.hf_config.architectures = ["DeepseekV41ForCausalLM"]
+    object.__setattr__(config.parallel_config, "prefill_context_parallel_size", ranks)
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -71,32 +86,15 @@ class LookingAhead(SimpleNamespace):
         (lambda config: vars(config).update(num_hash_lookahead_tokens=0), None),
         (lambda config: LookingAhead(**vars(config)), "draft model"),
         (lambda config: vars(config).update(additional_config={"decode_backend": "auto"}), None),
-        (
-            lambda config: vars(config).update(additional_config={"decode_backend": "fast"}),
-            "decode_backend='fast'",
-        ),
-        (
-            lambda config: config.model_config.hf_config.__setattr__(
-                "architectures", ["DeepseekV41ForCausalLM"]
-            ),
-            None,
-        ),
-        (
-            lambda config: (
-                config.model_config.hf_config.__setattr__(
-                    "architectures", ["DeepseekV41ForCausalLM"]
-                ),
-                object.__setattr__(config.parallel_config, "prefill_context_parallel_size", 2),
-            )[0],
-            "DeepseekV41",
-        ),
+        (lambda config: vars(config).update(additional_config={"decode_backend": "fast"}),
+         "decode_backend='fast'"),
+        (lambda config: deepseek(config, ranks=1), None),
+        (lambda config: deepseek(config, ranks=2), "DeepseekV41"),
     ],
-)
+)  # fmt: skip
 def test_what_vllm_does_without_any_connector_alone_is_left_stock(
     paper_config: Any, change: Any, words: str | None, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from vllm.config import KVTransferConfig
-
     config = SimpleNamespace(**vars(copy.deepcopy(paper_config)))
     config.model_config = SimpleNamespace(
         is_attention_free=False, is_encoder_decoder=False,
@@ -149,8 +147,6 @@ def test_no_tiers_in_words(
 def test_an_engine_that_sleeps_in_the_callers_process_has_no_tiers(
     paper_config: Any, own_process: str, refused: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from vllm import envs
-
     monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", own_process)
     envs.disable_envs_cache()
     config = changed(paper_config, "model_config", enable_sleep_mode=True)
@@ -208,8 +204,6 @@ def test_an_engine_without_full_attention_is_left_alone_in_words(
 
 
 def test_layers_of_several_sizes_with_full_attention_are_full_attention() -> None:
-    from vllm.v1.kv_cache_interface import UniformTypeKVCacheSpecs
-
     (full,) = cache_of(Shape()).kv_cache_groups
     (window,) = cache_of(Shape(windows=(40,))).kv_cache_groups
 
@@ -319,9 +313,6 @@ def test_a_stage_that_fails_a_block_has_it_computed_on_all(paper: Callable[..., 
 def test_tenants_adapters_and_images_with_one_prompt_do_not_share(
     paper: Callable[..., Any],
 ) -> None:
-    from vllm.lora.request import LoRARequest
-    from vllm.v1.core.encoder_cache_manager import EncoderCacheManager
-
     engine = paper(Shape())
     engine.scheduler.encoder_cache_manager = EncoderCacheManager(cache_size=1000)
     engine.scheduler.max_num_encoder_input_tokens = 1000
@@ -339,8 +330,6 @@ def test_tenants_adapters_and_images_with_one_prompt_do_not_share(
 
 def image(content: str) -> Any:
     """An image at the start of a prompt, as the encoder's cache knows it."""
-    from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
-
     place = PlaceholderRange(offset=2, length=20)
     return MultiModalFeatureSpec(
         data=None, modality="image", identifier=content, mm_position=place, mm_hash=content
@@ -356,26 +345,15 @@ Resolve = Callable[..., str]
 @pytest.fixture
 def resolve(paper_config: Any, monkeypatch: pytest.MonkeyPatch) -> Resolve:
     """vLLM's own choice for an engine on a GPU with our connector, by what its backends read."""
-    from vllm.platforms import current_platform
-    from vllm.v1.attention.backends.utils import resolve_kv_cache_layout
-
     monkeypatch.setattr(type(current_platform), "is_cpu", lambda self: False)
     monkeypatch.delenv("VLLM_KV_CACHE_LAYOUT", raising=False)
 
     def resolved(readable: list[str], tiers: bool = True, **cache: Any) -> str:
-        config = copy.copy(paper_config)
-        config.cache_config = copy.copy(paper_config.cache_config)
-        for name, value in {
-            "kv_cache_layout": None,
-            "user_specified_block_size": False,
-            **cache,
-        }.items():
-            object.__setattr__(config.cache_config, name, value)
-        config.kv_transfer_config = own_transfer_config(
-            ENDPOINT, TierSettings(1 << 30) if tiers else None
-        )
-        layout: str = resolve_kv_cache_layout(config, [readable]).name
-        return layout
+        fields = {"kv_cache_layout": None, "user_specified_block_size": False, **cache}
+        config = changed(paper_config, "cache_config", **fields)
+        settings = TierSettings(1 << 30) if tiers else None
+        config.kv_transfer_config = own_transfer_config(ENDPOINT, settings)
+        return str(resolve_kv_cache_layout(config, [readable]).name)
 
     return resolved
 
@@ -404,10 +382,6 @@ def test_what_the_user_chose_is_kept(resolve: Resolve, monkeypatch: pytest.Monke
 
 def test_vllm_cannot_split_blocks_in_that_order() -> None:
     """Why it is not always asked for: an engine would end where it runs without us."""
-    import torch
-    from vllm.v1 import kv_cache_interface as interface
-    from vllm.v1.kv_cache_layout import KVCacheLayout
-
     spec = interface.FullAttentionSpec(
         block_size=128, num_kv_heads=2, head_size=32, dtype=torch.bfloat16
     )
@@ -422,8 +396,6 @@ def test_vllm_cannot_split_blocks_in_that_order() -> None:
 
 
 def test_a_cpu_whose_order_is_fixed_or_that_is_not_known_is_not_asked(paper_config: Any) -> None:
-    from kvgraph.hooks.vllm.connector import KvGraphConnector
-
     config = copy.copy(paper_config)
     config.kv_transfer_config = own_transfer_config(ENDPOINT, TierSettings(1 << 30))
     for each in (config, object()):

@@ -30,6 +30,7 @@ from kvgraph.hooks.requests.hints import (
 from kvgraph.hooks.settings import EngineSettings
 
 EVERYBODY = HintPolicy(HintTrust.ALL)
+RULES = {"layer": "rules", "start": 0, "end": 5}
 
 
 def read(tag: Any, prompt: int = 1000) -> CheckedHints:
@@ -37,21 +38,14 @@ def read(tag: Any, prompt: int = 1000) -> CheckedHints:
 
 
 def test_a_full_tag() -> None:
-    meaning = read(
-        {
-            "segments": [
-                {"layer": "rules", "start": 0, "end": 96, "importance": 0.9},
-                {"layer": "memories", "start": 96, "end": 128, "name": "n", "memory_id": "m-1"},
-            ],
-            "tenant": "acme",
-            "session": "chat-7",
-            "waiting_for_tool": True,
-            "expected_return_s": 4,
-            "session_ended": False,
-            "tool": "bash",
-            "warming": True,
-        }
-    )
+    meaning = read({
+        "segments": [
+            {"layer": "rules", "start": 0, "end": 96, "importance": 0.9},
+            {"layer": "memories", "start": 96, "end": 128, "name": "n", "memory_id": "m-1"},
+        ],
+        "tenant": "acme", "session": "chat-7", "waiting_for_tool": True, "expected_return_s": 4,
+        "session_ended": False, "tool": "bash", "warming": True,
+    })  # fmt: skip
     assert meaning == CheckedHints(
         (Segment(2, 0, 96, 0.9), Segment(5, 96, 128, None, "n", "m-1")),
         "acme", "chat-7", True, 4.0, False, "bash", None, True,
@@ -87,15 +81,12 @@ def test_no_tag(params: object, caplog: pytest.LogCaptureFixture) -> None:
         ("text", "kvgraph"),
         ({"segments": "all"}, "segments"),
         ({"segments": [3]}, "segments"),
-        ({"segments": [{"layer": "gold", "start": 0, "end": 5}]}, "segments.layer"),
-        ({"segments": [{"layer": "rules", "start": -1, "end": 5}]}, "segments.start"),
-        ({"segments": [{"layer": "rules", "start": 0, "end": 1 << 40}]}, "segments.end"),
-        ({"segments": [{"layer": "rules", "start": 0, "end": True}]}, "segments.end"),
-        (
-            {"segments": [{"layer": "rules", "start": 0, "end": 5, "importance": 2}]},
-            "segments.importance",
-        ),
-        ({"segments": [{"layer": "rules", "start": 0, "end": 5, "x": 1}]}, "segment key"),
+        ({"segments": [RULES | {"layer": "gold"}]}, "segments.layer"),
+        ({"segments": [RULES | {"start": -1}]}, "segments.start"),
+        ({"segments": [RULES | {"end": 1 << 40}]}, "segments.end"),
+        ({"segments": [RULES | {"end": True}]}, "segments.end"),
+        ({"segments": [RULES | {"importance": 2}]}, "segments.importance"),
+        ({"segments": [RULES | {"x": 1}]}, "segment key"),
         ({"tenant": 5}, "tenant"),
         ({"session": ["a"]}, "session"),
         ({"waiting_for_tool": "yes"}, "waiting_for_tool"),
@@ -115,21 +106,13 @@ def test_a_bad_field_is_named_once_and_left_out(
 
 
 def test_the_good_part_of_a_bad_tag_counts() -> None:
-    meaning = read(
-        {
-            "session": 9,
-            "tenant": "acme",
-            "segments": [
-                {"layer": "nope", "start": 0, "end": 5},
-                {"layer": "rules", "start": 0, "end": 64, "importance": "high"},
-            ],
-        }
-    )
-    assert meaning == CheckedHints((Segment(2, 0, 64),), tenant="acme")
+    segments = [RULES | {"layer": "nope"}, RULES | {"importance": "high"}]
+    meaning = read({"session": 9, "tenant": "acme", "segments": segments})
+    assert meaning == CheckedHints((Segment(2, 0, 5),), tenant="acme")
 
 
 def test_lengths_and_ranges_are_clipped() -> None:
-    many = [{"layer": "rules", "start": 0, "end": 5}] * (MAX_SEGMENTS + 5)
+    many = [RULES] * (MAX_SEGMENTS + 5)
     assert len(read({"segments": many}).segments) == MAX_SEGMENTS
     session = read({"session": "s" * 10_000_000}).session
     assert session is not None
@@ -146,22 +129,11 @@ def test_a_value_never_reaches_the_log(caplog: pytest.LogCaptureFixture) -> None
     assert not any("forged" in record.getMessage() for record in caplog.records)
 
 
-def test_lone_surrogates_can_be_sent() -> None:
-    import msgspec
-
-    session = read({"session": "a\ud800b"}).session
-    msgspec.msgpack.encode(session)
-
-
 FULL = {
-    "segments": [{"layer": "axioms", "start": 0, "end": 96}],
-    "tenant": "acme",
-    "session": "chat-7",
-    "waiting_for_tool": True,
-    "expected_return_s": 0.0,
-    "session_ended": True,
-    "tool": "bash",
-}
+    "segments": [{"layer": "axioms", "start": 0, "end": 96}], "tenant": "acme",
+    "session": "chat-7", "waiting_for_tool": True, "expected_return_s": 0.0,
+    "session_ended": True, "tool": "bash",
+}  # fmt: skip
 SECRET = "correct horse battery staple"
 
 
@@ -189,6 +161,7 @@ def policy_of(tmp_path: Path, value: str) -> HintPolicy:
         ("secret:FILE", 7, False, False),
         ("secret:FILE", SECRET, True, True),
         ("off", SECRET, False, False),
+        ("all", SECRET, True, True),
         ("secret:/nowhere", SECRET, False, False),
         ("everyone", None, False, False),
     ],
@@ -207,12 +180,6 @@ def test_who_may_say_what(
     assert (meaning.waiting_for_tool, meaning.session_ended) == (sessions or None, sessions)
     assert meaning.expected_return_s == (0.0 if sessions else None)
     assert meaning.tool == ("bash" if sessions else None)
-
-
-def test_a_secret_is_nothing_where_everybody_is_believed(tmp_path: Path) -> None:
-    reader = HintReader(policy_of(tmp_path, "all"))
-    (segment,) = reader.read({"kvgraph": {**FULL, "secret": SECRET}}, 1000).segments
-    assert segment.authority == Authority.CALLER
 
 
 def test_a_pipe_named_as_the_secret_holds_no_engine_up(
@@ -266,13 +233,12 @@ def test_a_salt_is_a_tenant_and_stays_secret(tmp_path: Path, value: str) -> None
 
 
 def test_a_stated_tenant_wins_over_the_salt_where_it_is_believed() -> None:
-    assert (
-        HintReader(EVERYBODY).read({"kvgraph": {"tenant": "acme"}}, 10, None, "x").tenant == "acme"
+    believed, not_believed = (
+        HintReader(HintPolicy(trust)).read({"kvgraph": {"tenant": "acme"}}, 10, None, "x").tenant
+        for trust in (HintTrust.ALL, HintTrust.SESSION)
     )
-    told = HintReader(HintPolicy(HintTrust.SESSION)).read(
-        {"kvgraph": {"tenant": "acme"}}, 10, None, "x"
-    )
-    assert told.tenant not in ("acme", None)
+    assert believed == "acme"
+    assert not_believed not in ("acme", None)
 
 
 @pytest.mark.parametrize(
@@ -356,12 +322,8 @@ def test_a_session_that_is_retained_whole_has_a_lease() -> None:
         block_hashes=["11"], execute_at="request_completion",
     )  # fmt: skip
     (segment,) = meant(asking({"kv_hint": said})).segments
-    assert (segment.start, segment.end, segment.importance, segment.pinned_s) == (
-        0,
-        PROMPT,
-        None,
-        2.5,
-    )
+    where = segment.start, segment.end
+    assert (*where, segment.importance, segment.pinned_s) == (0, PROMPT, None, 2.5)
 
 
 def test_a_session_that_shall_go_has_ended() -> None:
@@ -445,14 +407,8 @@ def test_anything_of_others_is_read_without_an_exception(
 ) -> None:
     extra = {"job_id": job, "is_last_step": last, "this_func_call": tool}
     said = {"actions": actions, "kv_hint": directives}
-    meaning = meant(
-        asking(
-            {"kv_hint": said, "kv_hints": directives},
-            said,
-            retention_directives=directives,
-            **extra,
-        )
-    )
+    params = {"kv_hint": said, "kv_hints": directives}
+    meaning = meant(asking(params, said, retention_directives=directives, **extra))
     assert all(0 <= each.start < each.end <= PROMPT for each in meaning.segments)
 
 

@@ -8,12 +8,17 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from kvgraph.hooks.settings import CORE_VARIABLE
 from kvgraph.hooks.vllm import connector as connector_module
 from kvgraph.hooks.vllm import scheduler
 from kvgraph.hooks.vllm.tap import PoolTap
 from kvgraph_bench.hotpath import BLOCK_SIZE, connected, new_pool, request_maker
 from paper import fail
+from vllm.config import KVTransferConfig
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
+from vllm.v1.core.block_pool import BlockPool
+from vllm.v1.kv_cache_interface import FullAttentionSpec
 
 pytestmark = pytest.mark.usefixtures("vllm_loaded")
 
@@ -54,8 +59,6 @@ def without_mask(original: Callable[..., None]) -> Callable[..., None]:
 def test_another_vllm_allocates_as_it_does_without_us(
     other: Any, extra: dict[str, Any], core: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from vllm.v1.core.block_pool import BlockPool
-
     monkeypatch.setenv(CORE_VARIABLE, core)
     monkeypatch.setattr(BlockPool, "cache_full_blocks", other(BlockPool.cache_full_blocks))
     pool = new_pool(16)
@@ -110,8 +113,6 @@ def test_a_pool_that_lacks_what_is_read_is_not_followed() -> None:
 
 @pytest.mark.parametrize("tells", [True, False])
 def test_evictions_are_noted_whether_or_not_vllm_tells_of_them(tells: bool) -> None:
-    from vllm.v1.core.block_pool import BlockPool
-
     pool = BlockPool(16, True, BLOCK_SIZE, enable_kv_cache_events=tells)
     tap = PoolTap(pool, 0)
     tap.attach()
@@ -132,7 +133,6 @@ def test_evictions_are_noted_whether_or_not_vllm_tells_of_them(tells: bool) -> N
 
 def test_a_vllm_that_tells_of_evictions_by_name_is_followed_too() -> None:
     """Where it tells nobody, a method of Python's own stands in, and takes no argument by name."""
-    from vllm.v1.core.block_pool import BlockPool
 
     class Later(BlockPool):  # type: ignore[misc]
         def tell(self, hashes: list[bytes]) -> None:
@@ -152,21 +152,15 @@ def test_a_vllm_that_tells_of_evictions_by_name_is_followed_too() -> None:
 def test_a_failure_while_binding_leaves_the_pool_alone(
     part: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    import torch
-    from vllm.config import KVTransferConfig
-    from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
-    from vllm.v1.kv_cache_interface import FullAttentionSpec
-
     module = connector_module if part == "AdvisorClient" else scheduler
     monkeypatch.setattr(module, part, fail)
     config = SimpleNamespace(
         kv_transfer_config=KVTransferConfig(
-            kv_connector="KvGraphConnector",
-            kv_role="kv_both",
+            kv_connector="KvGraphConnector", kv_role="kv_both",
             kv_connector_extra_config={"kvgraph_endpoint": "ipc:///nowhere"},
         ),
         scheduler_config=SimpleNamespace(max_num_batched_tokens=64, max_num_seqs=4, policy="fcfs"),
-    )
+    )  # fmt: skip
     spec = FullAttentionSpec(
         block_size=BLOCK_SIZE, num_kv_heads=1, head_size=8, dtype=torch.float32
     )

@@ -51,9 +51,7 @@ def loads(engine: Engine, seed: int = 1) -> tuple[Turn, list[Any]]:
 
 def finish(engine: Engine, turn: Turn) -> None:
     engine.finish_loading(turn)
-    engine.end(turn)
-    engine.settle()
-    engine.check_whole()
+    engine.finish_whole(turn)
 
 
 def test_what_a_load_takes_is_copied_first_and_comes_back() -> None:
@@ -131,9 +129,7 @@ def test_a_copy_that_failed_is_not_found() -> None:
     engine.finish_loading(turn)
     assert engine.counts.spill_failed == 1
     assert has_copies(engine, 2).count(True) == 3
-    engine.end(turn)
-    engine.settle()
-    engine.check_whole()
+    engine.finish_whole(turn)
 
 
 def test_what_is_not_copied_when_the_load_is_given_up_is_never_found() -> None:
@@ -148,9 +144,7 @@ def test_what_is_not_copied_when_the_load_is_given_up_is_never_found() -> None:
     worker.finish(saved)
     engine.step()
     assert not any(has_copies(engine, 2))
-    engine.end(turn)
-    engine.settle()
-    engine.check_whole()
+    engine.finish_whole(turn)
 
 
 def test_what_is_saved_while_the_weights_change_is_never_found() -> None:

@@ -6,7 +6,6 @@ import itertools
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 from kvgraph.hooks.tiers.costs import TransferCosts
 from kvgraph.hooks.tiers.jobs import TierAnswer, WorkerStart
@@ -31,9 +30,7 @@ def resting(monkeypatch: pytest.MonkeyPatch) -> Any:
     order = [key for number in range(5, 40) for key in engine.keys_of(prompt(4, number))]
     engine.advise(order=order, spill_first=order)
     for _ in range(8):
-        decode(engine)
-        engine.worker.finish_all()
-        engine.update()
+        decode(engine, finishes=True)
     decided: list[int] = []
     spill = engine.bridge.spill
 
@@ -45,9 +42,13 @@ def resting(monkeypatch: pytest.MonkeyPatch) -> Any:
     return engine, decided
 
 
-def decode(engine: Engine) -> None:
+def decode(engine: Engine, finishes: bool = False) -> None:
+    """A step; with ``finishes``, all copies are made and heard of."""
     if (work := engine.side.step(1)) is not None:
         engine.worker.submit(work)
+    if finishes:
+        engine.worker.finish_all()
+        engine.update()
 
 
 def test_steps_that_change_nothing_are_not_decided_on(resting: Any) -> None:
@@ -63,9 +64,7 @@ def test_what_steps_take_is_looked_at_a_few_blocks_at_once(resting: Any) -> None
     taken = 0
     for _ in range(24):
         taken += len(engine.pool.get_new_blocks(1))
-        decode(engine)
-        engine.worker.finish_all()
-        engine.update()
+        decode(engine, finishes=True)
     assert 0 < len(decided) < taken / 2
     assert engine.counts.spilled > before
     assert engine.counts.spill_lost == 0  # all the same, nothing goes without a copy
@@ -84,11 +83,9 @@ def test_what_was_brought_back_and_is_not_hit_yet_gives_steps_nothing_to_decide(
     engine, decided = resting
     gone = engine.keys_of(prompt(4, 6))
     assert None not in engine.directory.hashes_of(gone)
-    engine.side.client.hold_wanted(np.array(gone, dtype=np.uint64))
+    engine.want(gone)
     for _ in range(6):
-        decode(engine)
-        engine.worker.finish_all()
-        engine.update()
+        decode(engine, finishes=True)
     assert engine.counts.prefetched == len(gone)
     decided.clear()
     for _ in range(20):
@@ -100,33 +97,22 @@ def test_what_was_brought_back_and_is_not_hit_yet_gives_steps_nothing_to_decide(
     assert engine.counts.prefetch_wasted == 1, "noted in the step that took it"
 
 
-def orders(engine: Engine) -> None:
-    engine.side.client.hold_wanted(np.array([7], dtype=np.uint64))
+HAPPENS: dict[str, Callable[[Engine], object]] = {
+    "orders": lambda engine: engine.want([7]),
+    "ranks": lambda engine: engine.advise(order=engine.keys_of(prompt(4, 6))),
+    "hears of a worker": lambda engine: engine.hear(TierAnswer(starts=(WorkerStart(8),))),
+    "ends a request": lambda engine: engine.end(engine.turns[0]),
+    "is asked": lambda engine: engine.ask(prompt(4, 50)),
+    "drops copies": lambda engine: engine.drop_copies(),
+    "preempts": lambda engine: (
+        engine.side.observer.requests_preempted(()) or engine.side.step(1, ["r"])
+    ),
+    "computes nothing": lambda engine: engine.side.step(0),
+    "computes much": lambda engine: engine.side.step(4096),
+}
 
 
-def ranks(engine: Engine) -> None:
-    engine.advise(order=engine.keys_of(prompt(4, 6)))
-
-
-def hears_of_a_worker(engine: Engine) -> None:
-    engine.hear(TierAnswer(starts=(WorkerStart(8),)))
-
-
-def ends_a_request(engine: Engine) -> None:
-    engine.end(engine.turns[0])
-
-
-@pytest.mark.parametrize(
-    "happens",
-    [
-        orders, ranks, hears_of_a_worker, ends_a_request,
-        lambda engine: engine.ask(prompt(4, 50)),
-        lambda engine: engine.drop_copies(),
-        lambda engine: engine.side.observer.requests_preempted(()) or engine.side.step(1, ["r"]),
-        lambda engine: engine.side.step(0),
-        lambda engine: engine.side.step(4096),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("happens", HAPPENS.values(), ids=HAPPENS)
 def test_what_happens_ends_the_rest(resting: Any, happens: Callable[[Engine], object]) -> None:
     engine, decided = resting
     happens(engine)

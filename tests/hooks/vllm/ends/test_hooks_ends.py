@@ -30,6 +30,8 @@ from kvgraph.hooks.vllm.api.learning import engine_marks
 from kvgraph.hooks.vllm.patches import given_template, remember_templates
 from kvgraph.hooks.vllm.reading import AnswerEnds, is_bound
 from kvgraph_bench.meaning.families import FAMILIES, TOOLLESS, Family, family_config, write_family
+from vllm.config import KVTransferConfig
+from vllm.engine.arg_utils import EngineArgs
 from vllm.entrypoints.openai.chat_completion.protocol import (
     ChatCompletionNamedToolChoiceParam,
     ChatCompletionToolsParam,
@@ -200,21 +202,19 @@ def hermes(tmp_path: Path, vllm_loaded: None) -> Any:
         return family_config(HERMES, write_family(HERMES, tmp_path / "hermes"))
 
 
+@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 def test_a_family_is_understood(family: Family, tmp_path: Path) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        judged = judge(family, tmp_path / family.name, count=4, seed=7)
+    judged = judge(family, tmp_path / family.name, count=4, seed=7)
     assert judged.marks is not None
     assert judged.accuracy >= 0.99, (judged.wrong, judged.marks)
     assert judged.name_accuracy >= 0.95, (judged.misnamed, judged.marks)
 
 
+@pytest.mark.filterwarnings("ignore")
 def test_a_template_without_tool_calls_teaches_nothing(tmp_path: Path) -> None:
     """Its models may call tools in prose: that a turn ended then says nothing."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        judged = judge(TOOLLESS, tmp_path / "toolless", count=2, seed=7)
+    judged = judge(TOOLLESS, tmp_path / "toolless", count=2, seed=7)
     assert judged.marks is None
     assert set(judged.wrong) >= {"prose: unknown", "call: unknown"}
     assert not {kind for kind in judged.wrong if kind.startswith("cut")}, "a length is seen alone"
@@ -234,8 +234,6 @@ def test_marks_are_handed_to_the_connector(hermes: Any, monkeypatch: pytest.Monk
 def test_beside_a_users_connector_the_environment_hands_them_over(
     hermes: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from vllm.config import KVTransferConfig
-
     monkeypatch.setenv("AITHER_KVCACHE_SIDECAR", "ipc:///tmp/somewhere")
     monkeypatch.setenv(ENDS_VARIABLE, '{"turn_ends": [5], "model": "of another engine"}')
     monkeypatch.setenv("AITHER_KVCACHE_LAYERS", "1")  # handed over too, and put back afterwards
@@ -259,8 +257,6 @@ def test_an_operator_may_state_the_marks_or_forbid_reading(
 def test_the_template_of_the_command_line_teaches(
     hermes: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from vllm.engine.arg_utils import EngineArgs
-
     original = EngineArgs.__dict__["from_cli_args"]
     monkeypatch.setattr(EngineArgs, "from_cli_args", original)  # put back afterwards
     remember_templates()
@@ -302,14 +298,11 @@ def asked(answer: Sequence[int], form: str | None = None) -> Any:
 
 
 def told(
-    event: RequestFinished,
-    answer: Sequence[int],
-    ends: AnswerEnds | None = None,
+    event: RequestFinished, answer: Sequence[int], ends: AnswerEnds | None = None,
     form: str | None = None,
-) -> Any:
+) -> Any:  # fmt: skip
     ends = ends or AnswerEnds(lambda: AnswerReader(LATE_MARKS, decode))
-    request = asked(answer, form)
-    queued = ends.of(event, request)
+    queued = ends.of(event, asked(answer, form))
     return queued if isinstance(queued, RequestFinished) else queued.events()[0]
 
 

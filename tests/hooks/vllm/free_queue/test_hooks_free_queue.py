@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
 import random
 from typing import Any
 
 import numpy as np
 import pytest
 from kvgraph.graph.types import Keys
-from kvgraph.graph.wire.advice import EvictionRanking
 from kvgraph.hooks.keys import key_in_pool
 from kvgraph.hooks.vllm.free_queue.arranger import FreeQueueArranger
 from kvgraph.hooks.vllm.free_queue.protection import ProtectedKeys
@@ -20,15 +18,12 @@ from kvgraph_bench.hotpath import a_ranking, cached_pool
 from kvgraph_bench.paper.paper_engine import PaperEngine, Shape
 from paper import text
 from pool_engine import Engine, counted_walks, prompt
+from pool_requests import needless, ranking
+from seeded import seeded
 
 pytestmark = pytest.mark.usefixtures("vllm_loaded")
 BLOCKS = 4001
 MOST = 1500  # blocks that a step could take
-
-
-def ranking(order: Any = (), protected: Any = ()) -> EvictionRanking:
-    as_keys = [np.array(list(keys), dtype=np.uint64) for keys in (order, protected, (), ())]
-    return EvictionRanking(1, math.inf, *as_keys)
 
 
 class World:
@@ -65,6 +60,14 @@ class World:
         self.end_step(count)
         return keys
 
+    def lost(self, precious: list[int], steps: int, *advice: Any) -> set[int]:
+        """Protected blocks that go, while others are free, in so many steps of 64 blocks."""
+        lost: set[int] = set()
+        for _ in range(steps):
+            lost |= set(precious) & set(self.take(64))
+            self.arranger.step(*advice)
+        return lost
+
 
 @pytest.mark.parametrize("same_step", [True, False])
 def test_victims_that_a_hit_took_are_not_counted_on(same_step: bool) -> None:
@@ -75,11 +78,7 @@ def test_victims_that_a_hit_took_are_not_counted_on(same_step: bool) -> None:
     advice = ranking(victims, precious)
     world.arranger.step(advice)
     world.hit(victims[1:] if same_step else victims[200:])
-    lost: set[int] = set()
-    for _ in range(20):
-        lost |= set(precious) & set(world.take(64))
-        world.arranger.step(advice)
-    assert not lost, f"{len(lost)} protected blocks went while others were free"
+    assert not world.lost(precious, 20, advice)
 
 
 @pytest.mark.parametrize("at", [1, 40, 64, 100])
@@ -91,11 +90,7 @@ def test_the_head_that_a_hit_thinned_is_looked_at_again(at: int) -> None:
     advice = ranking(protected=precious)
     world.arranger.step(None, advice)
     world.hit(queue[at : 2 * reach])
-    lost: set[int] = set()
-    for _ in range(10):
-        lost |= set(precious) & set(world.take(64))
-        world.arranger.step(None, advice)
-    assert not lost, f"{len(lost)} protected blocks went while others were free"
+    assert not world.lost(precious, 10, None, advice)
 
 
 def test_a_hit_elsewhere_costs_no_look_at_the_head() -> None:
@@ -128,21 +123,6 @@ def test_a_hit_where_nothing_is_advised_costs_nothing() -> None:
         world.arranger.touched(Unread())  # type: ignore[arg-type]
     world.arranger.step(None, ranking())
     world.arranger.touched(Unread())  # type: ignore[arg-type]
-
-
-def needless(engine: PaperEngine, precious: set[int]) -> list[int]:
-    """Counts, at vLLM's own allocations, protected blocks that go while others are free."""
-    found: list[int] = []
-    take = engine.pool.get_new_blocks
-
-    def get_new_blocks(count: int) -> Any:
-        free = engine.pool.free_block_queue.get_all_free_blocks()
-        marks = [b.block_hash is not None and key_in_pool(b.block_hash) in precious for b in free]
-        found.append(min(sum(marks[:count]), marks[count:].count(False)))
-        return take(count)
-
-    engine.pool.get_new_blocks = get_new_blocks
-    return found
 
 
 def cached_keys(engine: PaperEngine) -> list[int]:
@@ -187,9 +167,7 @@ def test_vllms_scheduler_takes_none_while_another_is_free(
 
 
 def test_victims_are_those_that_stand_and_are_looked_at_in_their_order() -> None:
-    seed = random.randrange(1 << 30)
-    print(f"seed {seed}")  # noqa: T201 - shown when the test fails
-    rng, (pool, _, _) = random.Random(seed), cached_pool(1001)
+    rng, (pool, _, _) = seeded(), cached_pool(1001)
     victims, stand, looked = Victims(len(pool.blocks)), list[Any](), list[Any]()
     rest = pool.free_block_queue.get_all_free_blocks()
     while rest or stand:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -29,6 +31,8 @@ from kvgraph_bench.paper.paper_model import Batch
 from paper import fail, park, text
 
 pytestmark = pytest.mark.usefixtures("vllm_loaded")
+NewHall = Callable[..., Hall]
+longer = range(5 * BLOCK_SIZE)  # what a session's next turn adds
 
 
 @pytest.fixture(autouse=True)
@@ -36,13 +40,23 @@ def two_minutes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(HOLD_MAX_VARIABLE, "120")
 
 
+@pytest.fixture
+def new_hall(paper: Callable[..., Any]) -> NewHall:
+    """Makes one of an engine of a shape; ``keeps_up``: it has met no queue yet."""
+
+    def make(keeps_up: bool = False, **fields: Any) -> Hall:
+        return Hall(paper(shape(**fields), clock=Clock()), keeps_up=keeps_up)
+
+    return make
+
+
 @pytest.fixture(params=[False, True], ids=["sync", "async"])
-def hall(request: pytest.FixtureRequest, paper: Callable[..., Any]) -> Hall:
-    return Hall(paper(shape(asynchronous=request.param), clock=Clock()))
+def hall(request: pytest.FixtureRequest, new_hall: NewHall) -> Hall:
+    return new_hall(asynchronous=request.param)
 
 
-def test_an_engine_that_keeps_up_holds_nobody(paper: Callable[..., Any]) -> None:
-    hall = Hall(paper(shape(), clock=Clock()), keeps_up=True)
+def test_an_engine_that_keeps_up_holds_nobody(new_hall: NewHall) -> None:
+    hall = new_hall(keeps_up=True)
     hall.say(0)
     for number in range(40):
         hall.ask(6, 50 + number)
@@ -50,8 +64,8 @@ def test_an_engine_that_keeps_up_holds_nobody(paper: Callable[..., Any]) -> None
         hall.step(20, room=0)
 
 
-def test_a_burst_that_makes_a_queue_is_held(paper: Callable[..., Any]) -> None:
-    hall = Hall(paper(shape(), clock=Clock()), keeps_up=True)
+def test_a_burst_that_makes_a_queue_is_held(new_hall: NewHall) -> None:
+    hall = new_hall(keeps_up=True)
     hall.say(0)
     hall.busy()
     names = [hall.ask(6, 50 + number) for number in range(40)]
@@ -95,7 +109,7 @@ def test_what_starts_is_taken_off_a_room_that_does_not_know_of_it(hall: Hall) ->
 def test_a_live_and_resident_session_is_never_held(hall: Hall) -> None:
     hall.serve(4, 1, session_id="a")
     hall.shut()
-    again = hall.engine.ask(tokens_of(4, 1, range(5 * BLOCK_SIZE)), 1, session_id="a").request_id
+    again = hall.engine.ask(tokens_of(4, 1, longer), 1, session_id="a").request_id
     other = hall.ask(4, 2, session_id="b")
     assert hall.held == [other]
     hall.step(2, room=0)
@@ -127,14 +141,6 @@ def test_a_short_request_brings_in_no_long_one_of_its_name(hall: Hall, output: i
     assert hall.held == [long], "nor does it let one go before others"
 
 
-def test_without_a_word_everybody_starts(hall: Hall) -> None:
-    hall.busy()
-    names = [hall.ask(2, seed) for seed in range(1, 4)]
-    assert hall.held == []
-    hall.step(3)
-    assert hall.started[1:] == names
-
-
 def test_a_sidecar_that_dies_lets_all_start_at_once_and_in_order(hall: Hall) -> None:
     hall.serve(4, 1, session_id="a")
     hall.shut()
@@ -157,15 +163,6 @@ def test_those_that_wait_stand_in_the_order_of_their_arrival_again(hall: Hall) -
     late = hall.ask(2, 20)
     hall.holding.step(0)
     assert [each.request_id for each in hall.engine.scheduler.waiting] == [*held, late]
-
-
-def test_room_for_all_opens(hall: Hall) -> None:
-    hall.shut()
-    names = [hall.ask(2, seed) for seed in range(10, 14)]
-    hall.step(2, room=None)
-    assert hall.held == []
-    hall.step(2)
-    assert hall.started[1:] == names
 
 
 def test_nobody_is_held_for_longer_than_the_bound(hall: Hall) -> None:
@@ -239,8 +236,8 @@ def test_the_prompt_of_anybody_who_runs_is_work(hall: Hall) -> None:
     assert hall.holding.queue.prefills
 
 
-def test_a_session_larger_than_the_pool_is_not_held(paper: Callable[..., Any]) -> None:
-    hall = Hall(paper(shape(blocks=17), clock=Clock()))
+def test_a_session_larger_than_the_pool_is_not_held(new_hall: NewHall) -> None:
+    hall = new_hall(blocks=17)
     hall.shut()
     hall.ask(16, 1)
     other = hall.ask(4, 2)
@@ -275,13 +272,13 @@ def multi(*parts: tuple[str, str]) -> tuple[str, str, dict[str, Any]]:
     ],
 )
 def test_a_prompt_that_another_engine_computed_is_not_held_where_prompts_are_fetched(
-    paper: Callable[..., Any], user: tuple[str, str, dict[str, Any]] | None, believed: bool
+    new_hall: NewHall, user: tuple[str, str, dict[str, Any]] | None, believed: bool
 ) -> None:
     """Anybody can say so; it is believed of an engine whose user's connector fetches prompts."""
     from kvgraph.hooks.vllm.scheduler import _fetches_prompts
     from vllm.config import KVTransferConfig
 
-    hall = Hall(paper(shape(), clock=Clock()))
+    hall = new_hall()
     assert not _fetches_prompts(hall.engine.scheduler), "ours alone"
     if user is not None:
         name, role, extra = user
@@ -310,10 +307,8 @@ def test_the_connectors_that_fetch_what_requests_name_are_vllms() -> None:
     assert {module.split(".v1.")[1].split(".")[0] for module in modules} == reading
 
 
-def test_a_new_salt_for_each_request_gives_no_more_than_one_tenant_has(
-    paper: Callable[..., Any],
-) -> None:
-    hall = Hall(paper(shape(), clock=Clock()))
+def test_a_new_salt_for_each_request_gives_no_more_than_one_tenant_has(new_hall: NewHall) -> None:
+    hall = new_hall()
     hall.say(None)
     hall.ask(6, 3000, cache_salt="modest")
     hall.engine.settle()  # it was served once
@@ -458,17 +453,21 @@ def test_an_engine_that_had_no_work_for_hours_lets_the_patient_start_as_ever(hal
     assert hall.released()[1:] == [(first, "patience")]
 
 
+def evict_all(hall: Hall) -> None:
+    pool = hall.engine.scheduler.kv_cache_manager.block_pool
+    pool.evict_blocks({block.block_id for block in pool.free_block_queue.get_all_free_blocks()})
+
+
 def test_who_lost_its_context_in_the_queue_waits_like_others(hall: Hall) -> None:
     """It came resident, and stood in vLLM's queue until its blocks were gone."""
     hall.serve(4, 1, session_id="a")
     running = [hall.busy(seed) for seed in range(9000, 9006)]  # as many as run at once
     hall.say(0)
     other = hall.ask(4, 2, session_id="b")
-    again = hall.engine.ask(tokens_of(4, 1, range(5 * BLOCK_SIZE)), 1, session_id="a").request_id
+    again = hall.engine.ask(tokens_of(4, 1, longer), 1, session_id="a").request_id
     hall.step(2, room=0)
     assert hall.held == [other]
-    pool = hall.engine.scheduler.kv_cache_manager.block_pool
-    pool.evict_blocks({block.block_id for block in pool.free_block_queue.get_all_free_blocks()})
+    evict_all(hall)
     let_in = hall.side.heartbeat(0)[-1].not_held
     hall.step(7, room=0)  # it is asked twenty times a second
     assert hall.held == [other, again]
@@ -488,14 +487,12 @@ def wait_cold(hall: Hall, sessions: str) -> list[str]:
         hall.serve(4, seed, session_id=name)
     for seed in range(9000, 9006):
         hall.busy(seed)
-    longer = range(5 * BLOCK_SIZE)
     back = [
         hall.engine.ask(tokens_of(4, seed, longer), 1, session_id=name).request_id
         for seed, name in enumerate(sessions, start=1)
     ]
     hall.engine.ask(tokens_of(6, 90), 1, session_id="new")
-    pool = hall.engine.scheduler.kv_cache_manager.block_pool
-    pool.evict_blocks({block.block_id for block in pool.free_block_queue.get_all_free_blocks()})
+    evict_all(hall)
     return back
 
 
@@ -530,50 +527,39 @@ def test_the_queue_is_counted_twice_a_second_at_most(hall: Hall) -> None:
     assert hall.side.heartbeat(0)[-1].queued_blocks == 3 * 9 + 2 * 6
 
 
-KINDS = [
-    pytest.param((order, asynchronous), id=f"{order}-{'async' if asynchronous else 'sync'}")
-    for order in ("fcfs", "priority")
-    for asynchronous in (False, True)
-]
-
-
-@pytest.fixture(params=KINDS)
-def failing_hall(
-    request: pytest.FixtureRequest, paper_config: Any, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Hall]:
-    monkeypatch.setenv(HOLD_MAX_VARIABLE, "120")
+@pytest.fixture(params=itertools.product(("fcfs", "priority"), (False, True)), ids=str)
+def any_hall(request: pytest.FixtureRequest, paper_config: Any) -> Iterator[Hall]:
     order, asynchronous = request.param
     config = by_priority(paper_config) if order == "priority" else paper_config
-    engine = PaperEngine(config, shape(asynchronous=asynchronous), clock=Clock())
-    yield Hall(engine)
-    engine.close()
+    with closing(PaperEngine(config, shape(asynchronous=asynchronous), clock=Clock())) as engine:
+        yield Hall(engine)
 
 
-def break_at(failing_hall: Hall, where: str) -> None:
+def break_at(hall: Hall, where: str) -> None:
     if where == "lookup":
-        failing_hall.side.observer.request_looked_up = fail
+        hall.side.observer.request_looked_up = fail
     elif where == "allocation":
-        failing_hall.side.observer.request_scheduled = fail
+        hall.side.observer.request_scheduled = fail
     else:
-        failing_hall.holding.update_state_after_alloc = fail
-        failing_hall.engine.rewire()
+        hall.holding.update_state_after_alloc = fail
+        hall.engine.rewire()
 
 
 @pytest.mark.parametrize("where", ["lookup", "allocation", "admission"])
 def test_an_error_while_one_is_scheduled_puts_no_older_one_in_its_place(
-    failing_hall: Hall, where: str
+    any_hall: Hall, where: str
 ) -> None:
     """vLLM has looked at the head and not taken it out yet: what was held stood before it."""
-    engine = failing_hall.engine
-    failing_hall.say(None)
-    failing_hall.ask(4, 1, session_id="a")
+    engine = any_hall.engine
+    any_hall.say(None)
+    any_hall.ask(4, 1, session_id="a")
     engine.settle()
-    failing_hall.shut()
-    held = [failing_hall.ask(6, 2), failing_hall.ask(3, 3)]
-    again = engine.ask(tokens_of(4, 1, range(5 * BLOCK_SIZE)), 3, session_id="a").request_id
-    assert failing_hall.held == held, "older than the one that may start"
-    break_at(failing_hall, where)
-    failing_hall.step(1, room=0)
+    any_hall.shut()
+    held = [any_hall.ask(6, 2), any_hall.ask(3, 3)]
+    again = engine.ask(tokens_of(4, 1, longer), 3, session_id="a").request_id
+    assert any_hall.held == held, "older than the one that may start"
+    break_at(any_hall, where)
+    any_hall.step(1, room=0)
     assert engine.side is None, "ours is out of the way"
     assert again in {each.request_id for each in engine.scheduler.running}
     engine.settle()
@@ -583,88 +569,86 @@ def test_an_error_while_one_is_scheduled_puts_no_older_one_in_its_place(
 
 
 @pytest.mark.parametrize("all_at_once", [False, True])
-def test_nobody_is_lost_where_telling_of_the_held_fails(
-    failing_hall: Hall, all_at_once: bool
-) -> None:
-    engine = failing_hall.engine
-    failing_hall.shut()
-    held = [failing_hall.ask(6, 2), failing_hall.ask(3, 3)]
-    assert failing_hall.held == held
+def test_nobody_is_lost_where_telling_of_the_held_fails(any_hall: Hall, all_at_once: bool) -> None:
+    engine = any_hall.engine
+    any_hall.shut()
+    held = [any_hall.ask(6, 2), any_hall.ask(3, 3)]
+    assert any_hall.held == held
     engine.scheduler.waiting.queued = [fail]
-    failing_hall.step(1, room=None if all_at_once else 99)
+    any_hall.step(1, room=None if all_at_once else 99)
     engine.settle()
     assert [len(engine.outputs[name]) for name in held] == [1, 1]
     assert engine.is_whole()
 
 
-def test_who_was_held_can_go_away_between_an_error_and_vllms_next_look(failing_hall: Hall) -> None:
-    failing_hall.shut()
-    first, second = failing_hall.ask(4, 1), failing_hall.ask(4, 2)
-    failing_hall.holding.end()
-    late = failing_hall.ask(2, 3)
-    assert failing_hall.engine.scheduler.get_request_counts() == (1, 3)
-    failing_hall.abort(first)
-    failing_hall.engine.settle()
-    assert [len(failing_hall.engine.outputs[name]) for name in (first, second, late)] == [0, 1, 1]
-    assert not failing_hall.engine.scheduler.deferred_waiting
-    assert failing_hall.engine.is_whole()
+def test_who_was_held_can_go_away_between_an_error_and_vllms_next_look(any_hall: Hall) -> None:
+    any_hall.shut()
+    first, second = any_hall.ask(4, 1), any_hall.ask(4, 2)
+    any_hall.holding.end()
+    late = any_hall.ask(2, 3)
+    assert any_hall.engine.scheduler.get_request_counts() == (1, 3)
+    any_hall.abort(first)
+    any_hall.engine.settle()
+    assert [len(any_hall.engine.outputs[name]) for name in (first, second, late)] == [0, 1, 1]
+    assert not any_hall.engine.scheduler.deferred_waiting
+    assert any_hall.engine.is_whole()
 
 
 BLOCKS = 8
 
 
 @pytest.fixture
-def tiered_hall(paper: Callable[..., Any]) -> Hall:
+def tiered(new_hall: NewHall) -> Hall:
     """An engine with tiers, whose prompt of seed 1 has copies only."""
-    tiered_hall = Hall(paper(shape(warm=256), clock=Clock()))
-    tiered_hall.say(None)
-    park(tiered_hall.engine, text(BLOCKS, 1))
-    return tiered_hall
+    hall = new_hall(warm=256)
+    hall.say(None)
+    park(hall.engine, text(BLOCKS, 1))
+    return hall
 
 
-def suggest(tiered_hall: Hall) -> None:
+def suggest(hall: Hall) -> None:
     """The sidecar would have the prompt of seed 1 back."""
-    client, none = tiered_hall.side.client, as_keys(b"")
-    hashes = tiered_hall.engine.make("probe", text(BLOCKS, 1), 1).block_hashes[:BLOCKS]
-    client.hold_ranking(EvictionRanking(1, tiered_hall.clock.now + 1e6, none, none, none, none))
+    client, none = hall.side.client, as_keys(b"")
+    hashes = hall.engine.make("probe", text(BLOCKS, 1), 1).block_hashes[:BLOCKS]
+    client.hold_ranking(EvictionRanking(1, hall.clock.now + 1e6, none, none, none, none))
     client.hold_wanted(np.array([key_of(each) for each in hashes], dtype=np.uint64))
 
 
 @pytest.mark.parametrize("waiting", [0, 40])
-def test_a_full_hall_takes_no_room_from_prefetches(tiered_hall: Hall, waiting: int) -> None:
-    tiered_hall.shut()
+def test_a_full_hall_takes_no_room_from_prefetches(tiered: Hall, waiting: int) -> None:
+    tiered.shut()
     names = []
     for number in range(waiting):
-        tiered_hall.saturate()
-        names.append(tiered_hall.ask(6, 50 + number))
-    assert tiered_hall.held == names
-    suggest(tiered_hall)
+        tiered.saturate()
+        names.append(tiered.ask(6, 50 + number))
+    assert tiered.held == names
+    suggest(tiered)
     for _ in range(10):
-        tiered_hall.step(room=0)
-        tiered_hall.engine.finish_copies()
-    assert tiered_hall.held == names
-    assert tiered_hall.side.bridge.ledger.counts.prefetched == BLOCKS
+        tiered.step(room=0)
+        tiered.engine.finish_copies()
+    assert tiered.held == names
+    assert tiered.side.bridge.ledger.counts.prefetched == BLOCKS
 
 
-def test_who_is_released_wants_room(tiered_hall: Hall) -> None:
-    line = tiered_hall.side.bridge.line
-    tiered_hall.shut()
-    name = tiered_hall.ask(6, 50)
+def test_who_is_released_wants_room(tiered: Hall) -> None:
+    line = tiered.side.bridge.line
+    tiered.shut()
+    name = tiered.ask(6, 50)
     assert line.needed == 0
-    tiered_hall.step(room=0)
+    tiered.step(room=0)
     assert line.needed == 0
-    tiered_hall.step(room=20)
-    assert tiered_hall.held == []
+    tiered.step(room=20)
+    assert tiered.held == []
     assert line.needed == 7, "its prompt's blocks and one for its answer"
-    tiered_hall.step(2, room=20)
-    assert name in tiered_hall.started
+    tiered.step(2, room=20)
+    assert name in tiered.started
     assert line.needed == 0
 
 
-def test_who_is_held_at_its_turn_wants_none_until_then(tiered_hall: Hall) -> None:
-    line = tiered_hall.side.bridge.line
-    tiered_hall.crowd()
-    queue = tiered_hall.holding.queue
+def test_who_is_held_at_its_turn_wants_none_until_then(tiered: Hall) -> None:
+    line = tiered.side.bridge.line
+    tiered.crowd()
+    queue = tiered.holding.queue
     (head,) = queue.next_requests(9)
     name = head.request_id
     assert line.needed > 0
@@ -674,11 +658,11 @@ def test_who_is_held_at_its_turn_wants_none_until_then(tiered_hall: Hall) -> Non
     assert line.needed > 0
 
 
-def test_who_goes_away_while_held_wants_nothing(tiered_hall: Hall) -> None:
-    tiered_hall.shut()
-    tiered_hall.abort(tiered_hall.ask(6, 50))
-    assert tiered_hall.held == []
-    assert tiered_hall.side.bridge.line.needed == 0
+def test_who_goes_away_while_held_wants_nothing(tiered: Hall) -> None:
+    tiered.shut()
+    tiered.abort(tiered.ask(6, 50))
+    assert tiered.held == []
+    assert tiered.side.bridge.line.needed == 0
 
 
 def test_a_large_newcomer_waits_no_longer_than_three_times_as_long_as_small_ones(
@@ -803,21 +787,18 @@ def test_no_prompt_is_limited_where_that_would_not_pay(
     assert prompts_limit(hall) == 0
 
 
-def test_no_prompt_is_limited_while_few_requests_queue(paper: Callable[..., Any]) -> None:
-    hall = Hall(paper(shape(), clock=Clock()))
+@pytest.mark.parametrize("ended", [False, True], ids=["few requests queue", "holding has ended"])
+def test_no_prompt_is_limited_any_more_once(new_hall: NewHall, ended: bool) -> None:
+    hall = new_hall()
     steps = slowed(hall)
     measured(hall, steps)
     assert prompts_limit(hall)
-    for _ in range(200):
-        hall.holding.saturation.note_arrival(queued=False)
-    steps(1)
-    assert prompts_limit(hall) == 0
-
-
-def test_no_prompt_is_limited_once_holding_has_ended(hall: Hall) -> None:
-    measured(hall, slowed(hall))
-    assert prompts_limit(hall)
-    hall.holding.end()
+    if ended:
+        hall.holding.end()
+    else:
+        for _ in range(200):
+            hall.holding.saturation.note_arrival(queued=False)
+        steps(1)
     assert prompts_limit(hall) == 0
 
 
@@ -854,42 +835,41 @@ def test_a_limit_that_an_operator_set_stays(paper: Callable[..., Any]) -> None:
     ],
 )
 def test_a_prompt_that_vllm_may_not_split_anywhere_is_not_limited(
-    paper: Callable[..., Any], part: str, value: int
+    paper: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, part: str, value: int
 ) -> None:
     engine = paper(shape(), clock=Clock())
     owners = engine.scheduler, engine.scheduler.scheduler_config
     owner = next(each for each in owners if hasattr(each, part))
-    before = getattr(owner, part)
-    setattr(owner, part, value)
-    hall = Hall(engine)
-    setattr(owner, part, before)  # the engine on paper serves no such model
+    with monkeypatch.context() as patch:  # the engine on paper serves no such model
+        patch.setattr(owner, part, value)
+        hall = Hall(engine)
     measured(hall, slowed(hall))
     assert prompts_limit(hall) == 0
 
 
-def test_vllm_asks_its_own_queue_while_nobody_is_held(failing_hall: Hall) -> None:
-    scheduler = failing_hall.engine.scheduler
+def test_vllm_asks_its_own_queue_while_nobody_is_held(any_hall: Hall) -> None:
+    scheduler = any_hall.engine.scheduler
     own = scheduler.waiting
     assert not isinstance(own, HoldingQueue)
-    failing_hall.shut()
-    held = [failing_hall.ask(4, seed) for seed in (1, 2)]
+    any_hall.shut()
+    held = [any_hall.ask(4, seed) for seed in (1, 2)]
     assert isinstance(scheduler.waiting, HoldingQueue)
-    failing_hall.abort(held[0])
+    any_hall.abort(held[0])
     assert isinstance(scheduler.waiting, HoldingQueue)
-    failing_hall.step(1, room=99)
-    assert failing_hall.held == []
+    any_hall.step(1, room=99)
+    assert any_hall.held == []
     assert scheduler.waiting is own
-    failing_hall.engine.settle()
-    assert len(failing_hall.engine.outputs[held[1]]) == 1
+    any_hall.engine.settle()
+    assert len(any_hall.engine.outputs[held[1]]) == 1
 
 
-def test_after_an_error_of_ours_nothing_is_asked_of_us_any_more(failing_hall: Hall) -> None:
-    queue, own = failing_hall.holding.queue, failing_hall.engine.scheduler.waiting
-    failing_hall.holding.end()
+def test_after_an_error_of_ours_nothing_is_asked_of_us_any_more(any_hall: Hall) -> None:
+    queue, own = any_hall.holding.queue, any_hall.engine.scheduler.waiting
+    any_hall.holding.end()
     queue.add_request = fail
-    assert failing_hall.engine.scheduler.waiting is own
+    assert any_hall.engine.scheduler.waiting is own
     assert own.add_request.__self__ is own
-    assert len(failing_hall.engine.serve([1, 2, 3], 4)) == 4
+    assert len(any_hall.engine.serve([1, 2, 3], 4)) == 4
 
 
 def test_a_scheduler_that_lacks_a_part_goes_on_without(

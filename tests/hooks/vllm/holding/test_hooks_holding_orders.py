@@ -12,7 +12,7 @@ from kvgraph.graph.release_order import Held, HoldingOrder
 from kvgraph.hooks.settings import HOLD_MAX_VARIABLE
 from kvgraph.hooks.vllm.holding.arrivals import Midpoint, SessionName, SessionNames, midpoint_of
 from kvgraph_bench.paper.paper_engine import PaperEngine
-from paper import fail
+from paper import fail, park
 
 pytestmark = pytest.mark.usefixtures("vllm_loaded")
 
@@ -72,19 +72,6 @@ def test_what_is_taken_out_of_turn_is_never_next() -> None:
     assert sorted(drain(order)) == sorted(waiting)
 
 
-def test_names_that_never_come_back_name_no_sessions() -> None:
-    names = SessionNames()
-    for number in range(100):
-        names.arrived(SessionName(None, f"chat-{number % 20}"))
-        names.started(SessionName(None, f"chat-{number % 20}"), None)
-    assert names.is_new(SessionName(None, "another"))
-    assert not names.is_new(SessionName(None, "chat-3"))
-    for number in range(500):
-        names.arrived(SessionName(None, f"request-{number}"))
-        names.started(SessionName(None, f"request-{number}"), None)
-    assert not names.is_new(SessionName(None, "another")), "they say nothing any more"
-
-
 def test_an_id_for_each_request_holds_no_conversation_back(hall: Hall) -> None:
     hall.say(None)
     for number in range(400):
@@ -112,22 +99,19 @@ def test_one_id_for_everybody_is_no_session(hall: Hall, users: int, held: int) -
     assert len(hall.held) == held
 
 
+def add(hall: Hall, name: str, tokens: list[int], **fields: Any) -> None:
+    """A request of this id, or more input for it."""
+    hall.engine.outputs.setdefault(name, [])
+    hall.engine.scheduler.add_request(hall.engine.make(name, tokens, 1, **fields))
+
+
 def test_a_session_that_ended_is_a_new_one_when_it_comes_again(hall: Hall) -> None:
     hall.say(None)
-    request = hall.engine.make("last", tokens_of(4, 1), 1, session_id="a")
-    request.kv_transfer_params = {"kvgraph": {"session_ended": True}}
-    hall.engine.outputs["last"] = []
-    hall.engine.scheduler.add_request(request)
+    over = {"kvgraph": {"session_ended": True}}
+    add(hall, "last", tokens_of(4, 1), session_id="a", kv_transfer_params=over)
     hall.engine.settle()
     hall.shut()
     hall.ask(6, 2, session_id="a")
-    assert len(hall.held) == 1
-
-
-def test_another_tenants_session_of_the_same_name_is_another(hall: Hall) -> None:
-    hall.serve(4, 1, session_id="a", cache_salt="one")
-    hall.shut()
-    hall.ask(6, 2, session_id="a", cache_salt="two")
     assert len(hall.held) == 1
 
 
@@ -141,12 +125,9 @@ def test_without_names_it_is_the_prompt_that_is_known(hall: Hall) -> None:
 
 
 def test_what_a_tier_can_bring_back_is_resident(paper: Callable[..., Any]) -> None:
-    from paper import park
-
-    engine = paper(shape(blocks=33, warm=64), clock=Clock())
-    hall = Hall(engine)
+    hall = Hall(paper(shape(blocks=33, warm=64), clock=Clock()))
     hall.say(None)
-    park(engine, tokens_of(8, 1), session_id="a")
+    park(hall.engine, tokens_of(8, 1), session_id="a")
     hall.shut()
     hall.ask(8, 1, session_id="a")
     assert hall.held == []
@@ -205,18 +186,14 @@ def test_where_vllm_knows_no_priorities_nobody_claims_one(hall: Hall) -> None:
 
 def test_streamed_input_of_a_held_request_waits_with_it(hall: Hall) -> None:
     hall.shut()
-    first = hall.engine.make("stream", tokens_of(3, 1), 1, resumable=True)
-    hall.engine.outputs["stream"] = []
-    hall.engine.scheduler.add_request(first)
+    add(hall, "stream", tokens_of(3, 1), resumable=True)
     assert hall.held == ["stream"]
-    more = hall.engine.make("stream", tokens_of(2, 2), 1, resumable=True)
-    hall.engine.scheduler.add_request(more)
+    add(hall, "stream", tokens_of(2, 2), resumable=True)
     assert hall.held == ["stream"]
     hall.step(6, room=None)
     assert len(hall.engine.outputs["stream"]) == 2, "one answer for each part"
     hall.say(0)
-    third = hall.engine.make("stream", tokens_of(2, 3), 1, resumable=True)
-    hall.engine.scheduler.add_request(third)
+    add(hall, "stream", tokens_of(2, 3), resumable=True)
     assert hall.held == [], "the scheduler knows it"
     hall.step(4, room=0)
     assert len(hall.engine.outputs["stream"]) == 3
@@ -277,9 +254,8 @@ def test_random_traffic_gets_stocks_answers(
         tokens = tokens_of(rng.randint(1, 12), rng.randint(1, 15), range(rng.randint(0, 40)))
         output = rng.randint(1, 9)
         session = f"s{rng.randint(1, 8)}" if rng.random() < 0.7 else None
-        asked.append(
-            (hall.engine.ask(tokens, output, session_id=session).request_id, tokens, output)
-        )
+        name = hall.engine.ask(tokens, output, session_id=session).request_id
+        asked.append((name, tokens, output))
         hall.step(rng.randint(0, 3), room=rng.choice([0, 0, 5, 40, None]))
         if rng.random() < 0.1 and hall.held:
             gone = rng.choice(hall.held)
@@ -296,20 +272,28 @@ def test_random_traffic_gets_stocks_answers(
         assert hall.engine.outputs[name] == stock.serve(tokens, output), name
 
 
+def start_in_turn(hall: Hall, wanted: list[str]) -> None:
+    """There is room for one of three blocks at a time, until all of these have started."""
+    for _ in range(40):
+        hall.step(1, room=3)
+        hall.step(2, room=0)
+        if all(name in hall.started for name in wanted):
+            return
+    pytest.fail("somebody still waits")
+
+
+def new_sessions(hall: Hall, count: int, salt: str, seed: int) -> list[str]:
+    """As many requests of three blocks, each of a new session of this tenant."""
+    return [
+        hall.ask(3, seed + at, session_id=f"{salt}{at}", cache_salt=salt) for at in range(count)
+    ]
+
+
 def test_a_tenant_that_opens_sessions_does_not_starve_another(hall: Hall) -> None:
     hall.shut()
-    greedy = [hall.ask(3, seed, session_id=f"g{seed}", cache_salt="greedy") for seed in range(80)]
-    modest = [
-        hall.ask(3, 500 + seed, session_id=f"m{seed}", cache_salt="modest") for seed in range(3)
-    ]
+    greedy, modest = new_sessions(hall, 80, "greedy", 0), new_sessions(hall, 3, "modest", 500)
     assert hall.held == greedy + modest
-    for _ in range(40):
-        hall.step(1, room=3)  # for one at a time
-        hall.step(2, room=0)
-        if all(name in hall.started for name in modest):
-            break
-    else:
-        pytest.fail("the other tenant still waits")
+    start_in_turn(hall, modest)
     before = sum(name in greedy for name in hall.started)
     assert before <= len(modest) + 1, "turn and turn about"
 
@@ -318,7 +302,7 @@ def test_a_tenant_that_opens_sessions_does_not_starve_another_where_there_is_no_
     hall: Hall,
 ) -> None:
     hall.shut()
-    greedy = [hall.ask(3, seed, session_id=f"g{seed}", cache_salt="greedy") for seed in range(80)]
+    greedy = new_sessions(hall, 80, "greedy", 0)
     modest = hall.ask(9, 500, session_id="m", cache_salt="modest")
     hall.clock.now += 11.0
     hall.step(20, room=0)
@@ -384,16 +368,11 @@ def test_the_name_of_a_running_session_lets_a_few_in_and_not_a_crowd(hall: Hall)
 def test_requests_that_went_away_do_not_set_their_tenant_back(hall: Hall) -> None:
     """A large tenant's clients give up, or are refused, and come again; one has waited on."""
     hall.shut()
-    many = [hall.ask(3, seed, session_id=f"a{seed}", cache_salt="a") for seed in range(40)]
-    for name in many[1:]:
+    for name in new_sessions(hall, 40, "a", 0)[1:]:
         hall.abort(name)
-    other = [hall.ask(3, 500 + seed, session_id=f"b{seed}", cache_salt="b") for seed in range(10)]
+    other = new_sessions(hall, 10, "b", 500)
     again = hall.ask(3, 600, session_id="a again", cache_salt="a")
-    for _ in range(40):
-        hall.step(1, room=3)  # for one at a time
-        hall.step(2, room=0)
-        if again in hall.started:
-            break
+    start_in_turn(hall, [again])
     assert sum(name in hall.started for name in other) <= 3, "turn and turn about"
 
 
@@ -437,25 +416,21 @@ def test_one_small_context_under_many_names_lets_no_large_ones_in(hall: Hall) ->
 def test_names_that_were_served_next_to_nothing_go_before_nobody(hall: Hall) -> None:
     hall.say(None)
     for at in range(12):
-        hall.engine.ask([at + 1] * 3, 1, session_id=f"g{at}", cache_salt="greedy")
+        hall.engine.ask([at + 1] * 3, 1, session_id=f"greedy{at}", cache_salt="greedy")
         hall.engine.settle()
     hall.shut()
-    honest = [hall.ask(3, 50 + at, session_id=f"h{at}", cache_salt="honest") for at in range(3)]
-    greedy = [hall.ask(3, 100 + at, session_id=f"g{at}", cache_salt="greedy") for at in range(12)]
-    for _ in range(30):
-        hall.step(1, room=3)  # for one at a time
-        hall.step(2, room=0)
-        if all(name in hall.started for name in honest):
-            break
+    honest, greedy = new_sessions(hall, 3, "honest", 50), new_sessions(hall, 12, "greedy", 100)
+    start_in_turn(hall, honest)
     assert sum(name in hall.started for name in greedy) <= 3, "turn and turn about"
 
 
-def test_a_context_that_was_made_anew_is_a_new_one(hall: Hall) -> None:
-    """Compacted, or begun again: nothing of it was ever computed."""
-    hall.serve(8, 1, session_id="a")
+@pytest.mark.parametrize("salt", ["one", "two"], ids=["made anew", "another tenant's"])
+def test_another_context_under_a_name_is_a_new_one(hall: Hall, salt: str) -> None:
+    """Compacted, or begun again, or of somebody else: nothing of it was ever computed."""
+    hall.serve(8, 1, session_id="a", cache_salt="one")
     hall.shut()
-    made_anew = hall.ask(6, 2, session_id="a")
-    assert hall.held == [made_anew]
+    another = hall.ask(6, 2, session_id="a", cache_salt=salt)
+    assert hall.held == [another]
 
 
 @pytest.mark.parametrize("subagents", [0, 3])

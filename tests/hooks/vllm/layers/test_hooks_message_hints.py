@@ -46,6 +46,11 @@ class Letters:
 
 
 TOKENS = [*map(ord, TEXT)]
+read = HintReader(HintPolicy(HintTrust.ALL)).read
+
+
+def once() -> Once:
+    return Once(logging.getLogger("kvgraph.test"))
 
 
 def prompt(messages: list[Any] = MESSAGES, marks: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -66,34 +71,24 @@ def segments(hints: Any) -> list[dict[str, Any]]:
     return found
 
 
-def said_of(hints: Any) -> list[tuple[str, str]]:
-    return [(each["layer"], TEXT[each["start"] : each["end"]]) for each in segments(hints)]
+def said_of(hint: dict[str, Any]) -> list[tuple[str, str]]:
+    found = segments({"messages": [hint]})
+    return [(each["layer"], TEXT[each["start"] : each["end"]]) for each in found]
 
 
 def test_messages_are_named_by_index_or_by_role() -> None:
-    assert said_of({"messages": [{"index": 0, "layer": "axioms"}]}) == [("axioms", "Be kind.")]
-    assert said_of({"messages": [{"index": -1}]}) == [("user_turn", "Thanks")]
-    assert said_of({"messages": [{"role": "user"}]}) == [
-        ("user_turn", "Read x"), ("user_turn", "Thanks"),
-    ]  # fmt: skip
-    assert said_of({"messages": [{"role": "tool", "layer": "memories"}]}) == [
-        ("memories", "the file")
-    ]
+    assert said_of({"index": 0, "layer": "axioms"}) == [("axioms", "Be kind.")]
+    assert said_of({"index": -1}) == [("user_turn", "Thanks")]
+    assert said_of({"role": "user"}) == [("user_turn", "Read x"), ("user_turn", "Thanks")]
+    assert said_of({"role": "tool", "layer": "memories"}) == [("memories", "the file")]
 
 
 def test_everything_that_is_said_of_a_message_arrives() -> None:
     hint = {"index": 3, "priority": 20, "pinned": 60, "identity": "tool:search#3", "memory_id": "m"}
     (segment,) = segments({"messages": [hint]})
-    read = HintReader(HintPolicy(HintTrust.ALL)).read(
-        {"kvgraph": {"segments": [segment]}}, len(TOKENS)
-    )
-    (one,) = read.segments
-    assert (one.importance, one.pinned_s, one.name, one.memory_id) == (
-        0.2,
-        60,
-        "tool:search#3",
-        "m",
-    )
+    (one,) = read({"kvgraph": {"segments": [segment]}}, len(TOKENS)).segments
+    said = one.importance, one.pinned_s, one.name, one.memory_id
+    assert said == (0.2, 60, "tool:search#3", "m")
 
 
 def test_many_hints_about_many_messages_are_not_multiplied_out() -> None:
@@ -101,9 +96,9 @@ def test_many_hints_about_many_messages_are_not_multiplied_out() -> None:
     own = client_messages(messages)
     chat = RenderedChat(None, lambda: own, [*map(ord, "a" * 4000)], None, Letters())
     hints = [{"role": "user", "priority": n % 100} for n in range(1024)]
-    said = resolve_message_hints({"messages": hints}, chat, Once(logging.getLogger("kvgraph.test")))
+    said = resolve_message_hints({"messages": hints}, chat, once())
     assert len(said["segments"]) == 1024
-    about = hints_by_message(message_hints({"messages": hints}, Once(logging.getLogger("t"))), own)
+    about = hints_by_message(message_hints({"messages": hints}, once()), own)
     assert sum(map(len, about.values())) == 1024, "of four million"
 
 
@@ -120,9 +115,7 @@ def test_one_hint_about_one_of_many_messages_does_not_place_the_others() -> None
     text = "b" + "a" * 2000
     own = partial(client_messages, messages)
     chat = RenderedChat(None, own, [*map(ord, text[1:])], text, Counting())
-    resolve_message_hints(
-        {"messages": [{"index": 0}]}, chat, Once(logging.getLogger("kvgraph.test"))
-    )
+    resolve_message_hints({"messages": [{"index": 0}]}, chat, once())
     assert sum(decoded) < 20_000
 
 
@@ -192,13 +185,13 @@ def test_absurd_hints_are_cut_and_never_fail(hints: Any) -> None:
         arrived = handed(extra)
         transfer = (arrived or {}).get("kv_transfer_params") or {}
         assert len(msgspec.msgpack.encode(transfer)) < 600_000, "as vLLM sends it to its engine"
-        HintReader(HintPolicy(HintTrust.ALL)).read(transfer, len(TOKENS))
+        read(transfer, len(TOKENS))
 
 
 def test_megabytes_of_hints_are_left_out(caplog: pytest.LogCaptureFixture) -> None:
     text = json.dumps({"session": "x" * 10_000_000})
     assert len(text) > LONGEST
-    assert take_hints({"kvgraph": text}, Once(logging.getLogger("kvgraph.test"))) == {}
+    assert take_hints({"kvgraph": text}, once()) == {}
     assert "at most" in caplog.text
 
 
@@ -257,7 +250,7 @@ def test_a_value_that_is_not_allowed_is_told_by_its_own_name(
 ) -> None:
     wrong = {"index": 0, "importance": 7, "identity": 3, "pinned": float("nan"), "memory_id": "m"}
     said = {"messages": [wrong]}
-    (hint,) = message_hints(said, Once(logging.getLogger("kvgraph.test")))
+    (hint,) = message_hints(said, once())
     assert hint.segment == {"memory_id": "m"}
     for name in ("messages.importance", "messages.identity", "messages.pinned"):
         assert name in caplog.text
@@ -268,7 +261,7 @@ def test_a_value_that_is_not_allowed_is_told_by_its_own_name(
 def test_a_lease_of_any_length_counts_as_the_longest(seconds: float) -> None:
     part = {"layer": "rules", "start": 0, "end": 4, "pinned": seconds}
     said = {"kvgraph": {"segments": [part]}}
-    (segment,) = HintReader(HintPolicy(HintTrust.ALL)).read(said, 4).segments
+    (segment,) = read(said, 4).segments
     assert segment.pinned_s == 1e9
 
 

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import pytest
 from kvgraph.advisor.page.misses import request_view
-from kvgraph.advisor.words.words import miss_sentence
 from kvgraph.graph.kvcache_graph import KVCacheGraph
 from kvgraph.graph.logs.reasons import REASON_NAMES, Reason
 from kvgraph.graph.types import as_keys
@@ -28,6 +27,7 @@ from kvgraph_bench.hotpath import cached_pool, new_pool, request_maker
 from kvgraph_bench.paper.paper_engine import BLOCK_SIZE, Shape
 from kvgraph_bench.sidecars.sidecar_process import SidecarProcess, wait_until
 from paper import text, words
+from seeded import seeded
 
 pytestmark = pytest.mark.usefixtures("vllm_loaded")
 
@@ -117,9 +117,7 @@ def test_changes_are_noted_one_at_a_time_and_in_order() -> None:
 
 
 def test_many_keys_are_found_as_one_is() -> None:
-    seed = random.randrange(1 << 30)
-    print(f"seed {seed}")  # noqa: T201 - shown when the test fails
-    rng, now = random.Random(seed), 1000.0
+    rng, now = seeded(), 1000.0
     pool, keys, index = cached_pool(400, lambda: now)
     free = pool.free_block_queue.get_all_free_blocks()
     pool.touch(rng.sample(free, 60))
@@ -339,24 +337,6 @@ def lose_the_window(engine: Any) -> None:
     engine.serve(text(16, 1), output=4)
     for seed in range(2, 5):
         engine.serve(text(4, seed), output=4)
-
-
-def test_the_graph_says_it_in_words(paper: Callable[..., Any]) -> None:
-    watched = Watched(paper, Shape(blocks=50, warm=None, windows=(None, 70)))
-    lose_the_window(watched.engine)
-    watched.engine.serve([*BRANCH, *words(40, 9)], output=4)
-    history = watched.graph.tables.history
-    record = history.requests.record(history.requests.next - 1)
-    reason, place = Reason(int(record["reason"])), int(record["detail"])
-    assert (reason, place) == (Reason.OTHER_GROUP, 1)
-    assert history.totals[Reason.OTHER_GROUP] == 1
-    assert history.totals[Reason.UNKNOWN] == 0
-    where = int(record["index"]), int(record["asked"])
-    said = miss_sentence(reason, place, where, None, None, None, None, history.group("e", place))
-    assert said == (
-        f"Block {where[0] + 1} of 12 is in the pool, but cache group 1 (a sliding window of 70 "
-        "tokens) had let go of a part of the window that ends there."
-    )
 
 
 def test_a_sidecar_counts_it_by_its_name(paper: Callable[..., Any], socket_directory: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import time
 from collections.abc import Callable, Iterable
 from itertools import takewhile
@@ -30,9 +29,30 @@ from kvgraph.hooks.link.late import PromptDigests
 from kvgraph.hooks.vllm.meters import PrefillMeter, UrgentFlush
 from kvgraph_bench.paper.paper_engine import BLOCK_SIZE, Shape
 from paper import text
+from seeded import seeded
 
 pytestmark = pytest.mark.usefixtures("vllm_loaded")
 
+
+@pytest.fixture
+def engine(paper: Callable[..., Any]) -> Any:
+    """Its client keeps what it would send, from the start on."""
+    engine = paper(Shape(blocks=100, warm=None), clock=time.monotonic)
+    engine.side.client.outbox.open()
+    engine.side.client.put(ContentKey(KEY))
+    return engine
+
+
+def told(engine: Any) -> list[AnyEvent]:
+    events: list[AnyEvent] = engine.side.client.outbox.take_all()
+    return events
+
+
+def starts(engine: Any) -> list[RequestStarted]:
+    return [event for event in told(engine) if isinstance(event, RequestStarted)]
+
+
+KEY = bytes(range(32))
 _STEPS = 250
 _STEP = Pressure(1, 1, 1, 1, 1)  # stands between the events of two steps
 
@@ -73,9 +93,7 @@ def test_after_each_step_the_pool_is_as_told_however_late(
     paper: Callable[..., Any], every: int
 ) -> None:
     """With duplicates: the same prompts come twice and three times at once, in a pool too small."""
-    seed = random.randrange(1 << 30)
-    print(f"seed {seed}")  # noqa: T201 - shown when the test fails
-    rng = random.Random(seed)
+    rng = seeded()
     engine = paper(Shape(blocks=24, warm=None), clock=lambda: 1.0)
     engine.side.client.outbox.open()
     follower = Follower(engine)
@@ -113,37 +131,25 @@ def test_blocks_of_a_streamed_session_are_told_though_their_hashes_are_discarded
     assert len(follower.told) > 1
 
 
-BLOCK = 16
-
-
-class Told:
-    """Counts how often news was told."""
-
-    def __init__(self, pool_blocks: int) -> None:
-        self.times = 0
-        self.news = UrgentFlush(pool_blocks, self.tell)
-
-    def tell(self) -> None:
-        self.times += 1
-
-
 def test_much_that_was_stored_is_told_after_a_step_and_again_at_rest() -> None:
-    told = Told(1000)
+    told: list[str] = []
+    news = UrgentFlush(1000, lambda: told.append("told"))
     calls = [
-        (told.news.after_step, 19, 0), (told.news.after_step, 20, 1),
-        (told.news.after_step, 39, 1), (told.news.at_rest, 39, 2), (told.news.at_rest, 58, 2),
-        (told.news.after_step, 58, 3), (told.news.at_rest, 59, 4),
+        (news.after_step, 19, 0), (news.after_step, 20, 1), (news.after_step, 39, 1),
+        (news.at_rest, 39, 2), (news.at_rest, 58, 2), (news.after_step, 58, 3),
+        (news.at_rest, 59, 4),
     ]  # fmt: skip
     for look, stored, times in calls:
         look(stored)
-        assert told.times == times
+        assert len(told) == times
 
 
 def test_every_block_is_news_in_a_pool_of_a_few() -> None:
-    told = Told(10)
+    told: list[str] = []
+    news = UrgentFlush(10, lambda: told.append("told"))
     for _ in range(2):
-        told.news.after_step(1)
-    assert told.times == 1
+        news.after_step(1)
+    assert told == ["told"]
 
 
 def test_the_end_of_the_last_running_request_is_told_at_once(
@@ -153,7 +159,10 @@ def test_the_end_of_the_last_running_request_is_told_at_once(
     monkeypatch.setattr(AdvisorClient, "nudge", lambda _: nudged.append(len(running)))
     engine = paper(Shape(blocks=101, warm=None))
     running = engine.side.observer.running
-    long, short = engine.ask(range(4 * BLOCK), 8), engine.ask(range(900, 900 + 4 * BLOCK), 2)
+    long, short = (
+        engine.ask(range(4 * BLOCK_SIZE), 8),
+        engine.ask(range(900, 900 + 4 * BLOCK_SIZE), 2),
+    )
     engine.until(lambda: short.is_finished())
     assert not long.is_finished()
     nudged.clear()
@@ -195,18 +204,12 @@ def test_a_block_of_an_answer_that_another_prompt_takes_just_then_was_evicted(
     ("before", "least", "most"),
     [(30.0, 30.0, 3600.0), (-30.0, 0.0, 0.0), (1e9, 0.0, 0.0), (float("nan"), 0.0, 0.0)],
 )
-def test_a_start_tells_the_wait(
-    paper: Callable[..., Any], before: float, least: float, most: float
-) -> None:
+def test_a_start_tells_the_wait(engine: Any, before: float, least: float, most: float) -> None:
     """A clock that went back, or another clock, tells none."""
-    engine = paper(Shape(blocks=100, warm=None), clock=time.monotonic)
-    engine.side.client.outbox.open()
     request = engine.ask(text(6, 1))
     request.arrival_time = time.time() - before
     engine.settle()
-    (start,) = [
-        event for event in engine.side.client.outbox.take_all() if isinstance(event, RequestStarted)
-    ]
+    (start,) = starts(engine)
     assert least <= start.waited_s <= most
 
 
@@ -214,34 +217,11 @@ def test_a_start_tells_the_wait(
     ("warming", "output", "warms"), [(True, 1, True), (True, 2, False), (None, 1, False)]
 )
 def test_nobody_hides_a_request_that_answers(
-    paper: Callable[..., Any], warming: bool | None, output: int, warms: bool
+    engine: Any, warming: bool | None, output: int, warms: bool
 ) -> None:
-    engine = paper(Shape(blocks=100, warm=None), clock=time.monotonic)
-    engine.side.client.outbox.open()
     engine.serve(text(6, 1), output, **hints(session="conv:a", warming=warming))
-    events = engine.side.client.outbox.take_all()
-    (start,) = [event for event in events if isinstance(event, RequestStarted)]
+    (start,) = starts(engine)
     assert (start.session, start.warms) == ("conv:a", warms)
-
-
-KEY = bytes(range(32))
-
-
-@pytest.fixture
-def engine(paper: Callable[..., Any]) -> Any:
-    engine = paper(Shape(blocks=100, warm=None), clock=time.monotonic)
-    engine.side.client.outbox.open()
-    engine.side.client.put(ContentKey(KEY))
-    return engine
-
-
-def told(engine: Any) -> list[AnyEvent]:
-    events: list[AnyEvent] = engine.side.client.outbox.take_all()
-    return events
-
-
-def starts(engine: Any) -> list[RequestStarted]:
-    return [event for event in told(engine) if isinstance(event, RequestStarted)]
 
 
 def test_two_salts_that_say_the_same_are_told_with_the_same_digests(engine: Any) -> None:
@@ -289,23 +269,19 @@ def test_the_page_says_that_a_miss_is_the_salts_doing(engine: Any) -> None:
 
 def test_digests_are_of_whole_prefixes_and_say_nothing_without_the_key() -> None:
     tokens = text(300, 1)
-    whole = PromptDigests(KEY, tokens, BLOCK_SIZE, None).digests()
-    assert len(whole) == 8 * 300
-    assert whole.startswith(PromptDigests(KEY, tokens[: 5 * BLOCK_SIZE], BLOCK_SIZE, "x").digests())
-    other = [tokens[0] + 1, *tokens[1:]]
-    assert not set(digests(whole)) & set(
-        digests(PromptDigests(KEY, other, BLOCK_SIZE, None).digests())
-    )
-    assert not set(digests(whole)) & set(
-        digests(PromptDigests(KEY[::-1], tokens, 16, None).digests())
-    )
+    whole = digests(tokens)
+    assert len(whole) == 300
+    assert whole[:5] == digests(tokens[: 5 * BLOCK_SIZE], salt="x")
+    assert not set(whole) & set(digests([tokens[0] + 1, *tokens[1:]]))
+    assert not set(whole) & set(digests(tokens, KEY[::-1]))
 
 
 def test_a_salt_that_is_no_text_has_a_digest() -> None:
     assert PromptDigests(KEY, [], BLOCK_SIZE, "\ud800").salt() not in (0, 1)
 
 
-def digests(packed: bytes) -> list[bytes]:
+def digests(tokens: list[int], key: bytes = KEY, salt: str | None = None) -> list[bytes]:
+    packed = PromptDigests(key, tokens, BLOCK_SIZE, salt).digests()
     return [packed[at : at + 8] for at in range(0, len(packed), 8)]
 
 

@@ -36,13 +36,20 @@ from kvgraph.kernels.rope import Rope
 from made_runner import SIZES, scheduled
 from paper import changed
 from vllm.config import KVTransferConfig
+from vllm.platforms import current_platform
+from vllm.v1.kv_cache_interface import (
+    FullAttentionSpec,
+    KVCacheConfig,
+    KVCacheGroupSpec,
+    SlidingWindowSpec,
+)
+from vllm.v1.worker import gpu_model_runner
+from vllm.v1.worker.gpu import model_runner as second
 
 pytestmark = pytest.mark.usefixtures("vllm_loaded")
 
 
 def on_a(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
-    from vllm.platforms import current_platform
-
     assert live_misfits(Part.SAMPLING) == [], "and all of vLLM is loaded as on a CPU"
     monkeypatch.setattr(type(current_platform), "is_cpu", lambda self: kind == "cpu")
     monkeypatch.setattr(type(current_platform), "is_cuda", lambda self: kind == "cuda")
@@ -110,9 +117,6 @@ def layer(backend: str = "FLASH_ATTN", **fields: Any) -> Any:
 
 
 def runner(config: Any, found: Any, spec: Any = None, groups: int = 1) -> Any:
-    import torch
-    from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
-
     made = copy.copy(config)
     made.kv_transfer_config = KVTransferConfig(kv_connector="KvGraphConnector", kv_role="kv_both")
     made.compilation_config = SimpleNamespace(static_forward_context={"a": found})
@@ -146,9 +150,6 @@ def test_layers_that_cannot_be_measured_are_refused_by_name(
 
 
 def test_caches_of_other_kinds_are_refused(paper_config: Any) -> None:
-    import torch
-    from vllm.v1.kv_cache_interface import FullAttentionSpec, SlidingWindowSpec
-
     window = SlidingWindowSpec(
         block_size=16, num_kv_heads=2, head_size=64, dtype=torch.half, sliding_window=64
     )
@@ -163,9 +164,6 @@ def test_caches_of_other_kinds_are_refused(paper_config: Any) -> None:
 def test_a_profiling_run_is_not_sampled_and_a_refusal_is_one_line(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from vllm.v1.worker import gpu_model_runner
-    from vllm.v1.worker.gpu import model_runner as second
-
     called: list[tuple[str, bool]] = []
     for module in (gpu_model_runner, second):
         name = module.__name__
@@ -230,14 +228,6 @@ def test_samples_take_their_share_and_no_more() -> None:
         assert engine.layers > 0
 
 
-def test_a_step_is_sampled_every_second_even_where_that_costs_more() -> None:
-    engine = Engine(5e-3, 1e-4, 50_000)
-    engine.run(60.0)
-    gaps = [late - early for early, late in zip(engine.times, engine.times[1:], strict=False)]
-    assert max(gaps) <= LONGEST_S + 0.2
-    assert engine.sampled_s <= 60 * 6e-3 + 16 * 5.0
-
-
 def test_one_sample_that_was_held_up_does_not_end_the_sampling_of_layers() -> None:
     engine = Engine(2e-4, 1e-6, 500)
     engine.run(30.0)
@@ -247,11 +237,12 @@ def test_one_sample_that_was_held_up_does_not_end_the_sampling_of_layers() -> No
     assert engine.layers > before + 100
 
 
-@pytest.mark.parametrize("step_s", [0.002, 0.03, 0.07, 0.2])
+@pytest.mark.parametrize("step_s", [0.002, 0.005, 0.03, 0.07, 0.2])
 def test_a_second_has_one_sampled_step_however_long_steps_are(step_s: float) -> None:
     engine = Engine(2.5e-3, 1e-4, 50_000, step_s)
     engine.run(300.0)
     assert len(engine.times) >= 300
+    assert engine.sampled_s <= 300 * 3e-3 + 16 * 5.0, "though that is more than its share"
     gaps = [late - early for early, late in pairwise(engine.times)]
     assert max(gaps) <= LONGEST_S + step_s
 
@@ -340,20 +331,30 @@ def test_attention_is_averaged_over_layers_and_sums_to_one() -> None:
     assert abs(float(mass.sum()) - 1) < 1e-5
 
 
-def told_of(
-    meanings: BlockEmbedder, request: str, blocks: torch.Tensor, mass: torch.Tensor
-) -> tuple[tuple[int, ...], torch.Tensor | None]:
-    """What a step would tell that looks and reads back at once."""
-    chosen = meanings.choose(request, blocks, mass)
-    assert chosen is not None
-    return meanings.report(request, *chosen)
+class Embedder:
+    """One that looks at the same blocks in every step, and reads back at once."""
+
+    def __init__(self) -> None:
+        self.meanings = BlockEmbedder(cache(), ROPE)
+        self.blocks, self.mass = torch.arange(BLOCKS), torch.rand(BLOCKS)
+
+    def told_of(self, request: str, most: int = BLOCKS) -> tuple[tuple[int, ...], Any] | None:
+        chosen = self.meanings.choose(request, self.blocks[:most], self.mass[:most])
+        return None if chosen is None else self.meanings.report(request, *chosen)
+
+
+@pytest.fixture
+def embedder() -> Embedder:
+    """One that knows what all blocks share."""
+    embedder = Embedder()
+    for turn in range(8):
+        embedder.told_of(f"r{turn}")
+    return embedder
 
 
 def test_nothing_is_told_before_it_is_known_what_all_blocks_share() -> None:
-    kv = cache()
-    meanings = BlockEmbedder(kv, ROPE)
-    blocks, mass = torch.arange(BLOCKS), torch.rand(BLOCKS)
-    told = [told_of(meanings, f"r{turn}", blocks, mass) for turn in range(12)]
+    embedder = Embedder()
+    mass, told = embedder.mass, [embedder.told_of(f"r{turn}") for turn in range(12)]
     assert [places for places, _ in told[:8]] == [()] * 8
     places, vectors = told[8]
     assert len(places) == 4
@@ -361,27 +362,17 @@ def test_nothing_is_told_before_it_is_known_what_all_blocks_share() -> None:
     assert mass[list(places)].min() >= mass.sort(descending=True).values[3]
 
 
-def test_a_block_is_embedded_once_per_request() -> None:
-    kv = cache()
-    meanings = BlockEmbedder(kv, ROPE)
-    blocks, mass = torch.arange(BLOCKS), torch.rand(BLOCKS)
-    for turn in range(8):
-        told_of(meanings, f"r{turn}", blocks, mass)
-    first, _ = told_of(meanings, "mine", blocks, mass)
-    second, _ = told_of(meanings, "mine", blocks, mass)
+def test_a_block_is_embedded_once_per_request(embedder: Embedder) -> None:
+    (first, _), (second, _) = embedder.told_of("mine"), embedder.told_of("mine")
+    assert first
     assert not set(first) & set(second)
 
 
-def test_a_request_whose_blocks_are_all_told_has_no_more_to_embed() -> None:
-    kv = cache()
-    meanings = BlockEmbedder(kv, ROPE)
-    blocks, mass = torch.arange(BLOCKS), torch.rand(BLOCKS)
-    for turn in range(8):
-        told_of(meanings, f"r{turn}", blocks, mass)
-    told: list[int] = []
-    while (chosen := meanings.choose("mine", blocks[:6], mass[:6])) is not None:
-        told += meanings.report("mine", *chosen)[0]
-    assert sorted(told) == list(range(6))
+def test_a_request_whose_blocks_are_all_told_has_no_more_to_embed(embedder: Embedder) -> None:
+    places: list[int] = []
+    while (told := embedder.told_of("mine", most=6)) is not None:
+        places += told[0]
+    assert sorted(places) == list(range(6))
 
 
 def test_rows_of_logits_are_taken_in_the_order_that_is_asked_for() -> None:
@@ -465,9 +456,6 @@ def test_steps_that_vary_are_held_against_their_median() -> None:
     clock.times.begin(scheduled({"r0": 1, "r1": 1}))
     usual = median(steps[-32:])
     assert clock.times.settled(0.0) == pytest.approx(0.05 + 2 * STEP_S - 3 * usual)
-
-
-pytest.importorskip("vllm")
 
 
 FIRST, SECOND = Sample("a", 0.5), Sample("b", 0.25)
