@@ -30,15 +30,17 @@ from .trace import Ints, ReplayError, Trace
 
 HINTS: Final = "+hints"
 """Suffix of a graph policy's name: callers name their sessions and state what the trace knows.
-Without it sessions are inferred from chains, as live."""
+Without it sessions are inferred from chains, as live.
+"""
 
 LAYERS: Final = "+layers"
 """Suffix of a graph policy's name: callers state nothing; the engine finds the prompt's parts by
 itself, as far as the trace knows them."""
 
 STOPS: Final = "+stops"
-"""Suffix of a graph policy's name: callers state nothing; the engine reads off each answer why it
-ended, as it does by default where its chat template has a form for tool calls."""
+"""Suffix of a graph policy's name: callers state nothing; the engine recognises from each answer
+why it ended, as it does by default if its chat template has a format for tool calls.
+"""
 
 SUFFIXES: Final = (HINTS, LAYERS, STOPS)
 
@@ -77,14 +79,14 @@ FAST: Final[dict[str, Fast]] = {
 """Arms with an inner loop of their own; requests take no time there."""
 
 BOUNDS: Final = ("belady-pool", "belady", "infinite")
-"""Arms that know the future: what policies are measured against."""
+"""Arms that know the future, with which policies are compared."""
 
 
 def arm_names() -> list[str]:
-    """Return the names that ``all`` stands for: baselines, then graph policies, then bounds.
+    """Return the names for ``all``: baselines, then graph policies, then bounds.
 
-    Suffixes are shown for the default policy only: their gain shows there, and graph policies take
-    most of a table's time. The default is listed under its own name.
+    Suffixes are included for the default policy only: their gain shows there, and graph policies
+    take most of a table's time. The default is listed under its own name.
     """
     graph = [*(name for name in POLICIES if name not in ORDERS), DEFAULT + HINTS]
     online = [name for name in {**ORDERS, **FAST} if name not in BOUNDS]
@@ -94,7 +96,7 @@ def arm_names() -> list[str]:
 
 
 def chosen_arms(names: Sequence[str]) -> list[str]:
-    """Return the arms that ``names`` ask for; ``all`` is every one that can run here.
+    """Return the arms for ``names``; ``all`` means every one that can run here.
     Raises ReplayError.
     """
     known = arm_names()
@@ -145,7 +147,9 @@ def new_orders(name: str, trace: Trace, settings: Settings, engines: int) -> lis
 
 
 def run_arm(name: str, trace: Trace, capacity: int, settings: Settings) -> Ints:
-    """int32 ``[requests]``: prompt blocks matched by prefix, with one engine of ``capacity``."""
+    """Return the prompt blocks matched by prefix, int32 ``[requests]``, with one engine of
+    ``capacity`` blocks.
+    """
     if name in FAST and (settings.load is None or name not in ORDERS):
         return FAST[name](trace, capacity)
     instance = Instance(capacity, new_order(name, trace, settings))
@@ -163,7 +167,7 @@ def run_cells(
     cells: Sequence[Cell],
     processes: int,  # 1 runs all cells in this one
 ) -> Iterator[tuple[Cell, Found]]:
-    """Yield every cell with ``run(shared, cell)`` as it is done; cells begin in their order."""
+    """Yield every cell with ``run(shared, cell)`` when it is done; cells start in their order."""
     if processes == 1 or len(cells) == 1:
         with threadpool_limits(1, user_api="blas"):
             for cell in cells:
@@ -183,7 +187,7 @@ def all_cells(
     processes: int,
     progress: Callable[[int, int], None],  # called with how many are done, and how many there are
 ) -> dict[Cell, Found]:
-    """``run_cells`` to its end, by cell."""
+    """Run ``run_cells`` to its end; returns the results by cell."""
     found: dict[Cell, Found] = {}
     for cell, each in run_cells(run, shared, cells, processes):
         found[cell] = each

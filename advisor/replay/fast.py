@@ -15,11 +15,12 @@ from .trace import Ints, ReplayError, Trace
 
 
 def lru_hits(trace: Trace, capacity: int) -> Ints:
-    """int32 ``[requests]``: prompt blocks matched by prefix, one request after the other.
+    """Return the prompt blocks matched by prefix, int32 ``[requests]``, one request after the
+    other.
 
-    vLLM's order exactly: a request's hits leave the free queue, its other blocks take the queue's
-    head, and when it ends all of them come back tail first. ``simulator.simulate`` with an
-    ``LruOrder`` says the same, slower.
+    This is exactly vLLM's order: a request's hits leave the free queue, its other blocks are taken
+    from the queue's head, and when it ends all of them are freed tail first. ``simulator.simulate``
+    with an ``LruOrder`` gives the same result, more slowly.
     """
     hits = np.zeros(len(trace), dtype=np.int32)
     core.lru(
@@ -34,8 +35,8 @@ def lru_hits(trace: Trace, capacity: int) -> Ints:
 
 
 def belady_hits(trace: Trace, capacity: int) -> Ints:
-    """int32 ``[requests]``: matched prompt blocks if the block with the farthest next use always
-    goes first.
+    """Return the matched prompt blocks, int32 ``[requests]``, if the block with the farthest next
+    use is always evicted first.
 
     More than an engine can reach: a request's own blocks need no place here while it runs. What an
     engine that knows the future could do is ``orders.BeladyOrder``.
@@ -82,7 +83,7 @@ ALGORITHMS: Final = {
     "lecar": "LeCaR",
     "2q": "TwoQ",
 }
-"""Our name of a policy → the class of libcachesim that is it."""
+"""Our name of a policy → libcachesim's class for it."""
 _LEAST: Final = {"s3fifo": 10, "wtinylfu": 5}  # objects below which the library ends the process
 
 
@@ -91,8 +92,8 @@ def is_installed() -> bool:
 
 
 def library_hits(trace: Trace, capacity: int, policy: str) -> Ints:
-    """int32 ``[requests]``: matched prompt blocks under one of ``ALGORITHMS``.
-    Raises ReplayError.
+    """Return the matched prompt blocks under one of ``ALGORITHMS``, int32 ``[requests]``. Raises
+    ReplayError.
     """
     cache, request = new_cache(policy, capacity)
     limits = trace.matchable.tolist()
@@ -111,7 +112,9 @@ def library_hits(trace: Trace, capacity: int, policy: str) -> Ints:
 
 
 def new_cache(policy: str, capacity: int) -> tuple[Any, Any]:
-    """A libcachesim cache of ``capacity`` objects of size 1, and a request to ask it with."""
+    """Return a libcachesim cache of ``capacity`` objects of size 1, and a request object to query
+    it.
+    """
     try:
         import libcachesim
     except ImportError:

@@ -12,13 +12,13 @@ import numpy as np
 from .simulator import EvictionOrder
 from .trace import Trace
 
-# What a trace tells about the future, and the eviction order that knows it.
+# What a trace reveals about the future, and the eviction order that uses it.
 
-NEVER: Final = 1 << 40  # stands for a request that does not come
+NEVER: Final = 1 << 40  # stands for a request that never comes
 
 
 class HeapOrder(EvictionOrder):
-    """Evicts the free block with the least key; what ``_put`` said last of a block counts."""
+    """Evicts the free block with the smallest key; the latest ``_put`` of a block counts."""
 
     def __init__(self) -> None:
         self._free: dict[int, tuple[int, int, int]] = {}  # block → its entry of the heap
@@ -46,8 +46,8 @@ class HeapOrder(EvictionOrder):
 class BeladyOrder(HeapOrder):
     """Evicts the block whose next use is farthest, among equals the deepest.
 
-    A block's parent is used whenever the block is, so this leaves no block unreachable. No other
-    order finds more where every request fits the pool; one that is refused counts as a use here.
+    A block's parent is used whenever the block is, so this makes no block unreachable. No other
+    order finds more if every request fits the pool; a refused request counts as a use here.
     """
 
     def __init__(self, trace: Trace) -> None:
@@ -62,7 +62,7 @@ class BeladyOrder(HeapOrder):
 
 
 def depths(trace: Trace) -> list[int]:
-    """How many blocks stand before each block id in its chain."""
+    """Return, for each block id, how many blocks precede it in its chain."""
     lengths = np.diff(trace.starts)
     depth = np.arange(len(trace.blocks)) - np.repeat(trace.starts[:-1], lengths)
     by_block = np.zeros(trace.num_blocks, dtype=np.int64)
@@ -72,7 +72,9 @@ def depths(trace: Trace) -> list[int]:
 
 
 def next_uses(trace: Trace) -> list[list[int]]:
-    """Per request a list: for each block of its chain, the next request whose *prompt* has it."""
+    """Return a list per request: for each block of its chain, the next request whose *prompt* has
+    it.
+    """
     coming = [NEVER] * trace.num_blocks
     prompts = trace.prompts.tolist()
     uses: list[list[int]] = []
@@ -85,8 +87,8 @@ def next_uses(trace: Trace) -> list[list[int]]:
 
 
 class LfuHistoryOrder(HeapOrder):
-    """Evicts the least often used block, the oldest among equals. An evicted block keeps its count;
-    libcachesim's LFU forgets it with its object, as most do.
+    """Evicts the least frequently used block, the oldest among equals. An evicted block keeps its
+    count; libcachesim's LFU forgets it with its object, as most do.
     """
 
     def __init__(self) -> None:
@@ -105,10 +107,10 @@ _TTL_S: Final = 300.0  # chosen
 
 
 class SessionTtlOrder(EvictionOrder):
-    """Keeps what a session with two or more turns used, for five minutes after its last turn.
+    """Keeps blocks used by a session with two or more turns for five minutes after its last turn.
 
-    The others go first, the longest free before; among the kept ones, the oldest. The same time to
-    live for every session would only be LRU again.
+    Other blocks are evicted first, those free longest before the rest; among the kept ones, the
+    oldest. With the same time to live for every session, it would be LRU.
     """
 
     def __init__(self, trace: Trace) -> None:

@@ -18,12 +18,12 @@ class Method(NamedTuple):
 
 _GRIDS: Final = (16, 32, 64, 128)
 COPY_ENGINE: Final = Method("copy_engine", 0)
-# In the order of what they take from the engine's own compute.
+# In the order of how much they take from the engine's own compute.
 COPY_METHODS: Final = (COPY_ENGINE, *(Method("kernel", grid) for grid in _GRIDS))
 SPLICE_METHODS: Final = (*(Method("direct", grid) for grid in _GRIDS), Method("staged", 0))
 _SIZES: Final = tuple(1 << bits for bits in range(11, 22, 2))  # 2 KiB … 2 MiB
 _COUNTS: Final = (1, 16, 256, 4096)
-_LARGEST: Final = 64 << 20  # bytes that one measurement moves at most; chosen
+_LARGEST: Final = 64 << 20  # most bytes moved in one measurement; chosen
 COPY_CELLS: Final = tuple(
     (size, count) for size in _SIZES for count in _COUNTS if size * count <= _LARGEST
 )
@@ -38,7 +38,9 @@ class MethodTable:
     winners: dict[tuple[int, int], Method]
 
     def best(self, run_bytes: int, runs: int) -> Method:
-        """The best method at the nearest measured size and, for that size, the nearest count."""
+        """Return the best method at the nearest measured size and, for that size, the nearest
+        count.
+        """
         size = min({at[0] for at in self.winners}, key=lambda known: _apart(known, run_bytes))
         counts = [at[1] for at in self.winners if at[0] == size]
         return self.winners[size, min(counts, key=lambda known: _apart(known, runs))]
@@ -49,8 +51,8 @@ def measured(
     methods: Iterable[Method],
     cells: Iterable[tuple[int, int]],
 ) -> MethodTable:
-    """Per cell, the first of ``methods`` that is about as fast as the fastest. ``seconds`` is what
-    a method takes for (run size, count).
+    """Return, per cell, the first of ``methods`` that is about as fast as the fastest. ``seconds``
+    gives a method's duration for (run size, count).
     """
     winners = {}
     for cell in cells:

@@ -20,9 +20,9 @@ from .copy_engine import copy_engine
 from .launch import batch_stream, bound, launcher, run, side_stream
 from .method import COPY_ENGINE, Method
 
-MOST_BYTES: Final = 16 << 20  # of a chunk: long enough to hide the cost of queueing one; chosen
-LEAST_BYTES: Final = 4 << 20  # of a chunk: queueing one takes about as long as copying it; chosen
-_DENSE: Final = 0.75  # with a smaller share of wanted tokens, whole records are a waste; chosen
+MOST_BYTES: Final = 16 << 20  # per chunk: long enough to hide the cost of queueing one; chosen
+LEAST_BYTES: Final = 4 << 20  # per chunk: queueing one takes about as long as copying it; chosen
+_DENSE: Final = 0.75  # if fewer of the tokens are wanted, whole records are wasteful; chosen
 
 
 class Chunks(NamedTuple):
@@ -37,7 +37,7 @@ class Chunks(NamedTuple):
 
     @property
     def places(self) -> Tensor:
-        """int64 [n], where each record stands in its chunk's buffer."""
+        """int64 [n], the index of each record in its chunk's buffer."""
         starts = np.array(self.starts)
         first = np.repeat(starts[:-1], np.diff(starts))
         return torch.from_numpy(np.arange(len(first)) - first)
@@ -76,7 +76,7 @@ def chunks(
 
 
 def graded(count: int, most: int, least: int) -> list[int]:
-    """Sizes that add up to ``count``: the largest allowed, then halves of what is left."""
+    """Return sizes that add up to ``count``: the largest allowed, then halves of the remainder."""
     sizes = []
     while count:
         sizes.append(min(count, max(least, min(most, -(-count // 2)))))
@@ -85,13 +85,15 @@ def graded(count: int, most: int, least: int) -> list[int]:
 
 
 def worth_staging(far: PagedKv, parts: Chunks) -> bool:
-    """Whether most tokens of the touched records are wanted."""
+    """Return whether most tokens of the touched records are wanted."""
     touched = len(parts.records) * far.layout.tokens
     return touched > 0 and len(parts.order) >= _DENSE * touched
 
 
 def fills_records(far: PagedKv, parts: Chunks) -> bool:
-    """Whether the tokens are all of the records that they touch: whole records can be written."""
+    """Return whether the tokens are all those of the records that they touch, so that whole records
+    can be written.
+    """
     return 0 < len(parts.records) * far.layout.tokens == len(parts.order)
 
 
@@ -117,7 +119,7 @@ def copy_by(method: Method, source: PagedKv, target: PagedKv, runs: ByteRuns) ->
 
 
 def splice_by(method: Method, source: PagedKv, target: PagedKv, slots: SlotMap, rope: Rope) -> None:
-    """Splice by a method of ``SPLICE_METHODS``; what cannot be staged goes directly."""
+    """Splice by a method of ``SPLICE_METHODS``; moves that cannot be staged are done directly."""
     # Staged are splices to a GPU of mostly wanted records, and splices from it of whole records.
     if method.name == "staged" and not slots.on_gpu:
         kept = slots.kept()
