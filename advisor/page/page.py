@@ -1,4 +1,4 @@
-"""What all views share: the parts of a sidecar that they read, and how an answer is sent."""
+"""What all views share: the parts of a sidecar that they read, and the encoding of answers."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ MarkQuery = Annotated[str, Query(max_length=64)]
 NumberQuery = Annotated[int | None, Query(ge=0, lt=1 << 53)]
 
 HEADERS: Final = {"X-Content-Type-Options": "nosniff", "Cache-Control": "no-store"}
-_WRITTEN: Final = 32  # answers whose JSON is kept
+_WRITTEN: Final = 32  # answers whose JSON is cached
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -59,22 +59,24 @@ register_url_convertor("anything", _Anything())
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """What the views read, from any thread."""
+    """The data that the views read, from any thread."""
 
     graph: KVCacheGraph  # read under its lock, one question at a time
-    questions: QueryGate  # gives each question its turn at the lock
+    questions: QueryGate  # gives each query its turn at the lock
     recent: RecentAnswers  # see the function `recent`
-    status: Callable[[], SidecarStatus | None]  # None without a sidecar around the graph
+    status: Callable[[], SidecarStatus | None]  # returns None for a graph without a sidecar
     latest: Callable[[], Mapping[str, EvictionRanking]]  # by engine
     admissions: Callable[[], Mapping[str, AdmissionAdvice]]  # by engine
     shadows: ShadowRunner
     watch: ConfigWatch
-    intended: Callable[[], None]  # called without the lock, once an intent or a signal was done
+    intended: Callable[[], None]  # called without the lock after an intent or a signal was applied
     unix: UnixTime
 
 
 def recent(answer: Callable[Concatenate[Page, _P], _T]) -> Callable[Concatenate[Page, _P], _T]:
-    """Work out an answer twice a second at most, however many ask (see ``RecentAnswers``)."""
+    """Compute an answer at most twice a second, however many clients ask (see
+    ``RecentAnswers``).
+    """
 
     @wraps(answer)
     def of(page: Page, /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
@@ -85,7 +87,7 @@ def recent(answer: Callable[Concatenate[Page, _P], _T]) -> Callable[Concatenate[
 
 
 def chosen_engine(tables: Tables, engine: str | None) -> str | None:
-    """The engine that is asked about: the first where none is named; None where there is none."""
+    """Return the requested engine, or the first one if none is named; None if there is none."""
     if engine is None:
         return next(iter(tables.engines), None)
     if engine not in tables.engines:
@@ -102,5 +104,5 @@ def _written(model: BaseModel) -> tuple[BaseModel, bytes]:
 
 
 def answered(model: BaseModel) -> Response:
-    """A model as JSON; what is there was checked where it was made."""
+    """Return a model as JSON, without validating it again."""
     return Response(_written(model)[1], headers=HEADERS, media_type="application/json")

@@ -1,4 +1,4 @@
-"""Lets people ask about the graph without delaying the sidecar's own work."""
+"""Lets people query the graph without delaying the sidecar's own work."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from typing import Any, Final, NoReturn, TypeVar, cast
 
 from ...dashboards.source import BusyError
 
-WAITING: Final = 4  # questions that may wait; more are refused at once; chosen
-PATIENCE_S: Final = 0.5  # the longest that a question waits; chosen
-REST: Final = 3.0  # rest after a question, as a multiple of the time it took; chosen
+WAITING: Final = 4  # queries that may wait; more are refused at once; chosen
+PATIENCE_S: Final = 0.5  # longest time that a query waits; chosen
+REST: Final = 3.0  # rest after a query, as a multiple of its duration; chosen
 
-FRESH_S: Final = 0.5  # an older answer is worked out again; chosen
-STALE_S: Final = 2.0  # an older answer is never given; chosen
-_KEPT: Final = 64  # answers
+FRESH_S: Final = 0.5  # an older answer is computed again; chosen
+STALE_S: Final = 2.0  # an older answer is never returned; chosen
+_KEPT: Final = 64  # cached answers
 _MANY_ASK: Final = "many questions are being asked"
 _SOON_S: Final = 1
 _T = TypeVar("_T")
 
 
 class QueryGate:
-    """Allows one question about the graph at a time, and leaves time between two of them.
+    """Allows one query of the graph at a time, and leaves time between two.
 
-    The graph's lock is not fair: threads that ask without a pause would keep it to themselves while
-    batches wait to be applied and rankings grow old. ``worked`` is CPU seconds of the calling
-    thread, so that a busy machine does not count as a slow question.
+    The graph's lock is not fair: threads that query without a pause would keep it to themselves
+    while batches wait to be applied and rankings become outdated. ``worked`` returns CPU seconds of
+    the calling thread, so that a busy machine does not count as a slow query.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class QueryGate:
 
     @contextmanager
     def turn(self) -> Iterator[None]:
-        """Hold the graph's lock for one question; raises BusyError."""
+        """Hold the graph's lock for one query; raises BusyError."""
         if not self._room.acquire(blocking=False):
             self._refuse(_MANY_ASK)
         try:
@@ -84,8 +84,8 @@ class QueryGate:
 
 
 class RecentAnswers:
-    """Keeps answers by question, each for ``FRESH_S``; thread-safe. While one thread works out a
-    new answer, or the graph is busy, others get the previous one, up to ``STALE_S`` old.
+    """Caches answers by query, each for ``FRESH_S``; thread-safe. While one thread computes a new
+    answer, or the graph is busy, others get the previous one, up to ``STALE_S`` old.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -94,7 +94,7 @@ class RecentAnswers:
         self._asked: set[Hashable] = set()
 
     def of(self, question: Hashable, answer: Callable[[], _T]) -> _T:
-        """A recent answer, or else a new one; raises BusyError."""
+        """Return a recent answer, or else a new one; raises BusyError."""
         age, kept = self._kept(question)
         if age < FRESH_S or (age < STALE_S and question in self._asked):
             return cast(_T, kept)

@@ -17,11 +17,11 @@ from ..shadows.runner import STEP_S, ShadowRunner, ShadowSet
 from .page import NameQuery, Page, answered, chosen_engine
 from .ranking import who_ranks
 
-Sums = Mapping[str, np.ndarray]  # what is counted → its count in each step, the oldest first
+Sums = Mapping[str, np.ndarray]  # name of a count → its value in each step, the oldest first
 
-MOST_STEPS: Final = 360  # of a history that is shown; chosen
+MOST_STEPS: Final = 360  # steps of a history that are shown; chosen
 _OURS: Final = "the live engine: what its requests found in its pool, or loaded from its tiers"
-_AS_TIERS: Final = 2.0  # a pool so much larger holds what host memory as large as the pool adds
+_AS_TIERS: Final = 2.0  # size factor of a pool that equals the pool plus host memory of its size
 _BELADY: Final = (
     "the ceiling at today's size{copies}: what would have been found by whoever knows the future; "
     "all shares are of the requests that are remembered, and worked out at most once a minute "
@@ -35,22 +35,23 @@ _UNKNOWN: Final = CeilingShare(0, 0, None)
 
 
 class ShadowView(Part):
-    """What a pool would have found under another policy or size, from the same requests.
+    """What a pool would have found under another policy or size, for the same requests.
 
     Attributes:
-        name: What it is called; ``ours`` is the live pool, ``belady`` the ceiling.
+        name: Its name; ``ours`` is the live pool, ``belady`` the upper bound.
         sentence: The same in words.
         policy: The policy that ranks there.
-        capacity: Its size beside the live pool's: 1.0, 0.75, 1.25 or 2.0, or with tiers.
-        tiers: Whether copies in colder tiers count: as so many blocks more. ``ours`` has what the
-            engine has.
-        blocks: Its size, of the whole pool.
-        asked, found: Blocks of the sampled requests: of those that the ceiling is of, while that is
-            known, and else of all.
-        hit_rate: The estimated hit rate of all these requests; None before any. The ceiling's is
-            never below that of a pool with no more room.
-        ours: What the live engine found of the same requests, in its pool or loaded from its tiers.
-        history: Hit rates by step, the oldest first; None where nothing was asked.
+        capacity: Its size relative to the live pool: 1.0, 0.75, 1.25 or 2.0, or with tiers.
+        tiers: Whether copies in colder tiers count, as additional blocks. ``ours`` has the engine's
+            tiers.
+        blocks: Its size in blocks, for the whole pool.
+        asked, found: Blocks of the sampled requests: of those used for the upper bound, while that
+            is known, and else of all.
+        hit_rate: The estimated hit rate for all these requests; None before any. The upper bound's
+            is never below that of a pool without more room.
+        ours: What the live engine found for the same requests, in its pool or loaded from its
+            tiers.
+        history: Hit rates by step, the oldest first; None for steps without requests.
     """
 
     name: str
@@ -67,14 +68,14 @@ class ShadowView(Part):
 
 
 class Shadows(Answer):
-    """Shadows of one engine, ``ours`` first.
+    """One engine's simulated pools, ``ours`` first.
 
     Attributes:
-        guard: Who ranks the engine's blocks and by how much, as its guard's own shadow says; None
-            without an engine.
-        sampled_share: Share of sessions that shadows follow, chosen by a hash of their names.
-        sessions: How many sessions these were so far.
-        ranked_every_s: Seconds between two rankings of shadows of policies; more where ranking
+        guard: Who ranks the engine's blocks and by how much, as its guard measures; None without an
+            engine.
+        sampled_share: Share of sessions that are simulated, chosen by a hash of their names.
+        sessions: Number of these sessions so far.
+        ranked_every_s: Seconds between two rankings of policies' simulated pools; more if ranking
             takes long.
     """
 
@@ -109,7 +110,9 @@ def shadows_view(
     unix: Callable[[float], float],
     guard: Callable[[str], str],
 ) -> Shadows:
-    """Shadows of one engine, or of the first that has some; ``now`` is by the graph's clock."""
+    """Return an engine's simulated pools, or the first engine's that has some; ``now`` is by the
+    graph's clock.
+    """
     runner.looked()
     with runner.lock:
         name = engine if engine is not None else next(iter(runner.sets), None)
@@ -259,8 +262,8 @@ def _sentence(pool: LruPool | PolicyPool) -> str:
 
 
 def lru_tokens(runner: ShadowRunner, asked: Mapping[float, int], now: float) -> dict[float, int]:
-    """Prompt tokens that LRU would have found, by the starts of ten-second steps. ``asked`` is the
-    tokens of all prompts by the same starts: engines with shadows stand for all.
+    """Return prompt tokens that LRU would have found, by the starts of ten-second steps. ``asked``
+    has the tokens of all prompts by the same starts: engines with simulated pools stand for all.
     """
     told = [np.empty((3, 0))]  # starts, tokens, of these found
     with runner.lock:

@@ -20,7 +20,7 @@ from .ranking import ranked_by
 
 
 def log_totals(tables: LoggedTables, shadows: ShadowRunner) -> LogTotals:
-    """What the logs counted since the start; does not read the graph."""
+    """Return the logs' totals since the start; does not read the graph."""
     history, totals = tables.history, tables.history.totals
     count = len(REASON_NAMES)
     return LogTotals(
@@ -58,7 +58,7 @@ def _shadows(runner: ShadowRunner) -> dict[tuple[str, str], tuple[int, int]]:
 
 
 STALLED_AFTER_S = 5.0  # chosen
-FRESH_S = 0.25  # an older status is worked out again; chosen
+FRESH_S = 0.25  # an older status is computed again; chosen
 
 
 class Status:
@@ -106,7 +106,7 @@ class Status:
         return log_totals(self._graph.tables, self._parts.shadows)
 
     def status(self) -> SidecarStatus:
-        """The state of everything, now or a moment ago, since many may ask."""
+        """Return the state of everything, now or a moment ago, since many clients may ask."""
         known = self._status
         if known is not None and self._clock() - known[0] < FRESH_S:
             return known[1]
