@@ -227,7 +227,7 @@ def _panel(
 
 
 class SessionPart(StrEnum):
-    """Which half of the sessions to play, by the rank of their names."""
+    """Which of the sessions to play: all, or every other one in the order of their names."""
 
     ALL = "all"
     ODD = "odd"

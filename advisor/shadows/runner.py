@@ -282,8 +282,8 @@ class ShadowSet:
         return array("q", (self.asked, self.ours, self.sampled, *of_lru, *of_policies))
 
     def beside(self, window: Sequence[WindowRequest]) -> dict[str, CeilingShare]:
-        """Return how many of these last requests' blocks each pool that followed them all found, by
-        name.
+        """Return, by name, how many blocks of these last requests were found by each pool that
+        followed all of them.
         """
         first = next((each.counts for each in window if each.counts is not None), None)
         if first is None:
