@@ -34,8 +34,8 @@ Without it sessions are inferred from chains, as live.
 """
 
 LAYERS: Final = "+layers"
-"""Suffix of a graph policy's name: callers state nothing; the engine finds the prompt's parts by
-itself, as far as the trace knows them."""
+"""Suffix of a graph policy's name: callers state nothing; the engine finds the parts of prompts by
+itself, as far as the trace contains them."""
 
 STOPS: Final = "+stops"
 """Suffix of a graph policy's name: callers state nothing; the engine recognises from each answer
@@ -68,7 +68,7 @@ ORDERS: Final[dict[str, Callable[[Trace], EvictionOrder]]] = {
     "session-ttl": SessionTtlOrder,
     "belady-pool": BeladyOrder,
 }
-"""Orders that the simulator runs, beside those of graph policies."""
+"""Orders that the simulator runs, besides those of graph policies."""
 
 FAST: Final[dict[str, Fast]] = {
     "lru": lru_hits,
