@@ -380,7 +380,7 @@ def traffic(
         ),
     ] = None,
 ) -> None:
-    """Distribute recorded agent sessions over users: a fleet, as a trace for `kvgraph replay`."""
+    """Lay recorded agent sessions over users: a fleet, as a trace for `kvgraph replay`."""
     check_writable("--out", out)  # many users take minutes
     with Console(stderr=True).status("reading sessions") as status:
         found = read_sessions(

@@ -142,7 +142,7 @@ def prior(
     out: Annotated[Path, typer.Option("--out", "-o", help="The .npz file to write.")],
     seed: Annotated[int, typer.Option(help="Seed of callers' guesses of tools' pauses.")] = 0,
 ) -> None:
-    """Learn from recorded sessions when sessions return: the start of the lifecycle policy."""
+    """Learn from recorded sessions when sessions return: where the lifecycle policy starts from."""
     check_writable("--out", out)  # learning takes minutes
     with Console(stderr=True).status("reading sessions") as status:
         found = read_sessions(
