@@ -9,7 +9,7 @@ export PYTHONWARNINGS := ignore:Editable installation,ignore:`[tool.setuptools.e
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_ROOT_USER_ACTION := ignore
 FOLDERS := advisor dashboards graph hooks kernels
-BENCHES := hotpath engine demo agents tiers kernels replay policies meaning
+BENCHES := graph hotpath engine demo agents tiers kernels replay meaning
 
 .PHONY: demo demo-fleet check test test-rest sanitize bench page docs clean
 
@@ -54,11 +54,7 @@ sanitize: $(STAMP)  ## the compiled core, built anew with the address and the th
 	$(BIN)/python -m pytest -m large tests/hooks/vllm/core
 
 bench: $(STAMP)  ## the figures in the README but those of faults and closed loops; set JSON=1 for JSON
-	# The peer is a vLLM plugin that answers to our switch: it is there for its own bench only.
-	$(BIN)/pip install -q -e "tests/bench[peer]"
 	@failed=; \
-	$(BIN)/kvgraph bench graph $(if $(JSON),--json) || failed=" graph"; \
-	$(BIN)/pip uninstall -qq -y aither-kvcache || failed="$$failed pip-uninstall"; \
 	for bench in $(BENCHES); do \
 		$(BIN)/kvgraph bench $$bench $(if $(JSON),--json) || failed="$$failed $$bench"; \
 	done; \

@@ -1,12 +1,11 @@
-"""``assemble``: creates the parts of a sidecar from its configuration, and connects them."""
+"""``Sidecar``: makes the parts of a sidecar by its configuration, and connects them."""
 
 from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,75 +30,53 @@ from .tracing import SpanFeed, sender_for
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
 class Sidecar:
-    """The parts of a sidecar, without its HTTP surface."""
-
-    token: str  # grants access to a tcp endpoint, and to sessions and blocks over HTTP
-    wake: Wake  # wakes the loop
-    front: EngineListener
-    graph: KVCacheGraph
-    subscriber: EventSubscriber
-    sources: Sequence[KvEventSource]
-    planner: GraphEvictionAdvisor
-    publisher: AdvicePublisher
-    intake: Intake
-    snapshots: SnapshotKeeper
-    shadows: ShadowRunner
-    tracing: SpanFeed
-    watch: ConfigWatch
-
-
-def assemble(
-    config: Config,
-    opened: ExitStack,  # receives what must be closed, in that order
-    *,
-    path: Path | None,
-    overrides: Mapping[str, Any],
-    tap: Tap | None,
-    clock: Callable[[], float],
-) -> Sidecar:
-    """Create all parts. Engines can connect from now on, but are not read yet.
-    Raises ConfigError.
+    """The parts of a sidecar, without its HTTP surface. Engines can connect as soon as it is made,
+    and are not read yet. Raises ConfigError.
     """
-    wake, graph = Wake(), new_graph(config, clock)
-    opened.callback(wake.close)
-    token = config.sidecar.token or secrets.token_urlsafe(24)
-    front, sources = _open_sockets(config, token, opened, clock)
-    publisher = AdvicePublisher(front.socket, clock)
-    sidecar = config.sidecar
-    subscriber = EventSubscriber(
-        front.socket,
-        publisher.request_resync,
-        publisher.refuse,
-        clock,
-        engine_timeout_s=sidecar.engine_timeout_s,
-        capacity=MAX_ENGINES - len(sidecar.observe),
-    )
-    planner = GraphEvictionAdvisor(
-        graph,
-        lambda: {peer.engine: peer.heard for peer in subscriber.peers if peer.synced},
-        interval_s=sidecar.interval_s,
-        max_ranked=sidecar.max_ranked,
-        prefetch=config.prefetch,
-        clock=clock,
-        wake=wake.set,
-    )
-    return Sidecar(
-        token=token,
-        wake=wake,
-        front=front,
-        graph=graph,
-        subscriber=subscriber,
-        sources=sources,
-        planner=planner,
-        publisher=publisher,
-        intake=Intake(graph, subscriber, sources, planner, tap, clock),
-        snapshots=SnapshotKeeper(graph, sidecar.snapshot_path, sidecar.snapshot_interval_s, clock),
-        shadows=ShadowRunner(graph, clock),
-        tracing=SpanFeed(graph, sender_for(config.tracing), clock),
-        watch=ConfigWatch(config, path, overrides, clock),
-    )
+
+    def __init__(
+        self,
+        config: Config,
+        opened: ExitStack,  # receives what must be closed, in that order
+        *,
+        path: Path | None,
+        overrides: Mapping[str, Any],
+        tap: Tap | None,
+        clock: Callable[[], float],
+    ) -> None:
+        sidecar = config.sidecar
+        self.wake = Wake()  # wakes the loop
+        opened.callback(self.wake.close)
+        self.graph = graph = new_graph(config, clock)
+        # It opens a tcp endpoint, and HTTP answers about sessions and blocks.
+        self.token = sidecar.token or secrets.token_urlsafe(24)
+        self.front, self.sources = _open_sockets(config, self.token, opened, clock)
+        self.publisher = AdvicePublisher(self.front.socket, clock)
+        self.subscriber = subscriber = EventSubscriber(
+            self.front.socket,
+            self.publisher.request_resync,
+            self.publisher.refuse,
+            clock,
+            engine_timeout_s=sidecar.engine_timeout_s,
+            capacity=MAX_ENGINES - len(sidecar.observe),
+        )
+        self.planner = GraphEvictionAdvisor(
+            graph,
+            lambda: {peer.engine: peer.heard for peer in subscriber.peers if peer.synced},
+            interval_s=sidecar.interval_s,
+            max_ranked=sidecar.max_ranked,
+            prefetch=config.prefetch,
+            clock=clock,
+            wake=self.wake.set,
+        )
+        self.intake = Intake(graph, subscriber, self.sources, self.planner, tap, clock)
+        self.snapshots = SnapshotKeeper(
+            graph, sidecar.snapshot_path, sidecar.snapshot_interval_s, clock
+        )
+        self.shadows = ShadowRunner(graph, clock)
+        self.tracing = SpanFeed(graph, sender_for(config.tracing), clock)
+        self.watch = ConfigWatch(config, path, overrides, clock)
 
 
 def new_graph(config: Config, clock: Callable[[], float]) -> KVCacheGraph:

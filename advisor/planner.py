@@ -201,7 +201,8 @@ class GraphEvictionAdvisor:
         self._protected_seen = self._graph.counters["blocks_protected"]
         self._try(self._locked(self._forget_gone))
         self.order()
-        rankings, admissions, told = {}, {}, self._clock()
+        rankings, admissions = dict[str, EvictionRanking](), dict[str, AdmissionAdvice]()
+        told = self._clock()
         for engine in self._heard:
             if self._clock() - told >= _TELL_EVERY_S:  # not only when the last of many is ranked
                 told = self._clock()

@@ -23,12 +23,11 @@ from ..dashboards.server import HttpServer
 from ..graph.errors import ConfigError, InUseError
 from ..graph.kvcache_graph import KVCacheGraph
 from ..graph.wire.endpoints import LOOPBACK_HOSTS, Note, RunningSidecar, is_loopback
-from .assembly import assemble
+from .assembly import Sidecar
 from .config.config import Config, config_path, load
 from .config.sections import HttpConfig
 from .intake import MESSAGES_A_TURN, Tap
-from .page.routes import explaining_router, page_router
-from .page.status import Status
+from .page.status import Status, explaining_router, page_router
 from .policies.registry import set_weights
 from .process.process import ParentWatch, RateLimitedLog, collect_seldom, tame_memory
 from .shadows.pools import OtherWeights
@@ -62,7 +61,7 @@ class Service:
         with ExitStack() as opened:
             if self._parent is not None:
                 opened.callback(self._parent.close)
-            self.parts = assemble(
+            self.parts = Sidecar(
                 config, opened, path=path, overrides=overrides or {}, tap=tap, clock=clock
             )
             self.status = Status(self.parts, config.sidecar.max_stale_s, clock)

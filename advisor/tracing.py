@@ -7,9 +7,9 @@ import os
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final
 
 from .. import __version__
 from ..graph.errors import ConfigError
@@ -26,21 +26,13 @@ _EVERY_S: Final = 1.0  # chosen
 _LAST_WORDS_S: Final = 1.0  # time that a sidecar's end waits for the last traces; chosen
 
 
-class Sender(Protocol):
-    def send(self, requests: Sequence[RequestView]) -> bool:
-        """Send requests; returns whether the receiver accepted them. May block."""
-
-    def close(self) -> None:
-        """Abort a transfer in progress; called from another thread."""
-
-
 class SpanFeed:
     """Takes finished requests from the log and sends them, on its own thread."""
 
     def __init__(
         self,
         graph: KVCacheGraph,
-        sender: Sender | None,
+        sender: OtlpSender | None,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
@@ -117,8 +109,8 @@ _PATH: Final = "/v1/traces"  # of OTLP/HTTP, below a base address
 _INSTALL: Final = "pip install 'kvgraph[otel]'"
 
 
-def sender_for(config: TracingConfig) -> Sender | None:
-    """Return a sender, by the configuration or OpenTelemetry's variables; None without an endpoint.
+def sender_for(config: TracingConfig) -> OtlpSender | None:
+    """A sender, by the configuration or by OpenTelemetry's variables; None without an endpoint.
     Raises ConfigError.
     """
     if os.environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
@@ -136,7 +128,7 @@ def sender_for(config: TracingConfig) -> Sender | None:
     return None if named is None else _by_variable(named)
 
 
-def _by_variable(named: str) -> Sender | None:
+def _by_variable(named: str) -> OtlpSender | None:
     spoken = next((os.environ[name] for name in _PROTOCOLS if os.environ.get(name)), _OURS)
     if spoken != _OURS:
         logger.warning(
@@ -158,17 +150,12 @@ def _by_variable(named: str) -> Sender | None:
         return None
 
 
-class SpanRecord(NamedTuple):
-    """One span; times are Unix seconds, and attributes with the value None are left out."""
-
-    name: str
-    begin: float
-    end: float
-    attributes: Mapping[str, Any]
+Span = tuple[str, float, float, dict[str, Any]]
+"""Its name, begin and end in Unix seconds, and attributes; those that are None are left out."""
 
 
-def spans_of(request: RequestView) -> list[SpanRecord]:
-    """Return a request's own span, followed by the spans within it.
+def spans_of(request: RequestView) -> list[Span]:
+    """Return a request's own span, and then those within it.
 
     Names and keys are those of the HTTP API. vLLM's own traces have ``kvgraph.request``, with a
     random part added by the engine, as ``gen_ai.request.id``.
@@ -180,24 +167,24 @@ def spans_of(request: RequestView) -> list[SpanRecord]:
         **_told(request.blocks, "asked", "computed", below="blocks."),
         "kvgraph.remedies": " ".join(each.text for each in request.remedies) or None,
     }  # fmt: skip
-    return [SpanRecord("request", request.arrived, ended, attributes), *_within(request)]
+    return [("request", request.arrived, ended, attributes), *_within(request)]
 
 
-def _within(request: RequestView) -> Iterator[SpanRecord]:
+def _within(request: RequestView) -> Iterator[Span]:
     at, blocks = request.at, request.blocks
     if (wait := request.wait) is not None:
         held = _told(wait, "held_s", "sentence", below="wait.")
         held["kvgraph.wait.held_until"] = wait.until
-        yield SpanRecord("wait", request.arrived, at, held)
+        yield ("wait", request.arrived, at, held)
     # Lookup, load and miss take no time by the engine's account.
     found = _told(blocks, "asked", "pool", "prefetched", below="blocks.")
-    yield SpanRecord("lookup", at, at, found)
+    yield ("lookup", at, at, found)
     if blocks.loaded:
-        yield SpanRecord("load", at, at, _told(blocks, "loaded", below="blocks."))
+        yield ("load", at, at, _told(blocks, "loaded", below="blocks."))
     if (miss := request.miss) is not None:
         why = _told(miss, "reason", "sentence", "key", "session", "tenant", "engine", "evicted_at",
                     below="miss.")  # fmt: skip
-        yield SpanRecord("miss", at, at, {**why, "kvgraph.miss.block": miss.index})
+        yield ("miss", at, at, {**why, "kvgraph.miss.block": miss.index})
 
 
 def _told(of: object, *names: str, below: str = "") -> dict[str, Any]:
@@ -253,25 +240,18 @@ class OtlpSender:
         """Abort a transfer in progress, including retries."""
         self._exporter.shutdown()  # type: ignore[no-untyped-call]
 
-    def _make(self, told: Sequence[SpanRecord]) -> None:
+    def _make(self, spans: Sequence[Span]) -> None:
         """Make a trace: the first span is the parent of the others."""
         from opentelemetry.trace import set_span_in_context
 
-        first, *children = told
-        parent = self._tracer.start_span(
-            first.name, attributes=_known(first.attributes), start_time=_ns(first.begin)
-        )
-        context = set_span_in_context(parent)
-        for each in children:
-            span = self._tracer.start_span(
-                each.name, context, attributes=_known(each.attributes), start_time=_ns(each.begin)
-            )
-            span.end(_ns(each.end))
-        parent.end(_ns(first.end))
-
-
-def _known(attributes: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in attributes.items() if value is not None}
+        context, ends = None, []
+        for name, begin, end, attributes in spans:
+            known = {key: value for key, value in attributes.items() if value is not None}
+            span = self._tracer.start_span(name, context, attributes=known, start_time=_ns(begin))
+            context = context or set_span_in_context(span)
+            ends.append((span, end))
+        for span, end in reversed(ends):
+            span.end(_ns(end))
 
 
 def _ns(at: float) -> int:

@@ -140,9 +140,7 @@ class EngineSettings(BaseModel):
     warm_gib: _Gib = 0.0
     cold_gib: _Gib = 0.0
     cold_dir: str = ""
-    prefetch: Annotated[Literal["1", "0", "queued"], _Lower] = Field(
-        "1", description="1, 0, queued"
-    )
+    prefetch: _Digit = "1"
     spill: Annotated[Literal["worth", "all"], _Lower] = Field("worth", description="worth, all")
     store: str = ""  # a directory that engines share, or mooncake://HOST:PORT, a Mooncake master
     store_gib: _Gib = 0.0
@@ -200,8 +198,7 @@ class EngineSettings(BaseModel):
             int(self.warm_gib * _GIB),
             int(self.cold_gib * _GIB),
             Path(self.cold_dir) if self.cold_dir else None,
-            self.prefetch != "0",
-            self.prefetch == "queued",
+            self.prefetch == "1",
             self.spill == "all",
             store=store,
         )
@@ -292,9 +289,8 @@ class TierSettings:
     cold_bytes: int = 0  # bytes of disk below that memory; 0 for none
     cold_dir: Path | None = None  # directory of the disk tier's files; None without one
     prefetch: bool = True  # whether copies are loaded before any request asks
-    ahead: bool = False  # whether they are also loaded for requests waiting in vLLM's queue
-    # Whether memory is a plain LRU: every block about to be evicted is copied, and the least
-    # recently used copy is dropped first, whatever the graph knows of them.
+    # A plain LRU memory: every block that is about to be evicted is copied, and the least recently
+    # used copy makes room, whatever the graph knows of them.
     spill_all: bool = False
     sharers: int = 1  # workers on this machine, each with a budget of this size
     store: StoreSettings | None = None  # the shared store below that memory; None without one

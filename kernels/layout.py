@@ -248,8 +248,3 @@ class SlotMap(NamedTuple):
     def kept(self) -> SlotMap:
         keep = (self.source >= 0) & (self.target >= 0)
         return SlotMap(*(column[keep] for column in self))
-
-    @property
-    def on_gpu(self) -> bool:
-        """Whether a column is in GPU memory, so that reading it would wait for the device."""
-        return any(column.is_cuda for column in self)

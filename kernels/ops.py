@@ -56,13 +56,6 @@ def splice(source: PagedKv, target: PagedKv, slots: SlotMap, rope: Rope) -> None
     backend(source, target).splice(source, target, slots, rope)
 
 
-def rotate_in_place(cache: PagedKv, slots: Tensor, delta: Tensor, rope: Rope) -> None:
-    """Rotate keys without moving them; raises like ``splice``."""
-    _check(cache, slots, cache.layout.slots, "slot", lowest=None)
-    _check_pairs(slots, delta)
-    backend(cache).rotate_in_place(cache, slots, delta, rope)
-
-
 def backend(*memories: PagedKv) -> Backend:
     """Return the back end that moves bytes between these memories; raises BuildError or
     KernelError.

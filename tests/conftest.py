@@ -47,7 +47,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True, scope="session")
 def _only_what_tests_start() -> Iterator[None]:
-    """The peer that benches compare with is a vLLM plugin too, and answers to the same switch.
+    """Another vLLM plugin that answers to the same switch stays out.
 
     Engines believe what tests say of their requests, and a policy ranks from the start, unless a
     test is about that. Sidecars of another worker, or of whoever runs the tests, are not found.

@@ -167,13 +167,18 @@ class _Environment(EnvSettingsSource):
             return [item.strip() for item in value.split(",")]
 
 
-def load(path: Path | None = None, overrides: Mapping[str, Any] | None = None) -> Config:
+def load(
+    path: Path | None = None,
+    overrides: Mapping[str, Any] | None = None,
+    text: str | None = None,
+) -> Config:
     """Load and validate the configuration.
 
     Args:
         path: A TOML file; None: the one that ``KVGRAPH_CONFIG`` names, if any.
-        overrides: Values set on the command line, as in ``{"score.age": "0.02"}``; they take
-            precedence over the environment, which takes precedence over the file.
+        overrides: What the command line sets, as in ``{"score.age": "0.02"}``; wins over the
+            environment, which wins over the file.
+        text: What the file would hold; None: it is read.
 
     Raises:
         ConfigError: A key or value is wrong; names it, its origin and what is allowed.
@@ -183,7 +188,7 @@ def load(path: Path | None = None, overrides: Mapping[str, Any] | None = None) -
     layers = {
         "command line": _nested(overrides or {}),
         "environment": _Environment(Config)(),
-        str(path): _read(path) if path else {},
+        str(path): read_toml(path, text) if path else {},
     }
     merged: dict[str, Any] = {}
     for layer in reversed(layers.values()):
@@ -218,9 +223,10 @@ def check_http(http: HttpConfig) -> None:
         )
 
 
-def _read(path: Path) -> dict[str, Any]:
+def read_toml(path: Path, text: str | None = None) -> dict[str, Any]:
+    """The content of a file, or of ``text`` in its place; raises ConfigError."""
     try:
-        return tomllib.loads(path.read_text("utf-8"))
+        return tomllib.loads(path.read_text("utf-8") if text is None else text)
     except OSError as error:
         raise ConfigError(f"configuration file {str(path)!r}: {error.strerror}") from None
     except (ValueError, RecursionError) as error:  # TOML's own, of UTF-8, of numbers, of nesting

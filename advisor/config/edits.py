@@ -10,7 +10,6 @@ import os
 import stat
 import tempfile
 import threading
-import tomllib
 from collections import Counter
 from collections.abc import Callable, Mapping
 from operator import attrgetter
@@ -23,7 +22,7 @@ from tomlkit.items import InlineTable
 from ...graph.errors import ConfigError
 from ...graph.types import LAYER_NAMES
 from ..policies.registry import POLICIES
-from .config import Config, check_regular, load, unknown_key
+from .config import Config, check_regular, load, read_toml, unknown_key
 from .sections import EdgeTypesConfig, ScoreConfig
 
 
@@ -168,10 +167,7 @@ class WeightEditor:
     def _edited(self, change: Change, path: Path) -> tuple[Path, str, str]:
         _check_names(change)
         text = edited = "" if path is _NO_FILE else read_whole(path)
-        try:
-            tomllib.loads(text)
-        except tomllib.TOMLDecodeError as error:
-            raise ConfigError(f"configuration file {str(path)!r} is not TOML: {error}") from None
+        read_toml(path, text)
         for section, values in change.items():
             try:
                 edited = with_values(edited, section, values)
@@ -187,7 +183,7 @@ class WeightEditor:
         return self._path
 
     def _checked(self, path: Path, text: str, change: Change) -> Config:
-        config = self._loaded(path, text)
+        config = load(path, self._overrides, text)
         for section, values in change.items():
             found: Any = attrgetter(section)(config)
             for key, value in values.items():
@@ -199,15 +195,6 @@ class WeightEditor:
                         "which wins over the file"
                     )
         return config
-
-    def _loaded(self, path: Path, text: str) -> Config:
-        with tempfile.TemporaryDirectory() as folder:
-            tried = Path(folder) / path.name
-            tried.write_bytes(text.encode("utf-8"))
-            try:
-                return load(tried, self._overrides)
-            except ConfigError as error:
-                raise ConfigError(str(error).replace(str(tried), str(path))) from None
 
 
 def _check_names(change: Change) -> None:

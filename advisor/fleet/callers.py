@@ -120,27 +120,6 @@ class SideEffect(IntEnum):
     ACTS = 2  # it may have changed something: tools ran, or the request is unreadable
 
 
-class Call(NamedTuple):
-    method: str
-    path: str
-    headers: Headers
-    body: Body
-    streams: bool = False  # whether the answer is streamed token by token
-    effect: SideEffect = SideEffect.NONE  # for a request that generates
-
-    @property
-    def repeatable(self) -> bool:
-        """Whether the request may go to another engine after one that received it failed."""
-        return self.repeatable_if_refused and self.effect is SideEffect.NONE
-
-    @property
-    def repeatable_if_refused(self) -> bool:
-        """Whether the request may go to another engine after one refused it before starting."""
-        if self.method == "POST":
-            return self.path.partition("?")[0] in _REPEATABLE and self.effect is not SideEffect.ACTS
-        return self.method in ("GET", "HEAD")
-
-
 class Turn(NamedTuple):
     """A request with a prompt, and its session."""
 
@@ -157,11 +136,26 @@ class Turn(NamedTuple):
         return not self.session.startswith(_UNNAMED)
 
 
-class ParsedRequest(NamedTuple):
-    """A request, and the turn of a session that it is; None if it generates nothing."""
+class Call(NamedTuple):
+    method: str
+    path: str
+    headers: Headers
+    body: Body
+    streams: bool = False  # whether the answer comes token by token
+    effect: SideEffect = SideEffect.NONE  # of a request that generates
+    turn: Turn | None = None  # of its session; None: it generates nothing
 
-    call: Call
-    turn: Turn | None
+    @property
+    def repeatable(self) -> bool:
+        """Whether another engine may get the request after one that received it went away."""
+        return self.repeatable_if_refused and self.effect is SideEffect.NONE
+
+    @property
+    def repeatable_if_refused(self) -> bool:
+        """Whether another engine may get the request after one refused it unstarted."""
+        if self.method == "POST":
+            return self.path.partition("?")[0] in _REPEATABLE and self.effect is not SideEffect.ACTS
+        return self.method in ("GET", "HEAD")
 
 
 def keys_of(headers: Headers) -> list[bytes]:
@@ -227,27 +221,27 @@ class Callers:
             with self._lock:
                 self._responses[turn.prompt.scope, found[1].decode()] = turn.session
 
-    def read(self, method: str, path: str, headers: Headers, body: bytes) -> ParsedRequest:
+    def read(self, method: str, path: str, headers: Headers, body: bytes) -> Call:
         """Parse a request; raises BadRequestError."""
         what = path.partition("?")[0]
         check_path(what)
         call = Call(method, _without_slash(path), _passed_on(headers), Body(body))
         what = what.removesuffix("/")
         if method != "POST" or what not in _GENERATES:
-            return ParsedRequest(call, None)
+            return call
         fields = _fields(body)
         call = call._replace(effect=_effect(what, fields))
         if fields is None:
-            return ParsedRequest(call, None)
+            return call
         try:
             turn = self.turn(fields, headers)
         except (orjson.JSONEncodeError, RecursionError):  # it is nested deeper than is read here
-            return ParsedRequest(call, None)
-        call = call._replace(streams=fields.get("stream") is True)
+            return call
+        call = call._replace(turn=turn, streams=fields.get("stream") is True)
         if turn.engine_name and _explicit(fields, headers) is None:  # a field might be refused
             others = [each for each in call.headers if each[0].lower() != _SESSION]
             call = call._replace(headers=[*others, (_SESSION, turn.engine_name.encode())])
-        return ParsedRequest(call, turn)
+        return call
 
     def turn(self, fields: Mapping[str, Any], headers: Headers, named: str | None = None) -> Turn:
         """Find a request's session and read its prompt."""

@@ -14,7 +14,7 @@ from itertools import count
 from typing import Final, NamedTuple
 
 from .board import EngineBoard
-from .callers import Call, Callers, ParsedRequest, SideEffect
+from .callers import Call, Callers, SideEffect
 from .engines import NEEDS_KEY, EngineRoster, HealthWatch
 from .pools import PoolShadows
 from .residency import ResidencyView
@@ -121,9 +121,8 @@ class FleetProxy:
             self._asking.cancel()
             await asyncio.gather(self._asking, return_exceptions=True)
 
-    async def begin(self, asked: ParsedRequest) -> tuple[Reply, Upstream]:
-        """Send a request and return its answer with the first bytes; the request's body is then
-        dropped.
+    async def begin(self, asked: Call) -> tuple[Reply, Upstream]:
+        """Get the first bytes of an answer; afterwards the request's body is dropped.
 
         A request refused by one engine is sent to one other engine, if that may answer it. Raises
         NoEngineError or NothingAnsweredError.
@@ -132,12 +131,12 @@ class FleetProxy:
         if reply.failed and self._refused(asked, placed, reply):
             self.counts.turned_away += 1
             reply, upstream = await self._elsewhere(asked, reply, upstream)
-        asked.call.body.release()
+        asked.body.release()
         reply.headers.append((ENGINE_HEADER, b"%d" % upstream.number))
         return reply, upstream
 
     async def _elsewhere(
-        self, asked: ParsedRequest, refusal: Reply, refuser: Upstream
+        self, asked: Call, refusal: Reply, refuser: Upstream
     ) -> tuple[Reply, Upstream]:
         """Ask another engine; return the first refusal if none answers, or all want another key."""
         try:
@@ -154,7 +153,7 @@ class FleetProxy:
         return (refusal, refuser) if keeps else (reply, upstream)
 
     async def _begun(
-        self, asked: ParsedRequest, refused_by: frozenset[int]
+        self, asked: Call, refused_by: frozenset[int]
     ) -> tuple[Reply, Upstream, Placed]:
         """Get the first bytes of an answer or refusal from any engine; raises as ``begin`` does."""
         drops: list[_Drop] = []
@@ -164,7 +163,7 @@ class FleetProxy:
             upstream, queued = self.engines.upstreams[engine], int(self.board.waiting[engine])
             upstream.asked += 1
             try:
-                reply = await upstream.begin(asked.call)
+                reply = await upstream.begin(asked)
             except NothingAnsweredError as error:
                 self._take_back(placed)
                 self.counts.hung += isinstance(error, SilentError)
@@ -173,7 +172,7 @@ class FleetProxy:
                     drops.append(_Drop(upstream, time.monotonic(), look))
                 elif not error.ours:  # nothing was sent: no request can be at fault
                     self.health.dropped(upstream, str(error))
-                may_go_on = asked.call.repeatable and len(drops) < MOST_DROPS
+                may_go_on = asked.repeatable and len(drops) < MOST_DROPS
                 if tries == MOST_TRIES or (error.sent and not may_go_on):
                     raise
                 self.counts.retried += 1
@@ -186,7 +185,7 @@ class FleetProxy:
                 for drop in drops:
                     if drop.upstream is not upstream:
                         self.health.outdone(drop.upstream, drop.at)
-                if asked.turn is not None and asked.call.effect is not SideEffect.NONE:
+                if asked.turn is not None and asked.effect is not SideEffect.NONE:
                     self.callers.answered(asked.turn, reply.first)
             return reply, upstream, placed
         raise AssertionError("unreachable")
@@ -214,12 +213,12 @@ class FleetProxy:
             return f"engines dropped this request, so it is sent to no further one: {error}"
         return f"engines cannot be reached: {error}"
 
-    def finished(self, asked: ParsedRequest) -> None:
+    def finished(self, asked: Call) -> None:
         if asked.turn is not None and asked.turn.ends:
             self.router.homes.forget(asked.turn.session)
 
     async def _place_soon(
-        self, asked: ParsedRequest, refused_by: frozenset[int], drops: Sequence[_Drop]
+        self, asked: Call, refused_by: frozenset[int], drops: Sequence[_Drop]
     ) -> Placed:
         """Choose an engine, one that dropped this request only if there is no other; wait up to
         ``PAUSE_S`` for one that may take requests again.
@@ -242,7 +241,7 @@ class FleetProxy:
         takes[list(avoided)] = False
         return bool(takes.any())
 
-    def _place(self, asked: ParsedRequest, refused_by: frozenset[int]) -> Placed:
+    def _place(self, asked: Call, refused_by: frozenset[int]) -> Placed:
         start = time.perf_counter()
         turn, now = asked.turn, time.monotonic()
         if turn is None:
@@ -262,7 +261,7 @@ class FleetProxy:
         self.decided_s.append(time.perf_counter() - start)
         return Placed(choice, wanted, before, homes.of(turn.session), new)
 
-    def _taken(self, asked: ParsedRequest, placed: Placed, queued: int, seconds: float) -> None:
+    def _taken(self, asked: Call, placed: Placed, queued: int, seconds: float) -> None:
         """Note that an engine began to answer ``seconds`` after it was asked, and learn its speed;
         ``queued`` tokens had to be computed until then, the request's own among them.
         """
@@ -271,10 +270,10 @@ class FleetProxy:
         if asked.turn is not None:
             self.pools.taken(engine, int(self.board.pool[engine]))
             self.callers.sent(asked.turn)
-        if asked.call.streams and queued >= _LEAST_TIMED:
+        if asked.streams and queued >= _LEAST_TIMED:
             self.board.measured(engine, queued, seconds)
 
-    def _refused(self, asked: ParsedRequest, placed: Placed, reply: Reply) -> bool:
+    def _refused(self, asked: Call, placed: Placed, reply: Reply) -> bool:
         """Note that an engine refused a request; returns whether another one may answer it."""
         engine = placed.choice.engine
         self._take_back(placed)
@@ -284,10 +283,10 @@ class FleetProxy:
         others = self.board.takes
         others[engine] = False
         if reply.status in _BEFORE_IT_BEGAN:
-            may = asked.call.repeatable_if_refused
+            may = asked.repeatable_if_refused
         else:
             may = reply.status in _ELSEWHERE or self.board.refusing[engine] >= _BROKEN
-            may = may and asked.call.repeatable
+            may = may and asked.repeatable
         return may and bool(others.any())
 
     def _take_back(self, placed: Placed) -> None:

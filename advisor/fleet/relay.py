@@ -16,7 +16,7 @@ from starlette.routing import Route, Router
 from starlette.types import Lifespan, Receive, Scope, Send
 
 from ..process.process import METHODS
-from .callers import MOST_BODY, BadRequestError, Call, Callers, ParsedRequest, is_served
+from .callers import MOST_BODY, BadRequestError, Call, Callers, is_served
 from .router import NoEngineError
 from .upstream import BrokenAnswerError, NothingAnsweredError, Reply
 
@@ -88,9 +88,9 @@ class RelayedProxy(Protocol[Known]):
     @property
     def counts(self) -> Refusals: ...
 
-    async def begin(self, asked: ParsedRequest) -> tuple[Reply, Known]:
-        """Get a request answered, up to the answer's first bytes. Raises BadRequestError,
-        NoEngineError or NothingAnsweredError.
+    async def begin(self, asked: Call) -> tuple[Reply, Known]:
+        """Get a request answered, as far as the answer's first bytes.
+        Raises BadRequestError, NoEngineError or NothingAnsweredError.
         """
         ...
 
@@ -102,7 +102,7 @@ class RelayedProxy(Protocol[Known]):
         """Describe why ``begin`` got no answer."""
         ...
 
-    def finished(self, asked: ParsedRequest) -> None: ...
+    def finished(self, asked: Call) -> None: ...
 
 
 class Relay(Generic[Known]):
@@ -134,14 +134,14 @@ class Relay(Generic[Known]):
             response = refusal(503, str(error))
         except NothingAnsweredError as error:
             counts.unserved += 1
-            response = refusal(502, self._proxy.why(asked.call, error))
+            response = refusal(502, self._proxy.why(asked, error))
             if error.sent:  # the clients of OpenAI and Anthropic would send it to two engines more
                 response.headers["x-should-retry"] = "false"
         finally:
             share.release()
         await response(scope, receive, send)
 
-    async def _asked(self, request: Request, share: BodyShare) -> ParsedRequest:
+    async def _asked(self, request: Request, share: BodyShare) -> Call:
         """Read a request; raises ``BadRequestError`` or ``ClientDisconnect``."""
         try:
             async with asyncio.timeout(BODY_S):
@@ -158,10 +158,10 @@ class Relay(Generic[Known]):
                 return await asyncio.to_thread(self._proxy.callers.read, *asked)
         return self._proxy.callers.read(*asked)
 
-    async def _answer(self, asked: ParsedRequest, send: Send, share: BodyShare) -> None:
+    async def _answer(self, asked: Call, send: Send, share: BodyShare) -> None:
         """Get a request answered; raises what ``begin`` does."""
         reply, known = await self._proxy.begin(asked)
-        asked.call.body.release()
+        asked.body.release()
         share.release()
         try:
             async with contextlib.aclosing(self._rest(asked, reply, known)) as chunks:
@@ -174,9 +174,7 @@ class Relay(Generic[Known]):
         finally:
             reply.close()
 
-    async def _rest(
-        self, asked: ParsedRequest, reply: Reply, known: Known
-    ) -> AsyncGenerator[bytes, None]:
+    async def _rest(self, asked: Call, reply: Reply, known: Known) -> AsyncGenerator[bytes, None]:
         async with contextlib.aclosing(self._proxy.rest(reply, known)) as chunks:
             async for chunk in chunks:
                 yield chunk

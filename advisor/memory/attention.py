@@ -182,28 +182,6 @@ _WITHOUT_S: Final = 10.0  # until one that did not answer is asked again; chosen
 _log = logging.getLogger(__name__)
 
 
-class Attention(Protocol):
-    """Reports to which blocks of a chat its model attends."""
-
-    @property
-    def wants_names(self) -> bool:
-        """Whether engines must be given block names, under which samples are reported."""
-        ...
-
-    async def of(self, chat: ChatSession, always: Collection[int]) -> Shares:
-        """Return the model's attention to each of ``chat.blocks``: float64, from 0 to 1, where 1 is
-        the most for any block that may leave; ``always`` has the ``id`` of those that never do.
-        """
-        ...
-
-
-class NoAttention:
-    wants_names = False
-
-    async def of(self, chat: ChatSession, always: Collection[int]) -> Shares:
-        return np.zeros(len(chat.blocks))
-
-
 class _Block(msgspec.Struct):
     attention: Annotated[float, msgspec.Meta(ge=0, le=1)]
     identity: str | None = None
@@ -220,8 +198,6 @@ class SampledAttention:
     written, and every block's attention is 0.
     """
 
-    wants_names = True
-
     def __init__(self, url: str) -> None:
         self._url = url
         self._last: TLRUCache[str, Mapping[str, float]] = TLRUCache(  # by chats' keys
@@ -232,6 +208,9 @@ class SampledAttention:
         self.told = 0  # how often it reported on a block that may leave
 
     async def of(self, chat: ChatSession, always: Collection[int]) -> Shares:
+        """Return the model's attention to each of ``chat.blocks``: float64, from 0 to 1, the most
+        that any block gets that may leave; ``always`` is the ``id`` of those that never do.
+        """
         attention = await self._sampled(chat)
         found = np.array([attention.get(block.identity[:MAX_NAME], 0.0) for block in chat.blocks])
         leave = [block.place is not None and id(block) not in always for block in chat.blocks]

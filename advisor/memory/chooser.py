@@ -15,7 +15,7 @@ import orjson
 
 from ..fleet.prompts import CHARACTERS_PER_TOKEN
 from ..fleet.upstream import NothingAnsweredError, Upstream
-from .attention import Attention, Shares, Similarity, SimilarityError, relevance_of
+from .attention import SampledAttention, Shares, Similarity, SimilarityError, relevance_of
 from .chat import MOST_TOKENS, THOUGHTS, Block, ChatSession, Message
 from .requests import ChatRequest
 from .settings import MemorySettings, Mode
@@ -276,7 +276,7 @@ class PromptChooser:
         self,
         settings: MemorySettings,
         similarity: Similarity,  # compares blocks with what users say
-        attention: Attention,  # reports which blocks the model attends to
+        attention: SampledAttention | None,  # reports which blocks the model attends to
         counts: MemoryCounts,  # the memory's; changed
         counter: TokenCounter,  # counts the tokens of the line that names what has left
     ) -> None:
@@ -350,7 +350,9 @@ class PromptChooser:
     async def _evict(self, chat: ChatSession, about: Shares, until: int) -> list[Block]:
         if chat.tokens <= until:
             return []
-        attention = await self._attention.of(chat, stays(chat, self._settings))
+        attention = np.zeros(len(chat.blocks))
+        if self._attention is not None:
+            attention = await self._attention.of(chat, stays(chat, self._settings))
         return evict(chat, about, attention, self._settings, until)
 
     async def _about(self, chat: ChatSession) -> Shares:

@@ -1,28 +1,50 @@
-"""``kvgraph memory``."""
+"""``kvgraph memory``: ``/v1/…`` goes to the engine, ``/memory`` is about chats."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import logging
 import os
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import typer
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Router
 
 from ...graph.errors import ConfigError
 from ..fleet.command import AllowedHosts
+from ..fleet.relay import NOT_SERVED, Relay, json_response, refusal, served_app
 from ..fleet.upstream import MOST_SHOWN, engine_in, is_address
-from ..process.process import checked_hosts, log_for_people, refuse_remote
+from ..process.process import (
+    PROBES,
+    check_address,
+    checked_hosts,
+    log_for_people,
+    refuse_remote,
+    serve_at,
+)
 from ..tools.remote import only_sidecar_url
-from .settings import ATTENTION_WEIGHT, ChatStoreSettings, EmbeddingSettings, MemorySettings, Mode
+from .attention import (
+    EmbeddedSimilarity,
+    SampledAttention,
+    WordSimilarity,
+)
+from .chat import ChatSession
+from .engine import warn_if_unreachable
+from .proxy import MemoryProxy, caller_of, salt_of
+from .requests import CACHE_SALT
+from .settings import ATTENTION_WEIGHT, ChatStoreSettings, MemorySettings, Mode
+from .store import ChatStore
 
 _MIB: Final = 1 << 20
 _KEY: Final = "OPENAI_API_KEY"
 _SECRET: Final = "KVGRAPH_MEMORY_SECRET"
-_INSTALLS: Final = "pip install 'kvgraph[memory]', or in a clone with pip install '.[memory]'"
 _CHATTY: Final = "bm25s"  # logs a line for each comparison, and sets its own level on import
 
 Engine = Annotated[str, typer.Argument(help="The engine's address: http://127.0.0.1:8000")]
@@ -85,15 +107,83 @@ def memory(
     elif secret := os.environ.get(_SECRET):
         settings = replace(settings, salt_key=hashlib.blake2b(secret.encode()).digest())
     kept = ChatStoreSettings(ram_mib * _MIB, store, disk_mib * _MIB)
-    embeds = (
-        EmbeddingSettings(embeddings, embedding_model, os.environ.get(_KEY)) if embeddings else None
-    )
-    try:  # imported here, so that the other commands need no extra
-        from .server import serve_memory
-    except ModuleNotFoundError as error:
-        raise ConfigError(f"{error.name} is missing; install it with {_INSTALLS}") from None
-
+    embeds = (embeddings, embedding_model, os.environ.get(_KEY)) if embeddings else None
     hosts = checked_hosts(allowed_host or [])
     log_for_people()
     logging.getLogger(_CHATTY).setLevel(logging.WARNING)
     asyncio.run(serve_memory(url, settings, kept, embeds, page, host, port, hosts))
+
+
+_log = logging.getLogger(__name__)
+
+
+def memory_app(proxy: MemoryProxy) -> Router:
+    """Return the ASGI application in front of a memory; it closes the proxy at the end."""
+
+    async def probe(_: Request) -> Response:
+        return json_response({"status": "ok"})
+
+    async def status(_: Request) -> Response:
+        return json_response(proxy.status())
+
+    async def chats(request: Request) -> Response:
+        name, aside = request.path_params["name"], False
+        if request.method not in ("GET", "DELETE"):
+            return refusal(404, NOT_SERVED)
+        found = _named(proxy.store, request, name)
+        if request.method == "DELETE":
+            for chat in found:
+                proxy.store.forget(chat.key)
+            aside = proxy.store.forget_aside(caller_of(request.headers.raw), name)
+        if not found and not aside:
+            return refusal(404, "no chat of this caller and salt goes by that name")
+        return json_response([_plain(chat) for chat in found])
+
+    @contextlib.asynccontextmanager
+    async def lifespan(_: object) -> AsyncIterator[None]:
+        yield
+        await proxy.close()
+
+    views = {**dict.fromkeys(PROBES, probe), "/memory": status, "/memory/{name:path}": chats}
+    return served_app(views, Relay(proxy), lifespan)
+
+
+def _named(store: ChatStore, request: Request, name: str) -> list[ChatSession]:
+    """Return a caller's chats of this name, which a header may carry as UTF-8 or Latin-1."""
+    caller = caller_of(request.headers.raw)
+    salt = salt_of(request.query_params.get(CACHE_SALT, ""))
+    names = {name, name.encode().decode("latin-1")}
+    found = [chat for each in names for chat in store.of_caller(caller, salt, each)]
+    return list({chat.key: chat for chat in found}.values())
+
+
+def _plain(chat: ChatSession) -> dict[str, Any]:
+    blocks = [
+        {"name": block.name, "source": block.source, "tokens": block.tokens, "place": block.place,
+         "pinned": block.pinned, "priority": round(100 * block.priority, 6)}
+        for block in chat.blocks
+    ]  # fmt: skip
+    return {
+        "name": chat.name, "turn": chat.turn, "tokens": chat.tokens, "evicted": chat.evictions,
+        "recalled": chat.recalls, "blocks": blocks,
+    }  # fmt: skip
+
+
+async def serve_memory(
+    url: str,  # the engine's, without `/v1`
+    settings: MemorySettings,
+    kept: ChatStoreSettings,
+    embeds: tuple[str, str, str | None] | None,  # an API, its model and key; None to compare words
+    page: str | None,  # URL of a sidecar's page that reports attention; None without
+    host: str,
+    port: int,
+    allowed_hosts: Sequence[str] = (),  # host names accepted beside the server's own
+) -> None:
+    """Serve until a signal; raises ConfigError."""
+    await check_address(host, port)
+    similarity = EmbeddedSimilarity(*embeds) if embeds is not None else WordSimilarity()
+    attention = SampledAttention(page) if page is not None else None
+    proxy = MemoryProxy(url, settings, ChatStore(kept), similarity, attention)
+    await warn_if_unreachable(proxy.upstream)
+    _log.info("chats of %d tokens at http://%s:%d", settings.budget, host, port)
+    await serve_at(memory_app(proxy), host, port, allowed_hosts)

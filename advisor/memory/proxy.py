@@ -22,12 +22,11 @@ from ..fleet.callers import (
     Call,
     Callers,
     Headers,
-    ParsedRequest,
     Turn,
     keys_of,
 )
 from ..fleet.upstream import NothingAnsweredError, Reply, Upstream
-from .attention import Attention, Similarity
+from .attention import SampledAttention, Similarity
 from .chat import Block, ChatSession, Message
 from .chooser import MemoryCounts, PromptChooser, TokenCounter, with_line
 from .engine import CompletionReader, EngineAsker, EnginePrompt, Form
@@ -153,33 +152,33 @@ class MemoryProxy:
         settings: MemorySettings,
         store: ChatStore,
         similarity: Similarity,  # compares blocks with what users say
-        attention: Attention,  # reports which blocks the model attends to
+        attention: SampledAttention | None = None,  # reports which blocks the model attends to
     ) -> None:
         self.settings, self.store, self.counts = settings, store, MemoryCounts()
         self.upstream = Upstream(0, url)
         self.callers = Callers(harnesses=False)
-        self._names = attention.wants_names
+        self._names = attention is not None  # by which samples are reported
         self._counter, self._asker = TokenCounter(self.upstream), EngineAsker()
         self._chooser = PromptChooser(settings, similarity, attention, self.counts, self._counter)
         self._appending = ChatQueue()
         self._remembering: set[asyncio.Task[None]] = set()
 
-    async def begin(self, asked: ParsedRequest) -> tuple[Reply, ChatTurn | None]:
-        """Send a request on; a chat gets the prompt that the memory chooses for it.
+    async def begin(self, asked: Call) -> tuple[Reply, ChatTurn | None]:
+        """Send a request on, a chat with the prompt that the memory chooses for it.
 
         Returns the engine's answer as far as it has begun, and the chat's turn, to which the rest
         of the answer must be given; None if the request is not a chat. Raises BadRequestError or
         NothingAnsweredError.
         """
         # Answers are read: nothing may compress them.
-        plain = [(key, value) for key, value in asked.call.headers if key != b"accept-encoding"]
-        asked = asked._replace(call=asked.call._replace(headers=plain))
-        is_chat = asked.call.path.partition("?")[0] == _CHATS and asked.turn is not None
-        request = read_chat_request(asked.call.body.data) if is_chat else None
+        plain = [(key, value) for key, value in asked.headers if key != b"accept-encoding"]
+        asked = asked._replace(headers=plain)
+        is_chat = asked.path.partition("?")[0] == _CHATS and asked.turn is not None
+        request = read_chat_request(asked.body.data) if is_chat else None
         if request is not None:
             with contextlib.suppress(orjson.JSONEncodeError):  # it is nested too deep for us
                 return await self._begin(asked, request)
-        call = asked.call._replace(body=Body(self._salted(asked.call)))
+        call = asked._replace(body=Body(self._salted(asked)))
         return await self.upstream.begin(call), None
 
     def why(self, call: Call, error: NothingAnsweredError) -> str:
@@ -211,7 +210,7 @@ class MemoryProxy:
             if turn is not None and not ended:
                 self._undo(turn)
 
-    def finished(self, asked: ParsedRequest) -> None:
+    def finished(self, asked: Call) -> None:
         """Forget a session that its client ended."""
         if asked.turn is not None and asked.turn.ends:
             self.store.forget(asked.turn.session)
@@ -226,9 +225,7 @@ class MemoryProxy:
         await self._chooser.close()
         await self.upstream.close()
 
-    async def _begin(
-        self, asked: ParsedRequest, request: ChatRequest
-    ) -> tuple[Reply, ChatTurn | None]:
+    async def _begin(self, asked: Call, request: ChatRequest) -> tuple[Reply, ChatTurn | None]:
         assert asked.turn is not None, "a chat has a prompt"
         if request.appends and not asked.turn.is_named:
             raise BadRequestError(_NAMELESS)
@@ -237,7 +234,7 @@ class MemoryProxy:
         over = await appending.next(asked.turn.session) if request.appends else lambda: None
         turn, prompt = await self._prepared(asked, asked.turn, request, over)
         try:
-            reply, form = await self._asker.begin(self.upstream, asked.call, prompt)
+            reply, form = await self._asker.begin(self.upstream, asked, prompt)
         except BaseException:
             self._undo(turn)
             raise
@@ -251,13 +248,13 @@ class MemoryProxy:
         return reply._replace(headers=[*reply.headers, (_HEADER, turn.header())]), turn
 
     async def _prepared(
-        self, asked: ParsedRequest, of: Turn, request: ChatRequest, over: Callable[[], None]
+        self, asked: Call, of: Turn, request: ChatRequest, over: Callable[[], None]
     ) -> tuple[ChatTurn, EnginePrompt]:
         by = self.settings
         self.callers.sent(of)
         self.counts.turns += 1
         async with self.store.lock(of.session):
-            chat = self.store.get(_new_chat(of, asked.call.headers, request))
+            chat = self.store.get(_new_chat(of, asked.headers, request))
             if not request.appends:
                 whole, chat = chat.version_for(request.messages)
                 self.store.put(whole)
@@ -274,8 +271,8 @@ class MemoryProxy:
                 self._undo(turn)
                 raise
             sent, tags = prompt_of(chat.resident, line, self._names and chat.named)
-            own = prompt_of(chat.blocks)[0] if request.appends else self._salted(asked.call)
-            salt = caller_salt(asked.call.headers, request.fields.get(CACHE_SALT), by.salt_key)
+            own = prompt_of(chat.blocks)[0] if request.appends else self._salted(asked)
+            salt = caller_salt(asked.headers, request.fields.get(CACHE_SALT), by.salt_key)
             prompt = EnginePrompt(request, sent, tags, by.mode is Mode.KV_RESTORE, own, salt)
             counted, names = chat.tokens - chat.fixed, tuple(block.name for block in back)
             return turn._replace(counted=counted, back=names), prompt

@@ -62,13 +62,6 @@ class MemorySettings:
 
 
 @dataclass(frozen=True, slots=True)
-class EmbeddingSettings:
-    url: str  # an OpenAI-compatible API, with its ``/v1``
-    model: str  # the model's name there
-    key: str | None = None  # API key, if needed
-
-
-@dataclass(frozen=True, slots=True)
 class ChatStoreSettings:
     ram_bytes: int = 512 << 20  # for the text of all chats
     # Keeps chats across restarts, in clear text; None for memory only.

@@ -1,1 +1,1 @@
-"""The page's views, each a file with its models, function and router; ``routes`` lists them."""
+"""The page's views, each a file with its models, function and router; ``status`` lists them."""

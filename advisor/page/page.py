@@ -1,12 +1,28 @@
-"""What all views share: the parts of a sidecar that they read, and the encoding of answers."""
+"""What all views share: the parts of a sidecar that they read, how people ask about the graph
+without delaying the sidecar's own work, and how an answer is sent.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import wraps
-from threading import Lock
-from typing import TYPE_CHECKING, Annotated, Concatenate, Final, ParamSpec, TypeVar
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    Concatenate,
+    Final,
+    NoReturn,
+    ParamSpec,
+    TypeVar,
+    cast,
+)
 
 import orjson
 from cachetools import FIFOCache, cached
@@ -15,6 +31,7 @@ from fastapi.responses import Response
 from pydantic import BaseModel
 from starlette.convertors import Convertor, register_url_convertor
 
+from ...dashboards.source import BusyError
 from ...graph.errors import GraphError
 
 if TYPE_CHECKING:
@@ -25,7 +42,6 @@ if TYPE_CHECKING:
     from ..config.edits import ConfigWatch
     from ..shadows.runner import ShadowRunner
     from ..words.times import UnixTime
-    from .questions import QueryGate, RecentAnswers
 
 MAX_RECORDS: Final = 1_000  # in one answer; chosen
 
@@ -95,7 +111,7 @@ def chosen_engine(tables: Tables, engine: str | None) -> str | None:
     return engine
 
 
-@cached(FIFOCache(_WRITTEN), key=id, lock=Lock())
+@cached(FIFOCache(_WRITTEN), key=id, lock=threading.Lock())
 def _written(model: BaseModel) -> tuple[BaseModel, bytes]:
     """An answer's JSON, written once however many ask; its model is kept, so that no other gets its
     id.
@@ -106,3 +122,111 @@ def _written(model: BaseModel) -> tuple[BaseModel, bytes]:
 def answered(model: BaseModel) -> Response:
     """Return a model as JSON, without validating it again."""
     return Response(_written(model)[1], headers=HEADERS, media_type="application/json")
+
+
+WAITING: Final = 4  # questions that may wait; more are refused at once; chosen
+PATIENCE_S: Final = 0.5  # the longest that a question waits; chosen
+REST: Final = 3.0  # rest after a question, as a multiple of the time it took; chosen
+
+FRESH_S: Final = 0.5  # an older answer is worked out again; chosen
+STALE_S: Final = 2.0  # an older answer is never given; chosen
+_KEPT: Final = 64  # answers
+_MANY_ASK: Final = "many questions are being asked"
+_SOON_S: Final = 1
+
+
+class QueryGate:
+    """Allows one question about the graph at a time, and leaves time between two of them.
+
+    The graph's lock is not fair: threads that ask without a pause would keep it to themselves while
+    batches wait to be applied and rankings grow old. ``worked`` is CPU seconds of the calling
+    thread, so that a busy machine does not count as a slow question.
+    """
+
+    def __init__(
+        self,
+        lock: AbstractContextManager[object],
+        clock: Callable[[], float],
+        sleep: Callable[[float], None] = time.sleep,
+        worked: Callable[[], float] = time.thread_time,
+    ) -> None:
+        self._lock = lock
+        self._clock = clock
+        self._sleep = sleep
+        self._worked = worked
+        self._room = threading.BoundedSemaphore(WAITING)
+        self._turn = threading.Lock()
+        self._free_at = clock()
+        self.refused = 0
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """Hold the graph's lock for one question; raises BusyError."""
+        if not self._room.acquire(blocking=False):
+            self._refuse(_MANY_ASK)
+        try:
+            self._wait()
+            try:
+                with self._lock:
+                    begun = self._worked()
+                    try:
+                        yield
+                    finally:
+                        self._free_at = self._clock() + REST * (self._worked() - begun)
+            finally:
+                self._turn.release()
+        finally:
+            self._room.release()
+
+    def _wait(self) -> None:
+        deadline = self._clock() + PATIENCE_S
+        if not self._turn.acquire(timeout=PATIENCE_S):
+            self._refuse(_MANY_ASK)
+        rest = self._free_at - self._clock()
+        if rest > max(0.0, deadline - self._clock()):
+            self._turn.release()
+            self._refuse("the last question took long", math.ceil(rest))
+        if rest > 0:
+            self._sleep(rest)
+
+    def _refuse(self, why: str, again_in_s: int = _SOON_S) -> NoReturn:
+        self.refused += 1
+        raise BusyError(why, again_in_s)
+
+
+class RecentAnswers:
+    """Keeps answers by question, each for ``FRESH_S``; thread-safe. While one thread works out a
+    new answer, or the graph is busy, others get the previous one, up to ``STALE_S`` old.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._answers: OrderedDict[Hashable, tuple[float, Any]] = OrderedDict()
+        self._asked: set[Hashable] = set()
+
+    def of(self, question: Hashable, answer: Callable[[], _T]) -> _T:
+        """A recent answer, or else a new one; raises BusyError."""
+        age, kept = self._kept(question)
+        if age < FRESH_S or (age < STALE_S and question in self._asked):
+            return cast(_T, kept)
+        self._asked.add(question)
+        try:
+            return self._new(question, answer)
+        except BusyError:
+            if age >= STALE_S:
+                raise
+            return cast(_T, kept)
+        finally:
+            self._asked.discard(question)
+
+    def _kept(self, question: Hashable) -> tuple[float, Any]:
+        """The last answer and its age in seconds; infinite if there is none."""
+        known = self._answers.get(question)
+        return (math.inf, None) if known is None else (self._clock() - known[0], known[1])
+
+    def _new(self, question: Hashable, answer: Callable[[], _T]) -> _T:
+        fresh = answer()
+        self._answers[question] = self._clock(), fresh
+        while len(self._answers) > _KEPT:
+            self._answers.popitem(last=False)
+        return fresh

@@ -11,8 +11,8 @@ from fastapi import APIRouter
 from fastapi.responses import Response
 
 from ...dashboards.answer import Answer, Part
-from ..shadows.ceiling import Ceiling, CeilingShare
-from ..shadows.pools import LruPool, OtherWeights, PolicyPool, for_all, in_sample
+from ..shadows.ceiling import Ceiling, FoundOf
+from ..shadows.pools import LruPool, OtherWeights, PolicyPool
 from ..shadows.runner import STEP_S, ShadowRunner, ShadowSet
 from .page import NameQuery, Page, answered, chosen_engine
 from .ranking import who_ranks
@@ -31,7 +31,7 @@ _NO_BELADY: Final = (
     "the ceiling at today's size: what would have been found by whoever knows the future; it is "
     "not shown while it is worked out, while other weights are tried, or of too few requests"
 )
-_UNKNOWN: Final = CeilingShare(0, 0, None)
+_UNKNOWN: Final = FoundOf(0, 0)
 
 
 class ShadowView(Part):
@@ -41,17 +41,16 @@ class ShadowView(Part):
         name: Its name; ``ours`` is the live pool, ``belady`` the upper bound.
         sentence: The same in words.
         policy: The policy that ranks there.
-        capacity: Its size relative to the live pool: 1.0, 0.75, 1.25 or 2.0, or with tiers.
-        tiers: Whether copies in colder tiers count, as additional blocks. ``ours`` has the engine's
-            tiers.
-        blocks: Its size in blocks, for the whole pool.
-        asked, found: Blocks of the sampled requests: of those used for the upper bound, while that
-            is known, and else of all.
-        hit_rate: The estimated hit rate for all these requests; None before any. The upper bound's
-            is never below that of a pool without more room.
-        ours: What the live engine found for the same requests, in its pool or loaded from its
-            tiers.
-        history: Hit rates by step, the oldest first; None for steps without requests.
+        capacity: Its size beside the live pool's: 1.0, 0.75, 1.25 or 2.0, or with tiers.
+        tiers: Whether copies in colder tiers count: as so many blocks more. ``ours`` has what the
+            engine has.
+        blocks: Its size, of the whole pool.
+        asked, found: Blocks of the requests: of those that the ceiling is of, while that is known,
+            and else of all.
+        hit_rate: The hit rate of all these requests; None before any. The ceiling's is never below
+            that of a pool with no more room.
+        ours: What the live engine found of the same requests, in its pool or loaded from its tiers.
+        history: Hit rates by step, the oldest first; None where nothing was asked.
     """
 
     name: str
@@ -71,18 +70,16 @@ class Shadows(Answer):
     """One engine's simulated pools, ``ours`` first.
 
     Attributes:
-        guard: Who ranks the engine's blocks and by how much, as its guard measures; None without an
-            engine.
-        sampled_share: Share of sessions that are simulated, chosen by a hash of their names.
-        sessions: Number of these sessions so far.
-        ranked_every_s: Seconds between two rankings of policies' simulated pools; more if ranking
+        guard: Who ranks the engine's blocks and by how much, as its guard's own shadow says; None
+            without an engine.
+        sessions: How many sessions they followed so far.
+        ranked_every_s: Seconds between two rankings of shadows of policies; more where ranking
             takes long.
     """
 
     engine: str | None
     engines: list[str]
     guard: str | None
-    sampled_share: float
     sessions: int
     ranked_every_s: float
     step_s: float
@@ -125,8 +122,7 @@ def shadows_view(
             engine=name,
             engines=list(runner.sets),
             guard=guard(name) if name is not None else None,
-            sampled_share=found.sample.share if found is not None else 0.0,
-            sessions=len(found.sample.sessions) if found is not None else 0,
+            sessions=len(found.sessions) if found is not None else 0,
             ranked_every_s=runner.rank_every_s,
             step_s=step_s,
             starts=[unix(start) for start in starts],
@@ -168,13 +164,12 @@ def _ours(found: ShadowSet, sums: Sums) -> ShadowView:
         found=ours,
         hit_rate=_share(ours, asked),
         ours=_share(ours, asked),
-        history=_history(sums, "ours", None),
+        history=_history(sums, "ours"),
     )
 
 
 def _view(found: ShadowSet, sums: Sums, pool: LruPool | PolicyPool) -> ShadowView:
-    beside = pool.beside.name if isinstance(pool, PolicyPool) else None
-    shown = CeilingShare(found.asked_of(pool), pool.found, found.rate(pool))
+    shown = FoundOf(found.asked_of(pool), pool.found)
     ours = _share(found.ours, found.asked)
     if found.is_bounded:  # curves and ceiling are of the same requests
         shown = found.beside_belady.get(pool.name, _UNKNOWN)
@@ -188,20 +183,16 @@ def _view(found: ShadowSet, sums: Sums, pool: LruPool | PolicyPool) -> ShadowVie
         blocks=round(found.blocks * pool.capacity),
         asked=shown.asked,
         found=shown.found,
-        hit_rate=_rounded(shown.share),
+        hit_rate=_share(shown.found, shown.asked),
         ours=ours,
-        history=_history(sums, pool.name, beside),
+        history=_history(sums, pool.name),
     )
 
 
-def _history(sums: Sums, name: str, beside: str | None) -> list[float | None]:
-    """Hit rate by step; ``beside`` is the LRU pool that scales the sample up to all requests."""
-    if beside is None:
-        steps = zip(sums[name].tolist(), sums["asked"].tolist(), strict=True)
-        return [_rounded(found / asked if asked else None) for found, asked in steps]
-    columns = (name, in_sample(beside), "sampled", beside, "asked")
-    each_step = zip(*(sums[column].tolist() for column in columns), strict=True)
-    return [_rounded(for_all(*step)) for step in each_step]
+def _history(sums: Sums, name: str) -> list[float | None]:
+    """Hit rate by step."""
+    steps = zip(sums[name].tolist(), sums["asked"].tolist(), strict=True)
+    return [_share(found, asked) for found, asked in steps]
 
 
 def _begun_later(
@@ -215,10 +206,6 @@ def _begun_later(
 
 def _share(found: int, asked: int) -> float | None:
     return round(found / asked, 4) if asked else None
-
-
-def _rounded(share: float | None) -> float | None:
-    return None if share is None else round(share, 4)
 
 
 def _ceiling(found: ShadowSet) -> ShadowView:
@@ -247,7 +234,7 @@ def _as_tiers(twice: ShadowView, pool: LruPool | PolicyPool) -> ShadowView:
 
 
 def _ranker(pool: LruPool | PolicyPool) -> str:
-    is_guarded = isinstance(pool, PolicyPool) and pool.pool.is_guarded
+    is_guarded = isinstance(pool, PolicyPool) and pool.selector is not None
     name = pool.policy_name
     who = "stock vLLM's order" if name == "lru" else f"the policy {name}"
     return f"{who}, guarded as ours is," if is_guarded else who

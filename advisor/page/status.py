@@ -1,12 +1,18 @@
-"""The sidecar's health, status and totals, for the HTTP surface and for metrics."""
+"""What the HTTP surface serves: the sidecar's health, status and totals, and the page's paths."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from fastapi import APIRouter, Depends
+from fastapi.responses import Response
 
 from ... import __version__
+from ...dashboards.answer import as_json, parse_key
 from ...dashboards.source import BusyError, EngineStatus, LogTotals, SidecarStatus
+from ...graph.errors import GraphError
 from ...graph.logs.history import LOST_WAYS, TOKEN_COLUMNS, History, LoggedTables
 from ...graph.logs.reasons import REASON_NAMES
 from ...graph.stats import GraphStats
@@ -14,8 +20,24 @@ from ..assembly import Sidecar
 from ..shadows.runner import ShadowRunner
 from ..sockets.subscriber import Peer
 from ..words.times import UnixTime
-from .page import Page
-from .questions import QueryGate, RecentAnswers
+from ..words.waits import fit_and_live
+from . import (
+    caches,
+    engines,
+    events,
+    evictions,
+    graph,
+    intents,
+    misses,
+    now,
+    ranking,
+    sampled,
+    sessions,
+    shadows,
+    what_if,
+)
+from .graph import KeyParam
+from .page import NameParam, NameQuery, Page, QueryGate, RecentAnswers
 from .ranking import ranked_by
 
 
@@ -136,7 +158,7 @@ class Status:
             counters=self._counters(stats),
             snapshot=self._parts.snapshots.status(),
             config={"error": self._parts.watch.last_error},
-            lost={name: round(ago, 1) for name, ago in self._parts.subscriber.lost.ago().items()},
+            lost={name: round(ago, 1) for name, ago in self._parts.subscriber.lost().items()},
         )
 
     def _engine(self, peer: Peer, stats: GraphStats) -> EngineStatus:
@@ -196,3 +218,61 @@ class Status:
             "tracing": dict(self._parts.tracing.counters),
             "http": {"questions_refused": self._questions.refused},
         }
+
+
+def page_router(page: Page, guard: Callable[..., None], edits: Callable[..., None]) -> APIRouter:
+    """All of ``/v1``; the dependencies refuse whoever may not read names, or change anything."""
+    paths = APIRouter(prefix="/v1", dependencies=[Depends(guard)])
+    for view in (now, misses, evictions, ranking, graph, sessions, engines, shadows, sampled):
+        view.add_routes(paths, page)
+    for editable in (caches, what_if, intents):
+        editable.add_routes(paths, page, edits)
+    events.add_routes(paths, page)
+    return paths
+
+
+def explaining_router(page: Page) -> APIRouter:
+    """Routes outside ``/v1``; an unknown block, session or memory raises GraphError."""
+    paths = APIRouter()
+
+    def told(read: Callable[[], Any]) -> Response:
+        with page.questions.turn():
+            found = read()
+        return as_json(found)
+
+    @paths.get("/blocks/{key}/explain")
+    def explain_block(key: KeyParam) -> Response:
+        block = parse_key(key)
+        return told(lambda: page.graph.explain(block, page.latest()))
+
+    @paths.get("/waiting")
+    def waiting() -> Response:
+        return told(page.graph.waiting)
+
+    @paths.get("/sessions/{name:anything}/explain")
+    def explain_session(name: NameParam, tenant: NameQuery = None) -> Response:
+        return told(lambda: _session(page, name, tenant))
+
+    @paths.get("/memories/{name:anything}/explain")
+    def explain_memory(name: NameParam) -> Response:
+        return told(lambda: page.graph.explain_memory(name))
+
+    return paths
+
+
+def _session(page: Page, name: str, tenant: str | None) -> dict[str, Any]:
+    held = [_why_held(page, *each) for each in page.graph.held(name, tenant).items()]
+    try:
+        facts = page.graph.explain_session(name, tenant)
+    except GraphError:
+        if not held:
+            raise
+        # Of a new session no more is known while its first request is held.
+        facts = {"session": name, "tenant": tenant, "state": "held"}
+    return {**facts, "why": held} if held else facts
+
+
+def _why_held(page: Page, engine: str, seconds: float) -> str:
+    room = page.admissions().get(engine)
+    why = fit_and_live(room.fitting_sessions, room.live_sessions) if room else "for room"
+    return f"held {seconds:.0f} s: {why}"

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from ...graph.compiled import core
 from ...graph.ranking.formulas import LruPolicy
 from ...graph.ranking.order import whole_runs
 from ...graph.ranking.policy import PolicyChoice, ScoredRuns, View
@@ -19,7 +20,7 @@ from ...graph.tables.tables import Tables
 from ...graph.tables.walks import Walk
 from .evidence import PolicySelector
 from .protection_price import ProtectionPrice, Scoring
-from .shadow import LruShadow, RankedShadow, newest_resident
+from .shadow import RankedShadow, newest_resident
 
 logger = logging.getLogger(__name__)
 
@@ -82,13 +83,13 @@ class Guard:
         if capacity < 1:
             return None
         case = self._cases.get(engine)
-        if tables.walks.watch(engine) or case is None or case.lru.capacity != capacity:
+        if tables.walks.watch(engine) or case is None or case.selector.capacity != capacity:
             selector = (
                 PolicySelector(capacity, not self.yields)
                 if case is None
                 else case.selector.anew(capacity)
             )
-            case = _Case(LruShadow(capacity), RankedShadow(capacity), selector)
+            case = _Case(core.LruStack([capacity]), RankedShadow(capacity), selector)
             case.hold_what_is_there(tables, engine)
             self._cases[engine] = case
             tables.budgets.pop(engine, None)
@@ -127,7 +128,7 @@ class Guard:
             logger.info(
                 "engine %s: protection and leases may keep %d blocks from now on: %g of the pool",
                 view.tables.name_of(view.engine) or "?",
-                int(budget.share * case.lru.capacity),
+                int(budget.share * case.selector.capacity),
                 budget.share,
             )
 
@@ -151,7 +152,7 @@ class Guard:
 class _Case:
     """One engine: both shadow pools, the evidence, and the cost of protection once there is any."""
 
-    lru: LruShadow
+    lru: core.LruStack
     ranked: RankedShadow
     selector: PolicySelector
     price: ProtectionPrice | None = None
@@ -159,7 +160,7 @@ class _Case:
     def appraise(self, view: View) -> None:
         """Measure the cost of protection from the first protected block on."""
         if self.price is None and names_anything(view):
-            self.price = ProtectionPrice(self.lru.capacity)
+            self.price = ProtectionPrice(self.selector.capacity)
             rows = newest_resident(view.tables, view.engine)
             self.price.start(rows, view.blocks.keys[rows])
 

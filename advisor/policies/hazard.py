@@ -104,14 +104,6 @@ class ReturnModel:
         self._taken = 0
         self._room: _Room | None = None  # for a step of learning
 
-    def index(self, features: Features, age: Floats) -> Floats:
-        """Return the best rate of returns per second of waiting, float64 ``[n]``, 1/s, for
-        ``features``, float32 ``[n, features]``, NaN where one does not apply, and ``age``, seconds
-        waited; see ``gittins``.
-        """
-        rates = np.exp(self.log_rates(features), dtype=np.float64)
-        return gittins(rates, np.minimum(age, OLDEST - 1e-3))
-
     def log_rates(self, features: Features) -> Singles:
         """Return the natural logarithm of the rate in each age bin, float32 ``[n, bins]``, in
         1/s.

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from ...graph.compiled import core
 from ...graph.ranking.formulas import graph_worth
-from ...graph.ranking.policy import Policy, Scores, Terms, View
+from ...graph.ranking.policy import Scores, Terms, View
 from ...graph.ranking.policy import Weights as ScoreWeights
 from ...graph.tables.blocks import DEPTH_TIE, Selection
 from ...graph.tables.columns import distinct
@@ -184,7 +184,8 @@ class Returns:
         """Return the rates for blocks of no session, float64, by ``AGES``, in 1/model second: those
         of an unknown session's first turn.
         """
-        return self._model.index(np.repeat(stranger(), len(AGES), axis=0), AGES)
+        known = np.repeat(stranger(), len(AGES), axis=0)
+        return Waiting(self._model.log_rates(known), AGES).rates()
 
     def _trust_the_prior(self, pace: float) -> None:
         """Draw weights to the prior, the more strongly the closer this traffic's pace is."""
@@ -259,23 +260,20 @@ class LifecyclePolicy:
         """As ``observe``, in two parts; see ``graph.ranking.policy.Learner``."""
         return self._returns.look(view.sessions, view.now)
 
-    def detached(self, view: View, sessions: Rows) -> Policy:
-        """Return a copy that scores as this policy does now; see
-        ``graph.ranking.policy.Detachable``.
-        """
-        return self._as_of_now(view, sessions)
-
     def scores(self, view: View, picked: Selection) -> Scores:
-        """Return scores, float64 ``[len(picked)]``, where higher is evicted first."""
-        return self._as_of_now(view, picked.of(view.blocks.session)).scores(view, picked)
+        """float64 ``[len(picked)]``, higher is evicted first."""
+        return self.detached(view, picked.of(view.blocks.session)).scores(view, picked)
 
     def terms(self, view: View, picked: Selection) -> Terms:
         """Return the score's terms: the session's rate of return, sharing, and the place in the
         chain.
         """
-        return self._as_of_now(view, picked.of(view.blocks.session)).terms(view, picked)
+        return self.detached(view, picked.of(view.blocks.session)).terms(view, picked)
 
-    def _as_of_now(self, view: View, wanted: Rows) -> _Scorer:
+    def detached(self, view: View, wanted: Rows) -> _Scorer:
+        """Return a copy that scores as this policy does now; see
+        ``graph.ranking.policy.Detachable``.
+        """
         sessions, returns = view.sessions, self._returns
         rows, size = sessions.among(wanted), sessions.size + 1
         state, claims = sessions.state[rows], np.full(size, SCALE * math.log(_LEAST_RATE))

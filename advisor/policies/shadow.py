@@ -22,30 +22,6 @@ from ...graph.tables.walks import Walk
 from ...graph.types import Keys, Rows
 
 
-class LruShadow:
-    """A pool that evicts the least recently used block, exactly."""
-
-    def __init__(self, capacity: int) -> None:
-        self.capacity = capacity
-        self._stack = core.LruStack([capacity])
-
-    def found(self, rows: Rows, keys: Keys) -> int:
-        return self._stack.found(rows, keys)[0]
-
-    def use(self, rows: Rows, keys: Keys) -> None:
-        """Note that a request starts or ends, and so uses these blocks of a chain, int32 ``[n]``,
-        from its start. The first block counts as used last, and so is evicted after the others.
-        """
-        self._stack.use(rows, keys)
-
-    def follow(self, walks: Sequence[Walk], keys: Keys) -> list[int]:
-        """Apply ``use`` for one walk after the other. Returns, for each walk that starts, the
-        result of ``found`` up to its reach, and -1 for each that ends. ``keys`` are the keys of all
-        rows.
-        """
-        return self._stack.follow(walks, keys)
-
-
 def newest_first(uses: core.RankedPools, rows: Rows) -> Rows:
     """Return the same rows, the most recently used first."""
     used = np.empty(len(rows), dtype=np.int64)
@@ -128,9 +104,14 @@ class RankedShadow:
         return self._uses.found(rows, keys)[self.number]
 
     def use(self, rows: Rows, keys: Keys) -> None:
-        """Note that a request takes these blocks, or frees them."""
+        """Note that a request takes these blocks, or gives them back: int32 ``[n]``, a chain from
+        its start; the first counts as used last: it is evicted after the others.
+        """
         self._uses.use(rows, keys)
 
     def follow(self, walks: Sequence[Walk], keys: Keys) -> list[int]:
-        """See ``LruShadow.follow``; must not be called after ``leave``."""
+        """``found`` up to its reach of each walk that begins, -1 of one that ends; and ``use``, one
+        walk after the other. ``keys`` are those of all rows. A pool that follows nothing has no
+        place here.
+        """
         return self._uses.follow(walks, keys, self.number)

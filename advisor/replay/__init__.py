@@ -1,6 +1,6 @@
 """The replay lab: what a policy would have found on a trace, computed by the code that runs live.
 
-Bottom up: ``reader`` reads a ``trace``, ``recorded_sessions`` supplies the sessions of fleets;
-eviction ``orders`` run in a ``simulator``, or in ``fast`` without simulated time; ``arms`` and
-``tables`` compare them; ``closed`` simulates users who wait for answers.
+Bottom up: ``reader`` reads a ``trace``, ``recorded_sessions`` is what fleets are made of; eviction
+orders run in a ``simulator``, or in ``fast`` without simulated time; ``arms`` and ``tables``
+compare them; ``closed`` plays users who wait for answers.
 """

@@ -1,10 +1,14 @@
-"""The arms of a replay: every policy by name, as one function of trace and capacity."""
+"""The arms of a replay: eviction orders to compare with, besides those of libcachesim, and every
+policy by name, as one function of trace and capacity.
+"""
 
 from __future__ import annotations
 
+import heapq
 import multiprocessing
 import os
 import threading
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field
@@ -18,15 +22,132 @@ from ..policies.registry import DEFAULT, POLICIES, new_policy
 from .fast import (
     ALGORITHMS,
     belady_hits,
+    depths,
     infinite_hits,
     is_installed,
     library_hits,
     lru_hits,
 )
 from .graph_order import GraphOrder, Planning, SimulatedSidecar
-from .orders import BeladyOrder, LfuHistoryOrder, SessionTtlOrder
 from .simulator import EvictionOrder, Instance, Load, LruOrder, simulate
 from .trace import Ints, ReplayError, Trace
+
+# What a trace tells about the future, and the eviction order that knows it.
+
+NEVER: Final = 1 << 40  # stands for a request that does not come
+
+
+class HeapOrder(EvictionOrder):
+    """Evicts the free block with the least key; what ``_put`` said last of a block counts."""
+
+    def __init__(self) -> None:
+        self._free: dict[int, tuple[int, int, int]] = {}  # block → its entry of the heap
+        self._heap: list[tuple[int, int, int]] = []
+
+    def _put(self, block: int, *key: int) -> None:
+        first, second = key
+        self._free[block] = first, second, block
+        heapq.heappush(self._heap, self._free[block])
+
+    def reused(self, blocks: Sequence[int]) -> None:
+        for block in blocks:
+            del self._free[block]
+
+    def victims(self, count: int, now: float) -> list[int]:
+        taken: list[int] = []
+        while len(taken) < count:
+            entry = heapq.heappop(self._heap)
+            if self._free.get(entry[2]) == entry:
+                del self._free[entry[2]]
+                taken.append(entry[2])
+        return taken
+
+
+class BeladyOrder(HeapOrder):
+    """Evicts the block whose next use is farthest, among equals the deepest.
+
+    A block's parent is used whenever the block is, so this leaves no block unreachable. No other
+    order finds more where every request fits the pool; one that is refused counts as a use here.
+    """
+
+    def __init__(self, trace: Trace) -> None:
+        super().__init__()
+        self._next = next_uses(trace)
+        self._depth: list[int] = depths(trace.starts, trace.blocks).tolist()
+
+    def freed(self, request: int, blocks: Sequence[int], now: float) -> None:
+        uses = self._next[request]
+        for block in blocks:
+            self._put(block, -uses[self._depth[block]], -self._depth[block])
+
+
+def next_uses(trace: Trace) -> list[list[int]]:
+    """Per request a list: for each block of its chain, the next request whose *prompt* has it."""
+    coming = [NEVER] * trace.num_blocks
+    prompts = trace.prompts.tolist()
+    uses: list[list[int]] = []
+    for request, chain in reversed(list(enumerate(trace.chains()))):
+        uses.append([coming[block] for block in chain])
+        for block in chain[: prompts[request]]:
+            coming[block] = request
+    uses.reverse()
+    return uses
+
+
+class LfuHistoryOrder(HeapOrder):
+    """Evicts the least often used block, the oldest among equals. An evicted block keeps its count;
+    libcachesim's LFU forgets it with its object, as most do.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._uses: Counter[int] = Counter()
+        self._freed = 0
+
+    def freed(self, request: int, blocks: Sequence[int], now: float) -> None:
+        for block in blocks:
+            self._uses[block] += 1
+            self._freed += 1
+            self._put(block, self._uses[block], self._freed)
+
+
+_TTL_S: Final = 300.0  # chosen
+
+
+class SessionTtlOrder(EvictionOrder):
+    """Keeps what a session with two or more turns used, for five minutes after its last turn.
+
+    The others go first, the longest free before; among the kept ones, the oldest. The same time to
+    live for every session would only be LRU again.
+    """
+
+    def __init__(self, trace: Trace) -> None:
+        self._turns = trace.turns().tolist()
+        self._kept: OrderedDict[int, float] = OrderedDict()
+        self._plain: OrderedDict[int, None] = OrderedDict()
+
+    def freed(self, request: int, blocks: Sequence[int], now: float) -> None:
+        if self._turns[request]:
+            self._kept.update(dict.fromkeys(blocks, now + _TTL_S))
+        else:
+            self._plain.update(dict.fromkeys(blocks))
+
+    def reused(self, blocks: Sequence[int]) -> None:
+        for block in blocks:
+            if block in self._kept:
+                del self._kept[block]
+            else:
+                del self._plain[block]
+
+    def victims(self, count: int, now: float) -> list[int]:
+        return [self._victim(now) for _ in range(count)]
+
+    def _victim(self, now: float) -> int:
+        oldest = next(iter(self._kept.values()), now)
+        if self._plain and oldest >= now:
+            return self._plain.popitem(last=False)[0]
+        return self._kept.popitem(last=False)[0]
+
 
 HINTS: Final = "+hints"
 """Suffix of a graph policy's name: callers name their sessions and state what the trace knows.

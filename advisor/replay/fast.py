@@ -6,10 +6,12 @@ import importlib.util
 from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 
 from ...graph.compiled import core
-from .orders import depths
 from .trace import Ints, ReplayError, Trace
+
+Places = npt.NDArray[np.int64]
 
 # vLLM's own eviction, without service times: the fast path.
 
@@ -39,20 +41,33 @@ def belady_hits(trace: Trace, capacity: int) -> Ints:
     use is always evicted first.
 
     More than an engine can reach: a request's own blocks need no place here while it runs. What an
-    engine that knows the future could do is ``orders.BeladyOrder``.
+    engine that knows the future could do is ``arms.BeladyOrder``.
     """
-    hits = np.zeros(len(trace), dtype=np.int32)
+    return belady(trace.starts, trace.blocks, trace.matchable, trace.prompts, capacity)
+
+
+def belady(starts: Places, blocks: Ints, reach: Ints, prompts: Ints, capacity: int) -> Ints:
+    """``belady_hits`` of requests in columns; see ``Trace``."""
+    hits = np.zeros(len(reach), dtype=np.int32)
+    depth = depths(starts, blocks)
     core.belady(
-        np.ascontiguousarray(trace.starts, dtype=np.int64),
-        np.ascontiguousarray(trace.blocks, dtype=np.int32),
-        np.ascontiguousarray(trace.matchable, dtype=np.int32),
-        trace.num_blocks,
+        np.ascontiguousarray(starts, dtype=np.int64),
+        np.ascontiguousarray(blocks, dtype=np.int32),
+        np.ascontiguousarray(reach, dtype=np.int32),
+        len(depth),
         capacity,
-        np.ascontiguousarray(trace.prompts, dtype=np.int32),
-        np.array(depths(trace), dtype=np.int32),
+        np.ascontiguousarray(prompts, dtype=np.int32),
+        depth,
         hits,
     )
     return hits
+
+
+def depths(starts: Places, blocks: Ints) -> Ints:
+    """How many blocks stand before each block id in its chain."""
+    depth = np.zeros(int(blocks.max(initial=-1)) + 1, dtype=np.int32)
+    depth[blocks] = np.arange(len(blocks)) - np.repeat(starts[:-1], np.diff(starts))
+    return depth
 
 
 def infinite_hits(trace: Trace) -> Ints:

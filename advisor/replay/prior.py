@@ -7,17 +7,16 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from itertools import zip_longest
 from pathlib import Path
-from typing import Annotated, Final, NamedTuple
+from typing import Annotated, Final
 
 import numpy as np
-import numpy.typing as npt
 import typer
 from rich.console import Console
 from threadpoolctl import threadpool_limits
 
 from ...graph.tables.sessions import SessionTable
 from ...graph.types import NO_ROW
-from ..policies.hazard import OLDEST, Cohort, Features, Floats, ReturnModel
+from ..policies.hazard import OLDEST, Batch, Cohort, Features, ReturnModel
 from ..policies.lifecycle import Prior, packed
 from ..policies.waits import STATED_FEATURE, STOP_FEATURES, features
 from .cli import check_writable
@@ -76,14 +75,7 @@ def _scales(known: Features) -> Features:
     return scales.astype(np.float32)
 
 
-class RecordedWaits(NamedTuple):
-    features: Features
-    age: Floats
-    returned: npt.NDArray[np.bool_]
-    weight: Floats
-
-
-def recorded_waits(sessions: Sequence[Session], seed: int = 0) -> RecordedWaits:
+def recorded_waits(sessions: Sequence[Session], seed: int = 0) -> Batch:
     rng = np.random.default_rng(seed)
     known: list[Features] = []
     ages: list[float] = []
@@ -93,7 +85,7 @@ def recorded_waits(sessions: Sequence[Session], seed: int = 0) -> RecordedWaits:
                 known.append(found)
                 ages.append(lasted)
     age = np.array(ages)
-    return RecordedWaits(np.concatenate(known), age, age < OLDEST, np.ones(len(age)))
+    return Batch(np.concatenate(known), age, age < OLDEST, np.ones(len(age)))
 
 
 def _threads(turns: Sequence[RecordedTurn]) -> list[list[RecordedTurn]]:

@@ -15,8 +15,7 @@ from ...graph.tables.blocks import Selection
 from ...graph.tables.columns import grown
 from ...graph.types import NO_ROW, Keys
 from ..policies.shadow import RankedShadow
-from ..replay.fast import belady_hits
-from ..replay.trace import Trace
+from ..replay.fast import belady
 from .pools import OtherWeights
 
 MOST_BLOCKS: Final = 400_000  # blocks remembered; chosen: 3 MB, and a second to process
@@ -44,11 +43,11 @@ class Ceiling(NamedTuple):
     ours: int = 0
 
 
-class CeilingShare(NamedTuple):
-    # ``asked``, ``found``: blocks of the requests that the simulated pool followed.
+class FoundOf(NamedTuple):
+    """Blocks that some requests asked for, and what of them a shadow found."""
+
     asked: int
     found: int
-    share: float | None  # the estimate for all requests; None if there is none
 
 
 class RequestWindow:
@@ -106,13 +105,10 @@ def ceiling(window: Sequence[WindowRequest], capacity: int) -> Ceiling:
     ends = np.cumsum([len(asked.keys) for asked in window])
     starts = np.concatenate([[0], ends])
     seeds = _there_at_first(blocks, starts, [asked.there for asked in window])
-    trace = _trace(
-        np.concatenate([seeds, blocks]),
-        np.concatenate([[0], starts + len(seeds)]),
-        [0, *(asked.reach for asked in window)],
-    )
-    found, ours = int(belady_hits(trace, capacity).sum()), sum(each.found for each in window)
-    return Ceiling(blocks_asked(window), found, ours)
+    starts, blocks = np.append(0, starts + len(seeds)), np.append(seeds, blocks)
+    reach = np.array([0, *(asked.reach for asked in window)], dtype=np.int32)
+    found = belady(starts, blocks, reach, np.diff(starts).astype(np.int32), capacity)
+    return Ceiling(blocks_asked(window), int(found.sum()), sum(each.found for each in window))
 
 
 def _there_at_first(
@@ -129,31 +125,7 @@ def _there_at_first(
     return seeds
 
 
-def _trace(
-    blocks: np.ndarray[tuple[int], np.dtype[np.int32]],
-    starts: np.ndarray[tuple[int], np.dtype[np.int64]],
-    reach: Sequence[int],
-) -> Trace:
-    count = len(starts) - 1
-    zeros, lengths = np.zeros(count, dtype=np.int32), np.diff(starts).astype(np.int32)
-    return Trace(
-        name="window",
-        block_size=1,
-        at=np.arange(count, dtype=np.float64),
-        input_tokens=lengths,
-        output_tokens=zeros,
-        starts=starts,
-        blocks=blocks,
-        prompts=lengths,
-        full=lengths,
-        matchable=np.array(reach, dtype=np.int32),
-        session=zeros,
-        last=zeros.astype(np.bool_),
-        has_sessions=False,
-    )
-
-
-# ``WindowPlay``: replays the remembered requests in a pool that evicts by given scores.
+# ``WindowPlay``: the remembered requests once more, in a pool that evicts by given scores.
 
 _RANKED_EVERY: Final = 16  # requests; chosen
 _MOST_BLOCKS: Final = 100_000  # of the last requests, to be replayed; chosen: a second at most

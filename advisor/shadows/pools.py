@@ -16,81 +16,7 @@ from ..policies.evidence import PolicySelector
 from ..policies.registry import weighing
 from ..policies.shadow import RankedShadow
 
-# ``GuardedPool``: a simulated pool that a policy ranks while it finds more than LRU there.
-
-
-class GuardedPool:
-    """A simulated pool of another size, or ranked otherwise, with a guard of its own as the live
-    pool has; see ``policies.guard``.
-
-    While LRU ranks it, the policy is judged by what it would hold on its own.
-    """
-
-    def __init__(
-        self, capacity: int, selector: PolicySelector | None, uses: core.RankedPools
-    ) -> None:
-        self._held, self._alone = RankedShadow(capacity, uses), RankedShadow(capacity, uses)
-        self._selector = selector
-        if self._policy_ranks:
-            self._alone.leave()
-
-    @property
-    def is_guarded(self) -> bool:
-        """Whether LRU ranks if it finds more."""
-        return self._selector is not None
-
-    @property
-    def _policy_ranks(self) -> bool:
-        return self._selector is None or self._selector.trusted
-
-    @property
-    def capacity(self) -> int:
-        return self._held.capacity
-
-    def resize(self, capacity: int) -> None:
-        self._held.capacity = self._alone.capacity = capacity
-        if self._selector is not None:
-            self._selector.capacity = capacity
-
-    def found(self, there: list[int], by_lru: int, walked: int) -> int:
-        """Return how many blocks are held, from the first on without a gap."""
-        found = there[self._held.number]
-        if self._selector is not None:
-            by_policy = found if self._selector.trusted else there[self._alone.number]
-            self._selector.note(by_policy - by_lru, walked)
-        return found
-
-    def start(self, rows: Rows, keys: Keys) -> None:
-        """Hold these blocks from now on, the most recently used first, whatever related pools
-        hold.
-        """
-        self._held.restart(rows, keys)
-        if not self._policy_ranks:
-            self._alone.restart(rows, keys)
-
-    def leave(self) -> None:
-        self._held.leave()
-        self._alone.leave()
-
-    def rank(self, keys: Keys, scores: Callable[[Rows], Scores]) -> None:
-        """Rank by policy or LRU, whichever found more, and update the policy's ranking."""
-        if self._selector is not None and self._selector.is_due_for_change():
-            self._selector.change_hands()
-            if self._selector.trusted:
-                self._alone.leave()
-            else:
-                self._begin_under_lru(keys)
-        ranked = self._held if self._policy_ranks else self._alone
-        rows = ranked.rows(keys)
-        ranked.adopt(rows, scores(rows))
-
-    def _begin_under_lru(self, keys: Keys) -> None:
-        self._held.use_up()
-        rows = self._held.rows(keys)
-        self._alone.restart(rows, keys[rows])
-
-
-# ``OtherWeights``: a policy as it would score with weights and rules that are not in use.
+# ``OtherWeights``: a policy as it would score with weights and rules that are not in force.
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,17 +57,12 @@ Guarding = Callable[[int], PolicySelector | None]
 
 
 class FoundCounts(NamedTuple):
-    # ``asked``, ``ours``: blocks requested by all sessions, and those that the live pool found.
+    # Blocks that were asked for, and of these what the live pool found.
     asked: int = 0
     ours: int = 0
-    sampled: int = 0  # blocks requested by sessions of the sample
-    # ``known``, ``control``: blocks that LRU found in a pool of the same size: of ``asked``, and of
-    # ``sampled``.
-    known: int = 0
-    control: int = 0
 
     def since(self, before: FoundCounts) -> FoundCounts:
-        return FoundCounts(*(now - then for now, then in zip(self, before, strict=True)))
+        return FoundCounts(self.asked - before.asked, self.ours - before.ours)
 
 
 NOTHING: Final = FoundCounts()
@@ -149,13 +70,12 @@ NOTHING: Final = FoundCounts()
 
 @dataclass(slots=True)
 class LruPool:
-    """A simulated pool under LRU, which follows all sessions; it needs no rankings and is cheap."""
+    """A simulated pool under LRU, which needs no rankings, and is cheap."""
 
     name: str
     capacity: float  # its size, as a factor of the live pool's
     blocks: int  # the same in blocks
-    found: int = 0  # blocks that it found, of those requested by all sessions
-    sampled_found: int = 0  # of these, blocks requested by the sample
+    found: int = 0  # blocks that it found, of those that were asked for
     has_tiers: bool = False  # whether copies in colder tiers count, as additional blocks
 
     @property
@@ -163,20 +83,35 @@ class LruPool:
         return "lru"
 
 
-@dataclass(slots=True)
 class PolicyPool:
-    """A simulated pool that a policy ranks, guarded as the live one; it follows a sample."""
+    """A simulated pool that a policy ranks while it finds more than LRU there, as the guard of the
+    live pool has it. While LRU rules, the policy proves itself on what it would hold alone.
+    """
 
-    name: str
-    policy_name: str  # the policy that ranks it
-    # Scores of blocks under the rules, chains whole; higher is evicted first.
-    scores: Callable[[View, Selection], Scores]
-    beside: LruPool  # LRU in a pool of the same size, which relates the sample to all sessions
-    pool: GuardedPool
-    found: int = 0  # blocks that it found, of those requested by the sample
-    # When it started, if later than the others; ``before``: what had been counted by then.
-    since: float | None = None
-    before: FoundCounts = NOTHING
+    def __init__(
+        self,
+        name: str,
+        policy_name: str,  # who ranks it
+        # of blocks, under the rules, chains whole; higher goes first
+        scores: Callable[[View, Selection], Scores],
+        beside: LruPool,  # LRU in a pool as large
+        selector: PolicySelector | None,  # None: no guard
+        uses: core.RankedPools,  # what all policies' pools follow
+    ) -> None:
+        self.name, self.policy_name, self.beside = name, policy_name, beside
+        self.selector, self._scores = selector, scores
+        self.found = 0  # blocks that it found, of those that were asked for since it began
+        # When it began, if that was later than the others; ``before``: what was counted by then.
+        self.since: float | None = None
+        self.before = NOTHING
+        self._held = RankedShadow(beside.blocks, uses)
+        self._alone = RankedShadow(beside.blocks, uses)
+        if self._policy_ranks:
+            self._alone.leave()
+
+    @property
+    def _policy_ranks(self) -> bool:
+        return self.selector is None or self.selector.trusted
 
     @property
     def capacity(self) -> float:
@@ -186,36 +121,42 @@ class PolicyPool:
     def has_tiers(self) -> bool:
         return self.beside.has_tiers
 
+    def finds(self, there: list[int], by_lru: int, walked: int) -> int:
+        """How many blocks of a request it holds, from the first on without a gap."""
+        found = there[self._held.number]
+        if self.selector is not None:
+            by_policy = found if self.selector.trusted else there[self._alone.number]
+            self.selector.note(by_policy - by_lru, walked)
+        return found
+
+    def start(self, rows: Rows, keys: Keys) -> None:
+        """Hold these blocks from now on, the last used first, whatever the pools beside it hold."""
+        self._held.restart(rows, keys)
+        if not self._policy_ranks:
+            self._alone.restart(rows, keys)
+
+    def leave(self) -> None:
+        self._held.leave()
+        self._alone.leave()
+
     def rank(self, view: View) -> None:
-        blocks = view.blocks
-        self.pool.rank(blocks.keys, lambda rows: self.scores(view, Selection(blocks, rows)))
-
-
-def for_all(found: int, control: int, sampled: int, known: int, asked: int) -> float | None:
-    """Return the share of all blocks that the simulated pool would have found; None before any.
-
-    A sample's sessions find more or less than all sessions do, under any order. So only the
-    difference to LRU is taken from the sample, and LRU's hits from all sessions: a difference
-    estimator (W. G. Cochran, Sampling Techniques, 7.3).
-
-    Args:
-        found, control: Of the ``sampled`` blocks requested by the sample, those that the simulated
-            pool found, and those that LRU found in a pool of the same size shared by all sessions.
-        known: Blocks that LRU found there, of the ``asked`` blocks of all sessions.
-    """
-    if not asked:
-        return None
-    beside = (found - control) / sampled if sampled else 0.0
-    return min(1.0, max(0.0, known / asked + beside))
+        """Rank by whichever of policy and LRU found more, and update the policy's ranking."""
+        keys = view.blocks.keys
+        if self.selector is not None and self.selector.is_due_for_change():
+            self.selector.change_hands()
+            if self.selector.trusted:
+                self._alone.leave()
+            else:
+                self._held.use_up()
+                rows = self._held.rows(keys)
+                self._alone.restart(rows, keys[rows])
+        ranked = self._held if self._policy_ranks else self._alone
+        rows = ranked.rows(keys)
+        ranked.adopt(rows, self._scores(view, Selection(view.blocks, rows)))
 
 
 def size_of(pool: LruPool | PolicyPool) -> int:
     return (pool if isinstance(pool, LruPool) else pool.beside).blocks
-
-
-def in_sample(name: str) -> str:
-    """Return the name under which an LRU pool's hits for the sample are counted in steps."""
-    return f"{name} in the sample"
 
 
 def lru_pool(blocks: int, capacity: float) -> LruPool:
@@ -241,24 +182,11 @@ def policy_pool(
     """Return a policy's pool, as large as one of LRU. A block that leaves a pool and is copied is
     found as if it had stayed: so pool and tiers are one pool of their total size.
     """
-    pool = GuardedPool(beside.blocks, guard(beside.blocks), uses)
-    return PolicyPool(
-        name, policy.name, lambda view, picked: whole_scores(view, policy, picked), beside, pool
-    )
 
+    def scores(view: View, picked: Selection) -> Scores:
+        return whole_scores(view, policy, picked)
 
-def otherwise_pool(
-    beside: LruPool,
-    weights: OtherWeights,
-    guard: Guarding,
-    uses: core.RankedPools,
-    view: View,
-    before: FoundCounts,
-) -> PolicyPool:
-    """Return a pool that starts now, ranked by weights that are not in use."""
-    pool = GuardedPool(beside.blocks, guard(beside.blocks), uses)
-    scores = weights.whole_scores
-    return PolicyPool(OTHERWISE, OTHERWISE, scores, beside, pool, since=view.now, before=before)
+    return PolicyPool(name, policy.name, scores, beside, guard(beside.blocks), uses)
 
 
 def _name(policy: str, capacity: float) -> str:

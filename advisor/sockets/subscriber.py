@@ -117,28 +117,6 @@ def engine_id(identity: bytes) -> str:
     return hashlib.blake2b(identity, digest_size=8, person=b"kvgraph engine").hexdigest()
 
 
-class LostEngines:
-    """Engines that disconnected or timed out and did not return, by their own names."""
-
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
-        self._went: dict[str, float] = {}  # the last to go is the last
-
-    def went(self, name: str) -> None:
-        self._went.pop(name, None)
-        self._went[name] = self._clock()
-        if len(self._went) > _LOST:
-            del self._went[next(iter(self._went))]
-
-    def came(self, name: str) -> None:
-        self._went.pop(name, None)
-
-    def ago(self) -> dict[str, float]:
-        """Name → seconds since the engine went; callable from any thread."""
-        now = self._clock()
-        return {name: now - at for name, at in self._went.copy().items()}
-
-
 logger = logging.getLogger(__name__)
 
 Send = Callable[[bytes, str], None]
@@ -182,12 +160,18 @@ class EventSubscriber:
         self.counters: Counter[str] = Counter()
         # Set under overload: resyncs wait, since a list of all blocks would cost more events.
         self.is_patient = False
-        self.lost = LostEngines(clock)
+        # When engines went that did not return, by their own names.
+        self._lost: dict[str, float] = {}
 
     @property
     def peers(self) -> list[Peer]:
         """Return a copy of the known engines; callable from any thread."""
         return list(self._peers.copy().values())
+
+    def lost(self) -> dict[str, float]:
+        """Engine → seconds since it disconnected or timed out; callable from any thread."""
+        now = self._clock()
+        return {name: now - at for name, at in self._lost.copy().items()}
 
     def receive(self, limit: int, seconds: float = float("inf")) -> Iterator[ReceivedBatch]:
         """Yield events in order; reads at most ``limit`` messages, for at most ``seconds``."""
@@ -238,7 +222,10 @@ class EventSubscriber:
         for peer in gone:
             del self._peers[peer.identity], self._by_engine[peer.engine]
             logger.warning("engine %r is %s: its residency is forgotten", peer.hello.engine, why)
-            self.lost.went(peer.hello.engine)
+            self._lost.pop(peer.hello.engine, None)  # the last to go is the last
+            self._lost[peer.hello.engine] = self._clock()
+            if len(self._lost) > _LOST:
+                del self._lost[next(iter(self._lost))]
         self.counters["engines_lost"] += len(gone)
         return [peer.engine for peer in gone]
 
@@ -305,7 +292,7 @@ class EventSubscriber:
         peer = Peer(identity, hello, now, SequenceTracker(message.seq + 1), last_resync=now)
         self._peers[identity] = self._by_engine[peer.engine] = peer
         self.answered.pop(identity, None)
-        self.lost.came(hello.engine)
+        self._lost.pop(hello.engine, None)
         logger.info("engine %r connected (%r)", hello.engine, hello.version)
         alike = (each.hashing for each in self.peers if each.hello.model == hello.model)
         for said in disagreements(alike):

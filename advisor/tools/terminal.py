@@ -16,8 +16,7 @@ from typing import Annotated, Any, Final, cast
 from urllib.parse import quote
 
 import typer
-from rich.console import Console, ConsoleOptions, Group, RenderableType
-from rich.measure import Measurement
+from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -32,34 +31,6 @@ from .remote import RemoteError, UnknownError, ask, secret_of, sidecar_urls
 
 UrlOption = Annotated[str | None, typer.Option(help="A sidecar's URL; without it, those running.")]
 TableJsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
-
-# Tables fit terminals of any width: long cells are folded, and no name is cut.
-
-_NAME_WIDTH: Final = 16  # of a folded engine name above a column, in characters; chosen
-_ENGINES_ACROSS: Final = 3  # such columns fit into 80 characters
-_ANY_WIDTH: Final = 10_000  # wider than every table here
-_ENGINE_COLUMNS: Final = (
-    "name", "model", "state", "ranks", "resident", "ranking age", "moved", "dropped", "gaps"
-)  # fmt: skip
-_TEXTS: Final = ("name", "model", "state", "ranks")
-
-
-class FirstThatFits:
-    """Shows the first of several renderings that fits the terminal's width, else the last."""
-
-    def __init__(self, *renderings: RenderableType) -> None:
-        self._renderings = renderings
-
-    def __rich_console__(
-        self, console: Console, options: ConsoleOptions
-    ) -> Iterator[RenderableType]:
-        wide = options.update_width(_ANY_WIDTH)
-        fitting = (
-            each
-            for each in self._renderings
-            if Measurement.get(console, wide, each).maximum <= options.max_width
-        )
-        yield next(fitting, self._renderings[-1])
 
 
 def plain(text: object) -> Text:
@@ -84,72 +55,27 @@ def facts_table(title: str, facts: Iterable[tuple[str, str]]) -> Table:
 
 
 def engines_report(engines: Sequence[Mapping[str, Any]]) -> RenderableType:
-    """Return a table with a row per engine; in a narrow terminal, sentences instead of columns."""
     if not engines:
         return Text("no engine is connected")
-    cells = [_cells(engine) for engine in engines]
-    columns = Table(title="engines", title_justify="left")
-    for name in _ENGINE_COLUMNS:
-        columns.add_column(name, justify="left" if name in _TEXTS else "right")
-    for each in cells:
-        columns.add_row(*(plain(each[name]) for name in _ENGINE_COLUMNS))
-    return FirstThatFits(
-        columns, facts_table("engines", ((each["name"], _sentences(each)) for each in cells))
-    )
+    return facts_table("engines", ((each["name"], "\n".join(_about(each))) for each in engines))
 
 
-def layers_report(engines: Sequence[Mapping[str, Any]]) -> RenderableType:
-    """Return resident blocks by layer, a column per engine; in several tables if too wide."""
-    shown = [engine for engine in engines if engine["graph"]]
-    few = [
-        _layers(shown[start : start + _ENGINES_ACROSS])
-        for start in range(0, len(shown), _ENGINES_ACROSS)
-    ]
-    return FirstThatFits(_layers(shown), Group(*few))
-
-
-def _cells(engine: Mapping[str, Any]) -> dict[str, str]:
+def _about(engine: Mapping[str, Any]) -> Iterator[str]:
     graph, age = engine["graph"] or {}, engine["ranking_age_s"]
     applied = graph.get("applied") or {}
-    return {
-        "name": str(engine["name"]),
-        "model": str(engine["model"]),
-        "state": engine["state"],
-        "ranks": _who_ranks(engine),
-        "resident": str(graph.get("resident", 0)),
-        "ranking age": "-" if age is None else f"{age:.2f} s",
-        "moved": str(applied.get("moved", "-")),
-        "dropped": str(applied.get("dropped", "-")),
-        "gaps": str(engine["gaps"]),
-    }
-
-
-def _sentences(cells: Mapping[str, str]) -> str:
-    counts = ("moved", "dropped", "gaps")
-    return "\n".join(
-        (
-            f"{cells['model']}, {cells['state']}",
-            f"ranked by {cells['ranks']}, {cells['ranking age']} ago",
-            f"{cells['resident']} blocks; " + ", ".join(f"{name} {cells[name]}" for name in counts),
-        )
-    )
+    yield f"{engine['model']}, {engine['state']}"
+    yield f"ranked by {_who_ranks(engine)}" + ("" if age is None else f", {age:.2f} s ago")
+    counts = (applied.get("moved", "-"), applied.get("dropped", "-"), engine["gaps"])
+    yield "{} blocks; moved {}, dropped {}, gaps {}".format(graph.get("resident", 0), *counts)
+    if engine["hashing"]:
+        yield engine["hashing"]
+    if graph.get("budget") is not None:
+        yield graph["protection"]
 
 
 def _who_ranks(engine: Mapping[str, Any]) -> str:
     name, ruling = ranker(engine["ranked_by"]), engine["ruling"]
     return name if ruling is None else f"{name} (policy {beside_lru(ruling['ahead'])})"
-
-
-def _layers(engines: Sequence[Mapping[str, Any]]) -> Table:
-    table = Table(title="resident blocks by layer", title_justify="left")
-    table.add_column("layer")
-    for engine in engines:
-        table.add_column(
-            plain(engine["name"]), justify="right", overflow="fold", max_width=_NAME_WIDTH
-        )
-    for layer in engines[0]["graph"]["layers"]:
-        table.add_row(layer, *(f"{engine['graph']['layers'][layer]:,}" for engine in engines))
-    return table
 
 
 def status(url: UrlOption = None, as_json: TableJsonOption = False) -> None:
@@ -169,26 +95,11 @@ def status(url: UrlOption = None, as_json: TableJsonOption = False) -> None:
 
 def status_report(status: Mapping[str, Any]) -> RenderableType:
     parts: list[RenderableType] = [_summary(status), engines_report(status["engines"])]
-    if any(engine["graph"] for engine in status["engines"]):
-        parts.append(layers_report(status["engines"]))
-    if hashing := {each["name"]: each["hashing"] for each in status["engines"] if each["hashing"]}:
-        parts.append(facts_report("how blocks are told apart", hashing))
     for engine in status["engines"]:
         if facts := admission_facts(engine):
             parts.append(facts_report(f"admission of {engine['name']}", facts))
-    if said := _protection(status["engines"]):
-        parts.append(facts_report("what is kept whatever scores say", said))
     parts += [_tiers(engine) for engine in status["engines"] if engine["tiers"]]
     return Group(*parts)
-
-
-def _protection(engines: Iterable[Mapping[str, Any]]) -> dict[str, str]:
-    known = {each["name"]: each["graph"] or {} for each in engines}
-    return {
-        name: graph["protection"]
-        for name, graph in known.items()
-        if graph.get("budget") is not None
-    }
 
 
 def hashing_warnings(engines: Iterable[Mapping[str, Any]]) -> list[str]:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import count
 from typing import Annotated, Any, Final
 
 import typer
@@ -19,9 +20,9 @@ from rich.text import Text
 from ..words.times import seconds, time_of_day
 from ..words.words import ranker
 from .remote import RemoteError, ask, sidecar_urls
-from .terminal import FirstThatFits, UrlOption, facts_table, plain
+from .terminal import UrlOption, facts_table, plain
 
-_MISSES_EVERY: Final = 5  # polls; chosen
+_MISSES_EVERY: Final = 5  # looks; chosen
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,53 +33,24 @@ class Watched:
     trouble: str | None = None  # why it does not answer at present
 
 
-class Watcher:
-    """Polls sidecars on its own thread, and keeps the latest answer of each while it restarts."""
+def first_look(url: str | None) -> list[Watched]:
+    """Ask the sidecars that run; raises RemoteError where none answers."""
+    found = [_asked(Watched(each), True) for each in sidecar_urls(url)]
+    if all(each.now is None for each in found):
+        raise RemoteError(found[0].trouble or "no sidecar answers")
+    return found
 
-    def __init__(self, url: str | None, interval_s: float) -> None:
-        self._url = url
-        self._interval_s = interval_s
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="kvgraph-top", daemon=True)
-        self.latest: Sequence[Watched] = ()  # of the last poll
-        self.polls = 0
 
-    def first_poll(self) -> None:
-        """Poll once; raises RemoteError if no sidecar answers."""
-        found = [_asked(Watched(each), True) for each in sidecar_urls(self._url)]
-        if all(each.now is None for each in found):
-            raise RemoteError(found[0].trouble or "no sidecar answers")
-        self._note(found)
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def stop(self) -> None:
-        self._stopping.set()
-
-    def poll(self) -> None:
-        """Poll again; a sidecar that does not answer keeps its last answer."""
-        before = {each.url: each for each in self.latest}
-        try:
-            urls = sidecar_urls(self._url)
-        except RemoteError:
-            waits = "it is gone; waiting for a sidecar to start"
-            self._note([replace(each, trouble=waits) for each in self.latest])
-            return
-        anew = self.polls % _MISSES_EVERY == 0
-        self._note([_asked(before.get(url, Watched(url)), anew) for url in urls])
-
-    def _note(self, found: Sequence[Watched]) -> None:
-        self.latest = found
-        self.polls += 1
-
-    def _run(self) -> None:
-        while not self._stopping.wait(self._interval_s):
-            try:
-                self.poll()
-            except Exception as error:  # whatever it is, the next poll may go better
-                why = f"the look failed ({type(error).__name__})"
-                self._note([replace(each, trouble=why) for each in self.latest])
+def next_look(url: str | None, before: Sequence[Watched], anew: bool) -> list[Watched]:
+    """Ask again; a sidecar that does not answer, as while it restarts, keeps its last answer."""
+    known = {each.url: each for each in before}
+    try:
+        return [_asked(known.get(each, Watched(each)), anew) for each in sidecar_urls(url)]
+    except RemoteError:
+        why = "it is gone; waiting for a sidecar to start"
+    except Exception as error:  # whatever it is, the next look may go better
+        why = f"the look failed ({type(error).__name__})"
+    return [replace(each, trouble=why) for each in before]
 
 
 def _asked(before: Watched, anew: bool) -> Watched:
@@ -139,13 +111,7 @@ def windows_table(windows: Sequence[Mapping[str, Any]]) -> RenderableType:
         table.add_column(name, justify="left" if name == _WINDOW_COLUMNS[0] else "right")
     for each in cells:
         table.add_row(*each)
-    titles = _WINDOW_COLUMNS[1:]
-    facts = ((row[0], _sentence(titles, row[1:])) for row in cells)
-    return FirstThatFits(table, facts_table("prompt tokens", facts))
-
-
-def _sentence(titles: Sequence[str], cells: Sequence[str]) -> str:
-    return ", ".join(f"{title} {cell}" for title, cell in zip(titles, cells, strict=True))
+    return table
 
 
 def _window(window: Mapping[str, Any]) -> list[str]:
@@ -218,9 +184,6 @@ def _misses(misses: Mapping[str, Any]) -> RenderableType:
     return facts_table("\nwhy requests found no more", rows) if rows else Text("")
 
 
-_CHECK_EVERY_S: Final = 0.1  # whether there is something new to draw; chosen
-
-
 def top(
     url: UrlOption = None,
     interval: Annotated[
@@ -229,29 +192,19 @@ def top(
     as_json: Annotated[bool, typer.Option("--json", help="Print one look as JSON.")] = False,
 ) -> None:
     """Show live whether kvgraph helps; Ctrl-C ends it. In a pipe, one look is printed."""
-    watcher, console = Watcher(url, interval), Console()
-    watcher.first_poll()
+    seen, console = first_look(url), Console()
     if as_json:
-        seen = [{"url": w.url, "now": w.now, "misses": w.misses} for w in watcher.latest]
-        typer.echo(json.dumps(seen))
+        typer.echo(json.dumps([{"url": w.url, "now": w.now, "misses": w.misses} for w in seen]))
     elif not console.is_terminal:
-        console.print(top_screen(watcher.latest))
+        console.print(top_screen(seen))
     else:
-        _follow(watcher, console)
+        _follow(url, interval, seen, console)
 
 
-def _follow(watcher: Watcher, console: Console) -> None:
-    watcher.start()
-    drawn = 0, console.size
-    screen = Live(top_screen(watcher.latest), console=console, screen=True, auto_refresh=False)
-    try:
-        with screen:
-            while True:
-                if drawn != (watcher.polls, console.size):
-                    drawn = watcher.polls, console.size
-                    screen.update(top_screen(watcher.latest), refresh=True)
-                time.sleep(_CHECK_EVERY_S)
-    except KeyboardInterrupt:
-        pass
-    finally:
-        watcher.stop()
+def _follow(url: str | None, interval_s: float, seen: Sequence[Watched], console: Console) -> None:
+    screen = Live(top_screen(seen), console=console, screen=True, auto_refresh=False)
+    with suppress(KeyboardInterrupt), screen:
+        for looks in count(1):
+            time.sleep(interval_s)
+            seen = next_look(url, seen, anew=looks % _MISSES_EVERY == 0)
+            screen.update(top_screen(seen), refresh=True)

@@ -292,10 +292,6 @@ class CopyDirectory:
     def room(self) -> int:
         return self.warm_capacity - self._held
 
-    @property
-    def has_any(self) -> bool:
-        return bool(self._warm or self._cold)
-
     def __contains__(self, block_hash: bytes) -> bool:
         return block_hash in self._warm or block_hash in self._cold
 

@@ -211,10 +211,9 @@ class SchedulerSide:
         Never raises: an action that fails, as on data that an error left inconsistent, is logged,
         and the others are still done.
         """
-        keeps_promises = self.bridge is not None and self.bridge.keeps_promises
         if self.holding is not None:
             _attempt(self.holding.end)
-        _attempt(lambda: self.tap.detach(but_resets=keeps_promises))
+        _attempt(lambda: self.tap.detach(but_resets=self.bridge is not None))
         # A reset that was not caught up with yet is, by this.
         for drop in calls_of("reset_cache", self.store, self.bridge, self.recall):
             _attempt(drop)

@@ -37,9 +37,6 @@ class Backend(Protocol):
             LayoutError: The layouts hold different models, or this back end cannot address them.
         """
 
-    def rotate_in_place(self, cache: PagedKv, slots: Tensor, delta: Tensor, rope: Rope) -> None:
-        """Rotate the keys of slots [T] by Δ [T] without moving them; raises like ``splice``."""
-
 
 class Confidence(NamedTuple):
     """Confidence in the next token, from logits [rows, vocabulary]; each float32 [rows]."""

@@ -10,12 +10,10 @@ from __future__ import annotations
 
 import torch
 
-from ..gpu.calls import RESIDENT_GRID, attention_mass_call, confidence_call, move_call
+from ..gpu.calls import RESIDENT_GRID, attention_mass_call, confidence_call
 from ..gpu.copy_engine import check_page_locked
 from ..gpu.launch import bound, run
-from ..gpu.measure import copy_table, splice_table
-from ..gpu.method import Method
-from ..gpu.moves import copy_by, device_of, splice_by
+from ..gpu.moves import copy_by, copy_table, device_of, splice_by, splice_table
 from ..layout import Blocks, PagedKv, SlotMap
 from ..rope import Rope
 from ..runs import block_runs
@@ -44,27 +42,22 @@ def copy_blocks(source: Blocks, target: Blocks) -> None:
     device = device_of(source.kv, target.kv)
     _check_reachable(source, device)
     _check_reachable(target, device)
-    method, from_gpu = Method("kernel", RESIDENT_GRID), source.kv.memory.is_cuda
+    way, from_gpu = RESIDENT_GRID, source.kv.memory.is_cuda
     if not (from_gpu and target.kv.memory.is_cuda):
-        method = copy_table(device.index, from_gpu).best(runs.size, len(runs.sources))
-    copy_by(method, source.kv, target.kv, runs)
+        way = copy_table(device.index, from_gpu).best(runs.size, len(runs.sources))
+    copy_by(way, source.kv, target.kv, runs)
 
 
 def splice(source: PagedKv, target: PagedKv, slots: SlotMap, rope: Rope) -> None:
-    """Move as ``reference.splice`` does, by one kernel or staged by the copy engine, whichever was
-    measured to be faster. Raises LayoutError.
+    """Move like ``reference.splice``, by one kernel of as many thread blocks as were measured to be
+    fastest. Raises LayoutError.
     """
     if not len(slots.delta):
         return
     device = device_of(source, target)
     _check_reachable(Blocks(source, slots.source // source.layout.tokens), device)
     _check_reachable(Blocks(target, slots.target // target.layout.tokens), device)
-    splice_by(_splice_method(source, target, len(slots.delta)), source, target, slots, rope)
-
-
-def rotate_in_place(cache: PagedKv, slots: Tensor, delta: Tensor, rope: Rope) -> None:
-    here, device = SlotMap(slots, slots, delta), str(device_of(cache))
-    run(move_call(cache, cache, here, rope, keys_only=True, grid=RESIDENT_GRID, device=device))
+    splice_by(_splice_way(source, target, len(slots.delta)), source, target, slots, rope)
 
 
 def attention_mass(
@@ -83,10 +76,10 @@ def confidence(logits: Tensor) -> Confidence:
     return Confidence(*torch.unbind(out, -1))
 
 
-def _splice_method(source: PagedKv, target: PagedKv, tokens: int) -> Method:
+def _splice_way(source: PagedKv, target: PagedKv, tokens: int) -> int:
     to_host = not target.memory.is_cuda
     if source.memory.is_cuda and not to_host:
-        return Method("direct", RESIDENT_GRID)
+        return RESIDENT_GRID
     far = target.layout if to_host else source.layout
     size = tokens * far.block_bytes // far.tokens
     index = device_of(source, target).index

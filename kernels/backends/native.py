@@ -14,8 +14,7 @@ import torch
 from ..compilers import load_library
 from ..layout import Blocks, KvLayout, PagedKv, Plane, SlotMap
 from ..rope import Rope
-from ..runs import SlotRuns, block_runs, check_same_model, slot_runs
-from ..tensors import Tensor
+from ..runs import block_runs, check_same_model, slot_runs
 
 SOURCE: Final = Path(__file__).parents[1] / "cpu" / "paged.cpp"
 OPTIONS: Final = ["-O3", "-march=native", "-ffp-contract=off"]
@@ -61,7 +60,7 @@ class MoveArgs(ctypes.Structure):
         ("source_type", _NUMBER), ("target", _POINTER),
         ("target_layout", ctypes.POINTER(LayoutArgs)), ("target_type", _NUMBER),
         ("runs", _POINTER), ("n_runs", _NUMBER), ("rope", ctypes.POINTER(RopeArgs)),
-        ("keys_only", _NUMBER), ("threads", _NUMBER),
+        ("threads", _NUMBER),
     )  # fmt: skip
 
 
@@ -98,18 +97,7 @@ def copy_blocks(source: Blocks, target: Blocks) -> None:
 
 def splice(source: PagedKv, target: PagedKv, slots: SlotMap, rope: Rope) -> None:
     check_same_model(source.layout, target.layout)
-    _move(source, target, slot_runs(slots, source.layout.tokens), rope)
-
-
-def rotate_in_place(cache: PagedKv, slots: Tensor, delta: Tensor, rope: Rope) -> None:
-    runs = slot_runs(SlotMap(slots, slots, delta), cache.layout.tokens)
-    turned = runs.runs[runs.runs[:, 3] >= 0]
-    _move(cache, cache, SlotRuns(turned, runs.deltas), rope, keys_only=True)
-
-
-def _move(
-    source: PagedKv, target: PagedKv, runs: SlotRuns, rope: Rope, keys_only: bool = False
-) -> None:
+    runs = slot_runs(slots, source.layout.tokens)
     cos, sin = (table.contiguous() for table in rope.rotation(runs.deltas))
     turn = RopeArgs(
         cos=cos.data_ptr(),
@@ -125,7 +113,6 @@ def _move(
         target=target.memory.data_ptr(), target_layout=ctypes.pointer(packed(target.layout)),
         target_type=_TYPES[target.layout.dtype],
         runs=runs.runs.ctypes.data, n_runs=len(runs.runs), rope=ctypes.pointer(turn),
-        keys_only=keys_only,
         threads=min(MOST_THREADS, torch.get_num_threads()) if moved >= PARALLEL_BYTES else 1,
     ))  # fmt: skip
 

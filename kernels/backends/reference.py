@@ -56,13 +56,6 @@ def splice(source: PagedKv, target: PagedKv, slots: SlotMap, rope: Rope) -> None
         _move_plane(source, taken[turned], target, given[turned], layer, "key", turn)
 
 
-def rotate_in_place(cache: PagedKv, slots: Tensor, delta: Tensor, rope: Rope) -> None:
-    keep = (slots >= 0) & (delta != 0)
-    slots, (cos, sin) = slots[keep], rope.rotation(delta[keep])
-    for layer in range(cache.layout.layers):
-        _move_plane(cache, slots, cache, slots, layer, "key", (rope, cos, sin))
-
-
 def read_plane(kv: PagedKv, plane: Plane, layer: int, slots: Tensor) -> Tensor:
     """Return K or V of tokens in float32, dequantised, [T, heads, dims]."""
     values = kv.memory[addresses(kv.layout, plane, layer, slots)]

@@ -48,7 +48,7 @@ struct MoveArgs {
   const Run* runs;
   i64 n_runs;
   const Rope* rope;
-  i64 keys_only, threads;
+  i64 threads;
 };
 
 // n_runs of run_bytes each, at byte offsets.
@@ -209,7 +209,6 @@ struct Move {
   T* target;
   const Layout& to;
   const Rope& rope;
-  bool keys_only;
 
   void plane(const S* in, const Plane& p, T* out, const Plane& q, const Run& run, i64 row,
              float* tile) const {
@@ -234,7 +233,7 @@ struct Move {
         const S* in_head = in + h * from.head_stride;
         T* out_head = out + h * to.head_stride;
         plane(in_head, from.key, out_head, to.key, *run, run->row, tile);
-        if (!keys_only && from.value.dims)
+        if (from.value.dims)
           plane(in_head, from.value, out_head, to.value, *run, -1, tile);
       }
     }
@@ -260,7 +259,7 @@ void in_parallel(i64 count, i64 threads, Work work) {
 template <typename S, typename T>
 void move(const MoveArgs& a) {
   Move<S, T> op{static_cast<const S*>(a.source), *a.source_layout, static_cast<T*>(a.target),
-                *a.target_layout, *a.rope, a.keys_only != 0};
+                *a.target_layout, *a.rope};
   in_parallel(a.source_layout->layers, a.threads,
               [&](i64 begin, i64 end) { op.layers(begin, end, a.runs, a.n_runs); });
 }

@@ -158,15 +158,15 @@ __device__ __forceinline__ float scale_of(const char* cell, i64 at) {
 // `cell` is in shared memory, `to` in global.
 __device__ __forceinline__ void move_cell(const char* cell, const Layout& from, char* to,
                                           const Layout& into, bool rotated, const Turn& turn,
-                                          bool keys_only, int lane) {
+                                          int lane) {
   constexpr bool kAlike = kSame<SOURCE_T, TARGET_T>;
   if (kAlike && !rotated) {
-    if (!keys_only) copy_bytes(cell, to, from.cell_bytes, lane);
+    copy_bytes(cell, to, from.cell_bytes, lane);
     return;
   }
   Row key{reinterpret_cast<const SOURCE_T*>(cell), scale_of(cell, from.key_scale)};
   store_row(key, rotated, turn, to, static_cast<int>(from.key_dims), into.key_scale, lane);
-  if (keys_only || !from.value_dims) return;
+  if (!from.value_dims) return;
   const char* value = cell + from.value_base;
   if (kAlike) {
     copy_bytes(value, to + into.value_base, from.cell_bytes - from.value_base, lane);
@@ -183,7 +183,7 @@ extern "C" __global__ void __launch_bounds__(MOST_THREADS, 1)
     splice_tokens(const char* source, char* target, const Layout* source_layout,
             const Layout* target_layout, const i64* source_slots, const i64* target_slots,
             const i64* rows, const float* cos, const float* sin, i64 tokens, i64 start, i64 pairs,
-            i64 neox, i64 keys_only, i64 slot_bytes) {
+            i64 neox, i64 slot_bytes) {
   SHARED_BYTES(shared);
   const Layout from = *source_layout, into = *target_layout;
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
@@ -218,7 +218,7 @@ extern "C" __global__ void __launch_bounds__(MOST_THREADS, 1)
       if (by >= 0) turn.take(by, cos, sin, lane);
       char* to = target + into.cell(row / count, static_cast<unsigned>(target_slots[token]),
                                     cell - row * heads);
-      move_cell(ring.slot(step), from, to, into, by >= 0, turn, keys_only, lane);
+      move_cell(ring.slot(step), from, to, into, by >= 0, turn, lane);
     }
     warp_barrier();  // nobody reads this slot any more: the next fetch may fill it
   }

@@ -7,7 +7,7 @@ from __future__ import annotations
 import ctypes
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
@@ -40,7 +40,6 @@ class MoveArguments(NamedTuple):
     start: Int64
     pairs: Int64
     neox: Int64
-    keys_only: Int64
     slot_bytes: Int64
 
 
@@ -236,37 +235,11 @@ class KernelCall:
         return self.shared if self.shared > SHARED_LIMIT else 0
 
 
-@dataclass(frozen=True)
-class MoveCall(KernelCall):
-    """A launch of ``splice_tokens``, which can be done in parts."""
-
-    args: MoveArguments
-
-    def part(
-        self, start: int, count: int, source: Tensor | None = None, target: Tensor | None = None
-    ) -> MoveCall:
-        def later(column: Int64) -> Int64:
-            return number(column.value + start * 8)
-
-        args = self.args._replace(
-            source=self.args.source if source is None else address(source),
-            target=self.args.target if target is None else address(target),
-            source_slots=later(self.args.source_slots),
-            target_slots=later(self.args.target_slots),
-            rows=later(self.args.rows),
-            tokens=number(count),
-        )
-        others = tuple(memory for memory in (source, target) if memory is not None)
-        return replace(self, args=args, held=(*others, *self.held))
-
-
 def move_call(
-    source: PagedKv, target: PagedKv, slots: SlotMap, rope: Rope, keys_only: bool = False,
-    grid: int = DEFAULT_GRID, device: str = "cpu",
-) -> MoveCall:  # fmt: skip
-    """Return ``reference.splice`` as a launch; with ``keys_only`` and one memory,
-    ``rotate_in_place``. Raises LayoutError.
-    """
+    source: PagedKv, target: PagedKv, slots: SlotMap, rope: Rope, grid: int = DEFAULT_GRID,
+    device: str = "cpu",
+) -> KernelCall:  # fmt: skip
+    """``reference.splice`` as a launch; raises LayoutError."""
     check_same_model(source.layout, target.layout)
     deltas, rows = torch.unique(slots.delta, return_inverse=True)
     rows = torch.where(slots.delta == 0, -1, rows)
@@ -284,10 +257,10 @@ def move_call(
         source_layout=from_layout, target_layout=to_layout,
         source_slots=from_slots, target_slots=to_slots, rows=row_of, cos=cos, sin=sin,
         tokens=number(len(rows)), start=number(rope.start), pairs=number(rope.dims // 2),
-        neox=number(rope.pairing.value == "neox"), keys_only=number(keys_only),
+        neox=number(rope.pairing.value == "neox"),
         slot_bytes=number(slot_bytes),
     )  # fmt: skip
-    return MoveCall(
+    return KernelCall(
         "splice_tokens", move_defines(source, target, rope), grid, warps * WARP,
         warps * STAGES * slot_bytes, args, (source.memory, target.memory, *held),
     )  # fmt: skip

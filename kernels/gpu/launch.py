@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import torch
@@ -22,17 +22,12 @@ def run(call: KernelCall) -> None:
     Raises BuildError or TransferError.
     """
     with bound(next(tensor.device for tensor in call.held if tensor.is_cuda)) as index:
-        launcher(call, index)(call)
+        from cuda.core import LaunchConfig, Stream, launch
 
-
-def launcher(call: KernelCall, index: int) -> Callable[[KernelCall], None]:
-    """Return a function that launches a call's parts on the current stream; raises as ``run``."""
-    from cuda.core import LaunchConfig, Stream, launch
-
-    config = LaunchConfig(grid=call.grid, block=call.threads, shmem_size=call.shared)
-    stream = Stream.from_handle(torch.cuda.current_stream().cuda_stream)
-    kernel = loaded_kernel(call.kernel, call.defines, call.shared_to_ask_for, index)
-    return lambda part: launch(stream, config, kernel, *part.args)
+        config = LaunchConfig(grid=call.grid, block=call.threads, shmem_size=call.shared)
+        stream = Stream.from_handle(torch.cuda.current_stream().cuda_stream)
+        kernel = loaded_kernel(call.kernel, call.defines, call.shared_to_ask_for, index)
+        launch(stream, config, kernel, *call.args)
 
 
 @contextlib.contextmanager

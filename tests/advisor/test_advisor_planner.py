@@ -479,3 +479,18 @@ def test_a_policy_that_cannot_explain_itself_still_advises(
     planned.graph.apply("a", [BlocksRemoved(np.arange(1, 3, dtype="<u8").tobytes())])
     log = planned.graph.tables.history.evictions[planned.graph.tables.engines["a"]]
     assert (log.next, log.terms.of(0)) == (2, None)
+
+
+def test_a_long_round_tells_of_an_engine_before_the_last_one_is_ranked() -> None:
+    planned, told = Planned(), list[dict[str, float]]()
+    ranked = planned.graph.rank
+
+    def slow(engine: str, limit: int) -> EvictionRanking:
+        told.append({name: each.ts for name, each in planned.planner.latest.items()})
+        planned.clock.now += 0.3
+        return ranked(engine, limit)
+
+    planned.graph.rank = slow  # type: ignore[method-assign]
+    planned.tick()
+    assert told == [{}, {"a": 50.5}]
+    assert planned.ranked.is_set(), "whoever publishes is woken meanwhile"

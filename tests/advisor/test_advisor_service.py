@@ -22,7 +22,7 @@ import numpy as np
 import pytest
 import zmq
 from kvgraph.advisor.config.config import load
-from kvgraph.advisor.page.questions import FRESH_S, STALE_S, WAITING, QueryGate, RecentAnswers
+from kvgraph.advisor.page.page import FRESH_S, STALE_S, WAITING, QueryGate, RecentAnswers
 from kvgraph.advisor.service import Service, serve
 from kvgraph.advisor.sockets import front
 from kvgraph.advisor.sockets.subscriber import engine_id

@@ -318,7 +318,6 @@ def test_status_and_explain_find_a_running_sidecar(running: Running) -> None:
         shown = run("status")
         assert shown.returncode == 0, shown.stderr
         assert "node:1 [red]" in shown.stdout
-        assert "user_turn" in shown.stdout
         assert "tiers of node:1 [red]" in shown.stdout
         assert "300 of 400 blocks (300.0 MB, 75 %)" in shown.stdout
         assert "75 % useful (6 of 8)" in shown.stdout

@@ -11,7 +11,7 @@ import pytest
 from fastapi.testclient import TestClient
 from kvgraph.advisor.config.config import load
 from kvgraph.advisor.config.edits import ConfigWatch
-from kvgraph.advisor.page.questions import QueryGate
+from kvgraph.advisor.page.page import QueryGate
 from kvgraph.advisor.shadows.runner import ShadowRunner
 from kvgraph.dashboards.access import edit_token, page_token
 from kvgraph.graph.errors import ConfigError

@@ -64,7 +64,7 @@ Part = Annotated[
     str,
     typer.Option(
         help="all; cliff: simulated; engine: the cliff on a real one; found: what is found, by a "
-        "simulated clock; hits: the same on a real engine; page: to watch, until Ctrl-C; fleet: "
+        "simulated clock; page: to watch, until Ctrl-C; fleet: "
         "three engines behind a router."
     ),
 ]
@@ -73,8 +73,8 @@ Out = Annotated[Path, typer.Option(help="Where the picture, the figures and the 
 Arms = Annotated[
     str | None,
     typer.Option(
-        help="Besides stock: default,marked,hints,host_lru,tiers,busy; with --closed: lpm,off,"
-        "hold,hold_told,host_lru,host_hold."
+        help="Besides stock: default,marked,hints,host_lru,quiet_tiers,tiers; with --closed: lpm,"
+        "off,hold,hold_told,host_lru,host_hold."
     ),
 ]
 Sessions = Annotated[
@@ -86,9 +86,6 @@ Requests = Annotated[
 Stock = Annotated[
     str | None,
     typer.Option(help="Shares that stock should find, a pool each; else .6,.4,.8, quick .6."),
-]
-Pace = Annotated[
-    float | None, typer.Option(min=0.001, help="Seconds per recorded second; else measured.")
 ]
 Closed = Annotated[
     bool, typer.Option("--closed", help="Users wait for answers: the cliff, and admission.")
@@ -112,8 +109,8 @@ DEFAULT_OUT = Path(".demo")
 
 @app.command()
 def graph(as_json: Json = False) -> None:
-    """Measure ranking time, memory, ingest rate and idle load of the graph, beside its peer. Two
-    minutes on idle cores.
+    """Measure ranking time, memory, ingest rate and idle load of the graph. Two minutes on idle
+    cores.
     """
     _measure(".graph.graph", as_json)
 
@@ -124,12 +121,6 @@ def sidecar(as_json: Json = False) -> None:
     Two minutes on idle cores.
     """
     _measure(".sidecars.sidecar_bench", as_json)
-
-
-@app.command()
-def dashboard(as_json: Json = False, quick: Quick = False) -> None:
-    """What the page, its logs and its shadows cost, and how right they are."""
-    _measure(".dashboard.dashboard", as_json, quick=quick)
 
 
 @app.command()
@@ -173,33 +164,8 @@ def engine(
 def replay(
     as_json: Json = False, trace: Annotated[Path | None, typer.Option(help="A trace file.")] = None
 ) -> None:
-    """Measure the replay lab's speed, and what planning with the best policy costs."""
+    """Measure the replay lab's speed."""
     _measure(".replay", as_json, trace=trace)
-
-
-@app.command()
-def policies(
-    as_json: Json = False,
-    sessions: Annotated[
-        Path | None, typer.Option(help="Recorded agent sessions; else those at hand.")
-    ] = None,
-    mooncake: Annotated[Path | None, typer.Option(help="A trace of conversations.")] = None,
-    quick: Quick = False,
-    processes: Annotated[int, typer.Option(min=1, max=64)] = 2,
-    raw: Raw = None,
-    journal: Annotated[
-        Path | None, typer.Option(help="Where results go as they come; else .bench/policies.jsonl.")
-    ] = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with that file where a run was interrupted.")
-    ] = False,
-) -> None:
-    """Play the default policy on fleets of recorded agents: how far from LRU to Belady it goes."""
-    kept: dict[str, Any] = {"raw": raw, "journal": journal, "resume": resume}
-    _measure(
-        ".policies.policies", as_json, sessions=sessions, conversations=mooncake, quick=quick,
-        processes=processes, **kept,
-    )  # fmt: skip
 
 
 @app.command()
@@ -207,9 +173,9 @@ def meaning(
     as_json: Json = False,
     quick: Quick = False,
     seed: int = 1,
-    part: Annotated[str, typer.Option(help="all, answers, cost, sampling or engine.")] = "all",
+    part: Annotated[str, typer.Option(help="all, cost, sampling or engine.")] = "all",
 ) -> None:
-    """What the graph understands of traffic that nobody annotated, and what it keeps by that."""
+    """What understanding plain traffic costs, and what a real engine keeps by it."""
     _measure(".meaning.meaning", as_json, quick=quick, seed=seed, part=part)
 
 
@@ -219,7 +185,7 @@ def confkv(
     quick: Quick = False,
     model: Annotated[
         Path | None,
-        typer.Option(help="A model's folder or GGUF file; else those that ship with the bench."),
+        typer.Option(help="A model's folder or GGUF file; else the one that ships with the bench."),
     ] = None,
     text: Annotated[
         Path | None, typer.Option(help="Text file or folder; else held-out documents that ship.")
@@ -228,61 +194,29 @@ def confkv(
     length: Annotated[
         int | None, typer.Option(min=200, help="Tokens of a window; else 1,024.")
     ] = None,
-    part: Annotated[
-        str, typer.Option(help="all, exact, text, hidden, needles, pages, sweeps, kvpress.")
-    ] = "all",
-    kvpress: Annotated[
-        Path | None, typer.Option(help="Python of an environment with kvpress, to compare with.")
-    ] = None,
-    picture: Annotated[
-        Path | None, typer.Option(help="Where the trace of an answer is drawn, as PNG.")
-    ] = None,
+    part: Annotated[str, typer.Option(help="all, text, needles, pages or cost.")] = "all",
 ) -> None:
     """Read text with caches that forget: by confidence, and the rivals at the same memory."""
     with _explained():
-        from .confkv.confkv import FULL, PARTS, QUICK, run
+        from .confkv.confkv import FULL, QUICK
 
-        _check_part(part, PARTS)
-        if part == "kvpress" and kvpress is None:
-            raise typer.BadParameter("needs --kvpress PYTHON", param_hint="--part")
         scale = QUICK if quick else FULL
         length = length or scale.length
-        scale = replace(
-            scale, texts=texts or scale.texts, length=length, prompt=length // 4, part=part,
-            picture=picture, kvpress=kvpress,
-        )  # fmt: skip
-        figures: Figures = run(progress=not as_json, scale=scale, model=model, text=text)
-    figures.print(as_json)
+        scale = replace(scale, texts=texts or scale.texts, length=length, prompt=length // 4)
+    _measure(".confkv.confkv", as_json, part=part, scale=scale, model=model, text=text)
 
 
 @app.command()
 def fleet(
     as_json: Json = False,
     quick: Quick = False,
-    processes: Annotated[int, typer.Option(min=1, max=64)] = 2,
     raw: Raw = None,
     part: Annotated[
-        str, typer.Option(help="all, lab, stock; store, kills, routers: on real engines.")
+        str, typer.Option(help="all, latency, stock; store, kills, routers: on real engines.")
     ] = "all",
 ) -> None:
-    """Many engines: homes, a shared store, eviction by lifecycle; and what the router costs."""
-    _measure(".fleet.fleet_bench", as_json, quick=quick, processes=processes, raw=raw, part=part)
-
-
-@app.command()
-def teach(
-    name: Annotated[str, typer.Argument(help="recall, text-1m, text-2m or text-gpt2.")],
-    text: Annotated[
-        Path | None, typer.Option(help="Folder of *.rst.txt; recall needs none.")
-    ] = None,
-    out: Annotated[Path, typer.Option(help="Where the model goes.")] = Path(".taught"),
-) -> None:
-    """Make a small model that ships with the bench again, on one thread."""
-    with _explained():
-        from .teaching.teach import teach as make
-
-        folder = make(name, out, text, typer.echo)
-    typer.echo(folder)
+    """Many engines: what the router finds and costs, a shared store, and what kills cost."""
+    _measure(".fleet.fleet_bench", as_json, quick=quick, raw=raw, part=part)
 
 
 @app.command()
@@ -291,8 +225,7 @@ def recall(
     part: Annotated[
         str,
         typer.Option(
-            help="all, mixed, exact, speed, needle, places, chats (all real engines but "
-            "the first), or compacted (a lab)."
+            help="all, mixed, exact, speed, needle, chats: all real engines but the first."
         ),
     ] = "all",
     quick: Quick = False,
@@ -317,21 +250,19 @@ def tiers(
         float | None, typer.Option(min=0.1, help="Factor on the script's pauses; else measured.")
     ] = None,
     model: Model = None,
-    out: Annotated[Path, typer.Option(help="Where details, picture and logs go.")] = Path(".tiers"),
+    out: Annotated[Path, typer.Option(help="Where details and logs go.")] = Path(".tiers"),
 ) -> None:
     """Run a real vLLM, agents with tool pauses under pressure: stock, tiers, tiers without
     parts.
     """
     with _explained():
-        from .tiers.tiers import Part, draw, run, save_details
+        from .tiers.tiers import Part, run, save_details
 
         _check_part(part, Part)
         result = run(
             progress=not as_json, pairs=pairs, model=model, out=out, part=Part(part), pace=pace
         )
         save_details(result)
-        if any(arm.concurrent for arm in result.arms.values()):
-            draw(result)
     result.figures().print(as_json)
 
 
@@ -341,11 +272,9 @@ def agents(
     quick: Annotated[bool, typer.Option(help="One pool, and fewer runs.")] = False,
     arms: Arms = None,
     sessions: Sessions = None,
-    users: Annotated[int, typer.Option(min=1, help="Users who work in parallel.")] = 40,
     requests: Requests = None,
     stock: Stock = None,
     seed: int = 1,
-    pace: Pace = None,
     model: Model = None,
     out: Annotated[Path, typer.Option(help="Where details and logs go.")] = Path(".agents"),
     closed: Closed = False,
@@ -355,7 +284,7 @@ def agents(
     pairs: Pairs = None,
 ) -> None:
     """Run a real vLLM with recorded agents: stock, the graph, hints, host memory; and the lab."""
-    if by_clock and (closed or paper or arms or model or pace):
+    if by_clock and (closed or paper or arms or model):
         raise typer.BadParameter("it plays its own arms on paper", param_hint="--open")
     if paper and not closed:
         raise typer.BadParameter("is an option of --closed", param_hint="--paper")
@@ -375,23 +304,21 @@ def agents(
             if shares is not None and len(shares) > 1:
                 raise typer.BadParameter(f"{stock!r}; --open takes one share", param_hint="--stock")
             share = shares[0] if shares else 0.6
-            result = run_open(shown, quick, sessions, users, seed, requests, share, out)
+            result = run_open(shown, quick, sessions, seed, requests, share, out)
             result.save()
         elif paper:
             result = run_paper(shown, quick, sessions, seed, out, best)
             save_closed(result)
         elif closed:
             result = run_closed_bench(
-                shown, quick, best, pairs, _chosen(arms, CLOSED_ARMS), sessions, seed, pace, model,
-                out,
-            )  # fmt: skip
+                shown, quick, best, pairs, _chosen(arms, CLOSED_ARMS), sessions, seed, model, out
+            )
             save_closed(result)
         else:
             scale = (QUICK if quick else Scale()).cut(requests, shares)
             result = run(
-                shown, scale, _chosen(arms, ARMS), sessions, users, seed, pace, model, out,
-                save_details,
-            )  # fmt: skip
+                shown, scale, _chosen(arms, ARMS), sessions, seed, model, out, save_details
+            )
             save_details(result)
     result.figures().print(as_json)
 
@@ -452,9 +379,7 @@ def faults(
 def demo(
     as_json: Json = False, model: Model = None, out: Out = DEFAULT_OUT, part: Part = "all"
 ) -> None:
-    """Run the demo with figures, and keep them in demo.json. Eight minutes on two idle cores;
-    --part hits: twenty.
-    """
+    """Run the demo with figures, and keep them in demo.json. Eight minutes on two idle cores."""
     _run_demo(model, out, part).figures().print(as_json)
 
 
@@ -481,9 +406,9 @@ def _run_demo(model: str | None, out: Path, part: str, printed: bool = False) ->
     """Run all parts or one; ``printed``: with a page to watch, each one's table as soon as it is
     there, and three sentences at the end.
     """
-    if part not in ("all", "cliff", "engine", "found", "hits"):
+    if part not in ("all", "cliff", "engine", "found"):
         raise typer.BadParameter(
-            f"{part!r}; allowed: all, cliff, engine, found, hits, page, fleet", param_hint="--part"
+            f"{part!r}; allowed: all, cliff, engine, found, page, fleet", param_hint="--part"
         )
     with _explained(), contextlib.ExitStack() as watching:
         from .demo import cliff, demo, engine_cliff
@@ -508,10 +433,7 @@ def _run_demo(model: str | None, out: Path, part: str, printed: bool = False) ->
                 done.engine = engine_cliff.run_engine_cliff(model, out, shown, page)
             if printed:
                 engine_cliff.print_engine_cliff(done.engine)
-        if part == "hits":
-            with DemoProgress(0) as shown:
-                done.found = demo.run_hits(model, out, shown, page)
-        elif part in ("all", "found"):
+        if part in ("all", "found"):
             if page is not None:
                 page.begin_anew()
             with agents_at(page), DemoProgress(0) as shown:

@@ -29,10 +29,6 @@ class CompletionError(BenchError):
     """A request was refused or its connection lost; names it, and the HTTP status or why."""
 
 
-class LedgerError(BenchError):
-    """The ledger's thread ended early; what it counted is not to be trusted."""
-
-
 class TrafficError(BenchError):
     """Recorded sessions cannot be sent as they were asked for; says what would do."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 import logging
+import math
 import os
 import platform
 import re
@@ -23,7 +24,6 @@ from rich.table import Table
 Value = float | int | bool
 
 _BOUND: Final = re.compile(r"(?:([≤≥<>]) ?)?(-?[\d,]*\.?\d+)")
-_AROUND: Final = re.compile(r"within ± ([\d.]+)")
 _WITHIN: Final = {"≤": le, "≥": ge, "<": lt, ">": gt, None: eq}
 
 
@@ -53,8 +53,6 @@ class Figure:
         """
         if self.target in ("true", "yes"):
             return not self.value
-        if around := _AROUND.fullmatch(self.target):
-            return not abs(self.value) <= float(around[1])
         wanted = _BOUND.fullmatch(self.target)
         if wanted is None:
             return False
@@ -81,6 +79,15 @@ class Figures:
     ) -> Figure:
         figure = self.figures[name] = Figure.of(samples, unit, target)
         return figure
+
+    def add_share(self, name: str, right: int, n: int, of: str, target: str = "") -> float:
+        """A share of ``n``, with its 95 % interval by Wilson in the unit."""
+        z = 1.959964
+        share, spread = right / n, z * z / n
+        middle = (share + spread / 2) / (1 + spread)
+        half = z * math.sqrt(share * (1 - share) / n + spread / (4 * n)) / (1 + spread)
+        self.add(name, share, f"{of}, {middle - half:.3f} – {middle + half:.3f}", target)
+        return share
 
     def as_dict(self) -> dict[str, Any]:
         rows = {name: figure.as_dict() for name, figure in self.figures.items()}

@@ -157,6 +157,10 @@ def connected(
     )
     groups = SimpleNamespace(kv_cache_groups=[group])
     connector = KvGraphConnector(config, KVConnectorRole.SCHEDULER, groups)
+    table = SimpleNamespace(req_to_blocks={})
+    connector._kv_cache_manager = SimpleNamespace(
+        coordinator=SimpleNamespace(single_type_managers=(table,))
+    )
     side = connector.attach(pool, dependencies(clock))
     if tiers_of is not None and side.bridge is not None:
         side.bridge.answered(TierAnswer(starts=(WorkerStart(tiers_of),)))
@@ -198,6 +202,7 @@ _ENGINE: Final = {
     "parallel_config": SimpleNamespace(
         decode_context_parallel_size=1, prefill_context_parallel_size=1, world_size=1
     ),
+    "speculative_config": "a draft model, so that there is no recall",
 }
 
 

@@ -15,8 +15,7 @@ from kvgraph.hooks.confkv import attention
 from kvgraph.hooks.confkv.cache import LogitsWatch
 from kvgraph.hooks.confkv.layer import AttentionAndRecency, ConfLayer
 from kvgraph.hooks.confkv.settings import ConfKVSettings, UnsupportedError
-from kvgraph_bench.confkv.confkv_arms import Replayed
-from kvgraph_bench.confkv.small_models import FAMILIES, random_model
+from random_models import FAMILIES, Replayed, random_model
 from transformers import (
     CONFIG_MAPPING,
     AutoModelForCausalLM,

@@ -11,10 +11,10 @@ from kvgraph.graph.kvcache_graph import KVCacheGraph
 from kvgraph.graph.logs.reasons import Reason
 from kvgraph.graph.wire.events import BlocksRemoved, BlocksStored
 from kvgraph.hooks.keys import key_of, unpack
-from kvgraph_bench.dashboard.attribution import PLANS, FleetPlan, play
-from kvgraph_bench.dashboard.raw_log_oracle import Line, RawLogOracle, Verdict
 from kvgraph_bench.paper.paper_engine import Shape
+from page_attribution import PLANS, FleetPlan, play
 from paper import text
+from raw_log_oracle import Line, RawLogOracle, Verdict
 
 SIZE = 16
 

@@ -26,7 +26,7 @@ from kvgraph.graph.wire.events import (
     RequestFinished,
     RequestStarted,
 )
-from kvgraph_bench.policies.policies_fleets import SHIPPED
+from kvgraph_bench.recorded.agents_requests import SESSIONS
 from kvgraph_bench.serving.model import ModelShape, ensure_model
 from page_browser import Visit, serious_faults
 from page_sidecar import PageSidecar
@@ -166,7 +166,7 @@ def agents(
     model = ensure_model(SHAPE, tmp_path / "model")
     engine = new_engine(
         "engine_fleet.py",
-        {"model": str(model), "sessions": str(SHIPPED), "users": 6, "blocks": 72,
+        {"model": str(model), "sessions": str(SESSIONS), "users": 6, "blocks": 72,
          "vocabulary": SHAPE.vocab, "allowed": str(allowed)},
         AITHER_KVCACHE_GRAPH="1", AITHER_KVCACHE_SIDECAR=sidecar.endpoint,
     )  # fmt: skip

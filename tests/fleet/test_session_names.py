@@ -279,8 +279,8 @@ def named(headers: Headers, body: Body, path: str = "/v1/chat/completions") -> A
 def test_harnesses_name_their_sessions_and_engines_are_told(header: str, path: str) -> None:
     asked = named([(header.lower().encode(), b"s-1")], {"input": "a"}, path)
     assert asked.turn.name == asked.turn.engine_name == "s-1"
-    assert (b"x-session-id", b"s-1") in asked.call.headers
-    assert b"session_id" not in asked.call.body.data
+    assert (b"x-session-id", b"s-1") in asked.headers
+    assert b"session_id" not in asked.body.data
 
 
 @pytest.mark.parametrize("path", FIELDS)
@@ -309,7 +309,7 @@ def test_claude_codes_user_has_its_session_in_it(user_id: str, name: str | None)
 def test_what_vllm_reads_itself_comes_first_and_is_left_as_it_came() -> None:
     header = [(b"x-claude-code-session-id", b"harness"), (b"x-session-id", b"header")]
     asked = named(header, {"session_id": "body", "prompt_cache_key": "key"})
-    assert (asked.turn.name, asked.call.headers) == ("body", header)
+    assert (asked.turn.name, asked.headers) == ("body", header)
     assert named(header, {}).turn.name == "header"
     assert named(header[:1], {"vllm_xargs": {"session_id": "x"}}).turn.name == "x"
     assert named([], {"prompt_cache_key": "key", "metadata": {"session_id": "m"}}).turn.name == "m"
@@ -334,7 +334,7 @@ def test_a_name_that_engines_take_is_not_refused(odd: str) -> None:
         ([], {"kv_transfer_params": {"kvgraph": {"session": odd}}}),
     ):  # fmt: skip
         asked = named(headers, body)
-        assert (asked.turn.name, asked.call.headers) == (odd, headers)
+        assert (asked.turn.name, asked.headers) == (odd, headers)
 
 
 def test_what_is_no_name_is_the_engines_to_judge() -> None:
@@ -342,7 +342,7 @@ def test_what_is_no_name_is_the_engines_to_judge() -> None:
     assert len(named(long, {}).turn.name) < 100
     twice = [(b"x-session-id", b"first"), (b"X-Session-ID", b"second")]
     asked = named(twice, {})
-    assert (asked.turn.name, asked.call.headers) == ("first", twice), "as vLLM's server reads it"
+    assert (asked.turn.name, asked.headers) == ("first", twice), "as vLLM's server reads it"
     for body in ({"session_id": 5}, {"session_id": ["a"]}, {"vllm_xargs": {"session_id": 5}}):
         assert not named([], body).turn.is_named
 
@@ -358,14 +358,14 @@ def test_a_client_without_a_name_may_write_so(nobody: str) -> None:
 def test_a_key_that_is_an_odd_name_is_the_routers_alone(odd: str) -> None:
     asked = named([], {"prompt_cache_key": odd})
     assert (asked.turn.name, asked.turn.engine_name) == (odd, "")
-    assert asked.call.headers == []
+    assert asked.headers == []
 
 
 def test_the_router_tells_no_name_of_its_own() -> None:
     asked = named([], {})
     assert asked.turn.engine_name == ""
-    assert asked.call.headers == []
-    assert b"session" not in asked.call.body.data
+    assert asked.headers == []
+    assert b"session" not in asked.body.data
 
 
 def test_a_cache_key_of_many_chats_is_no_sessions() -> None:

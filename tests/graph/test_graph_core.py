@@ -9,15 +9,14 @@ from collections.abc import Callable
 import kvgraph._graph as core
 import numpy as np
 import pytest
-from kvgraph.graph.ingest.chains import ChainLinker
+from kvgraph.graph.errors import GraphError
 from kvgraph.graph.kvcache_graph import KVCacheGraph
 from kvgraph.graph.tables.blocks import DEPTH_TIE, keep_chains_whole, places_of
 from kvgraph.graph.tables.hash_index import HashIndex
 from kvgraph.graph.tables.tables import GraphLimits
 from kvgraph.graph.types import EdgeType, SessionState, SourceLayer
-from kvgraph.graph.wire.events import AnyEvent, BlocksRemoved, BlocksStored, Segment, SessionSignal
-from turns import SIZE, started, turn_events
-from wire_keys import pack
+from kvgraph.graph.wire.events import Segment, SessionSignal
+from turns import SIZE, Told, started, turn_events
 
 ROWS, KEYS = np.zeros(4, dtype=np.int32), np.zeros(4, dtype=np.uint64)
 
@@ -144,10 +143,8 @@ def test_parents_are_found_among_rows_and_others_are_not() -> None:
         lambda: core.lower(np.zeros(3), np.array([5, 0, 0]), None),
         lambda: core.lower(np.zeros((3, 1)), np.zeros(4, dtype=np.int64), None),
         lambda: core.gather([np.zeros(3)], np.array([7], dtype=np.int32), [np.zeros(1)], 0),
-        lambda: core.gather(
-            [np.zeros(3)], np.array([0], dtype=np.int32), [np.zeros(1, np.int8)], 0
-        ),
-        lambda: core.gather([np.zeros(3)], np.array([0], dtype=np.int32), [np.zeros(1)], 1),
+        lambda: core.gather([np.zeros(3)], ROWS[:1], [np.zeros(1, np.int8)], 0),
+        lambda: core.gather([np.zeros(3)], ROWS[:1], [np.zeros(1)], 1),
         lambda: core.runs(ROWS, ROWS, ROWS.view(np.uint32), ROWS, [], np.zeros(4, dtype=np.int64)),
         lambda: core.is_any(np.zeros(256, np.uint8), np.zeros(3, np.uint8), ROWS + 3),
         lambda: core.is_any(np.zeros(9, np.uint8), np.zeros(9, np.uint8), ROWS),
@@ -229,21 +226,17 @@ def test_a_thousand_segments_over_the_whole_prompt_cost_a_bounded_number_of_edge
 
 
 def test_of_too_many_segments_the_most_precious_are_kept() -> None:
-    graph, keys = KVCacheGraph(clock=lambda: 1.0), range(1, 101)
     whole = [Segment(9, 0, SIZE * 100)] * 500
     rules = Segment(int(SourceLayer.RULES), 0, SIZE)
-    graph.apply("e", [started("r", *keys, segments=(*whole, rules))])
-    row = graph.tables.blocks.find(np.array([1], dtype=np.uint64))[0]
-    assert graph.tables.blocks.layer[row] == SourceLayer.RULES
+    told = Told(started("r", *range(1, 101), segments=(*whole, rules)))
+    assert told.graph.explain(1)["layer"] == "rules"
 
 
 def test_many_short_segments_side_by_side_are_all_kept() -> None:
-    graph, keys = KVCacheGraph(clock=lambda: 1.0), range(1, 101)
-    tokens = SIZE * len(keys)
-    short = tuple(Segment(4, at, at + 7, None, f"f{at}") for at in range(0, tokens - 7, 7))
-    nested = (Segment(7, 0, tokens),)
-    graph.apply("e", [started("r", *keys, segments=(*short, *nested))])
-    assert graph.counters["segments_left_out"] == 0
+    tokens = SIZE * 100
+    short = [Segment(4, at, at + 7, None, f"f{at}") for at in range(0, tokens - 7, 7)]
+    told = Told(started("r", *range(1, 101), segments=(*short, Segment(7, 0, tokens))))
+    assert told.graph.counters["segments_left_out"] == 0
 
 
 def test_tenants_beyond_the_limit_of_names_are_still_kept_apart() -> None:
@@ -254,7 +247,9 @@ def test_tenants_beyond_the_limit_of_names_are_still_kept_apart() -> None:
         start, _, end = turn_events("chat-1", *keys, request=tenant, tenant=tenant)
         graph.apply("e", [start, end])
     sessions = graph.tables.sessions
-    assert len(sessions) == len(tenants)
+    assert (len(graph.tables.tenants), len(sessions)) == (2, len(tenants))
+    with pytest.raises(GraphError, match="name one of"):
+        graph.explain_session("chat-1")
     graph.apply("e", [SessionSignal("chat-1", tenants[4], ended=True)])
     ended = sessions.state[: sessions.size] == SessionState.ENDED
     assert ended.sum() == 1
@@ -264,22 +259,6 @@ def test_tenants_beyond_the_limit_of_names_are_still_kept_apart() -> None:
     assert len(shown) == 200, "and they can be told apart"
     assert not any(flag & 2 for flag in graph.tables.blocks.flags), "no block is taken for shared"
     assert graph.counters["blocks_superseded"] == 0
-    graph.check_integrity()
-
-
-def test_a_long_backlog_of_churn_is_applied_in_few_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A block that is stored and removed within one run must not cost a step for each event."""
-    graph, pool, runs = KVCacheGraph(clock=lambda: 1.0), 2000, []
-    extend = ChainLinker.extend
-    monkeypatch.setattr(ChainLinker, "extend", lambda *args: (runs.append(1), extend(*args))[1])
-    churn: list[AnyEvent] = []
-    for first in range(1, 20_000, 10):
-        churn.append(BlocksStored(pack(*range(first, first + 10)), None, SIZE))
-        if first > pool:
-            churn.append(BlocksRemoved(pack(*range(first - pool, first - pool + 10))))
-    graph.apply("e", churn)
-    assert len(runs) <= 64, "of 2,000 stores"
-    assert graph.resident_count("e") == pool
     graph.check_integrity()
 
 

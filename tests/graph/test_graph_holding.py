@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from typing import Any
 
 import pytest
 from kvgraph.graph.admission import HoldingBounds, HoldingRule, RoomLedger, new_context_blocks
@@ -18,8 +19,8 @@ def word(room: int | None, ts: float = 0.0) -> AdmissionAdvice:
     return AdmissionAdvice(1, ts, room, 2, 1, ts)
 
 
-def asks(name: str, since: float, blocks: int = 10, **facts: object) -> Held:
-    return Held(name, since, blocks, **facts)  # type: ignore[arg-type]
+def asks(name: str, since: float, blocks: int = 10, **facts: Any) -> Held:
+    return Held(name, since, blocks, **facts)
 
 
 def meets(rule: HoldingRule, requests: int, *, queued: bool) -> None:
@@ -28,13 +29,23 @@ def meets(rule: HoldingRule, requests: int, *, queued: bool) -> None:
         rule.saturation.note_arrival(queued=queued)
 
 
-@pytest.fixture
-def rule() -> HoldingRule:
+def busy(bounds: HoldingBounds) -> HoldingRule:
     """Of an engine that ran a moment ago, and had a long queue."""
-    rule = HoldingRule(HoldingBounds(POOL, MOST_S))
+    rule = HoldingRule(bounds)
     meets(rule, 100, queued=True)
     step(rule, 0.0, None)
     return rule
+
+
+@pytest.fixture
+def rule() -> HoldingRule:
+    return busy(HoldingBounds(POOL, MOST_S))
+
+
+def waits(rule: HoldingRule, names: str, since: float, blocks: int = 10, **facts: Any) -> None:
+    """These come to a queue where there is no room, and are held."""
+    for name in names.split():
+        assert rule.arrives(asks(name, since, blocks, **facts), word(0), idle=False, queued=True)
 
 
 def step(
@@ -65,8 +76,7 @@ def test_nobody_is_held_by_an_engine_that_keeps_up() -> None:
 
 
 def test_once_few_prompts_queue_those_that_wait_start_one_at_a_time(rule: HoldingRule) -> None:
-    for name in "abc":
-        assert rule.arrives(asks(name, 1.0), word(0), idle=False, queued=True)
+    waits(rule, "a b c", 1.0)
     assert step(rule, 2.0, 0, free=True) == []
     meets(rule, 100, queued=False)
     assert step(rule, 2.5, 0, free=True) == [], "holding shortens the queue: it is not at ease yet"
@@ -79,7 +89,7 @@ def test_once_few_prompts_queue_those_that_wait_start_one_at_a_time(rule: Holdin
 
 
 def test_holding_does_not_end_itself_by_shortening_the_queue(rule: HoldingRule) -> None:
-    assert rule.arrives(asks("waits", 1.0), word(0), idle=False, queued=True)
+    waits(rule, "waits", 1.0)
     for number in range(200):
         asked = asks(str(number), 1.0 + number, 0)
         assert not rule.arrives(asked, word(0), idle=False, queued=False), "it brings nothing"
@@ -99,8 +109,7 @@ def test_who_starts_without_room_is_rarer_the_more_is_computed_again(
     rule: HoldingRule, wasted: float, starts_after: float
 ) -> None:
     said = AdmissionAdvice(1, 0.0, 0, 2, 1, 0.0, wasted=wasted)
-    for name in "ab":
-        rule.arrives(asks(name, 0.0), said, idle=False, queued=True)
+    waits(rule, "a b", 0.0)
 
     def starts(now: float) -> int:
         return len(rule.released(said, now, idle=False, free=True, prefills=True))
@@ -122,8 +131,7 @@ def test_a_rest_that_nobody_uses_is_soon_over(
 ) -> None:
     """Or an engine whose prompts are all computed again would stand still."""
     said = AdmissionAdvice(1, 0.0, 0, 2, 1, 0.0, wasted=1.0)
-    for name in "ab":
-        rule.arrives(asks(name, 0.0), said, idle=False, queued=True)
+    waits(rule, "a b", 0.0)
     patient = HOLD_PATIENCE_S + 1.0
     assert len(rule.released(said, patient, idle=False, free=True)) == 1
     assert not rule.released(said, patient + 0.95, idle=False, free=False)
@@ -139,12 +147,11 @@ def test_a_rest_that_nobody_uses_is_soon_over(
 
 def test_the_time_without_work_is_no_part_of_a_prompts(rule: HoldingRule) -> None:
     """The client of the last one that started went away, and the engine took no step until then."""
-    rule.arrives(asks("gone", 0.0), word(0), idle=False, queued=True)
+    waits(rule, "gone", 0.0)
     assert step(rule, HOLD_PATIENCE_S + 1.0, 0, free=True) == ["gone patience"]
-    later = 30_000.0
+    later = 60.0  # before the bound at which no prompt is measured any longer
     assert not rule.arrives(asks("first", later, 0), word(0), idle=True, queued=False)
-    for name in "ab":
-        assert rule.arrives(asks(name, later + 1.0), word(0), idle=False, queued=True)
+    waits(rule, "a b", later + 1.0)
     assert step(rule, later + 2.0, 0, free=True) == []
     assert step(rule, later + HOLD_PATIENCE_S + 1.0, 0, free=True) == ["a patience"]
 
@@ -158,15 +165,12 @@ def test_those_that_come_together_are_one_sign_of_a_queue() -> None:
     assert not rule.saturation.is_reached
 
 
-def test_patient_is_who_waited_as_long_as_a_pool_of_prompts_takes() -> None:
-    rule = HoldingRule(HoldingBounds(POOL, MOST_S))
-    meets(rule, 100, queued=True)
-    step(rule, 0.0, None)
-    assert rule.arrives(asks("measured", 0.0), word(0), idle=False, queued=True)
+def test_patient_is_who_waited_as_long_as_a_pool_of_prompts_takes(rule: HoldingRule) -> None:
+    waits(rule, "measured", 0.0)
     assert step(rule, 10.0, 0, free=True) == ["measured patience"]
     step(rule, 10.04, 0, free=True)  # ten blocks took 40 ms: a thousand would take four seconds
-    for name, blocks in (("short", 10), ("long", 200)):
-        assert rule.arrives(asks(name, 20.0, blocks), word(0), idle=False, queued=True)
+    waits(rule, "short", 20.0)
+    waits(rule, "long", 20.0, 200)
     assert step(rule, 23.9, 0, free=True) == []
     assert step(rule, 24.1, 0, free=True) == ["short patience"]
 
@@ -175,11 +179,8 @@ def test_patient_is_who_waited_as_long_as_a_pool_of_prompts_takes() -> None:
 def test_so_many_start_without_room_as_one_step_or_a_64th_of_the_pool_takes(
     pool: int, step_blocks: int, starts: int
 ) -> None:
-    rule = HoldingRule(HoldingBounds(pool, MOST_S, step_blocks))
-    meets(rule, 100, queued=True)
-    step(rule, 0.0, None)
-    for name in "abcd":
-        assert rule.arrives(asks(name, 0.0), word(0), idle=False, queued=True)
+    rule = busy(HoldingBounds(pool, MOST_S, step_blocks))
+    waits(rule, "a b c d", 0.0)
     begun = step(rule, HOLD_PATIENCE_S + 1.0, 0, free=True)
     assert begun == ["a patience", "b patience", "c patience"][:starts]
 
@@ -231,9 +232,7 @@ def test_the_ledger_keeps_what_a_word_cannot_know_of_and_nothing_else() -> None:
     assert left(20.5) == 90, "what began is the engine's to report"
 
 
-def test_who_came_with_its_context_and_lost_it_in_the_line_is_held_at_its_turn(
-    rule: HoldingRule,
-) -> None:
+def test_who_had_its_context_and_lost_it_in_the_line_is_held_at_its_turn(rule: HoldingRule) -> None:
     assert not rule.arrives(asks("warm", 1.0, 0), word(0), idle=False, queued=True)
     assert rule.turn_comes(asks("warm", 60.0, 10), word(0))
     assert step(rule, 61.0, 10) == ["warm room"]
@@ -241,8 +240,8 @@ def test_who_came_with_its_context_and_lost_it_in_the_line_is_held_at_its_turn(
 
 
 def test_who_was_patient_starts_where_nobody_else_waits_one_at_a_time(rule: HoldingRule) -> None:
-    assert rule.arrives(asks("oldest", 0.0), word(0), idle=False, queued=True)
-    assert rule.arrives(asks("returning", 1.0, returning=True), word(0), idle=False, queued=True)
+    waits(rule, "oldest", 0.0)
+    waits(rule, "returning", 1.0, returning=True)
     assert step(rule, HOLD_PATIENCE_S - 1.0, 0, free=True) == []
     assert step(rule, HOLD_PATIENCE_S, 0) == []
     assert step(rule, HOLD_PATIENCE_S + 1.0, 0, free=True) == ["oldest patience"]
@@ -253,10 +252,8 @@ def test_who_was_patient_starts_where_nobody_else_waits_one_at_a_time(rule: Hold
 
 
 def test_short_prompts_go_before_long_ones_where_there_is_no_room_but_not_for_ever() -> None:
-    rule = HoldingRule(HoldingBounds(POOL, 4 * MOST_S))
-    meets(rule, 100, queued=True)
-    step(rule, 0.0, None)
-    rule.arrives(asks("long", 1.0, 40), word(0), idle=False, queued=True)
+    rule = busy(HoldingBounds(POOL, 4 * MOST_S))
+    waits(rule, "long", 1.0, 40)
     for now in range(1, 95):
         if now % 2:  # there always is a short one that has waited for long enough
             rule.arrives(asks(f"short at {now}", float(now), 10), word(0), idle=False, queued=True)
@@ -269,9 +266,8 @@ def test_short_prompts_go_before_long_ones_where_there_is_no_room_but_not_for_ev
 
 
 def test_whoever_waited_for_a_quarter_of_the_bound_starts_without_a_rest(rule: HoldingRule) -> None:
-    rule.arrives(asks("a", 0.0), word(0), idle=False, queued=True)
-    rule.arrives(asks("b", 25.0), word(0), idle=False, queued=True)
-    rule.arrives(asks("c", 70.0), word(0), idle=False, queued=True)
+    for name, since in (("a", 0.0), ("b", 25.0), ("c", 70.0)):
+        waits(rule, name, since)
     assert step(rule, 61.0, 0, free=True) == ["a patience"]
     assert step(rule, 81.0, 0, free=True) == ["b patience"], "a's prompt took twenty seconds"
     assert step(rule, 91.0, 0, free=True) == [], "b's took ten, and c waits since lately"
@@ -279,9 +275,9 @@ def test_whoever_waited_for_a_quarter_of_the_bound_starts_without_a_rest(rule: H
 
 
 def test_urgent_ones_start_first_then_returning_sessions_then_new_ones(rule: HoldingRule) -> None:
-    assert rule.arrives(asks("new", 1.0), word(0), idle=False, queued=True)
-    assert rule.arrives(asks("returning", 2.0, returning=True), word(0), idle=False, queued=True)
-    assert rule.arrives(asks("urgent", 3.0, priority=-1), word(0), idle=False, queued=True)
+    waits(rule, "new", 1.0)
+    waits(rule, "returning", 2.0, returning=True)
+    waits(rule, "urgent", 3.0, priority=-1)
     assert step(rule, 4.0, 10) == ["urgent room"]
     assert step(rule, 4.1, 10) == []
     assert step(rule, 4.2, 30) == ["returning room", "new room"]
@@ -291,7 +287,7 @@ def test_urgent_ones_start_first_then_returning_sessions_then_new_ones(rule: Hol
 def test_who_starts_fits_in_the_room_or_a_quarter_of_the_pool_is_free(
     rule: HoldingRule, blocks: int, enough: int
 ) -> None:
-    assert rule.arrives(asks("a", 1.0, blocks), word(0), idle=False, queued=True)
+    waits(rule, "a", 1.0, blocks)
     assert step(rule, 4.0, enough - 1) == []
     assert step(rule, 4.1, enough) == ["a room"]
 
@@ -310,15 +306,13 @@ def test_a_step_passes_where_nobody_waits_and_there_is_room_for_all(rule: Holdin
 
 def test_a_prompt_of_which_nothing_is_heard_is_not_measured_for_ever(rule: HoldingRule) -> None:
     """Its request may wait for its user, or be gone without a word."""
-    assert rule.arrives(asks("a", 1.0), word(0), idle=False, queued=True)
+    waits(rule, "a", 1.0)
     assert step(rule, 90.0, 0, free=True) == ["a patience"]
     assert not rule.passes(None, 90.0 + MOST_S - 1.0)
     assert rule.passes(None, 90.0 + MOST_S)
 
 
-def test_whatever_comes_nobody_waits_beyond_the_bound_or_in_an_engine_at_rest(
-    rule: HoldingRule,
-) -> None:
+def test_nobody_waits_beyond_the_bound_or_in_an_engine_at_rest(rule: HoldingRule) -> None:
     rng = random.Random(11)
     now, number, rest, waiting = 0.0, 0, 0.0, dict[str, Held]()
     for _ in range(20_000):
@@ -353,20 +347,7 @@ def test_reasons_keep_their_places_on_the_wire() -> None:
     assert HOLD_ENDS == ("room", "bound", "idle", "open", "silence", "gone", "patience")
 
 
-def test_names_that_were_served_once_push_out_nobody_who_came_again() -> None:
-    order = HoldingOrder()
-    for _ in range(2):
-        order.served("modest")
-    for number in range(5000):
-        order.served(f"new {number}")
-    for number in range(50):
-        order.add(Held(f"crowd {number}", 0.0, 10, tenant=f"another {number}"))
-    order.add(Held("mine", 1.0, 10, tenant="modest"))
-    first = [order.take(held.request_id) for _ in range(2) if (held := order.peek()) is not None]
-    assert "mine" in [held.request_id for held in first if held is not None]
-
-
-def order_of(known: str) -> HoldingOrder:
+def order_of(*known: str) -> HoldingOrder:
     """An order that has served each of these tenants before."""
     order = HoldingOrder()
     for tenant in known:
@@ -382,8 +363,17 @@ def drain(order: HoldingOrder) -> list[str]:
     return names
 
 
+def test_names_that_were_served_once_push_out_nobody_who_came_again() -> None:
+    order = order_of("modest", "modest", *(f"new {number}" for number in range(5000)))
+    for number in range(50):
+        order.add(Held(f"crowd {number}", 0.0, 10, tenant=f"another {number}"))
+    order.add(Held("mine", 1.0, 10, tenant="modest"))
+    first = [order.take(held.request_id) for _ in range(2) if (held := order.peek()) is not None]
+    assert "mine" in [held.request_id for held in first if held is not None]
+
+
 def test_what_started_is_paid_for_even_if_nothing_of_its_tenant_waited_since() -> None:
-    order = order_of("ab")
+    order = order_of(*"ab")
     order.add(Held("a0", 0.0, 50, tenant="a"))
     order.add(Held("b0", 0.0, 10, tenant="b"))
     assert order.take(order.peek().request_id).request_id == "a0"
@@ -412,7 +402,7 @@ def anyone(rng: random.Random, number: int) -> Held:
 
 
 def test_the_heap_gives_what_a_search_through_all_gives() -> None:
-    rng, order = random.Random(3), order_of("abcd")
+    rng, order = random.Random(3), order_of(*"abcd")
     waiting: dict[str, tuple[Held, float, int]] = {}
     ends: dict[str | None, float] = {}
     now = 0.0
@@ -451,7 +441,7 @@ def test_the_heap_gives_what_a_search_through_all_gives() -> None:
 
 
 def test_the_patient_start_by_priority_then_tenant_then_what_they_waited_for_their_size() -> None:
-    order = order_of("abc")
+    order = order_of(*"abc")
     order.add(Held("a-long", 0.0, 100, tenant="a"))
     order.add(Held("a-short", 5.0, 10, returning=True, tenant="a"))
     order.add(Held("b", 6.0, 100, tenant="b"))
@@ -533,11 +523,9 @@ def test_who_goes_away_as_a_stranger_leaves_nothing_behind() -> None:
 
 
 def test_of_more_tenants_than_are_looked_at_each_has_its_turn() -> None:
-    order = HoldingOrder()
-    for number in range(200):
-        order.served(f"t{number}")
-    for number in range(200):
-        for each in range(20):
-            order.add(Held(f"{number} {each}", 0.0, 1, tenant=f"t{number}"))
+    tenants = [f"t{number}" for number in range(200)]
+    order = order_of(*tenants)
+    for tenant, each in itertools.product(tenants, range(20)):
+        order.add(Held(f"{tenant} {each}", 0.0, 1, tenant=tenant))
     found = [order.pop_patient(1.0, -9.0, 2.0) for _ in range(600)]
-    assert {held.tenant for held in found if held} == {f"t{number}" for number in range(200)}
+    assert {held.tenant for held in found if held} == set(tenants)

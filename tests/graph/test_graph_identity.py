@@ -7,22 +7,27 @@ from pathlib import Path
 import numpy as np
 import pytest
 from kvgraph.graph import snapshot
-from kvgraph.graph.kvcache_graph import KVCacheGraph
-from kvgraph.graph.types import NO_ROW, Tier
+from kvgraph.graph.types import NO_ROW
 from kvgraph.graph.wire.events import (
     AnyEvent,
     BlocksAttended,
     BlocksEmbedded,
-    BlocksLoaded,
-    BlocksRemoved,
-    BlocksResident,
-    BlocksSpilled,
-    BlocksStored,
     ConfidenceSampled,
-    CopiesDropped,
     EngineHello,
 )
-from turns import SIZE, finished, started, turn_events
+from turns import (
+    SIZE,
+    Told,
+    dropped,
+    finished,
+    loaded,
+    removed,
+    resident,
+    spilled,
+    started,
+    stored,
+    turn_events,
+)
 from wire_keys import pack
 
 KEYS = (11, 12, 13)
@@ -32,24 +37,19 @@ def hello(model: str) -> EngineHello:
     return EngineHello("e", model, SIZE, 100, "v")
 
 
-class World:
+class World(Told):
     """A graph whose clock moves a second with every batch."""
 
-    def __init__(self, models: dict[str, str] | None = None) -> None:
-        self.now = 1000.0
-        self.graph = KVCacheGraph(models=models, clock=lambda: self.now)
-
-    def tell(self, engine: str, *events: AnyEvent) -> None:
+    def tell(self, *events: AnyEvent, engine: str = "e") -> None:
         self.now += 1.0
-        self.graph.apply(engine, list(events))
-        self.graph.check_integrity()
+        super().tell(*events, engine=engine)
 
     def serve(self, engine: str, request: str, *keys: int) -> None:
         """A request of a session that is called like the engine."""
-        head = BlocksStored(pack(keys[0]), None, SIZE)
-        tail = BlocksStored(pack(*keys[1:]), keys[0], SIZE)
+        head = stored(keys[0])
+        tail = stored(*keys[1:], behind=keys[0])
         start, _, end = turn_events(engine, *keys, request=request, more=1)
-        self.tell(engine, start, head, tail, end)
+        self.tell(start, head, tail, end, engine=engine)
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ def world() -> World:
     """Two engines with a model each; the same prompt in both, and more of it in the first."""
     world = World()
     for engine in ("a", "b"):
-        world.tell(engine, hello(f"model-{engine}"))
+        world.tell(hello(f"model-{engine}"), engine=engine)
     world.serve("a", "a1", *KEYS, 14)
     world.serve("b", "b1", *KEYS)
     return world
@@ -75,7 +75,7 @@ def test_the_same_hash_of_two_models_is_two_blocks(world: World) -> None:
 
 
 def test_engines_with_one_model_share_a_block(world: World) -> None:
-    world.tell("c", hello("model-a"))
+    world.tell(hello("model-a"), engine="c")
     world.serve("c", "c1", *KEYS)
     assert len(world.graph.tables.blocks) == 7
     assert set(world.graph.explain(11)["tiers"]) == {"a", "c"}
@@ -91,20 +91,19 @@ def test_rankings_name_blocks_as_their_engine_does(world: World) -> None:
 
 
 def test_what_one_engine_loses_the_other_keeps(world: World) -> None:
-    world.tell("a", BlocksRemoved(pack(*KEYS)))
+    world.tell(removed(*KEYS), engine="a")
     assert world.graph.resident_count("a") == 1
     assert set(world.graph.rank("b", 100).order.tolist()) == set(KEYS)
 
 
 def test_copies_are_ordered_back_by_the_engines_own_keys(world: World) -> None:
-    spilled = BlocksSpilled(pack(*KEYS), int(Tier.WARM), 1)
-    world.tell("b", spilled, BlocksRemoved(pack(*KEYS)))
+    world.tell(spilled(*KEYS), removed(*KEYS), engine="b")
     assert world.graph.rank("b", 9).demote_first.tolist() == [13, 12, 11]
     waits = {"waiting_for_tool": True, "expected_return_s": 0.5}
-    world.tell("b", finished("b1", *KEYS, more=1, session="b", **waits))
+    world.tell(finished("b1", *KEYS, more=1, session="b", **waits), engine="b")
     assert world.graph.prefetch_order("b", 9).tolist() == list(KEYS)
     assert world.graph.prefetch_order("a", 9).tolist() == []
-    world.tell("b", BlocksLoaded(pack(*KEYS)), CopiesDropped(pack(*KEYS), int(Tier.WARM)))
+    world.tell(loaded(*KEYS), dropped(*KEYS), engine="b")
     assert set(world.graph.explain(11)["tiers"]["b"]) == {"hot"}
     assert len(world.graph.tables.blocks) == 7
 
@@ -113,21 +112,21 @@ def test_what_follows_blocks_in_use_comes_back_by_its_engines_keys(world: World)
     blocks = world.graph.tables.blocks
     world.graph.tables.sessions.end(world.graph.tables.sessions.rows_named("a")[0])
     for n in range(3):  # others walk the same chain, so that what follows 11 is what comes next
-        world.tell("a", started(f"n{n}", *KEYS, 14), finished(f"n{n}", *KEYS, 14))
-    world.tell("a", BlocksSpilled(pack(14), int(Tier.WARM), 1), BlocksRemoved(pack(14)))
+        world.tell(started(f"n{n}", *KEYS, 14), finished(f"n{n}", *KEYS, 14), engine="a")
+    world.tell(spilled(14), removed(14), engine="a")
     world.now += 10_000
     blocks.hit_count[:] = 1  # worth a copy, though nobody is expected back
     assert world.graph.prefetch_order("a", 5).tolist() == []
-    world.tell("a", started("now", *KEYS, session="new"))
+    world.tell(started("now", *KEYS, session="new"), engine="a")
     assert world.graph.prefetch_order("a", 5).tolist() == [14]
 
 
 def test_signals_of_attention_confidence_and_embeddings_reach_the_right_model(world: World) -> None:
     vectors = np.eye(4, dtype="<f2")[:1].tobytes()
     for engine in ("a", "b"):
-        world.tell(engine, BlocksEmbedded(pack(11), 4, vectors))
+        world.tell(BlocksEmbedded(pack(11), 4, vectors), engine=engine)
     mass = np.array([0.5], dtype="<f4").tobytes()
-    world.tell("b", BlocksAttended(pack(11), mass), ConfidenceSampled(pack(11), 0.0))
+    world.tell(BlocksAttended(pack(11), mass), ConfidenceSampled(pack(11), 0.0), engine="b")
     tables = world.graph.tables
     mine, other = (int(tables.blocks.find(np.array([11], np.uint64), tables.salt(each))[0])
                    for each in (1, 0))  # fmt: skip
@@ -141,47 +140,44 @@ def test_a_key_is_asked_for_as_engines_say_it(world: World) -> None:
     assert told["id"] == f"{11:#018x}"
     assert told["model"] == "model-b"  # of two that are held, the last used
     assert told["ranks"] == {"b": {"ranked_by": "classic", "rank": 2, "of": 3}}
-    world.tell("b", BlocksRemoved(pack(11)))
+    world.tell(removed(11), engine="b")
     assert world.graph.explain(11)["model"] == "model-a"  # one that is held before one that is not
     assert world.graph.explain(14)["parent"] == f"{13:#018x}"
     assert {each["node"] for each in world.graph.neighbors(14)} == {f"{13:#018x}"}
 
 
 def test_an_engine_that_comes_back_with_another_model_holds_nothing_of_before(world: World) -> None:
-    world.tell("b", BlocksSpilled(pack(*KEYS), int(Tier.WARM), 1))
-    world.tell("b", hello("model-c"))
+    world.tell(spilled(*KEYS), engine="b")
+    world.tell(hello("model-b"), engine="b")
+    assert world.graph.resident_count("b") == 3, "a repeated hello changes nothing"
+    world.tell(hello("model-c"), engine="b")
     assert world.graph.stats().engines["b"].resident == 0
     assert not world.graph.rank("b", 9).demote_first.size
-    world.tell("b", BlocksResident(pack(11)))
+    world.tell(resident(11), engine="b")
     assert world.graph.explain(11)["model"] == "model-c"
     assert world.graph.rank("b", 9).order.tolist() == [11]
 
 
-def test_a_repeated_hello_changes_nothing(world: World) -> None:
-    world.tell("b", hello("model-b"))
-    assert world.graph.resident_count("b") == 3
-
-
 def test_an_engine_that_says_no_model_has_blocks_of_its_own() -> None:
     world = World()
-    world.tell("observed", BlocksStored(pack(*KEYS), None, SIZE))
-    world.tell("a", hello("m"), BlocksStored(pack(*KEYS), None, SIZE))
+    world.tell(stored(*KEYS), engine="observed")
+    world.tell(hello("m"), stored(*KEYS), engine="a")
     assert len(world.graph.tables.blocks) == 6
     assert world.graph.tables.blocks.find(np.array([11], np.uint64))[0] != NO_ROW
     world.graph.forget_engine("a")
-    world.tell("new", BlocksStored(pack(11), None, SIZE))  # in the column that "a" had
+    world.tell(stored(11), engine="new")  # in the column that "a" had
     assert set(world.graph.explain(11)["tiers"]) == {"observed", "new"}
 
 
 def test_an_engine_that_is_only_watched_runs_what_configuration_says() -> None:
-    world = World({"watched": "m", "other": "kv:other"})
+    world = World(models={"watched": "m", "other": "kv:other"})
     for _ in range(2):  # also once it was forgotten: its events have a hole, or it was restarted
         world.graph.forget_engine("watched")
         for engine in ("watched", "other"):
-            world.tell(engine, BlocksStored(pack(*KEYS), None, SIZE))
-        world.tell("a", hello("m"), BlocksResident(pack(*KEYS)))
+            world.tell(stored(*KEYS), engine=engine)
+        world.tell(hello("m"), resident(*KEYS), engine="a")
         assert len(world.graph.tables.blocks) == 6
-        world.tell("a", BlocksLoaded(pack(*KEYS)))
+        world.tell(loaded(*KEYS), engine="a")
         assert set(world.graph.explain(11)["tiers"]) == {"a", "watched"}
 
 
@@ -190,7 +186,7 @@ def test_a_session_that_asks_two_models_leaves_neither_chain_behind(world: World
         for engine in ("a", "b"):
             request = f"{engine}-{turn}"
             start, _, end = turn_events("both", *KEYS, request=request)
-            world.tell(engine, start, end)
+            world.tell(start, end, engine=engine)
     assert world.graph.stats().counters.get("blocks_superseded", 0) == 0
 
 
@@ -198,7 +194,7 @@ def test_a_snapshot_knows_whose_each_block_is(world: World, tmp_path: Path) -> N
     snapshot.save(world.graph, tmp_path / "graph.kvg")
     restored = World()
     snapshot.load(restored.graph, tmp_path / "graph.kvg")
-    restored.tell("b", hello("model-b"), BlocksResident(pack(*KEYS)))
+    restored.tell(hello("model-b"), resident(*KEYS), engine="b")
     assert len(restored.graph.tables.blocks) == 7
     assert restored.graph.explain(11)["requests"] == 1
     assert restored.graph.explain(14)["id"] == f"{14:#018x}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,41 +20,32 @@ from kvgraph.graph.tables.tables import GraphLimits
 from kvgraph.graph.types import EdgeType, Tier, as_keys
 from kvgraph.graph.wire.events import (
     BlocksAttended,
-    BlocksRemoved,
-    BlocksSpilled,
-    BlocksStored,
-    CopiesDropped,
-    RequestStarted,
     Segment,
 )
 from kvgraph_bench.recorded.agents_requests import SESSIONS
-from turns import finished, started
+from turns import Told, dropped, finished, removed, spilled, started, stored
 from wire_keys import pack
 
 
-class Traffic:
+class Traffic(Told):
     """Requests without a name; a key stands for its whole prefix."""
 
     def __init__(self) -> None:
-        self.now = 0.0
-        self.graph = KVCacheGraph(clock=lambda: self.now)
+        super().__init__(now=0.0)
         self._numbers = count()
 
-    def begin(
-        self, *keys: int, tenant: str | None = None, engine: str = "e", request: str = ""
-    ) -> str:
+    def begin(self, *keys: int, engine: str = "e", request: str = "", **said: Any) -> str:
         self.now += 1.0
         request = request or f"r{next(self._numbers)}"
-        self.graph.apply(engine, [started(request, *keys, tenant=tenant)])
+        self.tell(started(request, *keys, **said), engine=engine)
         return request
 
-    def end(self, request: str, *keys: int, prompt: int, engine: str = "e") -> None:
-        self.graph.apply(engine, [finished(request, *keys, prompt=prompt)])
+    def end(self, request: str, *keys: int, engine: str = "e", **said: Any) -> None:
+        self.tell(finished(request, *keys, **said), engine=engine)
 
-    def turn(self, *keys: int, tenant: str | None = None) -> str:
+    def asks(self, *keys: int, tenant: str | None = None) -> str:
         """A request comes and ends; the session that it is taken for."""
-        request = self.begin(*keys, tenant=tenant)
-        self.end(request, *keys, prompt=len(keys))
+        self.end(self.begin(*keys, tenant=tenant), *keys)
         return self.session(keys[-1])
 
     def session(self, key: int) -> str:
@@ -68,22 +60,17 @@ def traffic() -> Traffic:
     return Traffic()
 
 
-def test_a_prompt_that_extends_a_turn_is_its_next(traffic: Traffic) -> None:
-    first = traffic.turn(1, 2, 3)
-    assert traffic.turn(1, 2, 3, 4, 5) == first
-
-
 def test_requests_of_one_id_on_two_engines_are_two(traffic: Traffic) -> None:
     traffic.begin(1, 2, 3, request="same")
     traffic.begin(11, 12, 13, engine="f", request="same")
     first, second = traffic.session(3), traffic.session(13)
     assert first != second
-    traffic.end("same", 1, 2, 3, prompt=3)
-    traffic.end("same", 11, 12, 13, prompt=3, engine="f")
+    traffic.end("same", 1, 2, 3)
+    traffic.end("same", 11, 12, 13, engine="f")
     sessions = traffic.graph.tables.sessions
     assert sessions.running[: sessions.size].tolist() == [0, 0]
-    assert traffic.turn(1, 2, 3, 4) == first
-    assert traffic.turn(11, 12, 13, 14) == second
+    assert traffic.asks(1, 2, 3, 4) == first
+    assert traffic.asks(11, 12, 13, 14) == second
 
 
 def test_requests_of_an_engine_that_is_gone_end_no_more(traffic: Traffic) -> None:
@@ -91,124 +78,113 @@ def test_requests_of_an_engine_that_is_gone_end_no_more(traffic: Traffic) -> Non
     traffic.graph.forget_engine("e")
     traffic.graph.apply("f", [])
     assert traffic.graph.tables.engines == {"f": 0}
-    traffic.end("same", 11, 12, prompt=2, engine="f")
+    traffic.end("same", 11, 12, engine="f")
     assert traffic.session(12) == "None"
-
-
-def test_a_system_prompt_that_sessions_share_is_nobodys(traffic: Traffic) -> None:
-    a = traffic.turn(1, 2, 11, 12, 13)
-    b = traffic.turn(1, 2, 21, 22, 23)
-    c = traffic.turn(1, 2, 31)
-    assert len({a, b, c}) == 3
-    assert traffic.turn(1, 2, 11, 12, 13, 14) == a
 
 
 def test_a_compacted_history_leaves_its_old_branch_behind(traffic: Traffic) -> None:
     """Also where nobody names the session."""
-    first = traffic.turn(1, 2)
-    assert traffic.turn(1, 2, 3, 4, 5) == first
-    assert traffic.turn(1, 2, 3, 6) == first
+    first = traffic.asks(1, 2)
+    assert traffic.asks(1, 2, 3, 4, 5) == first
+    assert traffic.asks(1, 2, 3, 6) == first
     assert traffic.superseded(1, 2, 3, 4, 5, 6) == [False, False, False, True, True, False]
 
 
-def test_short_chats_under_one_long_system_prompt_are_told_apart(traffic: Traffic) -> None:
-    """Also where each adds less to it than it is long: what one says leaves no other behind."""
-    system = range(1, 11)
-    chats = [[*system, *range(100 * chat, 100 * chat + 2)] for chat in range(1, 4)]
-    begun = [traffic.turn(*chat) for chat in chats]
-    assert len(set(begun)) == 3
-    for turn in range(10, 15):
-        for chat, name in zip(chats, begun, strict=True):
-            chat.append(100 * (chat[10] // 100) + turn)
-            assert traffic.turn(*chat) == name
-    assert traffic.superseded(*range(1, 11), 100, 114, 200, 314) == [False] * 14
-
-
-def test_chats_that_differ_in_one_block_are_told_apart_once_one_comes_back(
-    traffic: Traffic,
+@pytest.mark.parametrize(
+    ("system", "first"),
+    [
+        pytest.param(2, (3, 3, 1), id="of any length"),
+        pytest.param(2, (6, 6, 6, 6), id="of equal length"),
+        pytest.param(10, (2, 2, 2), id="short ones under a long system prompt"),
+    ],
+)
+def test_chats_that_share_a_system_prompt_are_told_apart(
+    traffic: Traffic, system: int, first: tuple[int, ...]
 ) -> None:
-    first = traffic.turn(1, 2, 3)
-    assert traffic.turn(1, 2, 3, 10) == first
-    assert traffic.turn(1, 2, 3, 20) == first, "it may be the same prompt, with another end"
-    other = traffic.turn(1, 2, 3, 10, 11)
+    """Also where each adds less to it than it is long: what one says leaves no other behind."""
+    shared = range(1, system + 1)
+    chats = [[*shared, *range(100 * n, 100 * n + own)] for n, own in enumerate(first, 1)]
+    begun = [traffic.asks(*chat) for chat in chats]
+    assert len(set(begun)) == len(chats)
+    for turn in range(10, 15):
+        for number, (chat, name) in enumerate(zip(chats, begun, strict=True), 1):
+            chat.append(100 * number + turn)
+            assert traffic.asks(*chat) == name
+    assert not any(traffic.superseded(*(key for chat in chats for key in chat)))
+
+
+def test_chats_that_differ_in_one_block_are_told_apart_once_one_returns(traffic: Traffic) -> None:
+    first = traffic.asks(1, 2, 3)
+    assert traffic.asks(1, 2, 3, 10) == first
+    assert traffic.asks(1, 2, 3, 20) == first, "it may be the same prompt, with another end"
+    other = traffic.asks(1, 2, 3, 10, 11)
     assert other != first
-    assert traffic.turn(1, 2, 3, 20, 21) == first
-    assert traffic.turn(1, 2, 3, 10, 11, 12) == other
+    assert traffic.asks(1, 2, 3, 20, 21) == first
+    assert traffic.asks(1, 2, 3, 10, 11, 12) == other
     assert traffic.superseded(1, 2, 3, 10, 11, 20, 21) == [False] * 7
 
 
 HISTORY = range(1, 41)
 
 
-def grown(traffic: Traffic) -> str:
+def grown(traffic: Traffic, turns: int = 5) -> str:
     """A session of some turns, with ``HISTORY``."""
-    return [traffic.turn(*HISTORY[:end]) for end in (25, 30, 34, 37, 40)][-1]
+    return [traffic.asks(*HISTORY[:end]) for end in (25, 30, 34, 37, 40)[-turns:]][-1]
 
 
 def test_a_summary_takes_the_place_of_a_history_that_was_near_to_full(traffic: Traffic) -> None:
     first = grown(traffic)
-    assert traffic.turn(1, 2, 3, 101, 102, 103) == first
+    assert traffic.asks(1, 2, 3, 101, 102, 103) == first
     assert traffic.superseded(3, 4, 40) == [False, True, True]
-    assert traffic.turn(1, 2, 3, 101, 102, 103, 104) == first
+    assert traffic.asks(1, 2, 3, 101, 102, 103, 104) == first
 
 
 @pytest.mark.parametrize(
-    "prompt",
+    ("prompt", "longest", "turns"),
     [
-        (1, 2, 3, 101),  # a subagent, with a task of a few words
-        (1, 2, 3, *range(101, 131)),  # neither as long, nor a summary
+        pytest.param((1, 2, 3, 101), 40, 5, id="a subagent, with a task of a few words"),
+        pytest.param((1, 2, 3, *range(101, 131)), 40, 5, id="neither as long, nor a summary"),
+        pytest.param((1, 2, 3, 101, 102, 103), 80, 5, id="a summary, but there was room left"),
+        pytest.param((1, 2, 3, 101, 102, 103), 40, 4, id="a summary, but after few turns"),
     ],
 )
 def test_what_begins_beside_a_session_supersedes_nothing(
-    traffic: Traffic, prompt: tuple[int, ...]
+    traffic: Traffic, prompt: tuple[int, ...], longest: int, turns: int
 ) -> None:
-    first = grown(traffic)
-    assert traffic.turn(*prompt) != first
+    traffic.asks(*range(1001, 1001 + longest))
+    first = grown(traffic, turns)
+    assert traffic.asks(*prompt) != first
     assert traffic.superseded(4, 5, 40) == [False] * 3
-    assert traffic.turn(*HISTORY, 41) == first
-
-
-def test_first_prompts_of_equal_length_are_sessions_of_their_own(traffic: Traffic) -> None:
-    """However long they are, and whatever they share."""
-    begun = [traffic.turn(1, 2, *range(10 * n, 10 * n + 8)) for n in range(1, 6)]
-    assert len(set(begun)) == 5
-    assert traffic.superseded(17, 27, 37) == [False] * 3
-
-
-def test_a_history_with_room_left_is_not_taken_for_compacted(traffic: Traffic) -> None:
-    traffic.turn(*range(1001, 1081))
-    first = grown(traffic)
-    assert traffic.turn(1, 2, 3, 101, 102, 103) != first
-    assert traffic.superseded(4, 40) == [False] * 2
+    assert traffic.asks(*HISTORY, 41) == first
 
 
 def test_another_tenants_request_continues_nothing(traffic: Traffic) -> None:
-    first = traffic.turn(1, 2, 3, tenant="a")
-    assert traffic.turn(1, 2, 3, 4, tenant="b") != first
+    first = traffic.asks(1, 2, 3, tenant="a")
+    assert traffic.asks(1, 2, 3, 4, tenant="b") != first
 
 
 def test_a_request_beside_a_running_one_is_a_session_of_its_own(traffic: Traffic) -> None:
-    first = traffic.turn(1, 2, 3)
+    first = traffic.asks(1, 2, 3)
     running = traffic.begin(1, 2, 3, 4)
     assert traffic.session(4) == first
-    other = traffic.turn(1, 2, 3, 5)
+    other = traffic.asks(1, 2, 3, 5)
     assert other != first
     traffic.end(running, 1, 2, 3, 4, 6, prompt=4)
-    assert traffic.turn(1, 2, 3, 4, 6, 7) == first
-    assert traffic.turn(1, 2, 3, 5, 8) == other
+    assert traffic.asks(1, 2, 3, 4, 6, 7) == first
+    assert traffic.asks(1, 2, 3, 5, 8) == other
 
 
 def test_two_branches_that_both_go_on_are_two_sessions(traffic: Traffic) -> None:
     """The first look at a second branch is that of an edited history; then both are alive."""
-    traffic.turn(1, 2, 3)
-    left = traffic.turn(1, 2, 3, 4, 10)
-    traffic.turn(1, 2, 3, 4, 20)
-    back = traffic.turn(1, 2, 3, 4, 10, 11)
+    traffic.asks(1, 2, 3)
+    left = traffic.asks(1, 2, 3, 4, 10)
+    traffic.asks(1, 2, 3, 4, 20)
+    back = traffic.asks(1, 2, 3, 4, 10, 11)
     right = traffic.session(20)
     assert back != right == left
     for step in range(3):
-        assert traffic.turn(1, 2, 3, 4, 10, 11, *range(100, 101 + step)) == back
-        assert traffic.turn(1, 2, 3, 4, 20, *range(200, 201 + step)) == right
+        assert traffic.asks(1, 2, 3, 4, 10, 11, *range(100, 101 + step)) == back
+        assert traffic.asks(1, 2, 3, 4, 20, *range(200, 201 + step)) == right
     assert traffic.superseded(10, 11, 100, 20, 200) == [False] * 5
 
 
@@ -226,7 +202,7 @@ def test_live_and_lab_tell_sessions_apart_alike(seed: int | None) -> None:
         kept = talks[talk][: rng.choice([999, 999, rng.randrange(1, len(talks[talk]) + 1)])]
         talks[talk] = kept + [next(fresh) for _ in range(rng.randrange(1, 4))]
         chains.append(talks[talk])
-    live = [traffic.turn(*chain) for chain in chains]
+    live = [traffic.asks(*chain) for chain in chains]
     lab = infer_sessions(chains, [len(chain) for chain in chains], next(fresh)).tolist()
     assert _numbered(live) == _numbered(lab)
     assert 10 < len(set(lab)) < 250
@@ -263,29 +239,28 @@ def _before(sessions: list[int]) -> list[int | None]:
 TEMPORAL = EdgeType.TEMPORAL
 
 
+def walked(*keys: int, segments: tuple[Segment, ...] = (), **options: Any) -> KVCacheGraph:
+    """A graph in which two sessions walked these blocks."""
+    graph = KVCacheGraph(**options)
+    for session in "rq":
+        graph.apply("e", [started(session, *keys, more=1, session=session, segments=segments)])
+    return graph
+
+
 def busy_graph() -> KVCacheGraph:
     """A graph with edges of five types."""
-    graph = KVCacheGraph(clock=lambda: 50.0)
-    memory = Segment(5, 0, 16, None, None, "m")
-    for request in "rq":
-        started = RequestStarted(request, pack(1, 2, 3), 49, 0, 16, request, None, (memory,))
-        graph.apply("e", [started, BlocksStored(pack(1, 2, 3), None, 16)])
+    graph = walked(1, 2, 3, segments=(Segment(5, 0, 16, memory_id="m"),), clock=lambda: 50.0)
     mass = np.ones(2, dtype="<f4").tobytes()
+    graph.apply("e", [stored(1, 2, 3)])
     graph.apply("e", [BlocksAttended(pack(1, 3), mass)] * 3)
-    graph.apply("e", [BlocksSpilled(pack(2, 3), 2, 100), BlocksSpilled(pack(3), 4, 100)])
+    graph.apply("e", [spilled(2, 3), spilled(3, tier=4)])
     return graph
 
 
 def test_edges_that_follow_from_columns_are_not_stored_and_seen_all_the_same() -> None:
     graph = busy_graph()
-    assert graph.stats().edges == {
-        "prefix_share": 3,
-        "co_attend": 1,
-        "semantic": 0,
-        "temporal": 2,
-        "spill_link": 3,
-        "memory_ref": 1,
-    }
+    expected = {"prefix_share": 3, "co_attend": 1, "semantic": 0, "temporal": 2, "memory_ref": 1}
+    assert graph.stats().edges == {**expected, "spill_link": 3}
     assert len(graph.tables.edges) == 2
     graph.check_integrity()
     assert sorted((each["type"], each["weight"]) for each in graph.neighbors(3)) == [
@@ -295,7 +270,7 @@ def test_edges_that_follow_from_columns_are_not_stored_and_seen_all_the_same() -
         ("spill_link", 1.0),
         ("temporal", 1.0),
     ]
-    graph.apply("e", [CopiesDropped(pack(3), 4)])
+    graph.apply("e", [dropped(3, tier=4)])
     assert graph.stats().edges["spill_link"] == 2
 
 
@@ -311,38 +286,33 @@ def test_the_sums_at_a_block_are_those_of_its_edges() -> None:
             assert everything.weight(kind, only).tolist() == [weights.sum()], kind
 
 
-@pytest.mark.parametrize(("walked", "linked"), [((1, 2), [2, 7, 8]), ((), [5, 6, 7, 8])])
-def test_links_of_blocks_that_were_forgotten_are_gone(
-    walked: tuple[int, ...], linked: list[int]
-) -> None:
+@pytest.mark.parametrize(("again", "linked"), [((1, 2), [2, 7, 8]), ((), [5, 6, 7, 8])])
+def test_links_of_forgotten_blocks_are_gone(again: tuple[int, ...], linked: list[int]) -> None:
     """Three blocks of a chain are forgotten, the longest unused: from its start, or behind it."""
     now = [0.0]
-    graph = KVCacheGraph(limits=GraphLimits(max_ghosts=8), clock=lambda: now[0])
-    keys = tuple(range(1, 9))
-    for request in "rq":
-        graph.apply("e", [RequestStarted(request, pack(*keys), 128, 0, 16, request)])
+    graph = walked(*range(1, 9), limits=GraphLimits(max_ghosts=8), clock=lambda: now[0])
     now[0] = 1.0
-    if walked:
-        graph.apply("e", [RequestStarted("w", pack(*walked), 32, 0, 16, "w")])
-    graph.apply("e", [BlocksStored(pack(9), None, 16), BlocksRemoved(pack(9))])
+    if again:
+        graph.apply("e", [started("w", *again, session="w")])
+    graph.apply("e", [stored(9), removed(9)])
     graph.check_integrity()
     assert len(graph.tables.blocks) == 6
     followed = [edge.target for edge in graph.tables.all_edges.all() if edge.kind == TEMPORAL]
     assert sorted(graph.tables.blocks.keys[followed].tolist()) == linked
-    assert graph.stats().edges["prefix_share"] == len(linked) + len(walked) // 2
+    assert graph.stats().edges["prefix_share"] == len(linked) + len(again) // 2
 
 
 def test_blocks_that_only_a_store_has_are_forgotten_like_others() -> None:
     graph = KVCacheGraph(limits=GraphLimits(max_ghosts=8), clock=lambda: 0.0)
     keys = tuple(range(1, 13))
     for engine in ("e", "other"):
-        stored = BlocksStored(pack(*keys), None, 16)
-        graph.apply(engine, [stored, BlocksSpilled(pack(*keys), int(Tier.POOL), 100)])
-        graph.apply(engine, [BlocksRemoved(pack(*keys))])
-    graph.apply("e", [BlocksStored(pack(21, 22, 23), None, 16)])
+        whole = stored(*keys)
+        graph.apply(engine, [whole, spilled(*keys, tier=Tier.POOL)])
+        graph.apply(engine, [removed(*keys)])
+    graph.apply("e", [stored(21, 22, 23)])
     assert len(graph.tables.blocks) == 9, "six of the twelve are remembered"
     graph.check_integrity()
-    graph.apply("e", [BlocksStored(pack(24), None, 16)])  # in a row that was one of theirs
+    graph.apply("e", [stored(24)])  # in a row that was one of theirs
     assert "store" not in graph.explain(24)["copies"]
     graph.check_integrity()
 
@@ -369,22 +339,14 @@ def shares(graph: KVCacheGraph, key: int) -> list[tuple[str, str, float]]:
 
 def test_the_first_block_of_a_chain_is_linked_to_the_root_once_two_walked_it() -> None:
     graph = KVCacheGraph()
-    graph.apply("e", [RequestStarted("r", pack(1), 17, 0, 16, "s")])
-    assert shares(graph, 1) == []
-    graph.apply("e", [RequestStarted("q", pack(1), 17, 0, 16, "t")])
-    assert shares(graph, 1) == [("in", "root", 2.0)]
+    for session, found in (("r", []), ("q", [("in", "root", 2.0)])):
+        graph.apply("e", [started(session, 1, session=session)])
+        assert shares(graph, 1) == found
     first = Selection(graph.tables.blocks, graph.tables.blocks.find(as_keys([1])))
     assert graph.tables.all_edges.degree(EdgeType.PREFIX_SHARE, first).tolist() == [1]
     assert graph.tables.all_edges.weight(EdgeType.PREFIX_SHARE, first).tolist() == [2]
-    graph.check_integrity()
-
-
-def test_a_block_that_was_told_as_a_first_one_stays_one() -> None:
-    """Its hash is of all that stands before it: who says something else later contradicts it."""
-    graph = KVCacheGraph()
-    for request in "rq":
-        graph.apply("e", [RequestStarted(request, pack(1), 17, 0, 16, request)])
-    graph.apply("e", [BlocksStored(pack(1), 9, 16)])
+    # Its hash is of all that stands before it: who says something else later contradicts it.
+    graph.apply("e", [stored(1, behind=9)])
     graph.check_integrity()
     assert shares(graph, 1) == [("in", "root", 2.0)]
     assert graph.counters["links_refused"] == 1
@@ -392,9 +354,7 @@ def test_a_block_that_was_told_as_a_first_one_stays_one() -> None:
 
 def test_copies_and_memories_are_not_taken_for_the_root() -> None:
     """Their numbers may be equal to the row that they are of."""
-    graph = KVCacheGraph()
-    memory = Segment(5, 0, 16, None, None, "m")
-    graph.apply("e", [RequestStarted("r", pack(1), 17, 0, 16, "s", None, (memory,))])
-    graph.apply("e", [BlocksSpilled(pack(1), 2, 100)])
+    graph, memory = KVCacheGraph(), Segment(5, 0, 16, memory_id="m")
+    graph.apply("e", [started("r", 1, segments=(memory,)), spilled(1)])
     found = {(each["direction"], each["node"]) for each in graph.neighbors(1)}
     assert found == {("out", "memory:m"), ("out", f"copy:warm:{1:#018x}")}

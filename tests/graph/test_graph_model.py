@@ -14,18 +14,15 @@ from kvgraph.graph.wire.advice import EvictionRanking
 from kvgraph.graph.wire.events import (
     BlocksAttended,
     BlocksCleared,
-    BlocksLoaded,
-    BlocksRemoved,
-    BlocksResident,
-    BlocksSpilled,
     BlocksStored,
-    CopiesDropped,
     RequestFinished,
     RequestStarted,
     Segment,
     SessionSignal,
 )
 from naive_graph import SIZE, NaiveGraph
+from turns import dropped, finished, loaded, removed, resident, spilled, stored
+from wire_keys import pack
 
 ENGINES = ("one", "two")
 # A tree of prompts: key → parent. Keys 1.. form three branches below a shared stem.
@@ -48,10 +45,6 @@ def chain(key: int) -> list[int]:
     return path[::-1]
 
 
-def pack(keys: list[int]) -> bytes:
-    return np.array(keys, dtype="<u8").tobytes()
-
-
 keys_of_tree = st.sampled_from(KEYS)
 sessions = st.sampled_from(["s", "t", None])
 returns = st.sampled_from([None, 1.0, 60.0])
@@ -59,22 +52,22 @@ some_keys = st.lists(keys_of_tree, min_size=1, max_size=6, unique=True).map(sort
 
 
 @st.composite
-def stored(draw: st.DrawFn) -> BlocksStored:
+def stores(draw: st.DrawFn) -> BlocksStored:
     path = chain(draw(keys_of_tree))
     start = draw(st.integers(0, len(path) - 1))
-    parent = path[start - 1] if start else None
-    return BlocksStored(pack(path[start:]), parent, SIZE, draw(sessions))
+    behind = path[start - 1] if start else None
+    return stored(*path[start:], behind=behind, session=draw(sessions))
 
 
 @st.composite
-def started(draw: st.DrawFn) -> RequestStarted:
+def starts(draw: st.DrawFn) -> RequestStarted:
     path = chain(draw(keys_of_tree))
     tokens = len(path) * SIZE
-    segments = draw(st.lists(segment(tokens), max_size=2))
+    segments = tuple(draw(st.lists(segment(tokens), max_size=2)))
+    name, cached = f"r{draw(st.integers(0, 3))}", draw(st.integers(0, tokens))
     return RequestStarted(
-        f"r{draw(st.integers(0, 3))}", pack(path), tokens, draw(st.integers(0, tokens)), SIZE,
-        draw(sessions), None, tuple(segments),
-    )  # fmt: skip
+        name, pack(*path), tokens, cached, SIZE, draw(sessions), segments=segments
+    )
 
 
 @st.composite
@@ -89,28 +82,28 @@ def segment(draw: st.DrawFn, tokens: int) -> Segment:
 
 
 @st.composite
-def finished(draw: st.DrawFn) -> RequestFinished:
+def ends(draw: st.DrawFn) -> RequestFinished:
     path = chain(draw(keys_of_tree))
-    prompt = draw(st.integers(0, len(path))) * SIZE
-    return RequestFinished(
-        f"r{draw(st.integers(0, 3))}", pack(path), prompt, len(path) * SIZE, "stop",
-        draw(sessions), None, draw(st.booleans()), draw(returns), draw(st.booleans()),
+    name, prompt = f"r{draw(st.integers(0, 3))}", draw(st.integers(0, len(path)))
+    return finished(
+        name, *path, prompt=prompt, session=draw(sessions), waiting_for_tool=draw(st.booleans()),
+        expected_return_s=draw(returns), session_ended=draw(st.booleans()),
     )  # fmt: skip
 
 
 colder = st.sampled_from([int(each) for each in (Tier.WARM, Tier.COLD, Tier.POOL)])
 events = st.one_of(
-    stored(),
-    stored(),
-    started(),
-    finished(),
-    some_keys.map(lambda keys: BlocksRemoved(pack(keys))),
-    some_keys.map(lambda keys: BlocksRemoved(pack(keys))),
-    some_keys.map(lambda keys: BlocksResident(pack(keys))),
-    some_keys.map(lambda keys: BlocksLoaded(pack(keys))),
-    some_keys.map(lambda keys: BlocksAttended(pack(keys), b"\0\0\x80\x3f" * len(keys))),
-    st.builds(lambda keys, tier: BlocksSpilled(pack(keys), tier, 100), some_keys, colder),
-    st.builds(lambda keys, tier: CopiesDropped(pack(keys), tier), some_keys, colder),
+    stores(),
+    stores(),
+    starts(),
+    ends(),
+    some_keys.map(lambda keys: removed(*keys)),
+    some_keys.map(lambda keys: removed(*keys)),
+    some_keys.map(lambda keys: resident(*keys)),
+    some_keys.map(lambda keys: loaded(*keys)),
+    some_keys.map(lambda keys: BlocksAttended(pack(*keys), b"\0\0\x80\x3f" * len(keys))),
+    st.builds(lambda keys, tier: spilled(*keys, tier=tier), some_keys, colder),
+    st.builds(lambda keys, tier: dropped(*keys, tier=tier), some_keys, colder),
     st.just(BlocksCleared()),
     st.builds(
         SessionSignal, st.sampled_from("st"), st.none(), st.booleans(), returns, st.booleans()
@@ -122,7 +115,7 @@ steps = st.lists(
         # Turns that follow each other are applied as one vector.
         st.tuples(
             st.sampled_from(ENGINES),
-            st.lists(st.one_of(started(), finished()), min_size=2, max_size=8),
+            st.lists(st.one_of(starts(), ends()), min_size=2, max_size=8),
         ),
         st.tuples(st.just("forget"), st.sampled_from(ENGINES)),
         st.tuples(st.just("sleep"), st.sampled_from([1.0, 45.0])),
@@ -219,6 +212,10 @@ def sessions_of(graph: KVCacheGraph) -> dict[str, tuple[Any, ...]]:
     }  # fmt: skip
 
 
+def row_of(graph: KVCacheGraph, key: int) -> int:
+    return int(graph.tables.blocks.find(np.array([key], np.uint64))[0])
+
+
 def check_rankings(graph: KVCacheGraph) -> None:
     """Every resident block is ranked once, protected ones apart, children before parents."""
     blocks = graph.tables.blocks
@@ -228,12 +225,12 @@ def check_rankings(graph: KVCacheGraph) -> None:
         resident = blocks.keys[: blocks.size][blocks.resident(column)].tolist()
         assert sorted(ranked) == sorted(resident)
         place = {key: position for position, key in enumerate(ranked)}
-        layers = {key: blocks.layer[blocks.find(np.array([key], np.uint64))[0]] for key in ranked}
+        layers = {key: blocks.layer[row_of(graph, key)] for key in ranked}
         lost = [key for key in ranking.order.tolist() if layers[key] in PROTECTED_LAYERS]
         assert all("session_over" in graph.explain(key)["standing"] for key in lost)
         for key in ranked:
             parent = PARENT[key]
-            linked = blocks.parent[blocks.find(np.array([key], np.uint64))[0]] != NO_ROW
+            linked = blocks.parent[row_of(graph, key)] != NO_ROW
             if linked and parent in place:
                 assert place[key] < place[parent], f"{key} would be stranded by {parent}"
         check_copies(graph, engine, set(ranked), ranking)
@@ -252,7 +249,7 @@ def check_copies(graph: KVCacheGraph, engine: str, hot: set[int], ranking: Evict
     assert sorted(demoting) == sorted(set(keys[(tiers & Tier.WARM) != 0].tolist()) - hot)
     place = {key: position for position, key in enumerate(demoting)}
     for key in demoting:
-        parent = int(blocks.parent[blocks.find(np.array([key], np.uint64))[0]])
+        parent = int(blocks.parent[row_of(graph, key)])
         if parent != NO_ROW and int(keys[parent]) in place:
             assert place[key] < place[int(keys[parent])], "a copy goes after what needs it"
     check_prefetch(graph, engine, hot, copied)
@@ -266,7 +263,7 @@ def check_prefetch(graph: KVCacheGraph, engine: str, hot: set[int], copied: set[
     assert set(wanted) <= copied - hot
     assert len(set(wanted)) == len(wanted)
     for key in wanted:
-        row = int(blocks.find(np.array([key], np.uint64))[0])
+        row = row_of(graph, key)
         parent = int(blocks.parent[row])
         assert (parent == NO_ROW) == (blocks.depth[row] == 0)
         assert parent == NO_ROW or int(blocks.keys[parent]) in there

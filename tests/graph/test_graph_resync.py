@@ -2,54 +2,37 @@
 
 from __future__ import annotations
 
-import numpy as np
+from typing import Any
+
 import pytest
 from kvgraph.advisor.admission import LIVE_S, demand
-from kvgraph.graph.kvcache_graph import KVCacheGraph
 from kvgraph.graph.tables.tables import GraphLimits
 from kvgraph.graph.types import SessionState
-from kvgraph.graph.wire.events import (
-    AnyEvent,
-    BlocksResident,
-    EngineHello,
-    RequestFinished,
-    RequestStarted,
-)
-
-SIZE, CONTEXT = 16, 50
+from kvgraph.graph.wire.events import EngineHello
+from turns import SIZE, Told, finished, resident, started
 
 
-class World:
+class World(Told):
     """One engine, told of by hand."""
 
-    def __init__(self, **limits: int) -> None:
-        self.now = 1000.0
-        self.graph = KVCacheGraph(clock=lambda: self.now, limits=GraphLimits(**limits))
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
         self.greet()
-
-    def tell(self, *events: AnyEvent, engine: str = "e") -> None:
-        self.graph.apply(engine, list(events))
-        self.graph.check_integrity()
 
     def greet(self, *sessions: int, engine: str = "e") -> None:
         """Hello, and what these sessions have in the pool."""
+        listed = [key for session in sessions for key in keys(session)]
         hello = EngineHello(engine, "m", SIZE, 1000, "v")
-        resident = BlocksResident(b"".join(keys(session) for session in sessions))
-        self.tell(hello, resident, engine=engine)
+        self.tell(hello, resident(*listed), engine=engine)
 
     def start(self, session: int, request: str, named: bool = True, engine: str = "e") -> None:
         name = f"s{session}" if named else None
-        tokens = CONTEXT * SIZE + 1
-        self.tell(RequestStarted(request, keys(session), tokens, 0, SIZE, name), engine=engine)
+        self.tell(started(request, *keys(session), more=1, session=name), engine=engine)
 
-    def end(self, session: int, request: str, named: bool = True, over: bool = False) -> None:
-        name = f"s{session}" if named else None
-        tokens = CONTEXT * SIZE + 1
-        self.tell(
-            RequestFinished(
-                request, keys(session), tokens, tokens, "stop", name, session_ended=over
-            )
-        )
+    def end(self, session: int, request: str, over: bool = False) -> None:
+        name = f"s{session}"
+        end = finished(request, *keys(session), more=1, session=name, session_ended=over)
+        self.tell(end)
 
     def session(self, number: int) -> tuple[SessionState, int]:
         """State and running requests."""
@@ -58,9 +41,8 @@ class World:
         return int(sessions.state[row]), int(sessions.running[row])
 
 
-def keys(session: int) -> bytes:
-    first = 1 + session * 1000
-    return np.arange(first, first + CONTEXT, dtype="<u8").tobytes()
+def keys(session: int) -> range:
+    return range(1 + session * 1000, 51 + session * 1000)
 
 
 @pytest.mark.parametrize("named", [True, False])
@@ -76,7 +58,7 @@ def test_sessions_whose_ends_were_lost_do_not_live_for_ever(named: bool) -> None
 
 
 def test_the_row_of_a_session_whose_end_was_lost_is_used_again() -> None:
-    world = World(max_sessions=2)
+    world = World(limits=GraphLimits(max_sessions=2))
     world.start(1, "r1")
     world.greet(1)
     world.now += 1

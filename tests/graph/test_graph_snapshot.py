@@ -17,13 +17,8 @@ from kvgraph.graph import snapshot
 from kvgraph.graph.errors import SnapshotError
 from kvgraph.graph.kvcache_graph import KVCacheGraph
 from kvgraph.graph.tables.tables import GraphLimits
-from kvgraph.graph.wire.events import (
-    BlocksEmbedded,
-    BlocksRemoved,
-    BlocksStored,
-    RequestStarted,
-    Segment,
-)
+from kvgraph.graph.wire.events import BlocksEmbedded, Segment
+from turns import removed, started, stored
 from wire_keys import pack
 
 
@@ -32,22 +27,24 @@ def graph() -> KVCacheGraph:
     graph = KVCacheGraph(clock=lambda: 5000.0)
     segments = (Segment(2, 0, 16, None, "policy"), Segment(5, 16, 48, 0.6, None, "memory-7"))
     for request, session in (("r1", "s"), ("r2", "t")):
-        prompt = RequestStarted(request, pack(1, 2, 3), 48, 16, 16, session, "acme", segments)
-        graph.apply("e", [prompt, BlocksStored(pack(1, 2, 3), None, 16, session)])
-    graph.apply("e", [BlocksStored(pack(8, 9), None, 16), BlocksRemoved(pack(8))])
+        said = {"session": session, "tenant": "acme", "segments": segments}
+        whole = stored(1, 2, 3, session=session)
+        graph.apply("e", [started(request, 1, 2, 3, found=1, **said), whole])
+    graph.apply("e", [stored(8, 9), removed(8)])
     return graph
 
 
-def restored(path: Path, now: float) -> KVCacheGraph:
-    graph = KVCacheGraph(clock=lambda: now)
-    snapshot.load(graph, path)
-    graph.check_integrity()
-    return graph
+def restored(graph: KVCacheGraph, path: Path, now: float, **options: Any) -> KVCacheGraph:
+    """What is read at this time of what a graph wrote."""
+    snapshot.save(graph, path / "graph.snap")
+    back = KVCacheGraph(clock=lambda: now, **options)
+    snapshot.load(back, path / "graph.snap")
+    back.check_integrity()
+    return back
 
 
 def test_a_snapshot_restores_all_but_residency(graph: KVCacheGraph, tmp_path: Path) -> None:
-    snapshot.save(graph, tmp_path / "graph.snap")
-    back = restored(tmp_path / "graph.snap", now=17.0)
+    back = restored(graph, tmp_path, now=17.0)
     for key in (1, 2, 3, 8, 9):
         before, after = graph.explain(key), back.explain(key)
         for gone in ("tiers", "ranks"):
@@ -59,21 +56,16 @@ def test_a_snapshot_restores_all_but_residency(graph: KVCacheGraph, tmp_path: Pa
         assert before["terms"].pop(credit) <= after["terms"].pop(credit)
         before.pop("score"), after.pop("score")
         assert after == before
-    back.apply("e", [BlocksStored(pack(1, 2, 3), None, 16)])
+    back.apply("e", [stored(1, 2, 3)])
     assert sorted(back.suggest_eviction(9)) == [1, 2, 3]
 
 
 def test_a_snapshot_of_more_names_than_are_allowed_now(graph: KVCacheGraph, tmp_path: Path) -> None:
     for number in range(4):
-        keys = pack(100 + number)
         segments = (Segment(5, 0, 16, None, f"file-{number}", f"memory-{number}"),)
-        graph.apply(
-            "e", [RequestStarted(f"n{number}", keys, 16, 0, 16, "s", f"tenant-{number}", segments)]
-        )
-    snapshot.save(graph, tmp_path / "graph.snap")
-    back = KVCacheGraph(limits=GraphLimits(max_names=1), clock=lambda: 5001.0)
-    snapshot.load(back, tmp_path / "graph.snap")
-    back.check_integrity()
+        said = {"session": "s", "tenant": f"tenant-{number}", "segments": segments}
+        graph.apply("e", [started(f"n{number}", 100 + number, **said)])
+    back = restored(graph, tmp_path, now=5001.0, limits=GraphLimits(max_names=1))
     for key in (1, 100, 103):
         before, after = graph.explain(key), back.explain(key)
         assert (after["tenant"], after["identity"]) == (before["tenant"], before["identity"])
@@ -130,7 +122,14 @@ def with_a_bit(payload: bytes, field: int, value: int) -> bytes:
     return bytes(changed)
 
 
-STRANGE: dict[str, Callable[[dict[str, Any], bytes], bytes]] = {
+Change = Callable[[dict[str, Any], bytes], bytes]
+
+
+def changed(column: str, change: Callable[[Any], Any]) -> Change:
+    return lambda arrays, payload: packed({**arrays, column: change(arrays[column])})
+
+
+STRANGE: dict[str, Change] = {
     "no archive": lambda arrays, payload: b"text",
     "names that nest": lambda arrays, payload: of_strange_names(arrays, b"[" * 100_000),
     "names that are none": lambda arrays, payload: of_strange_names(arrays, b"null"),
@@ -138,33 +137,17 @@ STRANGE: dict[str, Callable[[dict[str, Any], bytes], bytes]] = {
     "a number of 5,000 digits": lambda arrays, payload: of_strange_names(arrays, b"1" * 5000),
     "an encrypted part": lambda arrays, payload: with_a_bit(payload, 8, 1),
     "an unknown compression": lambda arrays, payload: with_a_bit(payload, 10, 99),
-    "complex depths": lambda arrays, payload: packed(
-        {**arrays, "blocks.depth": arrays["blocks.depth"].astype("c16")}
-    ),
-    "dates": lambda arrays, payload: packed(
-        {**arrays, "blocks.created": arrays["blocks.created"].astype("M8[s]")}
-    ),
+    "complex depths": changed("blocks.depth", lambda column: column.astype("c16")),
+    "dates": changed("blocks.created", lambda column: column.astype("M8[s]")),
     "one column less": lambda arrays, payload: packed(
         {name: each for name, each in arrays.items() if name != "blocks.parent"}
     ),
-    "a layer that is none": lambda arrays, payload: packed(
-        {**arrays, "blocks.layer": arrays["blocks.layer"] + 200}
-    ),
-    "a state that is none": lambda arrays, payload: packed(
-        {**arrays, "sessions.state": arrays["sessions.state"] + 77}
-    ),
-    "a tool that is none": lambda arrays, payload: packed(
-        {**arrays, "sessions.tool": arrays["sessions.tool"] + 99}
-    ),
-    "fewer than no turns": lambda arrays, payload: packed(
-        {**arrays, "sessions.turns": arrays["sessions.turns"] - 99}
-    ),
-    "a layer of no session's": lambda arrays, payload: packed(
-        {**arrays, "blocks.raised_by": arrays["blocks.raised_by"] + 999}
-    ),
-    "parents before the first": lambda arrays, payload: packed(
-        {**arrays, "blocks.parent": arrays["blocks.parent"] - 5}
-    ),
+    "a layer that is none": changed("blocks.layer", lambda column: column + 200),
+    "a state that is none": changed("sessions.state", lambda column: column + 77),
+    "a tool that is none": changed("sessions.tool", lambda column: column + 99),
+    "fewer than no turns": changed("sessions.turns", lambda column: column - 99),
+    "a layer of no session's": changed("blocks.raised_by", lambda column: column + 999),
+    "parents before the first": changed("blocks.parent", lambda column: column - 5),
     "strange embeddings": lambda arrays, payload: packed(
         {**arrays, "embeddings.rows": np.array(["x"]), "embeddings.vectors": np.array(7)}
     ),
@@ -175,9 +158,7 @@ STRANGE: dict[str, Callable[[dict[str, Any], bytes], bytes]] = {
 
 
 @pytest.mark.parametrize("what", STRANGE)
-def test_a_right_digest_says_nothing_of_the_content(
-    graph: KVCacheGraph, tmp_path: Path, what: str
-) -> None:
+def test_a_right_digest_is_not_enough(graph: KVCacheGraph, tmp_path: Path, what: str) -> None:
     path = tmp_path / "graph.snap"
     snapshot.save(graph, path)
     payload = path.read_bytes()[40:]
@@ -191,9 +172,7 @@ def test_a_right_digest_says_nothing_of_the_content(
     assert empty.tables is tables, "nothing of it was taken"
 
 
-def test_a_part_is_never_larger_than_it_says_in_the_file(
-    graph: KVCacheGraph, tmp_path: Path
-) -> None:
+def test_a_part_is_never_larger_than_the_file_says(graph: KVCacheGraph, tmp_path: Path) -> None:
     """A snapshot takes as much memory as its file has bytes, some times over."""
     path = tmp_path / "graph.snap"
     path.write_bytes(signed(packed({"a": np.zeros(1 << 28, np.uint8)}, np.savez_compressed)))
@@ -241,10 +220,7 @@ def test_what_sessions_taught_is_kept(tmp_path: Path) -> None:
             sessions.begin_turn(row, 0, 7.0, 30)
         elif number < 40:
             sessions.end(row)
-    snapshot.save(graph, tmp_path / "graph.snap")
-    restored = KVCacheGraph(clock=lambda: 5.0)
-    snapshot.load(restored, tmp_path / "graph.snap")
-    taught = restored.tables.sessions
+    taught = restored(graph, tmp_path, now=5.0).tables.sessions
     np.testing.assert_array_equal(taught.return_probability(), sessions.return_probability())
     assert taught.learned()["pause"] == sessions.learned()["pause"] == 7.0
 
@@ -253,13 +229,10 @@ def test_embeddings_are_found_again(tmp_path: Path) -> None:
     """After a restart a new block is linked to those of before."""
     graph = KVCacheGraph()
     old, new = np.array([[1, 0, 0, 0], [0.98, 0.1, 0, 0]], dtype="<f2")
-    graph.apply("e", [BlocksStored(pack(1), None, 16), BlocksEmbedded(pack(1), 4, old.tobytes())])
-    snapshot.save(graph, tmp_path / "graph.snap")
-    restored = KVCacheGraph()
-    snapshot.load(restored, tmp_path / "graph.snap")
-    events = [BlocksStored(pack(2), None, 16), BlocksEmbedded(pack(2), 4, new.tobytes())]
-    restored.apply("e", events)
-    restored.apply("e", [BlocksEmbedded(pack(1), 4, old.tobytes())])  # told once more
-    links = [link for link in restored.neighbors(2) if link["type"] == "semantic"]
+    graph.apply("e", [stored(1), BlocksEmbedded(pack(1), 4, old.tobytes())])
+    back = restored(graph, tmp_path, now=5.0)
+    back.apply("e", [stored(2), BlocksEmbedded(pack(2), 4, new.tobytes())])
+    back.apply("e", [BlocksEmbedded(pack(1), 4, old.tobytes())])  # told once more
+    links = [link for link in back.neighbors(2) if link["type"] == "semantic"]
     assert [link["node"] for link in links] == ["0x0000000000000001"]
-    restored.check_integrity()
+    back.check_integrity()

@@ -18,28 +18,32 @@ from kvgraph.graph.tables.columns import Columns, RowPool, column
 from kvgraph.graph.tables.hash_index import HashIndex
 from kvgraph.graph.tables.sessions import QuietRows, SessionTable
 from kvgraph.graph.tables.tables import GraphLimits
-from kvgraph.graph.types import MAX_ENGINES, NO_ROW, Rows, Tier, as_keys
+from kvgraph.graph.types import NO_ROW, Keys, Rows, Tier, as_keys
 from kvgraph.graph.wire.events import (
     AnyEvent,
     BlocksAttended,
     BlocksEmbedded,
     BlocksRemoved,
     BlocksResident,
-    BlocksSpilled,
     BlocksStored,
     RequestFinished,
     RequestStarted,
 )
-from turns import turn_events
+from turns import Told, removed, spilled, started, stored, turn_events
 from wire_keys import pack
+
+
+def spread(numbers: Iterable[int]) -> Keys:
+    """Keys that differ in their high bits."""
+    return np.array([number * 2**55 + number for number in numbers], np.uint64)
 
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.tuples(st.booleans(), st.sets(st.integers(0, 300), max_size=60)), max_size=40))
 def test_the_index_is_a_dict(script: list[tuple[bool, set[int]]]) -> None:
-    index, model, fresh = HashIndex(16), {}, 0
+    index, model, fresh = HashIndex(16), dict[int, int](), 0
     for adds, numbers in script:
-        keys = sorted(number * 2**55 + number for number in numbers)
+        keys = spread(sorted(numbers)).tolist()
         if adds:
             new = [key for key in keys if key not in model]
             rows = list(range(fresh, fresh + len(new)))
@@ -51,8 +55,8 @@ def test_the_index_is_a_dict(script: list[tuple[bool, set[int]]]) -> None:
             gone = [model.pop(key) for key in keys if key in model]
             index.remove(np.array(gone, np.int32))
         assert len(index) == len(model)
-        probe = np.array([n * 2**55 + n for n in range(301)], np.uint64)
-        assert index.find(probe).tolist() == [model.get(int(key), NO_ROW) for key in probe]
+        probe = spread(range(301))
+        assert index.find(probe).tolist() == [model.get(key, NO_ROW) for key in probe.tolist()]
 
 
 @settings(max_examples=100, deadline=None)
@@ -62,13 +66,12 @@ def test_the_index_adds_what_it_lacks_in_the_order_of_its_first_appearance(
 ) -> None:
     index, model, rows = HashIndex(1024), dict[int, int](), RowPool()
     for batch in batches:
-        keys = [number * 2**55 + number for number in batch]
-        known = set(model)
-        for key in keys:
+        keys, known = spread(batch), set(model)
+        for key in keys.tolist():
             model.setdefault(key, len(model))
-        found, added = index.ensure(np.array(keys, np.uint64), rows.take)
-        assert found.tolist() == [model[key] for key in keys]
-        assert added.tolist() == [key not in known for key in keys]
+        found, added = index.ensure(keys, rows.take)
+        assert found.tolist() == [model[key] for key in keys.tolist()]
+        assert added.tolist() == [key not in known for key in keys.tolist()]
     gone = data.draw(st.sets(st.sampled_from(sorted(model)))) if model else set()
     index.remove(np.array([model[key] for key in sorted(gone)], np.int32))
     found = index.find(np.array(list(model), np.uint64)).tolist()
@@ -80,7 +83,7 @@ def test_the_index_adds_what_it_lacks_in_the_order_of_its_first_appearance(
 def test_an_index_takes_what_was_looked_for_as_what_was_not(batches: list[list[int]]) -> None:
     one, other, ones, others = HashIndex(1024), HashIndex(1024), RowPool(), RowPool()
     for batch in batches:
-        keys = np.array([number * 2**55 + number for number in batch], np.uint64)
+        keys = spread(batch)
         expected, fresh = one.ensure(keys, ones.take)
         rows = other.find(keys)
         unknown = int(np.count_nonzero(rows == NO_ROW))
@@ -118,9 +121,7 @@ def test_an_index_finds_what_stands_beyond_a_full_group_that_lost_a_key() -> Non
         assert index.find(keys).tolist() == left.tolist()
 
 
-def test_an_index_whose_keys_come_and_go_is_hardly_ever_rebuilt(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_index_whose_keys_come_and_go_is_rarely_rebuilt(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(HashIndex, "rebuild", None)
     index, rows = HashIndex(1024), RowPool()
     keys = np.random.default_rng(2).integers(1, 1 << 63, (400, 50), dtype=np.uint64)
@@ -167,44 +168,39 @@ def test_a_column_comes_back_as_it_was_and_a_rare_one_of_nothing_takes_no_room()
 
 
 def test_ghosts_are_remembered_up_to_their_limit_the_latest_used_longest() -> None:
-    now = [0.0]
-    graph = KVCacheGraph(limits=GraphLimits(max_ghosts=100), clock=lambda: now[0])
+    told = Told(limits=GraphLimits(max_ghosts=100))
     for batch in range(40):
-        now[0] += 1
-        keys = pack(*range(1000 * batch + 1, 1000 * batch + 21))
-        graph.apply("e", [BlocksStored(keys, None, 16), BlocksRemoved(keys)])
-        graph.check_integrity()
-        assert len(graph.tables.blocks) <= 145
-    assert graph.explain(39_001)["tiers"] == {}
+        told.now += 1
+        keys = range(1000 * batch + 1, 1000 * batch + 21)
+        told.tell(stored(*keys), removed(*keys))
+        assert len(told.graph.tables.blocks) <= 145
+    assert told.graph.explain(39_001)["tiers"] == {}
     with pytest.raises(GraphError, match="long forgotten"):
-        graph.explain(1)
+        told.graph.explain(1)
 
 
 def test_a_block_that_returns_has_its_history() -> None:
-    graph = KVCacheGraph()
-    prompt = RequestStarted("r", pack(1), 16, 16, 16, "s")
-    graph.apply("e", [BlocksStored(pack(1), None, 16), prompt, BlocksRemoved(pack(1))])
-    graph.apply("e", [BlocksStored(pack(1), None, 16)])
-    assert graph.explain(1)["hits"] == 1
+    told = Told(stored(1), started("r", 1, found=1, session="s"), removed(1))
+    told.tell(stored(1))
+    assert told.graph.explain(1)["hits"] == 1
 
 
 @pytest.mark.parametrize(
     "events",
     [
-        [BlocksStored(pack(1, 2, 3), 3, 16)],
-        [BlocksStored(pack(1), 1, 16)],
-        [BlocksStored(pack(1), 2, 16), BlocksStored(pack(2), 1, 16)],
-        [BlocksStored(pack(1, 2), None, 16), BlocksStored(pack(3, 1), 2, 16)],
-        [BlocksStored(pack(1, 1, 1), None, 16)],
-        [BlocksStored(pack(9), 8, 16), BlocksStored(pack(8), 7, 16), BlocksStored(pack(7), 9, 16)],
+        [stored(1, 2, 3, behind=3)],
+        [stored(1, behind=1)],
+        [stored(1, behind=2), stored(2, behind=1)],
+        [stored(1, 2), stored(3, 1, behind=2)],
+        [stored(1, 1, 1)],
+        [stored(9, behind=8), stored(8, behind=7), stored(7, behind=9)],
     ],
 )
 def test_cycles_cannot_be_made(events: list[BlocksStored]) -> None:
-    graph = KVCacheGraph()
-    graph.apply("e", events)
+    told = Told(*events)
     for event in events:
-        graph.apply("e", [event])
-    assert len(graph.rank("e", 10).order) > 0
+        told.tell(event)
+    assert told.order()
 
 
 class Visited(np.ndarray):  # type: ignore[type-arg]
@@ -221,11 +217,9 @@ class Visited(np.ndarray):  # type: ignore[type-arg]
 def rows_visited(graph: KVCacheGraph, event: AnyEvent) -> int:
     """How many values of the columns that chains are made of one event costs."""
     blocks, Visited.rows = graph.tables.blocks, 0
-    for name in ("parent", "depth"):
-        setattr(blocks, name, getattr(blocks, name).view(Visited))
+    blocks.parent, blocks.depth = blocks.parent.view(Visited), blocks.depth.view(Visited)
     graph.apply("e", [event])
-    for name in ("parent", "depth"):
-        setattr(blocks, name, getattr(blocks, name).view(np.ndarray))
+    blocks.parent, blocks.depth = blocks.parent.view(np.ndarray), blocks.depth.view(np.ndarray)
     return Visited.rows
 
 
@@ -237,10 +231,9 @@ def crowded(*chains: range) -> KVCacheGraph:
     """A graph that knows some chains, and many blocks behind the first of them."""
     graph = KVCacheGraph()
     for chain in chains:
-        graph.apply("e", [BlocksStored(pack(*chain), None, 16)])
+        graph.apply("e", [stored(*chain)])
     for start in range(10**6, 10**6 + OTHERS, 500):
-        keys = pack(*range(start, start + 500))
-        graph.apply("e", [BlocksStored(keys, chains[0][-1], 16)])
+        graph.apply("e", [stored(*range(start, start + 500), behind=chains[0][-1])])
     return graph
 
 
@@ -249,13 +242,12 @@ def test_a_chain_told_behind_its_own_end_costs_what_it_says_and_only_once(length
     chain = range(1, length + 1)
     graph = crowded(chain)
     parents = graph.tables.blocks.parent[:length].tolist()
-    bad = BlocksStored(pack(*chain), chain[-1], 16)
+    bad = stored(*chain, behind=chain[-1])
     assert rows_visited(graph, bad) <= A_KEY_COSTS * (length + 8)
     assert graph.tables.blocks.parent[:length].tolist() == parents, "what was known stays"
     for turn in range(3):
-        keys = pack(*chain, 10**7 + turn)
-        started = RequestStarted(f"r{turn}", keys, 16 * length + 17, 0, 16, f"s{turn}")
-        assert rows_visited(graph, started) <= A_KEY_COSTS * (length + 8)
+        begun = started(f"r{turn}", *chain, 10**7 + turn, more=1, session=f"s{turn}")
+        assert rows_visited(graph, begun) <= A_KEY_COSTS * (length + 8)
     graph.check_integrity()
 
 
@@ -265,7 +257,7 @@ def test_a_ring_of_blocks_whose_beginning_nobody_told_is_cut_once(length: int) -
     ring = range(10, 10 + length)
     for place, key in enumerate(ring):  # each behind the next, the last behind the first
         behind = ring[(place + 1) % length]
-        seen = rows_visited(graph, BlocksStored(pack(key), behind, 16))
+        seen = rows_visited(graph, stored(key, behind=behind))
         assert seen <= A_KEY_COSTS * (place + 8), "those above it may have to rise"
     graph.check_integrity()
     assert graph.counters["links_refused"] == 1
@@ -278,11 +270,11 @@ def test_chains_that_cross_cost_what_they_say() -> None:
     graph = crowded(one, other)
     for crossing in ((*one, *other), (*other, *one), (*one[::-1],), (*one[::2], *other[::-1])):
         for behind in (None, one[-1], other[-1], 10**6 + 499):
-            event = BlocksStored(pack(*crossing), behind, 16)
-            assert rows_visited(graph, event) <= A_KEY_COSTS * len(crossing)
+            seen = rows_visited(graph, stored(*crossing, behind=behind))
+            assert seen <= A_KEY_COSTS * len(crossing)
             graph.check_integrity()
-        started = RequestStarted("r", pack(*crossing), 16 * len(crossing) + 1, 0, 16, "s")
-        assert rows_visited(graph, started) <= A_KEY_COSTS * len(crossing)
+        begun = started("r", *crossing, more=1, session="s")
+        assert rows_visited(graph, begun) <= A_KEY_COSTS * len(crossing)
         graph.check_integrity()
     depths = graph.tables.blocks.depth[rows_of(graph, one)]
     assert depths.tolist() == list(range(300))
@@ -292,11 +284,11 @@ def test_a_long_chain_without_a_beginning_cannot_be_made_to_rise_for_ever() -> N
     """Each of these events wants all that stands above it to make room."""
     graph = KVCacheGraph()
     long = range(1, 100_001)
-    graph.apply("e", [BlocksStored(pack(*long), 10**9, 16)])
+    graph.apply("e", [stored(*long, behind=10**9)])
     for key in range(10**6, 10**6 + 50):
-        graph.apply("e", [BlocksStored(pack(key + 10**6), key, 16)])
+        graph.apply("e", [stored(key + 10**6, behind=key)])
     ends = list(range(10**6, 10**6 + 50))
-    seen = rows_visited(graph, BlocksStored(pack(*ends), long[-1], 16))
+    seen = rows_visited(graph, stored(*ends, behind=long[-1]))
     assert seen <= 4 * (1 << 14) + A_KEY_COSTS * 50
     graph.check_integrity()
 
@@ -309,16 +301,15 @@ def test_a_chain_told_in_pieces_in_any_order_is_whole_in_the_end(data: st.DataOb
     pieces = [range(a + 1, b + 1) for a, b in itertools.pairwise(cuts)]
     graph = KVCacheGraph()
     for piece in data.draw(st.permutations(pieces)):
-        behind = piece[0] - 1 or None
-        graph.apply("e", [BlocksStored(pack(*piece), behind, 16)])
-        graph.apply("e", [BlocksStored(pack(1000 + piece[0]), piece[-1], 16)])  # a branch
+        graph.apply("e", [stored(*piece, behind=piece[0] - 1 or None)])
+        graph.apply("e", [stored(1000 + piece[0], behind=piece[-1])])  # a branch
         graph.check_integrity()
     rows = rows_of(graph, range(1, length + 1))
     assert graph.tables.blocks.parent[rows].tolist() == [NO_ROW, *rows[:-1]]
     branches = rows_of(graph, [1000 + piece[0] for piece in pieces])
     ends = rows_of(graph, [piece[-1] for piece in pieces])
     assert graph.tables.blocks.parent[branches].tolist() == ends
-    graph.apply("e", [RequestStarted("r", pack(*range(1, length + 1)), 16 * length, 0, 16, "s")])
+    graph.apply("e", [started("r", *range(1, length + 1), session="s")])
     graph.check_integrity()
     assert graph.tables.blocks.depth[rows].tolist() == list(range(length))
     assert graph.counters["links_refused"] == 0
@@ -331,7 +322,7 @@ def rows_of(graph: KVCacheGraph, keys: Iterable[int]) -> list[int]:
 
 contrary_chains = st.lists(
     st.lists(st.integers(1, 8), min_size=1, max_size=6).map(
-        lambda keys: RequestStarted("r", pack(*keys), 16 * len(keys), 0, 16, "s")
+        lambda keys: started("r", *keys, session="s")
     ),
     max_size=12,
 )
@@ -375,7 +366,7 @@ def test_a_chain_of_a_million_blocks_is_walked_without_recursion() -> None:
         BlocksResident(b"\0" * 3),
         RequestStarted("r", b"\0" * 12, 16, 0, 16, "s"),
         RequestStarted("r", pack(1, 1), 32, 0, 16, "s"),
-        BlocksSpilled(pack(1), 3, 10),
+        spilled(1, tier=3),
         BlocksEmbedded(pack(1), 4, b"\0" * 7),
         *(
             BlocksAttended(pack(1), np.array([mass], dtype="<f4").tobytes())
@@ -390,79 +381,41 @@ def test_events_without_meaning_change_nothing_and_are_counted(event: object) ->
     assert graph.counters["events_refused"] == 1
 
 
+def alike(graph: KVCacheGraph, key: int) -> dict[str, float]:
+    links = [link for link in graph.neighbors(key) if link["type"] == "semantic"]
+    return {link["node"]: link["weight"] for link in links}
+
+
 def test_near_embeddings_are_linked_and_far_ones_are_not() -> None:
-    graph = KVCacheGraph()
+    told = Told(*(stored(key) for key in (1, 2, 3)))
     vectors = np.array([[1, 0, 0, 0], [0.98, 0.1, 0, 0], [0, 1, 0, 0]], dtype="<f2")
-    stored = [BlocksStored(pack(key), None, 16) for key in (1, 2, 3)]
-    graph.apply("e", [*stored, BlocksEmbedded(pack(1, 2, 3), 4, vectors.tobytes())])
-    links = [link for link in graph.neighbors(1) if link["type"] == "semantic"]
-    assert [link["node"] for link in links] == ["0x0000000000000002"]
-    assert links[0]["weight"] == pytest.approx(0.995, abs=0.01)
-    assert not [link for link in graph.neighbors(3) if link["type"] == "semantic"]
-    graph.check_integrity()
+    told.tell(BlocksEmbedded(pack(1, 2, 3), 4, vectors.tobytes()))
+    assert alike(told.graph, 1) == {f"{2:#018x}": pytest.approx(0.995, abs=0.01)}
+    assert not alike(told.graph, 3)
 
 
 def test_embeddings_of_two_tenants_are_not_linked() -> None:
-    graph = KVCacheGraph()
-    for tenant, keys in (("acme", (1, 2)), ("zeta", (3,))):
-        graph.apply(
-            "e", [RequestStarted(tenant, pack(*keys), 16 * len(keys), 0, 16, "chat", tenant)]
-        )
-    same = np.ones((3, 4), dtype="<f2")
-    graph.apply("e", [BlocksEmbedded(pack(1, 2, 3), 4, same.tobytes())])
-    links = [link for link in graph.neighbors(1) if link["type"] == "semantic"]
-    assert [link["node"] for link in links] == ["0x0000000000000002"]
-    assert not [link for link in graph.neighbors(3) if link["type"] == "semantic"]
+    told = Told(started("r", 1, 2, tenant="acme"), started("q", 3, tenant="zeta"))
+    told.tell(BlocksEmbedded(pack(1, 2, 3), 4, np.ones((3, 4), dtype="<f2").tobytes()))
+    assert set(alike(told.graph, 1)) == {f"{2:#018x}"}
+    assert not alike(told.graph, 3)
 
 
 def test_sessions_are_reused_when_full_the_quietest_first() -> None:
-    now = [0.0]
-    graph = KVCacheGraph(limits=GraphLimits(max_sessions=3), clock=lambda: now[0])
+    told = Told(limits=GraphLimits(max_sessions=3))
     for number in range(6):
-        now[0] += 1
-        start, _, end = turn_events(f"s{number}", number + 1)
-        graph.apply("e", [start, end])
-        graph.check_integrity()
-    assert sorted(graph.tables.sessions.names) == ["s3", "s4", "s5"]
-    assert graph.explain(1)["session"] is None
-
-
-def test_the_same_session_name_under_two_tenants_is_two_sessions() -> None:
-    graph = KVCacheGraph()
-    for tenant, key in (("acme", 1), ("zeta", 2)):
-        graph.apply("e", [RequestStarted(tenant, pack(key), 16, 0, 16, "chat", tenant)])
-    assert graph.explain_session("chat", "acme")["blocks"] == 1
-    with pytest.raises(GraphError, match="name one of"):
-        graph.explain_session("chat")
-
-
-def test_names_past_their_limit_are_not_kept() -> None:
-    graph = KVCacheGraph(limits=GraphLimits(max_names=2))
-    for number in range(5):
-        keys = pack(number + 1)
-        graph.apply("e", [RequestStarted(f"r{number}", keys, 16, 0, 16, "s", f"tenant{number}")])
-    assert len(graph.tables.tenants) == 2
-    graph.check_integrity()
-
-
-def test_engines_have_columns_of_their_own_and_give_them_back() -> None:
-    graph = KVCacheGraph()
-    for number in range(MAX_ENGINES):
-        graph.apply(f"e{number}", [BlocksStored(pack(1), None, 16)])
-    with pytest.raises(GraphError, match=f"at most {MAX_ENGINES} engines"):
-        graph.apply("one more", [BlocksStored(pack(1), None, 16)])
-    graph.forget_engine("e3")
-    graph.apply("one more", [])
-    assert graph.rank("one more", 5).order.tolist() == []
-    assert graph.rank("e0", 5).order.tolist() == [1]
+        told.now += 1
+        told.turn(f"s{number}", number + 1)
+    assert sorted(told.graph.tables.sessions.names) == ["s3", "s4", "s5"]
+    assert told.graph.explain(1)["session"] is None
 
 
 def test_residency_columns_are_made_when_engines_come() -> None:
     graph = KVCacheGraph()
-    graph.apply("first", [BlocksStored(pack(*range(1, 3001)), None, 16)])
+    graph.apply("first", [stored(*range(1, 3001))])
     alone = graph.tables.blocks.nbytes
     for number in range(20):
-        graph.apply(f"e{number}", [BlocksStored(pack(number + 1), None, 16)])
+        graph.apply(f"e{number}", [stored(number + 1)])
     assert len(graph.tables.blocks.tiers) == 21
     assert graph.tables.blocks.nbytes - alone <= 20 * 1.3 * 3000
     assert graph.rank("e19", 5).order.tolist() == [20]

@@ -7,34 +7,32 @@ from pathlib import Path
 import pytest
 from kvgraph.advisor.policies.registry import DEFAULT, new_policy
 from kvgraph.graph import snapshot
-from kvgraph.graph.kvcache_graph import KVCacheGraph
 from kvgraph.graph.tables.returns import A_TENANTS_TOOLS, MOST_TOOLS, ToolBook
 from kvgraph.graph.types import NO_ROW
 from kvgraph.graph.wire.events import SessionSignal
-from turns import turn_events
+from turns import Told
 
 
-class World:
+class World(Told):
     """Sessions of one block each, that wait for tools."""
 
     def __init__(self) -> None:
-        self.now = 1000.0
-        self.graph = KVCacheGraph(clock=lambda: self.now)
+        super().__init__()
         self._keys: dict[tuple[str, str], int] = {}
 
-    def turn(
+    def waits(
         self, session: str, tool: str | None, stated: float | None = None, tenant: str = "t"
     ) -> None:
         key = self._keys.setdefault((session, tenant), len(self._keys) + 1)
-        waits = {"waiting_for_tool": True, "expected_return_s": stated, "tool": tool}
-        self.graph.apply("e", turn_events(session, key, tenant=tenant, **waits))
+        said = {"waiting_for_tool": True, "expected_return_s": stated, "tool": tool}
+        self.turn(session, key, tenant=tenant, **said)
 
     def takes(self, tool: str, *seconds: float, tenant: str = "t") -> None:
         """Sessions wait for a tool, and come back after so long."""
         for number, pause in enumerate(seconds):
-            self.turn(f"{tool}{number}", tool, tenant=tenant)
+            self.waits(f"{tool}{number}", tool, tenant=tenant)
             self.now += pause
-            self.turn(f"{tool}{number}", None, tenant=tenant)
+            self.waits(f"{tool}{number}", None, tenant=tenant)
 
     def expected(self, session: str, tenant: str = "t") -> float | None:
         seconds: float | None = self.graph.explain_session(session, tenant)["expected_return_in_s"]
@@ -49,8 +47,8 @@ def world() -> World:
 def test_what_a_tool_took_is_expected_of_it(world: World) -> None:
     world.takes("grep", 2.0, 2.0, 2.0)
     world.takes("build", 100.0, 120.0, 110.0)
-    world.turn("a", "grep")
-    world.turn("b", "build")
+    world.waits("a", "grep")
+    world.waits("b", "build")
     assert world.expected("a") == pytest.approx(2.0, rel=0.01)
     assert world.expected("b") == pytest.approx(110.0, rel=0.05)
     assert world.graph.explain_session("b")["waits_for"] == "build"
@@ -62,7 +60,7 @@ def test_what_a_tool_took_is_expected_of_it(world: World) -> None:
 
 def test_what_a_caller_states_counts_before_what_was_learned(world: World) -> None:
     world.takes("grep", 2.0, 2.0, 2.0)
-    world.turn("a", "grep", stated=60.0)
+    world.waits("a", "grep", stated=60.0)
     assert world.expected("a") == pytest.approx(60.0)
 
 
@@ -71,15 +69,10 @@ def test_nothing_is_expected_of_a_tool_that_few_waited_for_or_that_takes_now_thi
 ) -> None:
     world.takes("new", 5.0, 5.0)
     world.takes("shell", 0.1, 300.0, 1.0, 2000.0, 0.2, 500.0)
-    for tool in ("new", "shell", "unheard"):
-        world.turn(tool, tool)
-        assert world.expected(tool) is None
-
-
-def test_one_tenants_tools_say_nothing_of_anothers(world: World) -> None:
-    world.takes("grep", 2.0, 2.0, 2.0)
-    world.turn("a", "grep", tenant="other")
-    assert world.expected("a", "other") is None
+    world.takes("grep", 2.0, 2.0, 2.0, tenant="other")
+    for tool in ("new", "shell", "unheard", "grep"):
+        world.waits(tool, tool)
+        assert world.expected(tool) is None, "of grep another tenant knows"
 
 
 def test_the_default_keeps_who_waits_for_a_quick_tool_longer(world: World) -> None:
@@ -87,13 +80,10 @@ def test_the_default_keeps_who_waits_for_a_quick_tool_longer(world: World) -> No
     for _ in range(4):
         world.takes("grep", 3.0)
         world.takes("build", 900.0)
-    world.turn("slow", "build")
-    world.turn("quick", "grep")
-    named = world.graph.tables.sessions.names
-    order = [
-        named[world.graph.tables.blocks.session[row]]
-        for row in world.graph.tables.blocks.find(world.graph.rank("e", 99).order)
-    ]
+    world.waits("slow", "build")
+    world.waits("quick", "grep")
+    blocks, named = world.graph.tables.blocks, world.graph.tables.sessions.names
+    order = [named[blocks.session[row]] for row in blocks.find(world.graph.rank("e", 99).order)]
     assert order.index("slow") < order.index("quick")
 
 
@@ -112,7 +102,7 @@ def test_tools_beyond_a_tenants_share_are_one_and_all_are_bounded() -> None:
 
 def test_no_tenants_many_tools_take_the_place_of_what_is_known(world: World) -> None:
     world.takes("bash", 2.0, 2.0, 2.0, tenant="honest")
-    world.turn("waits", "bash", tenant="honest")
+    world.waits("waits", "bash", tenant="honest")
     tools = world.graph.tables.sessions.tools
     for tenant in range(1000, 1000 + 2 * MOST_TOOLS // A_TENANTS_TOOLS):
         for n in range(A_TENANTS_TOOLS):
@@ -133,12 +123,11 @@ def test_a_new_tool_has_the_time_to_become_known_among_others() -> None:
     assert book.expected_s(book.number("mine", 9000)) == pytest.approx(5.0)
 
 
-def test_nobody_waits_for_a_tool_whose_place_another_took() -> None:
-    world = World()
+def test_nobody_waits_for_a_tool_whose_place_another_took(world: World) -> None:
     tools = world.graph.tables.sessions.tools
     for tenant in range(1000, 1000 + MOST_TOOLS):
         tools.number("only", tenant)
-    world.turn("a", "mine")
+    world.waits("a", "mine")
     assert world.graph.explain_session("a")["waits_for"] == "mine"
     for tenant in range(9000, 9000 + MOST_TOOLS):
         tools.number("only", tenant)
@@ -150,19 +139,19 @@ def test_a_snapshot_knows_what_tools_take(world: World, tmp_path: Path) -> None:
     snapshot.save(world.graph, tmp_path / "graph.kvg")
     restored = World()
     snapshot.load(restored.graph, tmp_path / "graph.kvg")
-    restored.turn("a", "grep")
+    restored.waits("a", "grep")
     assert restored.expected("a") == pytest.approx(2.0, rel=0.01)
 
 
 def test_a_tool_that_asks_a_person_is_a_tool_no_longer(world: World) -> None:
     """How long the person takes is not how long the tool takes."""
     world.takes("approve", 2, 2, 2)
-    world.turn("asks", "approve")
+    world.waits("asks", "approve")
     assert world.expected("asks") == pytest.approx(2)
-    world.graph.apply("e", [SessionSignal("asks", "t", waiting_for_tool=False)])
+    world.tell(SessionSignal("asks", "t", waiting_for_tool=False))
     found = world.graph.explain_session("asks", "t")
     assert (found["state"], found["last_stop"]) == ("idle", "end_of_turn")
     assert (found["waits_for"], found["expected_return_in_s"]) == (None, None)
     world.now += 3600
-    world.turn("asks", "approve")
+    world.waits("asks", "approve")
     assert world.expected("asks") == pytest.approx(2)

@@ -40,6 +40,10 @@ EVENTS = [
 encode = msgspec.msgpack.encode
 
 
+def events_of(batch: list[Any]) -> wire.EventMessage:
+    return wire.decode_events([wire.HEADER, b"\0" * 8, encode([batch])])
+
+
 def test_events_and_advice_survive_the_wire() -> None:
     assert wire.decode_events(wire.encode_events(7, EVENTS)) == wire.EventMessage(7, EVENTS)
     for advice in (
@@ -67,19 +71,18 @@ def test_a_ranking_is_sent_with_its_age_and_without_what_an_engine_looked_up() -
     assert looked_up == (None, None, None, None)
 
 
-def test_a_ranking_of_an_older_build_and_of_a_newer_one_are_understood() -> None:
+def test_rankings_and_hellos_of_older_and_newer_builds_are_understood() -> None:
     for sent in ([1, 3, 0.0, pack(1), b"", b""], [1, 3, 0.0, pack(1), b"", b"", b"", 4, "more"]):
         _, ranking = wire.decode_advice([wire.HEADER, bytes(8), encode(sent)], now=0.0)
         assert isinstance(ranking, EvictionRanking)
         assert (ranking.order.tolist(), ranking.demote_first.tolist()) == ([1], [])
-
-
-def test_a_hello_of_an_older_build_and_of_a_newer_one_are_understood() -> None:
     old, new = [1, "e", "m", 16, 100, "v"], [1, "e", "m", 16, 100, "v", [], "sha256 5be0", "more"]
-    message = wire.decode_events([wire.HEADER, bytes(8), encode([[old, new]])])
     plain = EngineHello("e", "m", 16, 100, "v")
-    assert message.events == [plain, EngineHello("e", "m", 16, 100, "v", (), "sha256 5be0")]
     assert plain.hashing == ""
+    assert events_of([old, new]).events == [
+        plain,
+        msgspec.structs.replace(plain, hashing="sha256 5be0"),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -95,6 +98,12 @@ def test_room_out_of_range_is_refused(room: list[Any]) -> None:
         wire.decode_advice([wire.HEADER, b"\0" * 8, encode(room)], now=0.0)
 
 
+PROMPT, ENDED = (
+    [6, "r", pack(1), 16, 0, 16, None, None],
+    [7, "r", pack(1), 16, 16, "stop", None, None],
+)
+
+
 @pytest.mark.parametrize(
     ("event", "field", "torn"),
     [
@@ -106,21 +115,9 @@ def test_room_out_of_range_is_refused(room: list[Any]) -> None:
         ([1, "e" * 300, "m", 16, 100, "v"], "EngineHello.engine", True),
         ([1, "e", "m", 16, 2**31 - 1, "v"], "EngineHello.num_blocks", True),
         ([1, "e", "m", 16, 9, "v", [], "sha256\nERROR"], "EngineHello.hashing", True),
-        (
-            [6, "r", pack(1), 16, 0, 16, None, None, [[2, 0, 16, float("nan")]]],
-            "RequestStarted.segments[0].importance",
-            False,
-        ),
-        (
-            [7, "r", pack(1), 16, 16, "stop", None, None, True, float("inf")],
-            "RequestFinished.expected_return_s",
-            False,
-        ),
-        (
-            [6, "r", pack(1), 16, 0, 16, None, None, [[2, 0, 16]] * 4097],
-            "RequestStarted.segments",
-            False,
-        ),
+        ([*PROMPT, [[2, 0, 16, float("nan")]]], "RequestStarted.segments[0].importance", False),
+        ([*PROMPT, [[2, 0, 16]] * 4097], "RequestStarted.segments", False),
+        ([*ENDED, True, float("inf")], "RequestFinished.expected_return_s", False),
         ([20, 0, 0, 0, 0, [0] * 65, 0, 0, 0], "AdmissionReport.released", False),
         ([16, 0, 2**63, 0, 0, 0, 0], "AdviceApplied.moved", False),
         ([10, pack(1), float("nan")], "ConfidenceSampled.confidence", False),
@@ -131,7 +128,7 @@ def test_room_out_of_range_is_refused(room: list[Any]) -> None:
 def test_an_event_out_of_range_is_refused_by_name_and_alone(
     event: list[Any], field: str, torn: bool
 ) -> None:
-    message = wire.decode_events([wire.HEADER, b"\0" * 8, encode([[event, [4]]])])
+    message = events_of([event, [4]])
     assert message.events == [BlocksCleared()]
     assert message.refused.startswith(f"{field}: ")
     assert message.torn is torn
@@ -205,24 +202,49 @@ def test_a_publisher_keeps_the_shape_of_its_first_good_batch() -> None:
         decoder.decode_payload(encode({"events": 7}))
 
 
-def test_hashes_in_bytes_are_their_low_64_bits() -> None:
-    stored = {**STORED, "block_hashes": [b"\xaa" * 24 + (77).to_bytes(8, "big")]}
-    events = KvEventDecoder().decode_payload(encode([1.5, [stored]]))
-    assert events == [BlocksStored(pack(77), 9, 16, "s")]
+def decoded(*events: dict[str, Any]) -> list[Any]:
+    return KvEventDecoder().decode_payload(encode([1.5, events]))
 
 
-def test_other_media_are_colder_tiers() -> None:
-    batch = [1.5, [{**STORED, "medium": "CPU"}, {**REMOVED, "medium": "STORAGE"}]]
-    spilled, dropped = KvEventDecoder().decode_payload(encode(batch))
-    assert spilled == BlocksSpilled(pack(1, 2**64 - 1), 2, 0)
-    assert dropped == CopiesDropped(pack(3), 4)
+KEYS = pack(1, 2**64 - 1)
+LONG, DIGITS = b"\xaa" * 24 + (77).to_bytes(8, "big"), b"12345678"
+OF_DIGITS = int.from_bytes(DIGITS, "big")
+READ: dict[str, tuple[dict[str, Any], object]] = {
+    "hashes in bytes are their low 64 bits": (
+        {"block_hashes": [LONG]}, BlocksStored(pack(77), 9, 16, "s")
+    ),
+    "digits are bytes": (
+        {"block_hashes": [DIGITS, 5]}, BlocksStored(pack(OF_DIGITS, 5), 9, 16, "s")
+    ),
+    "digits behind a number": (
+        {"block_hashes": [5, DIGITS]}, BlocksStored(pack(5, OF_DIGITS), 9, 16, "s")
+    ),
+    "signed hashes are the same 64 bits": (
+        {"block_hashes": [-5, 7, -(2**63)], "parent_block_hash": -1},
+        BlocksStored(pack(2**64 - 5, 7, 2**63), 2**64 - 1, 16, "s"),
+    ),
+    "signed hashes that are removed": (
+        {**REMOVED, "block_hashes": [-5, 2**64 - 5]}, BlocksRemoved(pack(2**64 - 5, 2**64 - 5))
+    ),
+    "a session that is a number costs no block": (
+        {"session_id": 7}, BlocksStored(KEYS, 9, 16, None)
+    ),
+}  # fmt: skip
+"""What differs from ``STORED``, and what is read."""
 
 
-def test_events_of_a_newer_kind_cost_only_themselves() -> None:
-    decoder = KvEventDecoder()
-    batch = [1.5, [STORED, {"type": "BlockTeleported", "where": 3}, REMOVED]]
-    assert decoder.decode_payload(encode(batch)) == OURS[:2]
-    assert decoder.unknown_events == 1
+@pytest.mark.parametrize(("change", "told"), READ.values(), ids=READ)
+def test_an_event_is_read_for_what_it_means(change: dict[str, Any], told: object) -> None:
+    assert decoded({**STORED, **change}, STORED, REMOVED) == [told, *OURS[:2]]
+    assert "salt" not in repr(told), "no token and no salt gets past the decoder"
+
+
+def test_a_copy_need_not_say_more_than_its_hash() -> None:
+    """vLLM's OffloadingConnector tells copies without their size, tokens and parent."""
+    copy = {**STORED, "medium": "CPU", "block_size": 0, "token_ids": [], "parent_block_hash": None}
+    bare = {name: copy[name] for name in ("type", "block_hashes", "medium")}
+    for told in (copy, bare, {**copy, "block_size": None}):
+        assert decoded(told, STORED, REMOVED) == [BlocksSpilled(KEYS, 2, 0), *OURS[:2]]
 
 
 def test_odd_events_cost_each_as_much_as_one() -> None:
@@ -307,36 +329,10 @@ def test_a_batchs_time_costs_no_events_whatever_it_is(ts: object, known: bool) -
     decoder = KvEventDecoder()
     if known:
         assert decoder.decode_payload(encode([1.5, [STORED]]))
-    unknown = {"type": "BlockTeleported"}
-    assert decoder.decode_payload(encode([ts, [STORED, unknown, REMOVED]])) == OURS[:2]
+    newer = {"type": "BlockTeleported", "where": 3}
+    assert decoder.decode_payload(encode([ts, [STORED, newer, REMOVED]])) == OURS[:2]
+    assert (decoder.unknown_events, decoder.left_out) == (1, 0), "it costs only itself"
     assert KvEventDecoder().decode_payload(encode({"ts": ts, "events": [STORED]})) == OURS[:1]
-
-
-@pytest.mark.parametrize("turned", [False, True])
-def test_digits_in_a_hash_are_bytes_like_all_others(turned: bool) -> None:
-    hashes = [b"12345678", 12345678]
-    keys = [int.from_bytes(b"12345678", "big"), 12345678]
-    step = -1 if turned else 1
-    stored = {**STORED, "block_hashes": hashes[::step]}
-    (told,) = KvEventDecoder().decode_payload(encode([1.5, [stored]]))
-    assert told == BlocksStored(pack(*keys[::step]), 9, 16, "s")
-
-
-def test_a_copy_need_not_say_more_than_its_hash() -> None:
-    """vLLM's OffloadingConnector tells copies without their size, tokens and parent."""
-    copy = {**STORED, "medium": "CPU", "block_size": 0, "token_ids": [], "parent_block_hash": None}
-    bare = {name: copy[name] for name in ("type", "block_hashes", "medium")}
-    for told in (copy, bare, {**copy, "block_size": None}):
-        decoder = KvEventDecoder()
-        events = decoder.decode_payload(encode([1.5, [told, STORED, REMOVED]]))
-        assert events == [BlocksSpilled(pack(1, 2**64 - 1), 2, 0), *OURS[:2]]
-        assert decoder.left_out == 0
-
-
-def test_a_session_that_is_a_number_costs_no_block() -> None:
-    decoder = KvEventDecoder()
-    (told,) = decoder.decode_payload(encode([1.5, [{**STORED, "session_id": 7}]]))
-    assert told == BlocksStored(pack(1, 2**64 - 1), 9, 16, None)
 
 
 @pytest.mark.parametrize(
@@ -346,20 +342,10 @@ def test_a_session_that_is_a_number_costs_no_block() -> None:
      ("NVMe", 4), ("EXTERNAL", 8), ("remote", 8), ("shared", 8), ("network", 8)],
 )  # fmt: skip
 def test_media_are_read_in_any_case(medium: str, tier: int) -> None:
-    batch = [{**STORED, "medium": medium}, {**REMOVED, "medium": medium}]
-    events = KvEventDecoder().decode_payload(encode([1.5, batch]))
-    assert events == [BlocksSpilled(pack(1, 2**64 - 1), tier, 0), CopiesDropped(pack(3), tier)]
+    events = decoded({**STORED, "medium": medium}, {**REMOVED, "medium": medium})
+    assert events == [BlocksSpilled(KEYS, tier, 0), CopiesDropped(pack(3), tier)]
     for pool in ("gpu", "DEVICE"):
-        batch = [{**STORED, "medium": pool}]
-        assert KvEventDecoder().decode_payload(encode([1.5, batch])) == OURS[:1]
-
-
-def test_signed_hashes_are_the_same_64_bits() -> None:
-    stored = {**STORED, "block_hashes": [-5, 7, -(2**63)], "parent_block_hash": -1}
-    removed = {**REMOVED, "block_hashes": [-5, 2**64 - 5]}
-    told, gone = KvEventDecoder().decode_payload(encode([1.5, [stored, removed]]))
-    assert told == BlocksStored(pack(2**64 - 5, 7, 2**63), 2**64 - 1, 16, "s")
-    assert gone == BlocksRemoved(pack(2**64 - 5, 2**64 - 5))
+        assert decoded({**STORED, "medium": pool}) == OURS[:1]
 
 
 def of_group(event: dict[str, Any], group: int | None, kind: str | None = None) -> dict[str, Any]:
@@ -415,15 +401,17 @@ def test_groups_of_which_no_kind_is_told_count_as_one_by_their_first() -> None:
     assert held_after(told, [of_group(removed_blocks(1), 1)]) == {1, 2}
     assert held_after(told, [of_group(removed_blocks(1), 0)]) == {2}
     assert held_after([stored_blocks(1, 2)], [removed_blocks(1)]) == {2}
+    assert held_after(told, [removed_blocks(1)]) == {2}, "what says no group counts"
 
 
 def test_copies_of_groups_that_do_not_count_do_not_either() -> None:
-    decoder = KvEventDecoder()
-    told = [of_group(stored_blocks(1), 0, "full_attention")]
+    told = of_group(stored_blocks(1), 0, "full_attention")
     copies = [{**of_group(stored_blocks(1), group), "medium": "CPU"} for group in (0, 1)]
     lost = [{**of_group(removed_blocks(1), group), "medium": "CPU"} for group in (1, 0)]
-    events = decoder.decode_payload(encode([1.5, [*told, *copies, *lost]]))
-    assert events[1:] == [BlocksSpilled(pack(1), 2, 0), CopiesDropped(pack(1), 2)]
+    assert decoded(told, *copies, *lost)[1:] == [
+        BlocksSpilled(pack(1), 2, 0),
+        CopiesDropped(pack(1), 2),
+    ]
 
 
 def test_a_block_stays_until_its_last_copy_in_the_pool_is_gone() -> None:
@@ -438,8 +426,3 @@ def test_what_a_request_found_is_not_one_more_copy() -> None:
     """It is told from the first block on, where a request wants it told."""
     told = [stored_blocks(1, 2, 3), stored_blocks(1, 2, 3), stored_blocks(1, 2)]
     assert held_after(told, [removed_blocks(3), removed_blocks(2)]) == {1}
-
-
-def test_no_token_and_no_salt_gets_past_the_decoder() -> None:
-    events = KvEventDecoder().decode_payload(encode([1.5, [STORED]]))
-    assert "salt" not in repr(events)

@@ -15,7 +15,7 @@ import torch
 from kvgraph.kernels import ops
 from kvgraph.kernels.arena import Arena
 from kvgraph.kernels.backends import reference
-from kvgraph.kernels.gpu.method import COPY_ENGINE
+from kvgraph.kernels.gpu.moves import COPY_ENGINE, copy_by
 from kvgraph.kernels.layout import Blocks, gpu_layout, new_memory
 from kvgraph.kernels.runs import block_runs
 from kvgraph_bench.selftest.kernel_checks import BLOCKS, TOKENS, Gpu, Pair, checks, gpu_checks
@@ -75,7 +75,6 @@ def test_the_arena_is_page_locked_slab_by_slab_and_stays_so(gpu: Gpu) -> None:
 def test_batches_of_copies_are_taken_by_this_driver(gpu: Gpu) -> None:
     """Not a matter of correctness: without them each run costs a call."""
     from kvgraph.kernels.gpu.copy_engine import copy_engine
-    from kvgraph.kernels.gpu.moves import copy_by
 
     pair, every = Pair(gpu, LAYOUT), torch.arange(BLOCKS)
     runs = block_runs(Blocks(pair.cache, every), Blocks(pair.arena, every.flip(0)))

@@ -147,13 +147,14 @@ def test_structures_have_the_fields_and_the_order_of_the_cpu_source(structure: A
     assert [field for field, _ in structure._fields_] == names
 
 
+Seen = dict[str, Any]  # what was done with a driver
 KIT = Path(__file__).parents[1] / "kit" / "driver"
 COMPUTE, SIDE = 0x77, 0x99  # streams of cuda_launch.py
 FORKS = "ignore:This process:DeprecationWarning"  # what Python 3.12 says of a fork beside threads
 
 
 @pytest.fixture(scope="module")
-def driven() -> dict[str, dict[str, Any]]:
+def driven() -> dict[str, Seen]:
     """What was done with drivers, each in a process of its own: one of each architecture, one
     without batches of copies, and one that is older than the compiler.
     """
@@ -171,29 +172,22 @@ def driven() -> dict[str, dict[str, Any]]:
 
 
 @pytest.fixture(params=ARCHITECTURES)
-def seen(request: pytest.FixtureRequest, driven: dict[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = driven[request.param]
-    return found
+def seen(request: pytest.FixtureRequest, driven: dict[str, Seen]) -> Seen:
+    return driven[request.param]
 
 
-def test_every_operation_does_through_a_driver_what_the_reference_does(
-    seen: dict[str, Any],
-) -> None:
+def test_every_operation_does_through_a_driver_what_the_reference_does(seen: Seen) -> None:
     assert seen["refused"] == []
     assert [name for name, right in seen["right"].items() if not right] == []
 
 
-def test_arguments_are_as_many_and_as_large_as_the_compiled_kernel_says(
-    seen: dict[str, Any],
-) -> None:
+def test_arguments_are_as_many_and_as_large_as_the_compiled_kernel_says(seen: Seen) -> None:
     assert seen["mismatches"] == []
     kernels = {entry[1] for entry in seen["log"] if entry[0] == "launch"}
     assert kernels == {"copy_runs", "splice_tokens", "attention_mass", "confidence"}
 
 
-def test_shared_memory_is_asked_for_once_and_before_the_launch_that_needs_it(
-    seen: dict[str, Any],
-) -> None:
+def test_shared_memory_is_asked_for_once_and_before_the_launch_that_needs_it(seen: Seen) -> None:
     named = [entry[:2] for entry in seen["log"] if entry[1] == "copy_runs"]
     assert named[0] == ["allow", "copy_runs"]
     assert named[1:] == [["launch", "copy_runs"]] * (len(named) - 1)
@@ -201,13 +195,11 @@ def test_shared_memory_is_asked_for_once_and_before_the_launch_that_needs_it(
     assert seen["refusals"]["without the attribute"]
 
 
-def test_what_a_device_cannot_give_is_an_error_in_words(seen: dict[str, Any]) -> None:
+def test_what_a_device_cannot_give_is_an_error_in_words(seen: Seen) -> None:
     assert "copy_runs needs 262144 bytes of shared memory" in seen["refusals"]["too much"]
 
 
-def test_all_runs_on_the_current_stream_and_copies_never_on_the_default_one(
-    seen: dict[str, Any],
-) -> None:
+def test_all_runs_on_the_current_stream_and_copies_never_on_the_default_one(seen: Seen) -> None:
     assert {entry[2] for entry in seen["log"] if entry[0] in ("launch", "copy")} == {COMPUTE}
     before, copy, after, launch = seen["default stream"]
     assert (before, after) == (["wait", SIDE, 0], ["wait", 0, SIDE])
@@ -216,7 +208,7 @@ def test_all_runs_on_the_current_stream_and_copies_never_on_the_default_one(
     assert launch[2] == 0
 
 
-def test_without_batches_each_run_is_a_copy_of_its_own(driven: dict[str, Any]) -> None:
+def test_without_batches_each_run_is_a_copy_of_its_own(driven: dict[str, Seen]) -> None:
     seen = driven["no batches"]
     assert all(seen["right"].values())
     assert "no cuMemcpyBatchAsync" in seen["problem"]
@@ -224,7 +216,7 @@ def test_without_batches_each_run_is_a_copy_of_its_own(driven: dict[str, Any]) -
 
 
 def test_a_driver_that_is_older_than_the_compiler_is_named_with_the_remedy(
-    driven: dict[str, Any],
+    driven: dict[str, Seen],
 ) -> None:
     said = driven["old"]["refused to load"]
     assert "BuildError: the driver does not load copy_runs" in said

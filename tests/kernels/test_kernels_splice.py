@@ -52,13 +52,13 @@ def test_there_and_back_again(pairing: Pairing, start: int, dims: int) -> None:
     slots = torch.randperm(4 * BLOCK)
     delta = torch.randint(-100_000, 100_000, slots.shape)
     before = cache.memory.clone()
-    reference.rotate_in_place(cache, slots, delta, rope)
+    reference.splice(cache, cache, SlotMap(slots, slots, delta), rope)
     turned = keys(cache, slots)
     still = [d for d in range(64) if not start <= d < start + dims]
     original = keys(PagedKv(before, cache.layout), slots)
     assert torch.equal(turned[..., still], original[..., still])
     assert not torch.allclose(turned, original)
-    reference.rotate_in_place(cache, slots, -delta, rope)
+    reference.splice(cache, cache, SlotMap(slots, slots, -delta), rope)
     torch.testing.assert_close(cache.memory, before, rtol=0, atol=2e-6)
 
 
@@ -120,7 +120,7 @@ def test_a_shifted_cache_continues_with_the_same_distribution(settings: dict[str
         reference.write_plane(cache, layout.key, layer, slots, key[0].transpose(0, 1))
         reference.write_plane(cache, layout.value, layer, slots, value[0].transpose(0, 1))
     unmoved = next_token(model, cache, shift)
-    reference.rotate_in_place(cache, slots, torch.full((64,), shift), rope)
+    reference.splice(cache, cache, SlotMap(slots, slots, torch.full((64,), shift)), rope)
     with torch.no_grad():
         stayed = model(torch.cat([tokens, torch.tensor([[7]])], dim=1)).logits[0, -1].softmax(-1)
     moved = next_token(model, cache, shift)
@@ -175,7 +175,7 @@ def test_int8_copies_are_rotated_when_they_come_back() -> None:
     still = torch.zeros_like(slots)
     reference.splice(cache, arena, SlotMap(slots, slots, still), rope)
     reference.splice(arena, target, SlotMap(slots, slots, still + 55), rope)
-    reference.rotate_in_place(cache, slots, still + 55, rope)
+    reference.splice(cache, cache, SlotMap(slots, slots, still + 55), rope)
     for plane in (keys, values):
         want, got = plane(cache, slots), plane(target, slots)
         assert (want - got).norm() / want.norm() < 0.01

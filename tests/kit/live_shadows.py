@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from kvgraph.advisor.replay.events import TraceEvents
 from kvgraph.advisor.replay.fast import lru_hits
+from kvgraph.advisor.replay.graph_order import TraceEvents
 from kvgraph.advisor.replay.trace import Trace
 from kvgraph.advisor.shadows.runner import INTERVAL_S, ShadowRunner, ShadowSet
 from kvgraph.graph.kvcache_graph import KVCacheGraph
@@ -21,7 +21,6 @@ class Live:
         self,
         trace: Trace,
         capacity: int,
-        halvings: int = 0,
         cpu: Callable[[], float] = time.thread_time,
         policy: Policy | None = None,
         referee: Referee | None = None,
@@ -32,8 +31,6 @@ class Live:
         self.graph = KVCacheGraph(clock=lambda: self.now, policy=policy, referee=referee)
         self.runner = ShadowRunner(self.graph, lambda: self.now, cpu, always=always)
         self.hello()
-        for _ in range(halvings):
-            assert self.set.sample.halve()
 
     def hello(self) -> None:
         hello = EngineHello("host", "", self.trace.block_size, self.capacity + 1, "")

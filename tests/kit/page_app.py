@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from fastapi import FastAPI
-from kvgraph.advisor.page.routes import explaining_router, page_router
+from kvgraph.advisor.page.status import explaining_router, page_router
 from kvgraph.dashboards import app
 from kvgraph.dashboards.source import EngineStatus, SidecarStatus
 from kvgraph.graph.kvcache_graph import KVCacheGraph

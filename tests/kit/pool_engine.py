@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -149,7 +149,7 @@ class Scheduler:
         directory = Path("/nowhere") if cold else None
         settings = TierSettings(warm * BLOCK_BYTES, cold * BLOCK_BYTES, directory, **options)
         self.now = time.monotonic()
-        self.side = scheduler_side(self.pool, settings, workers, lambda: self.now)
+        self.side = scheduler_side(self.pool, settings, workers, lambda: self.now, Manager(self))
         self.calls = self.side.calls()
         self.bridge = self.side.bridge
         if started:
@@ -183,7 +183,7 @@ class Scheduler:
         failed, worker.failed_blocks = worker.failed_blocks, set()
         for note in (*self.calls.catch_up, *self.calls.step_ended):
             note()
-        self.hear(answer)
+        self.hear(answer, finished)
         for turn in [turn for turn in self.turns if turn.request.request_id in finished]:
             self._loaded(turn, failed)
 
@@ -196,10 +196,10 @@ class Scheduler:
             found = look_up(request, cached, found)
         return found
 
-    def hear(self, answer: TierAnswer) -> None:
-        """Take what the workers say."""
+    def hear(self, answer: TierAnswer, received: Collection[str] = ()) -> None:
+        """Take what the workers say, and which requests' loads are over."""
         for take in self.calls.answered:
-            take(answer, ())
+            take(answer, received)
 
     def drop_copies(self) -> bool:
         """Give up what the colder tiers hold; False while a request waits for some of it."""
@@ -272,6 +272,9 @@ class Scheduler:
 
     def end(self, turn: Turn) -> None:
         """A request finishes, or is aborted in whatever state it is."""
+        from vllm.v1.request import RequestStatus
+
+        turn.request.status = RequestStatus.FINISHED_ABORTED
         ids = [block.block_id for block in turn.blocks]
         for note in self.calls.request_finished:
             note(turn.request, (ids,))
@@ -385,6 +388,22 @@ class Engine(Scheduler):
         assert self.reset()
 
 
+class Manager:
+    """vLLM's table of which request has which blocks."""
+
+    def __init__(self, engine: Scheduler) -> None:
+        self._engine = engine
+        self.coordinator = SimpleNamespace(single_type_managers=(self,))
+
+    @property
+    def req_to_blocks(self) -> dict[str, list[Any]]:
+        return {turn.request.request_id: turn.blocks for turn in self._engine.turns}
+
+    def free(self, request: Any) -> None:
+        (turn,) = (turn for turn in self._engine.turns if turn.request is request)
+        self._engine.preempt(turn)
+
+
 class NoCosts(TransferCosts):
     """Loads are always worth it: what moves here has no size."""
 
@@ -398,7 +417,7 @@ class NoCosts(TransferCosts):
 
 
 def scheduler_side(
-    pool: Any, settings: TierSettings, workers: int, clock: Callable[[], float]
+    pool: Any, settings: TierSettings, workers: int, clock: Callable[[], float], manager: Any
 ) -> Any:
     from kvgraph.hooks.vllm.scheduler import SchedulerSide
     from vllm.utils.hashing import sha256
@@ -413,13 +432,15 @@ def scheduler_side(
         ),
         model_config=SimpleNamespace(served_model_name="model", model="model"),
         cache_config=SimpleNamespace(prefix_caching_hash_algo="sha256"),
+        speculative_config="drafts, so that there is no recall",
     )
     spec = FullAttentionSpec(
         block_size=BLOCK_SIZE, num_kv_heads=1, head_size=8, dtype=torch.float32
     )
     group = SimpleNamespace(kv_cache_spec=spec, layer_names=["a", "b"])
     kv_cache = SimpleNamespace(kv_cache_groups=[group])
-    return SchedulerSide(config, kv_cache, pool, dependencies(clock, costs=NoCosts), settings)
+    costs = dependencies(clock, costs=NoCosts)
+    return SchedulerSide(config, kv_cache, pool, costs, settings, manager)
 
 
 def prompt(blocks: int, seed: int, extra: int = 1) -> list[int]:

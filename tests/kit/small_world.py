@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 from kvgraph.advisor.config.config import Config
 from kvgraph.advisor.config.edits import ConfigWatch
-from kvgraph.advisor.page.page import Page
-from kvgraph.advisor.page.questions import QueryGate, RecentAnswers
+from kvgraph.advisor.page.page import Page, QueryGate, RecentAnswers
 from kvgraph.advisor.shadows.runner import ShadowRunner
 from kvgraph.advisor.words.times import UnixTime
 from kvgraph.graph.kvcache_graph import KVCacheGraph

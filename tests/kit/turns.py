@@ -1,13 +1,49 @@
-"""What an engine tells of a request, in blocks of 16 tokens."""
+"""What an engine tells of a request, in blocks of 16 tokens, and a graph that is told so."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from kvgraph.graph.wire.events import AnyEvent, BlocksStored, RequestFinished, RequestStarted
+from kvgraph.graph.kvcache_graph import KVCacheGraph
+from kvgraph.graph.types import Tier
+from kvgraph.graph.wire.events import (
+    AnyEvent,
+    BlocksLoaded,
+    BlocksRemoved,
+    BlocksResident,
+    BlocksSpilled,
+    BlocksStored,
+    CopiesDropped,
+    RequestFinished,
+    RequestStarted,
+)
 from wire_keys import pack
 
 SIZE = 16
+
+
+def stored(*keys: int, behind: int | None = None, session: str | None = None) -> BlocksStored:
+    return BlocksStored(pack(*keys), behind, SIZE, session)
+
+
+def removed(*keys: int) -> BlocksRemoved:
+    return BlocksRemoved(pack(*keys))
+
+
+def resident(*keys: int) -> BlocksResident:
+    return BlocksResident(pack(*keys))
+
+
+def loaded(*keys: int) -> BlocksLoaded:
+    return BlocksLoaded(pack(*keys))
+
+
+def spilled(*keys: int, tier: int = Tier.WARM) -> BlocksSpilled:
+    return BlocksSpilled(pack(*keys), int(tier), 100)
+
+
+def dropped(*keys: int, tier: int = Tier.WARM, cause: int = 0) -> CopiesDropped:
+    return CopiesDropped(pack(*keys), int(tier), int(cause))
 
 
 def started(
@@ -39,6 +75,26 @@ def turn_events(
     whose = {"session": session, "tenant": tenant}
     return [
         started(name, *asked, found=found, more=more, segments=segments, **whose),
-        BlocksStored(pack(*keys), None, SIZE),
+        stored(*keys),
         finished(name, *keys, prompt=prompt, more=more, **whose, **said),
     ]
+
+
+class Told:
+    """A graph that is told turn by turn and checked after each, and a clock that the test moves."""
+
+    def __init__(self, *first: AnyEvent, now: float = 1000.0, **options: Any) -> None:
+        self.now = now
+        self.graph = KVCacheGraph(clock=lambda: self.now, **options)
+        if first:
+            self.tell(*first)
+
+    def tell(self, *events: AnyEvent, engine: str = "e") -> None:
+        self.graph.apply(engine, list(events))
+        self.graph.check_integrity()
+
+    def turn(self, session: str | None, *keys: int, engine: str = "e", **said: Any) -> None:
+        self.tell(*turn_events(session, *keys, **said), engine=engine)
+
+    def order(self, engine: str = "e", limit: int = 1000) -> list[int]:
+        return self.graph.rank(engine, limit).order.tolist()

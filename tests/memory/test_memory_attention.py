@@ -18,7 +18,7 @@ pytest.importorskip("bm25s")
 from chat_scenes import user
 from kvgraph.advisor.cli import main
 from kvgraph.advisor.fleet.relay import json_response
-from kvgraph.advisor.memory import server
+from kvgraph.advisor.memory import command
 from kvgraph.advisor.memory.attention import SampledAttention
 from kvgraph.advisor.memory.chat import ChatSession
 from kvgraph.advisor.memory.chooser import scores
@@ -224,7 +224,7 @@ def test_the_command_takes_a_sidecar(
     async def serve(*given: Any) -> None:
         served.append(given)
 
-    monkeypatch.setattr(server, "serve_memory", serve)
+    monkeypatch.setattr(command, "serve_memory", serve)
     with pytest.raises(SystemExit) as ended:
         main(["memory", "http://127.0.0.1:1", "--budget", "1000", *options])
     assert not ended.value.code

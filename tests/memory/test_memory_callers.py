@@ -16,7 +16,7 @@ pytest.importorskip("bm25s")
 from chat_scenes import user
 from kvgraph.advisor.cli import main
 from kvgraph.advisor.fleet.upstream import BrokenAnswerError
-from kvgraph.advisor.memory import command, server
+from kvgraph.advisor.memory import command
 from kvgraph.advisor.memory.chat import Block, ChatSession
 from kvgraph.advisor.memory.proxy import caller_salt
 from kvgraph.advisor.memory.settings import ChatStoreSettings, MemorySettings, Mode
@@ -165,7 +165,7 @@ async def test_an_engine_that_takes_no_hints_gets_no_salt_of_ours() -> None:
 def test_salts_do_not_follow_from_keys_but_by_the_secret(monkeypatch: pytest.MonkeyPatch) -> None:
     served: list[MemorySettings] = []
     monkeypatch.setattr(command.asyncio, "run", lambda _: None)
-    monkeypatch.setattr(server, "serve_memory", lambda _, by, *__: served.append(by))
+    monkeypatch.setattr(command, "serve_memory", lambda _, by, *__: served.append(by))
 
     def salts(*words: str) -> str:
         with pytest.raises(SystemExit, match="0"):

@@ -17,10 +17,10 @@ import httpx
 import pytest
 from kvgraph.hooks.recall.cover import SpliceLimits
 from kvgraph_bench.recall.approximate import keep_calibration
+from kvgraph_bench.recall.recall_language import ASK, FACT, KEYS, NOISE, VALUES
 from kvgraph_bench.recall.recall_stage import RECALLS
 from kvgraph_bench.serving.listening import free_port
 from kvgraph_bench.serving.vllm_server import Server, ServerPlan
-from kvgraph_bench.teaching.recall_language import ASK, FACT, KEYS, NOISE, VALUES
 
 pytestmark = pytest.mark.engine
 pytest.importorskip("bm25s")

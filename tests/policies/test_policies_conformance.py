@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
 import random
-from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -13,43 +13,31 @@ from kvgraph.advisor.policies.registry import POLICIES, new_policy, set_weights
 from kvgraph.advisor.replay.arms import Settings, run_arm
 from kvgraph.advisor.replay.graph_order import GraphOrder
 from kvgraph.advisor.replay.simulator import Instance, simulate
-from kvgraph.graph.kvcache_graph import KVCacheGraph
 from kvgraph.graph.ranking.policy import Policy, View, Weights
 from kvgraph.graph.ranking.rules import SCORE_BOUND
-from kvgraph.graph.types import NO_ROW, SourceLayer, Tier, as_keys
+from kvgraph.graph.types import NO_ROW, SourceLayer, as_keys
 from kvgraph.graph.wire.advice import EvictionRanking
 from kvgraph.graph.wire.events import (
-    AnyEvent,
-    BlocksRemoved,
-    BlocksSpilled,
-    BlocksStored,
     EngineHello,
-    RequestFinished,
-    RequestStarted,
     Segment,
     SessionSignal,
 )
 from made_traffic import made, recent
+from turns import SIZE, Told, finished, removed, spilled, started, stored
 
-SIZE = 16
 POOL = 400
 LAYERS = (SourceLayer.RULES, SourceLayer.CONTEXT, SourceLayer.TOOL_RESULT)
 NONSENSE = (np.nan, np.inf, -np.inf, 1e300)
 
 
-class Traffic:
+class Traffic(Told):
     """Sessions that grow, wait, end or are edited, on one engine; the same seed, the same story."""
 
     def __init__(self, policy: Policy, seed: int = 1) -> None:
-        self.now = 1000.0
-        self.graph = KVCacheGraph(policy=policy, clock=lambda: self.now)
+        super().__init__(EngineHello("e", "model", SIZE, POOL, "vllm"), policy=policy)
         self._dice = random.Random(seed)
         self._chains: dict[str, list[int]] = {}
-        self._keys = 0
-        self.tell(EngineHello("e", "model", SIZE, POOL, "vllm"))
-
-    def tell(self, *events: AnyEvent) -> None:
-        self.graph.apply("e", list(events))
+        self._fresh = itertools.count(2)
 
     def turns(self, count: int) -> None:
         for number in range(count):
@@ -70,35 +58,29 @@ class Traffic:
         if dice.random() < 0.1:
             del chain[dice.randrange(1, len(chain) + 1) :]  # an edited history
         found = len(chain)
-        chain += [self._fresh() for _ in range(dice.randrange(1, 5))]
-        packed, tokens = as_keys(chain).tobytes(), SIZE * len(chain)
-        segment = Segment(int(dice.choice(LAYERS)), 0, tokens, dice.random())
-        new = as_keys(chain[found:]).tobytes()
+        chain += [next(self._fresh) for _ in range(dice.randrange(1, 5))]
+        segment = Segment(int(dice.choice(LAYERS)), 0, SIZE * len(chain), dice.random())
+        name, said = f"r{number}", {"waiting_for_tool": dice.choice((True, False, None))}
         self.tell(
-            RequestStarted(f"r{number}", packed, tokens, found * SIZE, SIZE, session, None,
-                           (segment,)),
-            BlocksStored(new, chain[found - 1], SIZE),
-            RequestFinished(f"r{number}", packed, tokens, tokens, "stop", session, None,
-                            dice.choice((True, False, None)), dice.choice((5.0, None))),
-        )  # fmt: skip
+            started(name, *chain, found=found, session=session, segments=(segment,)),
+            stored(*chain[found:], behind=chain[found - 1]),
+            finished(
+                name, *chain, session=session, **said, expected_return_s=dice.choice((5.0, None))
+            ),
+        )
         self._aside(session, chain)
 
     def _aside(self, session: str, chain: list[int]) -> None:
         """What else happens: copies, evictions, an end."""
-        tail = as_keys(chain[-1:]).tobytes()
         match self._dice.randrange(8):
             case 0:
-                self.tell(BlocksSpilled(tail, int(Tier.WARM), 1024))
+                self.tell(spilled(chain[-1]))
             case 1 if len(chain) > 1:
-                self.tell(BlocksRemoved(tail))
+                self.tell(removed(chain[-1]))
                 del chain[-1]
             case 2:
                 self.tell(SessionSignal(session, ended=True))
                 del self._chains[session]
-
-    def _fresh(self) -> int:
-        self._keys += 1
-        return self._keys + 1
 
 
 @pytest.fixture(params=POLICIES, scope="module")
@@ -121,7 +103,7 @@ def traffic(name: str) -> Traffic:
 @pytest.fixture
 def unguarded(traffic: Traffic, monkeypatch: pytest.MonkeyPatch) -> Traffic:
     """It names an order also where that is the engine's own."""
-    monkeypatch.setattr(traffic.graph, "policy", _unguarded(traffic.graph.policy))
+    monkeypatch.setattr(traffic.graph, "policy", Renamed(traffic.graph.policy))
     return traffic
 
 
@@ -141,10 +123,6 @@ def assert_ruled(traffic: Traffic, ranking: EvictionRanking) -> None:
     blocks = traffic.graph.tables.blocks
     layers = [int(each) for each in traffic.graph.rules.protected_layers]
     assert not np.isin(blocks.layer[blocks.find(ranking.order)], layers).any()
-
-
-def test_it_is_called_as_it_is_registered(name: str) -> None:
-    assert new_policy(name).name == name
 
 
 def test_it_gives_a_number_for_each_block_within_the_bound(traffic: Traffic) -> None:
@@ -172,7 +150,7 @@ def test_asking_teaches_it_nothing(traffic: Traffic) -> None:
 
 
 def test_whatever_is_held_is_ranked_once_and_protected_blocks_last(name: str) -> None:
-    traffic = Traffic(_unguarded(new_policy(name)), seed=2)
+    traffic = Traffic(Renamed(new_policy(name)), seed=2)
     traffic.turns(120)
     assert_ruled(traffic, traffic.everything())
 
@@ -195,7 +173,7 @@ def test_a_limit_gives_the_first_of_the_whole(unguarded: Traffic) -> None:
 def test_columns_full_of_nonsense_cost_no_rule(name: str) -> None:
     """Never so by our own events; but a policy that stumbles must not take the rules with it."""
     traffic = played(name)
-    traffic.graph.policy = _unguarded(traffic.graph.policy)
+    traffic.graph.policy = Renamed(traffic.graph.policy)
     blocks = traffic.graph.tables.blocks
     for nonsense in NONSENSE:
         with np.errstate(all="ignore"):
@@ -206,11 +184,11 @@ def test_columns_full_of_nonsense_cost_no_rule(name: str) -> None:
 
 
 def test_an_empty_pool_and_one_block(name: str) -> None:
-    traffic = Traffic(_unguarded(new_policy(name)))
+    traffic = Traffic(Renamed(new_policy(name)))
     assert ranked(traffic.everything()) == []
-    traffic.tell(BlocksStored(as_keys([7]).tobytes(), None, SIZE))
+    traffic.tell(stored(7))
     assert ranked(traffic.everything()) == [7]
-    traffic.tell(BlocksRemoved(as_keys([7]).tobytes()))
+    traffic.tell(removed(7))
     assert ranked(traffic.everything()) == []
 
 
@@ -231,20 +209,15 @@ def test_under_the_guard_it_begins_with_the_engines_own_order(name: str) -> None
 
 def test_under_the_guard_it_finds_what_lru_finds(name: str, tmp_path: Path) -> None:
     """On traffic in which recency is all there is to know: never below stock."""
-    trace = made(tmp_path, islice(recent(np.random.default_rng(4)), 800))
+    trace = made(tmp_path, itertools.islice(recent(np.random.default_rng(4)), 800))
     order = GraphOrder.alone(trace, new_policy(name))
     found = simulate(trace, [Instance(POOL, order)]).hits.sum() / trace.prompt_blocks
     lru = run_arm("lru", trace, POOL, Settings()).sum() / trace.prompt_blocks
     assert found >= lru - 0.005
 
 
-def _unguarded(policy: Policy) -> Policy:
-    """A policy whose rankings name an order also where it is LRU's: under another name."""
-    return Renamed(policy)
-
-
 class Renamed:
-    """LRU's order is the engine's own, and so not named; that of a policy like it is."""
+    """A policy whose rankings name an order also where it is LRU's, which is the engine's own."""
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy

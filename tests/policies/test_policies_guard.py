@@ -15,67 +15,53 @@ import pytest
 from kvgraph.advisor.config.sections import PolicyConfig
 from kvgraph.advisor.policies.evidence import PolicySelector
 from kvgraph.advisor.policies.guard import Guard
-from kvgraph.advisor.policies.shadow import LruShadow, RankedShadow
-from kvgraph.advisor.replay.arms import Settings, run_arm
+from kvgraph.advisor.policies.shadow import RankedShadow
 from kvgraph.advisor.replay.graph_order import GraphOrder, SimulatedSidecar
 from kvgraph.advisor.replay.simulator import EvictionOrder, Instance, LruOrder, simulate
 from kvgraph.advisor.replay.trace import Trace
 from kvgraph.graph.compiled import core
 from kvgraph.graph.kvcache_graph import KVCacheGraph
-from kvgraph.graph.ranking.policy import Policy, Scores, Terms, View
+from kvgraph.graph.ranking.policy import Scores, Terms, View
 from kvgraph.graph.tables.blocks import DEPTH_TIE, Selection
 from kvgraph.graph.tables.protection import ProtectionBudget
 from kvgraph.graph.tables.walks import Walk
-from kvgraph.graph.wire.events import (
-    BlocksCleared,
-    BlocksStored,
-    EngineHello,
-    RequestFinished,
-    RequestStarted,
-)
-from made_traffic import agents, made, recent
-from turns import turn_events
-
-SIZE = 16
+from kvgraph.graph.types import Keys, Rows
+from kvgraph.graph.wire.events import BlocksCleared, EngineHello
+from made_traffic import Maker, agents, made, recent
+from turns import SIZE, turn_events
 
 
 class Fixed:
-    """A policy that says what a test tells it to."""
+    """A policy whose scores are made of the seconds since each block was used."""
 
     name = "fixed"
 
-    def __init__(self, sign: float) -> None:
-        self.sign = sign
+    def __init__(self, kind: str) -> None:
+        self._kind = kind
+        self._rng = np.random.default_rng(5)
 
     def observe(self, view: View) -> None:
         """Nothing to learn."""
 
     def scores(self, view: View, picked: Selection) -> Scores:
-        """Seconds since each was used, or the other way round."""
-        return np.asarray(self.sign * (view.now - picked.last_used()))
+        match self._kind:
+            case "last used first":
+                return np.asarray(picked.last_used() - view.now)
+            case "constant":
+                return np.zeros(len(picked))
+            case "nan":
+                return np.full(len(picked), np.nan)
+            case _:
+                return self._rng.random(len(picked))
 
     def terms(self, view: View, picked: Selection) -> Terms:
         return {}
 
 
-class Nonsense(Fixed):
-    """Scores that mean nothing."""
-
-    def __init__(self, kind: str) -> None:
-        super().__init__(1.0)
-        self._kind = kind
-        self._rng = np.random.default_rng(5)
-
-    def scores(self, view: View, picked: Selection) -> Scores:
-        match self._kind:
-            case "constant":
-                return np.zeros(len(picked))
-            case "random":
-                return self._rng.random(len(picked))
-            case "nan":
-                return np.full(len(picked), np.nan)
-            case _:
-                return np.asarray(picked.last_used() - view.now)
+def numbered(first: int, count: int) -> tuple[Rows, Keys]:
+    """Rows that follow each other, and their blocks' keys."""
+    rows = np.arange(first, first + count, dtype=np.int32)
+    return rows, rows.astype(np.uint64)
 
 
 def chains(seed: int, capacity: int) -> Iterator[np.ndarray[Any, Any]]:
@@ -86,18 +72,22 @@ def chains(seed: int, capacity: int) -> Iterator[np.ndarray[Any, Any]]:
         yield np.arange(first, first + count, dtype=np.int32)
 
 
-@pytest.mark.parametrize("capacity", [50, 300])
+@pytest.mark.parametrize("capacity", [50, 300, 1_000])
 def test_a_shadow_holds_what_an_lru_pool_holds(capacity: int) -> None:
-    """Both kinds: a ranked one without a ranking evicts as the engine does."""
-    lru, ranked = LruShadow(capacity), RankedShadow(capacity)
+    """Both kinds: a ranked one without a ranking evicts as the engine does, while it is small."""
+    shadows: list[Any] = [core.LruStack([capacity])]
+    if capacity < 512:
+        shadows.append(RankedShadow(capacity))
     pool: OrderedDict[int, None] = OrderedDict()
-    for rows in chains(1, capacity):
+    anywhere = np.random.default_rng(3).permutation(1 << 20).astype(np.int32)
+    for chain in chains(1, capacity):
+        rows = chain if capacity < 512 else anywhere[chain]
         keys = rows.astype(np.uint64) + np.uint64(7)
         wanted = rows.tolist()
         found = next((i for i, row in enumerate(wanted) if row not in pool), len(wanted))
-        assert lru.found(rows, keys) == ranked.found(rows, keys) == found
-        lru.use(rows, keys)
-        ranked.use(rows, keys)
+        for shadow in shadows:
+            assert shadow.found(rows, keys) in (found, [found])
+            shadow.use(rows, keys)
         for row in reversed(wanted):
             pool[row] = None
             pool.move_to_end(row)
@@ -107,8 +97,8 @@ def test_a_shadow_holds_what_an_lru_pool_holds(capacity: int) -> None:
 
 @pytest.mark.parametrize("capacity", [50, 300])
 def test_shadows_follow_walks_as_they_do_one_by_one(capacity: int) -> None:
-    shadows = LruShadow(capacity), RankedShadow(capacity)
-    alone = LruShadow(capacity), RankedShadow(capacity)
+    shadows = core.LruStack([capacity]), RankedShadow(capacity)
+    alone = core.LruStack([capacity]), RankedShadow(capacity)
     for each in (shadows[1], alone[1]):
         each.adopt(np.arange(0, 1_200, 40, dtype=np.int32), np.arange(30.0), np.full(30, 40))
     keys = np.arange(1_300, dtype=np.uint64) + np.uint64(7)
@@ -122,42 +112,39 @@ def test_shadows_follow_walks_as_they_do_one_by_one(capacity: int) -> None:
         for each, counts in zip(alone, told, strict=True):
             for walk, count in zip(some, counts, strict=True):
                 reached = walk.rows[: walk.reach]
-                assert count == (each.found(reached, keys[reached]) if walk.found >= 0 else -1)
+                found = each.found(reached, keys[reached])
+                assert count == (np.ravel(found)[0] if walk.found >= 0 else -1)
                 each.use(walk.rows, keys[walk.rows])
     with pytest.raises(TypeError, match="a row is none of the table's"):
         shadows[0].follow([Walk(np.array([1_300], dtype=np.int32), 0, -1)], keys)
 
 
-def test_a_row_that_was_reused_is_another_block() -> None:
-    lru, ranked = LruShadow(10), RankedShadow(10)
-    rows = np.arange(4, dtype=np.int32)
-    old, new = rows.astype(np.uint64), rows.astype(np.uint64) + np.uint64(100)
-    for shadow in (lru, ranked):
-        shadow.use(rows, old)
-        assert shadow.found(rows, old) == 4
-        assert shadow.found(rows, new) == 0
+@pytest.mark.parametrize("shadow", [core.LruStack([10]), RankedShadow(10)], ids=["lru", "ranked"])
+def test_a_row_that_was_reused_is_another_block(shadow: Any) -> None:
+    rows, keys = numbered(0, 4)
+    shadow.use(rows, keys)
+    assert np.ravel(shadow.found(rows, keys)) == 4
+    assert np.ravel(shadow.found(rows, keys + np.uint64(100))) == 0
 
 
 def test_a_ranked_shadow_spares_what_was_used_since() -> None:
-    ranked = RankedShadow(6)
-    first, second = np.arange(3, dtype=np.int32), np.arange(3, 6, dtype=np.int32)
-    for rows in (first, second):
-        ranked.use(rows, rows.astype(np.uint64))
-    ranked.adopt(np.concatenate([first, second]), np.zeros(6))
-    ranked.use(first, first.astype(np.uint64))
-    more = np.arange(6, 8, dtype=np.int32)
-    ranked.use(more, more.astype(np.uint64))
-    assert ranked.found(first, first.astype(np.uint64)) == 3
+    ranked, first, second = RankedShadow(6), numbered(0, 3), numbered(3, 3)
+    for chain in (first, second):
+        ranked.use(*chain)
+    ranked.adopt(numbered(0, 6)[0], np.zeros(6))
+    ranked.use(*first)
+    ranked.use(*numbered(6, 2))
+    assert ranked.found(*first) == 3
     assert ranked.rows(np.arange(8, dtype=np.uint64)).tolist() == [0, 1, 2, 5, 6, 7]
 
 
 @pytest.mark.parametrize("capacities", [[50], [300, 40, 600]])
 def test_a_stack_holds_what_pools_of_every_size_hold(capacities: list[int]) -> None:
     stack = core.LruStack(capacities)
-    pools = [LruShadow(capacity) for capacity in capacities]
+    pools = [core.LruStack([capacity]) for capacity in capacities]
     for rows in chains(2, 50):
         keys = rows.astype(np.uint64) + np.uint64(7)
-        assert stack.found(rows, keys) == [pool.found(rows, keys) for pool in pools]
+        assert stack.found(rows, keys) == [pool.found(rows, keys)[0] for pool in pools]
         for each in (stack, *pools):
             each.use(rows, keys)
 
@@ -237,8 +224,7 @@ def test_pools_that_share_their_uses_hold_what_each_alone_would() -> None:
 def test_a_large_pool_makes_room_ahead_and_never_holds_more_than_it_may() -> None:
     pool, held = RankedShadow(5_000), set[int]()
     for first in range(0, 40_000, 13):
-        rows = np.arange(first, first + 13, dtype=np.int32)
-        pool.use(rows, rows.astype(np.uint64))
+        pool.use(*numbered(first, 13))
         if first > 6_000:
             held.add(pool.held)
     assert min(held) >= 5_000 - 5_000 // 512 - 13
@@ -262,9 +248,8 @@ def test_runs_are_evicted_as_their_blocks_are(spread: float) -> None:
     by_run.adopt(firsts.astype(np.int32), scores, lengths)
     by_block.adopt(rows, np.repeat(scores, lengths) + within * DEPTH_TIE)
     for start in range(int(rows[-1]) + 1, 9_000, 7):
-        more = np.arange(start, min(start + 7, 9_000), dtype=np.int32)
         for pool in (by_run, by_block):
-            pool.use(more, keys[more])
+            pool.use(*numbered(start, min(7, 9_000 - start)))
         assert by_run.rows(keys).tolist() == by_block.rows(keys).tolist()
 
 
@@ -280,8 +265,7 @@ def test_a_large_ranking_is_followed_in_its_order(distinct: int) -> None:
     pool.adopt(rows, scores)
     in_order = rows[np.argsort(-scores, kind="stable")]
     for start in range(60_000, 90_000, 1_500):
-        more = np.arange(start, start + 1_500, dtype=np.int32)
-        pool.use(more, keys[more])
+        pool.use(*numbered(start, 1_500))
         held = pool.rows(keys)
         old = held[held < 60_000]
         assert old.tolist() == sorted(in_order[len(rows) - len(old) :].tolist())
@@ -291,115 +275,115 @@ def test_what_shadows_remember_is_bounded_by_their_pools() -> None:
     """Neither many requests for few blocks, nor many blocks, nor high rows take room for ever."""
     stack, uses = core.LruStack([2_000, 1_000]), core.RankedPools()
     pool = RankedShadow(1_000, uses)
-    few = np.arange(500, dtype=np.int32)
     for _ in range(200):
-        stack.use(few, few.astype(np.uint64))
+        stack.use(*numbered(0, 500))
     few_nbytes = stack.nbytes()
     for first in range(0, 2_000_000, 500):
-        rows = np.arange(first, first + 500, dtype=np.int32)
         for each in (stack, uses):
-            each.use(rows, rows.astype(np.uint64))
+            each.use(*numbered(first, 500))
     assert few_nbytes < 50_000
     assert stack.nbytes() < 2_000_000
     assert uses.nbytes() < 3_000_000
-    assert stack.found(rows, rows.astype(np.uint64)) == [500, 500]
+    assert stack.found(*numbered(first, 500)) == [500, 500]
     assert pool.held <= 1_000
 
 
-def hit_rate(trace: Trace, policy: Any, capacity: int = 400) -> float:
-    outcome = simulate(trace, [Instance(capacity, GraphOrder.alone(trace, policy))])
-    return float(outcome.hits.sum()) / trace.prompt_blocks
+def found(trace: Trace, orders: list[EvictionOrder]) -> float:
+    engines = [Instance(400, order) for order in orders]
+    home = trace.session % len(engines)
+    hits = simulate(trace, engines, router=lambda request, _: int(home[request])).hits
+    return float(hits.sum()) / trace.prompt_blocks
 
 
 @pytest.mark.parametrize(
-    ("maker", "kind"),
+    ("engines", "maker", "kind"),
     [
-        (agents, "constant"),
-        (recent, "random"),
-        (agents, "nan"),
-        (recent, "reversed"),
+        (1, agents, "constant"), (1, recent, "random"), (1, agents, "nan"),
+        (1, recent, "last used first"),
+        *((4, maker, kind) for maker in (agents, recent) for kind in ("random", "last used first")),
         *(
-            pytest.param(maker, kind, marks=pytest.mark.large)
+            pytest.param(1, maker, kind, marks=pytest.mark.large)
             for maker, kind in [
-                (recent, "constant"), (agents, "random"), (recent, "nan"), (agents, "reversed")
+                (recent, "constant"), (agents, "random"), (recent, "nan"),
+                (agents, "last used first"),
             ]
         ),
     ],
 )  # fmt: skip
-def test_nonsense_costs_next_to_nothing(tmp_path: Path, kind: str, maker: Any) -> None:
+def test_nonsense_costs_next_to_nothing(
+    tmp_path: Path, engines: int, maker: Maker, kind: str
+) -> None:
     trace = made(tmp_path, maker(np.random.default_rng(4)))
-    lru = float(run_arm("lru", trace, 400, Settings()).sum()) / trace.prompt_blocks
-    assert hit_rate(trace, Nonsense(kind)) >= lru - 0.005
+    sidecar = SimulatedSidecar(trace, Fixed(kind))
+    advised = found(trace, [GraphOrder(sidecar) for _ in range(engines)])
+    assert advised >= found(trace, [LruOrder() for _ in range(engines)]) - 0.005
 
 
-class World:
-    """One engine with a small pool, told to a graph turn by turn."""
+class Fleet:
+    """Engines with pools of 40 blocks and one sidecar. The policy lets go first what was used
+    last: what a loop over too many contexts wants.
+    """
 
-    def __init__(self, policy: Any) -> None:
+    def __init__(self) -> None:
         self.now = 0.0
         self.guard = Guard("fixed")
+        policy = Fixed("last used first")
         self.graph = KVCacheGraph(policy=policy, referee=self.guard, clock=lambda: self.now)
-        self.graph.apply("e", [EngineHello("e", "m", SIZE, 41, "v")])
-        self.graph.rank("e", 100)
 
-    def turn(self, first: int, count: int, found: int) -> None:
-        self.now += 1.0
-        keys, name = range(first, first + count), f"r{self.now}"
-        self.graph.apply("e", turn_events(None, *keys, found=found, more=1, request=name))
+    def join(self, engine: str, model: str = "m") -> None:
+        self.graph.apply(engine, [EngineHello(engine, model, SIZE, 41, "v")])
+        self.graph.rank(engine, 100)
 
-    def round(self, hits: int) -> list[int]:
-        """Five contexts that fit a pool of 40 only in part, each asked for in turn."""
-        for number in range(5):
-            self.turn(1000 * (number + 1), 10, hits)
-        return self.graph.rank("e", 100).order.tolist()
+    def ask(self, contexts: int, rounds: int, engine: str = "e", hits: int = 0) -> list[int]:
+        """So many contexts of ten blocks in turn, of five of which LRU finds nothing, and of three
+        all; returns the last ranking.
+        """
+        for number in [*range(contexts)] * rounds:
+            self.now += 1.0
+            keys = range(1000 * (number + 1), 1000 * (number + 1) + 10)
+            turn = turn_events(None, *keys, found=hits, more=1, request=f"r{self.now}")
+            self.graph.apply(engine, turn)
+            order = self.graph.rank(engine, 100).order.tolist()
+        return order
+
+    def is_ranked(self, engine: str) -> bool:
+        return self.graph.ruling(engine).policy_rules
 
 
-def test_a_policy_rules_once_its_shadow_finds_more(caplog: pytest.LogCaptureFixture) -> None:
-    """Most recent first is what a loop over too many contexts wants, and LRU finds nothing."""
+@pytest.fixture
+def fleet() -> Fleet:
+    fleet = Fleet()
+    fleet.join("e")
+    return fleet
+
+
+@pytest.fixture
+def proven(fleet: Fleet) -> Fleet:
+    """The policy has shown on ``e`` that it finds more."""
+    fleet.ask(5, 20)
+    assert fleet.is_ranked("e")
+    return fleet
+
+
+def test_a_policy_rules_once_it_finds_more(fleet: Fleet, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "kvgraph")
-    world = World(Fixed(-1.0))
-    assert world.round(0) == [], "nobody has shown anything yet: the engine's own order"
-    for _ in range(20):
-        order = world.round(0)
-    assert order, "the policy ranks"
-    assert world.guard.policy_choices()[0].policy_rules
+    assert fleet.ask(5, 1) == [], "nobody has shown anything yet: the engine's own order"
+    assert fleet.ask(5, 20), "the policy ranks"
+    assert fleet.guard.policy_choices()[0].policy_rules
     assert "fixed ranks from now on" in caplog.text
 
 
-def test_lru_takes_over_where_the_policy_finds_less_than_it_would() -> None:
-    world = World(Fixed(-1.0))
-    for _ in range(20):
-        world.round(0)
-    assert world.guard.trusts(0)
-    for _ in range(40):  # contexts that all fit, of which the engine finds nothing
-        for number in range(3):
-            world.turn(1000 * (number + 1), 10, 0)
-        order = world.graph.rank("e", 100).order.tolist()
-    assert not world.guard.trusts(0)
-    assert order == []
-    assert world.guard.policy_choices()[0].changes == 2
+def test_lru_takes_over_where_the_policy_finds_less_than_it_would(proven: Fleet) -> None:
+    assert proven.ask(3, 40) == []
+    assert not proven.guard.trusts(0)
+    assert proven.guard.policy_choices()[0].changes == 2
 
 
-def test_a_reset_empties_the_shadows_and_keeps_the_ruling() -> None:
-    world = World(Fixed(-1.0))
-    for _ in range(20):
-        world.round(0)
-    world.graph.apply("e", [BlocksCleared()])
-    world.round(0)
-    assert world.guard.trusts(0)
-    assert world.guard.policy_choices()[0].ahead == 0.0, "nobody finds anything in an empty pool"
-
-
-def test_an_engine_inherits_no_ruling_of_one_that_is_gone() -> None:
-    world = World(Fixed(-1.0))
-    for _ in range(20):
-        world.round(0)
-    assert world.guard.trusts(0)
-    world.graph.forget_engine("e")
-    world.graph.apply("other", [EngineHello("o", "m", SIZE, 41, "v")])
-    world.graph.rank("other", 100)
-    assert world.graph.ruling("other") is not None
-    assert not world.guard.trusts(0)
+def test_a_reset_empties_the_shadows_and_keeps_the_ruling(proven: Fleet) -> None:
+    proven.graph.apply("e", [BlocksCleared()])
+    proven.ask(5, 1)
+    assert proven.guard.trusts(0)
+    assert proven.guard.policy_choices()[0].ahead == 0.0, "nobody finds anything in an empty pool"
 
 
 class Price:
@@ -418,18 +402,16 @@ class Price:
         return False
 
 
-def test_protection_may_cost_a_fiftieth_of_what_the_policy_gains_and_under_lru_nothing() -> None:
-    world, price = World(Fixed(-1.0)), Price()
-    case = world.guard._cases[0]
+def test_protection_may_cost_a_50th_of_the_policys_gain_and_under_lru_nothing(fleet: Fleet) -> None:
+    price, case = Price(), fleet.guard._cases[0]
     case.price = price  # type: ignore[assignment]
-    world.round(0)
-    assert (world.guard.trusts(0), price.allowed) == (False, 0.0)
-    for _ in range(20):
-        world.round(8)  # of ten, where LRU finds none
-    assert world.guard.trusts(0)
+    fleet.ask(5, 1)
+    assert (fleet.guard.trusts(0), price.allowed) == (False, 0.0)
+    fleet.ask(5, 20, hits=8)  # of ten, where LRU finds none
+    assert fleet.guard.trusts(0)
     assert price.allowed == 0.5, "what an operator allows is the bound of it"
-    world.graph.rules = replace(world.graph.rules, protected_price_points=100.0)
-    world.round(8)
+    fleet.graph.rules = replace(fleet.graph.rules, protected_price_points=100.0)
+    fleet.ask(5, 1, hits=8)
     assert price.allowed == pytest.approx(case.selector.points_ahead / 50)
 
 
@@ -442,119 +424,32 @@ def test_configuration_may_go_without_a_guard() -> None:
     assert not PolicyConfig(name="lru").referee().yields
 
 
-BLOCK, POOL = 16, 40
+@pytest.mark.parametrize(("model", "ranked"), [("m", True), ("another", False)])
+def test_an_engine_begins_by_what_the_others_of_its_model_have_shown(
+    proven: Fleet, model: str, ranked: bool
+) -> None:
+    proven.join("new", model)
+    assert proven.is_ranked("new") is ranked, "it has shown nothing itself"
 
 
-class Recent:
-    """Lets go first what was used last: what a loop over too many contexts wants."""
-
-    name = "recent"
-
-    def observe(self, view: View) -> None:
-        """Nothing to learn."""
-
-    def scores(self, view: View, picked: Selection) -> Scores:
-        """Minus the seconds since each was used."""
-        return np.asarray(picked.last_used() - view.now)
-
-    def terms(self, view: View, picked: Selection) -> Terms:
-        return {}
+def test_what_an_engine_has_shown_goes_with_it(proven: Fleet) -> None:
+    proven.graph.forget_engine("e")
+    proven.join("new")
+    assert not proven.is_ranked("new"), "though it has the other's place"
 
 
-class Noise(Recent):
-    """Scores that mean nothing."""
-
-    def __init__(self) -> None:
-        self._rng = np.random.default_rng(5)
-
-    def scores(self, view: View, picked: Selection) -> Scores:
-        return self._rng.random(len(picked))
-
-
-class Fleet:
-    """Engines with small pools and one sidecar, told turn by turn."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-        self.guard = Guard("recent")
-        self.graph = KVCacheGraph(policy=Recent(), referee=self.guard, clock=lambda: self.now)
-
-    def join(self, engine: str, model: str = "m") -> None:
-        self.graph.apply(engine, [EngineHello(engine, model, BLOCK, POOL + 1, "v")])
-        self.graph.rank(engine, 100)
-
-    def turn(self, engine: str, first: int, count: int, found: int) -> None:
-        packed = np.arange(first, first + count, dtype="<u8").tobytes()
-        tokens = count * BLOCK + 1
-        self.now += 1.0
-        self.graph.apply(
-            engine,
-            [
-                RequestStarted(f"r{self.now}", packed, tokens, found * BLOCK, BLOCK),
-                BlocksStored(packed, None, BLOCK),
-                RequestFinished(f"r{self.now}", packed, tokens, tokens, "stop"),
-            ],
-        )
-        self.graph.rank(engine, 100)
-
-    def loop(self, engine: str, rounds: int) -> None:
-        """Five contexts that fit the pool only in part: LRU finds none of them."""
-        for _ in range(rounds):
-            for number in range(5):
-                self.turn(engine, 1000 * (number + 1), 10, 0)
-
-    def fitting(self, engine: str, rounds: int) -> None:
-        """Three contexts that all fit, of which the engine finds nothing: LRU would find all."""
-        for _ in range(rounds):
-            for number in range(3):
-                self.turn(engine, 1000 * (number + 1), 10, 0)
-
-    def is_ranked(self, engine: str) -> bool:
-        ruling = self.graph.ruling(engine)
-        return ruling.policy_rules
-
-
-def test_an_engine_begins_by_what_the_others_have_shown() -> None:
-    fleet = Fleet()
-    fleet.join("old")
-    fleet.loop("old", 20)
-    assert fleet.is_ranked("old")
-    fleet.join("new")
-    assert fleet.is_ranked("new"), "it has shown nothing itself"
-
-
-def test_engines_of_another_model_do_not_count() -> None:
-    fleet = Fleet()
-    fleet.join("old")
-    fleet.loop("old", 20)
-    fleet.join("other", model="n")
-    assert not fleet.is_ranked("other")
-
-
-def test_what_an_engine_has_shown_goes_with_it() -> None:
-    fleet = Fleet()
-    fleet.join("old")
-    fleet.loop("old", 20)
-    fleet.graph.forget_engine("old")
-    fleet.join("new")
-    assert not fleet.is_ranked("new")
-
-
-def test_an_engine_goes_back_to_lru_whatever_the_others_say() -> None:
-    fleet = Fleet()
-    fleet.join("old")
-    fleet.loop("old", 20)
-    fleet.join("new")
-    fleet.fitting("new", 10)
-    assert fleet.is_ranked("old")
-    assert not fleet.is_ranked("new")
-    fleet.loop("old", 20)
-    fleet.fitting("new", 10)
-    assert not fleet.is_ranked("new"), "it has decided, and decides for itself from now on"
-    fleet.graph.apply("new", [BlocksCleared()])
-    fleet.turn("new", 1, 10, 0)
-    assert fleet.is_ranked("old")
-    assert not fleet.is_ranked("new"), "also after a reset"
+def test_an_engine_goes_back_to_lru_whatever_the_others_say(proven: Fleet) -> None:
+    proven.join("new")
+    proven.ask(3, 10, "new")
+    assert proven.is_ranked("e")
+    assert not proven.is_ranked("new")
+    proven.ask(5, 20)
+    proven.ask(3, 10, "new")
+    assert not proven.is_ranked("new"), "it has decided, and decides for itself from now on"
+    proven.graph.apply("new", [BlocksCleared()])
+    proven.ask(1, 1, "new")
+    assert proven.is_ranked("e")
+    assert not proven.is_ranked("new"), "also after a reset"
 
 
 def selector(ahead: float, spread: float, capacity: int = 100) -> PolicySelector:
@@ -593,21 +488,3 @@ def test_a_single_engine_decides_as_it_would_without_a_fleet() -> None:
         decided.add(alone.is_due_for_change())
         assert alone.may_begin([alone]) == alone.is_due_for_change()
     assert decided == {True, False}
-
-
-def found(trace: Trace, orders: list[EvictionOrder]) -> float:
-    engines = [Instance(400, order) for order in orders]
-    home = trace.session % len(engines)
-    hits = simulate(trace, engines, router=lambda request, _: int(home[request])).hits
-    return float(hits.sum()) / trace.prompt_blocks
-
-
-@pytest.mark.parametrize("policy", [Noise, Recent])
-@pytest.mark.parametrize("maker", [agents, recent])
-def test_nonsense_costs_a_fleet_next_to_nothing(
-    tmp_path: Path, policy: type[Policy], maker: Any
-) -> None:
-    trace = made(tmp_path, maker(np.random.default_rng(4)))
-    sidecar = SimulatedSidecar(trace, policy())
-    advised = found(trace, [GraphOrder(sidecar) for _ in range(4)])
-    assert advised >= found(trace, [LruOrder() for _ in range(4)]) - 0.005

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from functools import cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pytest
 from kvgraph.advisor.config.sections import PolicyConfig
 from kvgraph.advisor.policies.hazard import AGES, OLDEST, Cohort, Floats, ReturnModel, gittins
-from kvgraph.advisor.policies.lifecycle import Drift, LifecyclePolicy, Returns
+from kvgraph.advisor.policies.lifecycle import Drift, LifecyclePolicy, Returns, Waiting
 from kvgraph.advisor.policies.waits import FEATURES, fitted
 from kvgraph.advisor.replay.arms import Settings, new_orders
 from kvgraph.advisor.replay.fleet_traffic import Signals
@@ -22,32 +23,38 @@ from kvgraph.graph.kvcache_graph import KVCacheGraph
 from kvgraph.graph.ranking.formulas import ClassicPolicy
 from kvgraph.graph.ranking.policy import ScoreProfile, View, Weights
 from kvgraph.graph.tables.protection import ProtectionBudget
-from kvgraph.graph.types import SourceLayer
-from kvgraph.graph.wire.events import BlocksStored, EngineHello, Segment, SessionSignal
-from kvgraph_bench.policies.policies_fleets import SHIPPED, fleet, of_tenants
-from turns import turn_events
+from kvgraph.graph.types import SourceLayer, as_keys
+from kvgraph.graph.wire.events import AnyEvent, EngineHello, Segment, SessionSignal
+from kvgraph_bench.recorded.agents_requests import SESSIONS
+from kvgraph_bench.recorded.lab_fleets import fleet, of_tenants
+from turns import SIZE, Told, stored
 
-SIZE = 16
 
-
-class World:
+class World(Told):
     """A graph that the lifecycle policy ranks, with a clock that tests move."""
 
     def __init__(self) -> None:
-        self.now = 1000.0
         self.returns = Returns()
         self.policy = LifecyclePolicy(returns=self.returns)
-        self.graph = KVCacheGraph(policy=self.policy, clock=lambda: self.now)
+        super().__init__(policy=self.policy)
 
-    def turn(self, session: str, *keys: int, **said: Any) -> None:
-        self.graph.apply("e", turn_events(session, *keys, **said))
+    def tell(self, *events: AnyEvent, engine: str = "e") -> None:
+        self.graph.apply(engine, list(events))  # of which there are many
+
+    def view(self) -> View:
+        return View(self.graph.tables, self.graph.rules, 0, self.now)
+
+    def scores(self) -> Floats:
+        """Of all blocks."""
+        blocks = self.graph.tables.blocks
+        return self.policy.scores(self.view(), blocks.pick(blocks.alive[: blocks.size]))
+
+    def ranked(self) -> list[int]:
+        return self.order(limit=100_000)
 
     def wait(self, seconds: float) -> None:
         self.now += seconds
-        self.order()
-
-    def order(self) -> list[int]:
-        return self.graph.rank("e", 100_000).order.tolist()
+        self.ranked()
 
     def teach(self, returns: Callable[[int], bool], sessions: int = 200) -> None:
         """Sessions of two turns or of one, told apart by the length of their prompts."""
@@ -67,7 +74,7 @@ def test_a_session_likely_to_return_outlives_a_fresher_one_that_is_not() -> None
     world.turn("long", *range(1, 81))
     world.wait(4)
     world.turn("short", *range(101, 109))
-    order = world.order()
+    order = world.ranked()
     assert order.index(101) < order.index(1)
 
 
@@ -77,7 +84,7 @@ def test_a_session_that_waited_past_all_known_gaps_is_given_up() -> None:
     world.turn("gone", *range(1, 81))
     world.wait(2000)
     world.turn("fresh", *range(101, 181))
-    order = world.order()
+    order = world.ranked()
     assert order.index(1) < order.index(180)
 
 
@@ -87,7 +94,7 @@ def test_the_rules_bind_it_like_any_policy() -> None:
     world.turn("b", 11, 12)
     world.turn("c", 21, 22)
     world.turn("c", 21, 23)
-    world.graph.apply("e", [SessionSignal("b", ended=True)])
+    world.tell(SessionSignal("b", ended=True))
     ranking = world.graph.rank("e", 100)
     assert ranking.order.tolist()[:3] == [22, 12, 11], "superseded, then over, tail first"
     assert ranking.protected.tolist() == [1]
@@ -97,7 +104,7 @@ def test_a_tool_that_is_due_soon_keeps_its_session() -> None:
     world = World()
     world.turn("soon", 1, waiting_for_tool=True, expected_return_s=10.0)
     world.turn("late", 2, waiting_for_tool=True, expected_return_s=3000.0)
-    assert world.order() == [2, 1]
+    assert world.ranked() == [2, 1]
 
 
 def test_a_stem_that_many_walk_outlives_each_of_them() -> None:
@@ -106,38 +113,27 @@ def test_a_stem_that_many_walk_outlives_each_of_them() -> None:
         world.turn(f"s{number}", 1, 2, 100 + number)
         world.wait(10)
     world.turn("last", 999)
-    assert world.order()[-2:] == [2, 1]
+    assert world.ranked()[-2:] == [2, 1]
 
 
 def test_a_query_teaches_nothing_and_terms_add_up() -> None:
-    world = World()
+    world, key = World(), 10_000
     world.teach(lambda number: True, sessions=20)
-    engine = world.graph.tables.engines["e"]
-    key = 10_000
-    blocks = world.graph.tables.blocks
-    everything = blocks.pick(blocks.alive[: blocks.size])
-    view = View(world.graph.tables, world.graph.rules, engine, world.now)
-    before = world.policy.scores(view, everything)
+    before = world.scores()
     explained = world.graph.explain(key)
-    after = world.policy.scores(view, everything)
-    row = int(world.graph.tables.blocks.find(np.array([key], dtype=np.uint64))[0])
-    assert np.array_equal(before, after)
+    row = int(world.graph.tables.blocks.find(as_keys([key]))[0])
+    assert np.array_equal(before, world.scores())
     assert explained["policy"] == "lifecycle"
     assert explained["score"] == pytest.approx(float(before[row]), abs=0.1)
 
 
 def test_scores_are_finite_for_blocks_that_nobody_claims() -> None:
     world = World()
-    keys = np.arange(1, 50, dtype="<u8").tobytes()
-    world.graph.apply("e", [BlocksStored(keys, None, SIZE)])
-    assert world.order() == list(range(49, 0, -1))
+    world.tell(stored(*range(1, 50)))
+    assert world.ranked() == list(range(49, 0, -1))
     world.now += 10 * OLDEST
-    blocks = world.graph.tables.blocks
-    everything = blocks.pick(blocks.alive[: blocks.size])
-    view = View(world.graph.tables, world.graph.rules, 0, world.now)
-    scores = world.policy.scores(view, everything)
-    assert np.isfinite(scores).all()
-    assert np.abs(scores).max() < 1e7
+    assert np.isfinite(world.scores()).all()
+    assert np.abs(world.scores()).max() < 1e7
 
 
 def test_what_is_learned_is_what_was_seen_whatever_comes_before_it_is_learned() -> None:
@@ -147,8 +143,7 @@ def test_what_is_learned_is_what_was_seen_whatever_comes_before_it_is_learned() 
         for number in range(100):
             world.turn(f"s{number}", 1 + number)
             world.now += 1.0
-        graph = world.graph
-        views.append(View(graph.tables, graph.rules, 0, world.now))
+        views.append(world.view())
     worlds[0].policy.observe(views[0])
     learn = worlds[1].policy.look(views[1])
     for number in range(300):
@@ -160,34 +155,52 @@ def test_what_is_learned_is_what_was_seen_whatever_comes_before_it_is_learned() 
     assert not np.array_equal(one, Returns().stranger_rates())
 
 
+def test_rounds_of_many_engines_learn_no_faster_than_those_of_a_few(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    taken = list[int]()
+    monkeypatch.setattr(ReturnModel, "take", lambda _, drawn, waits: taken.append(len(drawn.age)))
+    world = World()
+
+    def rounds(first: int) -> int:
+        for number in range(first, first + 600):
+            world.turn(f"s{number}", 1 + number, 10_000 + number)
+            view = View(world.graph.tables, world.graph.rules, 0, world.now)
+            world.policy.observe(view)
+        return sum(taken) // 256
+
+    in_a_moment = rounds(0)
+    world.now += 0.5
+    assert 0 < in_a_moment <= 64
+    assert in_a_moment < rounds(600) <= in_a_moment + 32
+
+
 def model(kinds: int) -> ReturnModel:
     scales = np.stack([np.full(kinds, 0.5), np.full(kinds, 0.5)]).astype(np.float32)
     return ReturnModel(scales, step=3e-3, pull=1.0)
 
 
-def test_a_model_learns_the_rate_that_it_is_shown() -> None:
+@pytest.mark.parametrize(
+    ("kinds", "often", "rounds", "within"),
+    [
+        pytest.param(1, lambda kind: kind[:, 0] == 1, 600, 0.4, id="the rate that it is shown"),
+        pytest.param(
+            2, lambda kind: kind[:, 0] != kind[:, 1], 900, 0.5, id="what two mean only together"
+        ),
+    ],
+)
+def test_a_model_learns(
+    kinds: int, often: Callable[[Floats], Floats], rounds: int, within: float
+) -> None:
     rng = np.random.default_rng(7)
-    kind = rng.integers(0, 2, (4000, 1)).astype(np.float32)
-    wait = rng.exponential(1.0, 4000) / np.where(kind[:, 0], 0.02, 0.002)
-    learner = model(1)
+    kind = rng.integers(0, 2, (4000, kinds)).astype(np.float32)
+    wait = rng.exponential(1.0, 4000) / np.where(often(kind), 0.02, 0.002)
+    learner = model(kinds)
     cohort = Cohort(kind.__getitem__, np.minimum(wait, 100.0), wait < 100.0, np.ones(4000))
-    learner.learn(cohort, 600)
-    log_rates = learner.log_rates(np.array([[0], [1]], dtype=np.float32))
-    at_50 = np.exp(log_rates[:, np.searchsorted(AGES, 50.0) - 1])
-    assert at_50 == pytest.approx([0.002, 0.02], rel=0.4)
-
-
-def test_a_model_learns_what_two_features_mean_only_together() -> None:
-    rng = np.random.default_rng(7)
-    kinds = rng.integers(0, 2, (4000, 2)).astype(np.float32)
-    often = kinds[:, 0] != kinds[:, 1]
-    wait = rng.exponential(1.0, 4000) / np.where(often, 0.02, 0.002)
-    learner = model(2)
-    cohort = Cohort(kinds.__getitem__, np.minimum(wait, 100.0), wait < 100.0, np.ones(4000))
-    learner.learn(cohort, 900)
-    cases = np.array([[0, 0], [0, 1], [1, 0], [1, 1]], dtype=np.float32)
+    learner.learn(cohort, rounds)
+    cases = np.array(list(itertools.product((0, 1), repeat=kinds)), dtype=np.float32)
     at_50 = np.exp(learner.log_rates(cases)[:, np.searchsorted(AGES, 50.0) - 1])
-    assert at_50 == pytest.approx([0.002, 0.02, 0.02, 0.002], rel=0.5)
+    assert at_50 == pytest.approx(np.where(often(cases), 0.02, 0.002), rel=within)
 
 
 def test_a_model_survives_features_that_are_absent_or_far_out() -> None:
@@ -195,7 +208,7 @@ def test_a_model_survives_features_that_are_absent_or_far_out() -> None:
     wild = np.array([[1e6, -1e6], [np.nan, np.nan], [0.5, 1e4]], dtype=np.float32)
     age, returned = np.array([0.0, 1e9, 3.0]), np.array([True, False, True])
     learner.learn(Cohort(wild.__getitem__, age, returned, np.ones(3)), 50)
-    found = learner.index(wild, np.array([0.0, 10.0, 1e9]))
+    found = Waiting(learner.log_rates(wild), np.array([0.0, 10.0, 1e9])).rates()
     assert np.isfinite(found).all()
     assert (found > 0).all()
 
@@ -272,17 +285,16 @@ def test_configuration_names_the_policy() -> None:
 def test_weights_steer_and_cannot_drown_time() -> None:
     """Importance decides between equals, by the configured weight; never against who returns."""
     world = World()
-    low = Segment(int(SourceLayer.CONTEXT), 0, SIZE, 0.0)
-    high = Segment(int(SourceLayer.CONTEXT), 0, SIZE, 1.0)
+    low, high = (Segment(int(SourceLayer.CONTEXT), 0, SIZE, worth) for worth in (0.0, 1.0))
     world.turn("a", 1, segments=(high,))
     world.turn("b", 2, segments=(low,))
-    assert world.order() == [2, 1]
+    assert world.ranked() == [2, 1]
     world.policy.weights = Weights(importance=20.0)
-    assert world.order() == [1, 2]
+    assert world.ranked() == [1, 2]
     world.policy.weights = Weights(importance=-1e6)
     world.wait(3000)
     world.turn("fresh", 3, segments=(low,))
-    assert world.order()[-1] == 3
+    assert world.ranked()[-1] == 3
 
 
 CAPACITY = 1000
@@ -304,7 +316,7 @@ def play(trace: Trace, profile: ScoreProfile | None = None, arm: str = "default+
 
 @cache
 def recorded(signals: Signals, with_layers: bool) -> Trace:
-    sessions = read_sessions(SHIPPED)
+    sessions = read_sessions(SESSIONS)
     return fleet("f", sessions, USERS, HOURS, signals, with_layers=with_layers)
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Callable, Iterator, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,21 +15,20 @@ from kvgraph.advisor.page.what_if import weight_effect
 from kvgraph.advisor.policies.evidence import PolicySelector
 from kvgraph.advisor.policies.guard import Guard
 from kvgraph.advisor.policies.lifecycle import LifecyclePolicy
-from kvgraph.advisor.policies.shadow import LruShadow
 from kvgraph.advisor.replay.fast import belady_hits, lru_hits
 from kvgraph.advisor.replay.trace import Trace
 from kvgraph.advisor.shadows import ceiling as ceiling_module
 from kvgraph.advisor.shadows import runner
 from kvgraph.advisor.shadows.ceiling import Ceiling, RequestWindow, ceiling
-from kvgraph.advisor.shadows.pools import GuardedPool, OtherWeights
-from kvgraph.advisor.shadows.runner import INTERVAL_S, LEAST, SessionSample, ShadowSet
+from kvgraph.advisor.shadows.pools import LruPool, OtherWeights, PolicyPool
+from kvgraph.advisor.shadows.runner import INTERVAL_S, ShadowSet
 from kvgraph.graph.compiled import core
 from kvgraph.graph.logs.history import ReplayedWalk
 from kvgraph.graph.ranking.formulas import ClassicPolicy
 from kvgraph.graph.ranking.policy import View
 from kvgraph.graph.wire.events import EngineHello, RequestStarted, TierReport
 from live_shadows import Live
-from made_traffic import agents, chats, made
+from made_traffic import agents, made
 
 POINT = 0.01
 CAPACITY = 400
@@ -42,22 +41,9 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> Trace:
 
 
 @pytest.fixture(scope="module")
-def of_chats(tmp_path_factory: pytest.TempPathFactory) -> Trace:
-    return made(tmp_path_factory.mktemp("chats"), chats(np.random.default_rng(2)))
-
-
-@pytest.fixture(scope="module")
 def played(trace: Trace) -> Live:
     """It heard all of the trace, and is looked at only."""
     live = Live(trace, CAPACITY, cpu=lambda: 0.0)
-    live.play()
-    return live
-
-
-@pytest.fixture(scope="module")
-def half(of_chats: Trace) -> Live:
-    """Its policies followed half of the sessions; it is looked at only."""
-    live = Live(of_chats, 2 * CAPACITY, halvings=1)
     live.play()
     return live
 
@@ -81,22 +67,29 @@ def test_a_shadow_of_lru_finds_what_a_full_replay_finds(
 def test_a_guarded_pool_of_a_bad_policy_finds_what_lru_finds(begins_trusted: bool) -> None:
     """Who asks does so twice and never again; the policy sends away what was used last."""
     keys = np.arange(4_000, dtype=np.uint64)
-    uses, lru = core.RankedPools(), LruShadow(SMALL)
-    alone = GuardedPool(SMALL, None, uses)
-    guarded = GuardedPool(SMALL, PolicySelector(SMALL, begins_trusted), uses)
+    uses, lru = core.RankedPools(), core.LruStack([SMALL])
+    beside = LruPool("lru", 1.0, SMALL)
+
+    def scores(view: Any, picked: Any) -> Any:
+        return picked.rows.astype(np.float64)
+
+    alone = PolicyPool("alone", "bad", scores, beside, None, uses)
+    selector = PolicySelector(SMALL, begins_trusted)
+    guarded = PolicyPool("guarded", "bad", scores, beside, selector, uses)
+    view: Any = SimpleNamespace(blocks=SimpleNamespace(keys=keys, size=len(keys)))
     found = dict.fromkeys(("alone", "guarded", "lru"), 0)
     for turn in range(990):
         for first in (turn, turn - 3) if turn >= 3 else (turn,):
             rows = np.arange(4 * first, 4 * first + 4, dtype=np.int32)
-            by_lru = lru.found(rows, keys[rows])
+            (by_lru,) = lru.found(rows, keys[rows])
             found["lru"] += by_lru
             there = uses.found(rows, keys[rows])
-            found["alone"] += alone.found(there, by_lru, 4)
-            found["guarded"] += guarded.found(there, by_lru, 4)
+            found["alone"] += alone.finds(there, by_lru, 4)
+            found["guarded"] += guarded.finds(there, by_lru, 4)
             for pool in (uses, lru):
                 pool.use(rows, keys[rows])
         for pool in (alone, guarded):
-            pool.rank(keys, lambda rows: rows.astype(np.float64))
+            pool.rank(view)
     assert found["alone"] < 0.1 * found["lru"]
     assert found["guarded"] > 0.95 * found["lru"]
 
@@ -121,28 +114,6 @@ def test_a_guarded_shadow_of_a_good_policy_finds_what_the_policy_finds(trace: Tr
 
 def views_of(live: Live) -> list[ShadowView]:
     return shadows_view(live.runner, None, live.now, float, str).shadows
-
-
-def test_lru_follows_all_sessions_and_policies_half_of_them(of_chats: Trace, half: Live) -> None:
-    full = lru_hits(of_chats, 2 * CAPACITY).sum() / of_chats.full.sum()
-    assert 0 < len(half.set.sample.sessions) < len(np.unique(of_chats.session))
-    assert half.set.sampled < half.set.asked
-    assert half.rate("lru") == pytest.approx(full, abs=1e-9)
-
-
-def test_half_of_the_sessions_say_what_a_policy_would_find_for_all(
-    of_chats: Trace, half: Live
-) -> None:
-    """Whatever those of the sample are like: only the difference to LRU is theirs; they share a
-    beginning, which takes as much room in a sample as in the pool.
-    """
-    all_of_them = Live(of_chats, 2 * CAPACITY)
-    all_of_them.play()
-    policy = half.set.ranked[0].name
-    assert half.rate(policy) == pytest.approx(all_of_them.rate(policy), abs=6 * POINT)
-    view = shadows_view(half.runner, None, half.now, float, str)
-    rates = {each.name: each.hit_rate for each in view.shadows}
-    assert rates[policy] == pytest.approx(half.rate(policy), abs=1e-4)
 
 
 def test_belady_is_above_all_of_them(trace: Trace, played: Live) -> None:
@@ -186,19 +157,6 @@ def test_the_ceiling_is_above_lru_where_turns_come_back_with_their_answers() -> 
     assert belady >= shadows.lru[0].found == 4 + 8
 
 
-def test_a_sample_is_nested_and_about_its_share() -> None:
-    names = [f"tenant\nsession {number}" for number in range(4000)]
-    sample = SessionSample()
-    assert all(map(sample.has, names))
-    before = set(names)
-    for share in (0.5, 0.25, 0.125):
-        assert sample.halve()
-        now = set(filter(sample.has, names))
-        assert now < before
-        assert len(now) / len(names) == pytest.approx(share, abs=0.02)
-        before = now
-
-
 def test_shadows_reach_the_page(played: Live) -> None:
     live = played
     view = shadows_view(live.runner, None, live.now, lambda at: round(at + 1e9, 3), str)
@@ -212,21 +170,13 @@ def test_shadows_reach_the_page(played: Live) -> None:
     assert sum(tokens.values()) == pytest.approx(heard["pool"], rel=0.002)
 
 
-@pytest.mark.parametrize(
-    ("remembered", "halvings"),
-    [
-        (400_000, 0),
-        (3_000, 1),
-        pytest.param(400_000, 1, marks=pytest.mark.large),
-        pytest.param(3_000, 0, marks=pytest.mark.large),
-    ],
-)
+@pytest.mark.parametrize("remembered", [400_000, 3_000])
 def test_a_ceiling_is_of_the_curves_requests_and_never_below_them(
-    trace: Trace, monkeypatch: pytest.MonkeyPatch, remembered: int, halvings: int
+    trace: Trace, monkeypatch: pytest.MonkeyPatch, remembered: int
 ) -> None:
     """In the first minutes, and when the first requests are forgotten."""
     monkeypatch.setattr(ceiling_module, "MOST_BLOCKS", remembered)
-    live = Live(trace, SMALL, halvings)
+    live = Live(trace, SMALL)
     seen: list[list[ShadowView]] = []
 
     def look() -> None:
@@ -313,20 +263,27 @@ def test_a_change_of_weights_is_played_on_the_remembered_requests(played: Live) 
     assert "fewer" in second.sentence
 
 
-def test_shadows_that_take_too_long_rank_less_often_and_then_follow_fewer(trace: Trace) -> None:
-    seconds = itertools.count(0.0, 0.21)  # a tick takes more than shadows have for ten seconds
+def test_shadows_that_take_too_long_rank_less_often(
+    trace: Trace, caplog: pytest.LogCaptureFixture
+) -> None:
+    seconds = itertools.chain([0.0, 0.1], itertools.count(50.0, 50.0))  # more than they have
     live = Live(trace, CAPACITY, cpu=lambda: next(seconds))
-    seen = []
-    for _ in range(10):
-        live.now += 11.0
+    with caplog.at_level("INFO"):
+        for _ in range(20):
+            live.now += 31.0
+            live.runner.tick()
+    assert [record.args for record in caplog.records] == [(0.5 * 2**n,) for n in range(1, 12)]
+    ranked: list[float] = []
+    live.set.ranking = noted(live, ranked)  # type: ignore[method-assign]
+    for _ in range(512):
+        live.now += 10.0
+        live.ask()
         live.runner.tick()
-        seen.append((live.runner.rank_every_s, live.set.sample.share))
-    assert seen[:6] == [(INTERVAL_S * 2**n, 1.0) for n in range(2, 8)]
-    assert seen[6:8] == [(64.0, 0.5), (64.0, 0.25)]
+    assert len(ranked) == pytest.approx(5, abs=1)
 
 
 def test_shadows_that_take_little_do_all(played: Live) -> None:
-    assert (played.runner.rank_every_s, played.set.sample.share) == (INTERVAL_S, 1.0)
+    assert played.runner.rank_every_s == INTERVAL_S
 
 
 def test_a_pool_of_another_size_begins_anew(trace: Trace) -> None:
@@ -340,9 +297,7 @@ def test_a_pool_of_another_size_begins_anew(trace: Trace) -> None:
     assert live.runner.sets == {}
 
 
-def test_a_ceiling_costs_no_session_its_place(
-    trace: Trace, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_ceiling_makes_no_ranking_rarer(trace: Trace, monkeypatch: pytest.MonkeyPatch) -> None:
     """It has a share of a core of its own, and is worked out only while somebody looks."""
     spent_s = [0.0]
 
@@ -359,7 +314,7 @@ def test_a_ceiling_costs_no_session_its_place(
         live.runner.tick()
     assert spent_s[0] >= 4.0
     assert live.set.belady == (5, 0, 0)
-    assert live.set.sample.share == 1.0
+    assert live.runner.rank_every_s == INTERVAL_S
 
 
 def test_ceilings_that_take_long_are_worked_out_less_often(trace: Trace) -> None:
@@ -375,57 +330,6 @@ def test_ceilings_that_take_long_are_worked_out_less_often(trace: Trace) -> None
     assert found == [(5, 0, 0), (5, 0, 0), (5, 0, 0), (561, 15, 0)]
 
 
-def test_what_dropped_sessions_walked_is_the_samples_no_longer() -> None:
-    sample = SessionSample()
-    rows = np.arange(20_000, dtype=np.int32)
-    keys = rows.astype(np.uint64) + np.uint64(1)
-    for number, part in enumerate(np.split(rows, 2_000)):
-        assert sample.has(f"s{number}")
-        sample.walked(f"s{number}", part, keys[part])
-    seeds = rows + len(rows)
-    sample.seeded(seeds, seeds.astype(np.uint64))
-    for share in (0.5, 0.25):
-        assert sample.halve()
-        assert sample.part_of(rows, keys) == pytest.approx(share, abs=0.03)
-        assert sample.part_of(seeds, seeds.astype(np.uint64)) == pytest.approx(share, abs=0.03)
-    mine = next(name for name in (f"t{number}" for number in range(1_000)) if sample.has(name))
-    sample.walked(mine, rows[:10_000], keys[:10_000])
-    assert sample.part_of(rows[:10_000], keys[:10_000]) == 1.0
-    assert sample.part_of(rows[:10_000], keys[:10_000] + np.uint64(1)) == 0.0
-    unknown = rows + 10 * len(rows)
-    assert sample.part_of(unknown, keys) == 0.0
-
-
-def test_a_block_that_a_session_of_the_smaller_sample_walked_too_stays_the_samples() -> None:
-    sample = SessionSample()
-    names = [f"s{number}" for number in range(100)]
-    half = SessionSample()
-    half.halve()
-    stays, goes = (next(name for name in names if half.has(name) is kept) for kept in (True, False))
-    rows = np.arange(10, dtype=np.int32)
-    keys = rows.astype(np.uint64) + np.uint64(1)
-    for first, second in ((stays, goes), (goes, stays)):
-        sample.walked(first, rows, keys)
-        sample.walked(second, rows, keys)
-        keys = keys + np.uint64(100)
-    sample.walked(stays, rows + 10, keys)
-    sample.walked(goes, rows + 10, keys)
-    sample.walked(goes, rows + 20, keys)
-    assert sample.halve()
-    assert sample.part_of(rows, keys - np.uint64(100)) == 1.0
-    assert sample.part_of(rows + 10, keys) == 1.0
-    assert sample.part_of(rows + 20, keys) == 0.0
-
-
-def test_the_ceiling_is_of_all_sessions_whatever_the_sample(trace: Trace) -> None:
-    live = Live(trace, CAPACITY, halvings=1)
-    live.set.window.add(np.arange(5, dtype=np.uint64), 5, 0)
-    live.runner.tick()
-    assert live.set.sample.share == 0.5
-    live.set.window.add(np.arange(5, dtype=np.uint64), 5, 5)
-    assert ceiling(*live.runner.remembered("e")) == (10, 5, 5)
-
-
 def noted(live: Live, ranked: list[float]) -> Callable[[View], Iterator[None]]:
     """Ranks nothing, and notes when it was to."""
 
@@ -434,26 +338,6 @@ def noted(live: Live, ranked: list[float]) -> Callable[[View], Iterator[None]]:
         yield
 
     return ranking
-
-
-def test_shadows_that_can_follow_no_fewer_rank_less_often(
-    trace: Trace, caplog: pytest.LogCaptureFixture
-) -> None:
-    seconds = itertools.chain([0.0, 0.1], itertools.count(50.0, 50.0))
-    halvings = round(-math.log2(LEAST))
-    live = Live(trace, CAPACITY, halvings, cpu=lambda: next(seconds))
-    with caplog.at_level("INFO"):
-        for _ in range(20):
-            live.now += 31.0
-            live.runner.tick()
-    assert [record.args for record in caplog.records] == [(0.5 * 2**n,) for n in range(1, 8)]
-    ranked: list[float] = []
-    live.set.ranking = noted(live, ranked)  # type: ignore[method-assign]
-    for _ in range(1280):
-        live.now += INTERVAL_S
-        live.ask()
-        live.runner.tick()
-    assert len(ranked) == pytest.approx(10, abs=1)
 
 
 def test_shadows_rest_while_nothing_is_asked(trace: Trace) -> None:
@@ -475,7 +359,6 @@ def test_policies_shadows_follow_only_while_somebody_looks(trace: Trace, played:
     policy = live.set.ranked[0]
     assert live.set.lru[0].found == played.set.lru[0].found > 0
     assert live.set.rate(policy) is None
-    assert not live.set.sampled
     first = {
         each.name: each for each in shadows_view(live.runner, None, live.now, float, str).shadows
     }

@@ -25,8 +25,7 @@ from kvgraph.advisor.replay.arms import (
     new_order,
     run_arm,
 )
-from kvgraph.advisor.replay.events import TraceEvents
-from kvgraph.advisor.replay.graph_order import GraphOrder
+from kvgraph.advisor.replay.graph_order import GraphOrder, TraceEvents
 from kvgraph.advisor.replay.reader import load_trace
 from kvgraph.advisor.replay.recorder import Recorder
 from kvgraph.advisor.replay.trace import Trace, TraceError

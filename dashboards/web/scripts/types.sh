@@ -7,7 +7,7 @@ trap 'rm -f "$schema"' EXIT
 "${PYTHON:-python3}" - >"$schema" <<'PYTHON'
 import json
 from fastapi.openapi.utils import get_openapi
-from kvgraph.advisor.page.routes import page_router
+from kvgraph.advisor.page.status import page_router
 
 router = page_router(None, lambda: None, lambda: None)
 print(json.dumps(get_openapi(title="kvgraph", version="1", routes=router.routes)))

@@ -10,6 +10,7 @@ import logging
 import os
 import re
 import secrets
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -132,14 +133,9 @@ def text_place(
     if at < 0:
         return None
     wanted = at + (len(text) if end else 1)
-    low, high = first + 1, len(tokens)
-    while low < high:
-        middle = (low + high) // 2
-        if len(probes.text(tokens[first:middle])) < wanted:
-            low = middle + 1
-        else:
-            high = middle
-    return low if end else low - 1
+    stops = range(first + 1, len(tokens))
+    stop = bisect_left(stops, wanted, key=lambda to: len(probes.text(tokens[first:to])))
+    return first + stop + end
 
 
 def special_tokens(tokenizer: Any) -> frozenset[int]:

@@ -24,9 +24,9 @@ _NEARLY_WHOLE: Final = (
 )
 
 
-class StepTimes:
-    """Fits a straight line to the durations of recent steps by their tokens, ``most`` at most.
-    While a step is scheduled, ``behind`` others are running; see ``PrefillMeter``.
+class StepCost:
+    """Fits a straight line to the seconds that recent steps took, by their tokens, ``most`` at
+    most. While one is scheduled, ``behind`` others are under way; see ``PrefillMeter``.
 
     Steps with few tokens, with more, and nearly full ones are kept apart: steps that only decode
     are alike, so a line through them is a line through noise, and while prompts are limited no step
@@ -114,7 +114,7 @@ class PromptChunks:
         self._scheduler = scheduler
         self._witness: Request | None = None  # ran when the last step was scheduled
         self._most = int(scheduler.max_num_scheduled_tokens)
-        self._times = StepTimes(behind, self._most)
+        self._times = StepCost(behind, self._most)
         # vLLM limits drafts by the same number, and fails where it cuts one that it filled up; a
         # prompt whose part is no longer than what must be left for the last one gets none at all.
         self._least = max(

@@ -81,14 +81,12 @@ def new_recall(
     everybody = settings.recall is True
     if settings.recall is False:
         return None
-    if bridge is None:
+    if bridge is None or manager is None:
         if everybody:
             logger.warning(_REFUSED, "it has no tiers, and what comes back is read from copies")
         return None
     opt_in = OptIn(everybody, meaning, settings.recall_shared)
     try:
-        if manager is None:
-            raise ConfigError("vLLM's record of requests is not to be had")
         calibration = calibration_for(config)
     except (ConfigError, RopeError, StorageError) as error:
         level = logging.WARNING if everybody else logging.INFO

@@ -151,39 +151,6 @@ class PromisedLoads:
         self._void.discard(request_id)
 
 
-class NoPromisedLoads:
-    """Replaces ``PromisedLoads`` when vLLM's table of requests cannot be read."""
-
-    def __init__(self, loader: Loader, prefetcher: Prefetcher) -> None:
-        self._loader = loader
-        self._prefetcher = prefetcher
-
-    def __len__(self) -> int:
-        return self._loader.under_way
-
-    @property
-    def binding(self) -> bool:
-        return self._loader.under_way > 0
-
-    def made(self, request: Request) -> None:
-        """Does nothing; see ``PromisedLoads.made``."""
-
-    def update_state_after_alloc(self, request: Request, _: object, to_load: int) -> None:
-        """Does nothing: no request is tracked."""
-
-    def request_finished(self, request: Request, _: object = None) -> None:
-        """Does nothing: no request is tracked."""
-
-    def received(self, request_ids: Iterable[str]) -> None:
-        """Does nothing: no request is tracked."""
-
-    def lend(self) -> list[KVCacheBlock]:
-        return self._prefetcher.held.copy()
-
-    def renewed(self) -> None:
-        """Does nothing: without the table, no load can be invalidated."""
-
-
 _NO_WORK: Final = TierWork()
 _NO_JOB: Final = 0  # the number of no job and no copy: both count from one
 
@@ -205,8 +172,7 @@ class TierCacheBridge:
         ledger: TierLedger,
         emit: Callable[[AnyEvent], None],
         workers: int,
-        manager: KVCacheManager | None = None,
-        by_priority: bool = False,
+        manager: KVCacheManager,
     ) -> None:
         # told which keys, that the engine cached, a LoRA adapter computed
         self.ledger, self.adapted = ledger, ledger.kept_off_disk.update
@@ -215,17 +181,12 @@ class TierCacheBridge:
         self.spiller = Spiller(pool, ledger, index.holders, settings.spill_all)
         self.loader = Loader(group, ledger, self.spiller.load_victims)
         self._idle_writer = IdleWriter(pool, group, ledger, self.spiller)
-        self.line, self._prefetches = WaitingLine(by_priority, settings.ahead), settings.prefetch
+        self.line, self._prefetches = WaitingLine(), settings.prefetch
         self._prefetcher = Prefetcher(pool, group, index, ledger, emit, self.line, self.loader)
         self.idle = IdleEngine(ledger.clock)
         self.may_rest = True  # whether no other part has work in each step
         self.rest = Rest(group.block_size, ledger.costs, ledger.clock)
-        # whether resets are followed for the sake of loads that vLLM waits for
-        self.keeps_promises = manager is not None
-        none = NoPromisedLoads(self.loader, self._prefetcher)
-        self.promises: PromisedLoads | NoPromisedLoads = (
-            none if manager is None else PromisedLoads(pool, manager)
-        )
+        self.promises = PromisedLoads(pool, manager)
         self._broken: list[Load] = []  # loads that nobody ordered, and vLLM waits for
         self._found: dict[str, int] = {}  # by request: blocks of its prompt in the pool when asked
         self._worker_starts = WorkerStarts(workers, with_disk=settings.keeps_more)
@@ -233,7 +194,7 @@ class TierCacheBridge:
     def on_new_request(self, request: Request) -> None:
         """Note that a request waits for blocks in vLLM's queue; a held request needs none yet."""
         self._wake()
-        self.line.join(request, 1 + request.num_tokens // self._group.block_size)
+        self.line.join(request.request_id, 1 + request.num_tokens // self._group.block_size)
 
     def get_num_new_matched_tokens(
         self, request: Request, computed_tokens: int, found: Found
@@ -244,7 +205,6 @@ class TierCacheBridge:
         self._wake()
         if found[0] is None:
             return found  # others have to be waited for first
-        self.line.close(request.request_id)
         if self._worker_starts.is_worth_waiting():
             return None, False
         first = self._found[request.request_id] = computed_tokens // self._group.block_size
@@ -314,7 +274,6 @@ class TierCacheBridge:
         returns the keys that the sidecar suggests to load, best first.
         """
         self._wake()
-        self.line.passed()
         self.idle.stepped()  # first: an order that comes from now on is taken by another step
         return self._prefetcher.offered(wanted()) if self._prefetches else 0
 

@@ -53,7 +53,6 @@ class Loader:
         self._matches: dict[str, _Match] = {}  # looked up, not yet allocated
         self._declined: set[str] = set()
         self._delayed: dict[str, float] = {}  # by others' loads and prefetches: since when
-        self.under_way = 0
         self._begun = 0  # blocks that loads took since ``take_begun``
 
     def remembered(self, request_id: str, first: int) -> tuple[int, bool] | None:
@@ -172,7 +171,6 @@ class Loader:
         ledger.expect(hashes, size - cold - shared, cold, shared)
         ledger.counts.stalls += 1
         ledger.costs.queued_bytes += size
-        self.under_way += 1
         self._begun += len(job.targets)
 
         def ended(done: JobDone) -> None:
@@ -185,7 +183,6 @@ class Loader:
             ledger.counts.stall_s += waited
             ledger.counts.loaded += len(job.targets) - len(done.failed)
             ledger.arrived(hashes)
-            self.under_way -= 1
             ledger.directory.unpin_all(splice.copies)
             settle_copies(ledger, taken, done, hashes)
 

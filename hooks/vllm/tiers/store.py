@@ -219,6 +219,7 @@ def new_bridge(
     """Make an engine's bridge, if tiers are asked for and possible."""
     if settings is None:
         return None
+    assert manager is not None, "vLLM binds it before the pool"
     if reason := reason_to_refuse(config, kv_cache, group):
         logger.warning("kvgraph: no tiers in this engine: %s", reason)
         return None
@@ -229,10 +230,7 @@ def new_bridge(
     ledger = TierLedger(
         block_bytes, workers, emit, clock, costs(clock), settings.spill_all, compiled
     )
-    by_priority = config.scheduler_config.policy == "priority"
-    return TierCacheBridge(
-        pool, group, index, settings, ledger, emit, workers, manager, by_priority
-    )
+    return TierCacheBridge(pool, group, index, settings, ledger, emit, workers, manager)
 
 
 def new_store(

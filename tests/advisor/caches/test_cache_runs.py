@@ -29,8 +29,8 @@ from kvgraph.dashboards.server import HttpServer
 from kvgraph.dashboards.source import StatusSource
 from kvgraph.graph.errors import ConfigError
 from kvgraph.graph.kvcache_graph import KVCacheGraph
-from kvgraph_bench.confkv.small_models import random_model
 from page_app import create_app
+from random_models import random_model
 from small_world import page_over
 
 SECRET = "a secret that nobody guesses"

@@ -225,13 +225,13 @@ def test_a_silent_engine_is_forgotten_and_must_say_hello_again(bench: Bench) -> 
     assert bench.subscriber.expire() == [engine_id(engine.identity)]
     assert [peer.hello.engine for peer in bench.subscriber.peers] == ["two"]
     bench.clock.now += 3.0
-    assert bench.subscriber.lost.ago() == {"one": 3.0}
+    assert bench.subscriber.lost() == {"one": 3.0}
     engine.send(1, [REMOVED])
     assert bench.receive(1) == []
     assert engine.advice() == ResyncRequest("unknown engine")
     engine.send(2, hello("one"))
     bench.receive(1)
-    assert bench.subscriber.lost.ago() == {}
+    assert bench.subscriber.lost() == {}
 
 
 def test_nobody_is_judged_silent_while_messages_wait(bench: Bench) -> None:

@@ -31,7 +31,6 @@ from ..serving.progress import DemoProgress
 from ..serving.workload import BLOCK
 from .agents_arms import (
     BELADY,
-    BUSY,
     DEFAULT,
     HINTS,
     HOST_LRU,
@@ -43,7 +42,6 @@ from .agents_arms import (
     TIERS,
     AgentArm,
     AgentRun,
-    BusyRun,
     LabRun,
     Room,
     default_policy,
@@ -51,7 +49,6 @@ from .agents_arms import (
     longest,
     pool_for,
     run_arm,
-    run_busy,
 )
 
 
@@ -63,7 +60,6 @@ class AgentsResult:
     pace: float | None  # seconds that a recorded second took
     runs: Sequence[AgentRun]
     lab: Sequence[LabRun]
-    busy: BusyRun | None = None
 
     def figures(self) -> Figures:
         figures = Figures("agents")
@@ -86,8 +82,6 @@ class AgentsResult:
             largest = max(differences, key=abs)
             figures.add("lab_live_difference", largest, "points", "≤ 1 either way")
         self._add_tiers(figures)
-        if self.busy is not None:
-            figures.add("protected_lost_busy", self.busy.tally.protected_lost, "blocks", "0")
         return figures
 
     def shares(self, arm: AgentArm, pool: int) -> list[float]:
@@ -159,7 +153,7 @@ class Scale:
     shares: tuple[float, ...] = SHARES
     repeats: int = 3
     hosts: tuple[float, ...] = (0.5,)  # more of them: --open, above a simulated model
-    arms: tuple[AgentArm, ...] = (STOCK, DEFAULT, MARKED, HINTS, HOST_LRU, TIERS, BUSY)
+    arms: tuple[AgentArm, ...] = (STOCK, DEFAULT, MARKED, HINTS, HOST_LRU, TIERS)
 
     def cut(self, requests: int | None, shares: tuple[float, ...] | None) -> Scale:
         requests = self.requests if requests is None else requests
@@ -174,9 +168,7 @@ def run(
     scale: Scale | None = None,
     arms: Sequence[AgentArm] | None = None,
     sessions: Path = SESSIONS,
-    users: int = USERS,
     seed: int = 1,
-    pace: float | None = None,
     model: str | None = None,
     out: Path = Path(".agents"),
     keep: Callable[[AgentsResult], object] = lambda result: None,
@@ -189,9 +181,9 @@ def run(
     out.mkdir(parents=True, exist_ok=True)
     name = model or str(ensure_model())
     vocabulary = vocabulary_size(name)
-    requests = recorded_requests(sessions, users, seed, scale.requests, vocabulary)
+    requests = recorded_requests(sessions, USERS, seed, scale.requests, vocabulary)
     with DemoProgress(len(requests), shown=progress) as shown:
-        bench = _Bench(name, out, requests, scale, arms, pace, shown, keep)
+        bench = _Bench(name, out, requests, scale, arms, shown, keep)
         bench.play()
         return bench.result()
 
@@ -203,12 +195,11 @@ class _Bench:
     requests: tuple[AgentRequest, ...]
     scale: Scale
     arms: Sequence[AgentArm]
-    pace: float | None
     shown: DemoProgress
     keep: Callable[[AgentsResult], object]
     runs: list[AgentRun] = field(default_factory=list)
     lab: list[LabRun] = field(default_factory=list)
-    busy: BusyRun | None = None
+    pace: float | None = None  # measured by the first run of stock
 
     def __post_init__(self) -> None:
         self.max_model_len = longest(self.requests)
@@ -228,15 +219,9 @@ class _Bench:
             for arm in (HOST_LRU, QUIET_TIERS, TIERS):
                 if arm in self.arms:
                     self._run(arm, self.pools[0], host=round(share * self.pools[0]))
-        if BUSY in self.arms:
-            assert self.pace is not None
-            room = Room(self.model, self.out, self.pools[0], self.max_model_len)
-            self.busy = run_busy(room, self.requests, self.pace, self.shown)
 
     def result(self) -> AgentsResult:
-        return AgentsResult(
-            self.out, self.requests, self.pools, self.pace, self.runs, self.lab, self.busy
-        )
+        return AgentsResult(self.out, self.requests, self.pools, self.pace, self.runs, self.lab)
 
     def _play_stock(self, pool: int, repeats: int) -> None:
         """What stock evicts depends on no clock, so it need not wait for one."""
@@ -280,7 +265,6 @@ def save_details(result: AgentsResult) -> Path:
         "fleet": _fleet_details(result),
         "runs": [_run_details(run, result.requests) for run in result.runs],
         "lab": [_lab_details(run) for run in result.lab],
-        "busy": None if result.busy is None else _busy_details(result.busy),
     }
     path.write_text(json.dumps(content) + "\n")
     return path
@@ -332,17 +316,4 @@ def _lab_details(run: LabRun) -> dict[str, Any]:
         "pool": run.pool,
         "share": round(run.share, 5),
         "cached_blocks": np.asarray(run.hits).tolist(),
-    }
-
-
-def _busy_details(run: BusyRun) -> dict[str, Any]:
-    tally = run.tally
-    return {
-        "pool": run.pool,
-        "protected": run.protected,
-        "kept": run.kept,
-        "share": round(run.passed.share, 5),
-        "wall_s": round(run.passed.result.wall_s, 1),
-        "evicted": {layer.name.lower(): count for layer, count in tally.evicted.items() if count},
-        "missed_event_batches": tally.missed_batches,
     }

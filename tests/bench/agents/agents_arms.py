@@ -5,11 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-import os
-import subprocess
-import sys
-import tempfile
-from collections.abc import Awaitable, Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
@@ -25,7 +21,7 @@ from kvgraph.advisor.replay.fast import lru_hits
 from kvgraph.advisor.replay.graph_order import Planning
 from kvgraph.advisor.replay.simulator import Load
 from kvgraph.advisor.replay.trace import Trace
-from kvgraph.graph.types import LAYER_BY_NAME, PROTECTED_LAYERS, SourceLayer
+from kvgraph.graph.types import LAYER_BY_NAME, SourceLayer
 from kvgraph.hooks.requests.ends import EndMarks
 from kvgraph.hooks.settings import ENDS_VARIABLE
 
@@ -35,12 +31,11 @@ from ..recorded.agents_requests import (
     SHRINK,
     AgentRequest,
     Kind,
-    Layers,
     endings,
     engine_trace,
     kind_of,
 )
-from ..serving.cache_ledger import Digest, Ledger, OwnCounts, Tally, chain_of, layers_of, own_counts
+from ..serving.cache_ledger import Digest, OwnCounts, layers_of, own_counts
 from ..serving.completions import Answer, OnAnswer, PassResult, open_client, send
 from ..serving.model import vocabulary_size
 from ..serving.progress import DemoProgress
@@ -298,9 +293,7 @@ HOST_LRU: Final = AgentArm(
 QUIET_TIERS: Final = AgentArm("quiet_tiers", graph=True, hosted=True, options=_STEPS)
 """Nothing is said, and there is host memory."""
 TIERS: Final = AgentArm("tiers", graph=True, telling=EVERYTHING, hosted=True, options=_STEPS)
-BUSY: Final = AgentArm("busy", graph=True, telling=EVERYTHING)
-"""Stated system prompts while other processes keep every core busy."""
-ARMS: Final = (STOCK, DEFAULT, MARKED, HINTS, HOST_LRU, QUIET_TIERS, TIERS, BUSY)
+ARMS: Final = (STOCK, DEFAULT, MARKED, HINTS, HOST_LRU, QUIET_TIERS, TIERS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -395,15 +388,6 @@ _LAYERS: Final = {
 }
 
 
-@contextlib.contextmanager
-def watched(plan: ServerPlan, known: dict[Digest, SourceLayer]) -> Iterator[tuple[Server, Ledger]]:
-    """A running server, and what its KV events say; one that should be advised is."""
-    with tempfile.TemporaryDirectory(prefix="kvgraph-watch-") as sockets:
-        events = f"ipc://{sockets}/events.sock"
-        with Ledger(events, known) as ledger, Server(replace(plan, events_endpoint=events)) as one:
-            yield one, ledger
-
-
 def layers_by_block(
     requests: Sequence[AgentRequest], vocabulary: int, size: int = BLOCK
 ) -> dict[Digest, SourceLayer]:
@@ -414,79 +398,3 @@ def layers_by_block(
             layers[start:end] = [LAYER_BY_NAME[name]] * (end - start)
         known.update(layers_of(request.prompt, layers, size))
     return known
-
-
-def kept_with(
-    layers: Container[SourceLayer],
-    requests: Sequence[AgentRequest],
-    known: Mapping[Digest, SourceLayer],
-) -> set[Digest]:
-    """The blocks of some layers, and those before them in a prompt: without these no request finds
-    them.
-    """
-    kept: set[Digest] = set()
-    for request in requests:
-        chain = chain_of(request.prompt)
-        last = max((at for at, digest in enumerate(chain) if known[digest] in layers), default=-1)
-        kept.update(chain[: last + 1])
-    return kept
-
-
-RUNNING: Final = 2  # requests that run at once
-
-HEADS: Final = 8
-"""Different heads whose callers say where they lie: as many as a small part of the pool holds."""
-
-
-@dataclass(frozen=True, slots=True)
-class BusyRun:
-    pool: int
-    protected: int  # different blocks that were stated precious
-    kept: int  # they, and those before them in their prompts
-    passed: AgentPass
-    tally: Tally
-
-
-def run_busy(
-    room: Room, requests: Sequence[AgentRequest], pace: float, shown: DemoProgress
-) -> BusyRun:
-    requests = with_few_heads(requests)
-    known = layers_by_block(requests, vocabulary_size(room.model))
-    protected = sum(layer in PROTECTED_LAYERS for layer in known.values())
-    kept = len(kept_with(PROTECTED_LAYERS, requests, known))
-    room = replace(room, pool=RUNNING * longest(requests) // BLOCK + kept + KEPT_BACK)
-    shown.starting(BUSY.name)
-    plan = replace(room.plan(BUSY, BUSY.name), max_num_seqs=RUNNING)
-    with watched(plan, known) as (server, ledger), busy_cores():
-        shown.passing(BUSY.name, "side by side", len(requests))
-        sender = Sender([server.url], requests, BUSY.telling, shown.answered, pace)
-        passed = sender.side_by_side()
-        return BusyRun(room.pool, protected, kept, passed, ledger.take())
-
-
-@contextlib.contextmanager
-def busy_cores() -> Iterator[None]:
-    """A process a core that does nothing but take time."""
-    spin = [sys.executable, "-c", "while True: pass"]
-    running = [subprocess.Popen(spin) for _ in range(os.cpu_count() or 1)]
-    try:
-        yield
-    finally:
-        for process in running:
-            process.kill()
-            process.wait()
-
-
-def with_few_heads(requests: Sequence[AgentRequest]) -> tuple[AgentRequest, ...]:
-    heads: set[tuple[int, ...]] = set()
-    kept = []
-    for request in requests:
-        head = request.prompt[: _head(request.layers)]
-        if len(heads) < HEADS:
-            heads.add(head)
-        kept.append(request if head in heads else replace(request, layers=()))
-    return tuple(kept)
-
-
-def _head(layers: Layers) -> int:
-    return max((end for _, _, end in layers), default=0)

@@ -182,13 +182,12 @@ def run_closed_bench(
     arms: Sequence[AgentArm] | None = None,
     sessions: Path = SESSIONS,
     seed: int = 1,
-    pace: float | None = None,
     model: str | None = None,
     out: Path = Path(".closed"),
 ) -> ClosedResult:
     scale = QUICK_CLOSED if quick else ClosedScale()
-    clock = replace(scale.clock, pace=pace or scale.clock.pace)
-    scale = replace(scale, best=best or scale.best, pairs=pairs or scale.pairs, clock=clock)
+    scale = replace(scale, best=best or scale.best, pairs=pairs or scale.pairs)
+    clock = scale.clock
     arms = scale.arms if arms is None else arms
     out = out.resolve()
     out.mkdir(parents=True, exist_ok=True)

@@ -18,7 +18,7 @@ from ..agents.agents_arms import KEPT_BACK, pool_for
 from ..figures import Figures, measured_now, only_errors, quantile
 from ..paper.paper_engine import BLOCK_SIZE, base_config
 from ..paper.timed_engine import AGENTS, PaperService
-from ..recorded.agents_requests import AgentRequest, recorded_requests
+from ..recorded.agents_requests import USERS, AgentRequest, recorded_requests
 from ..serving.cache_ledger import Books
 from ..serving.model import TINY, ModelShape, ensure_model
 from ..serving.progress import DemoProgress
@@ -29,7 +29,6 @@ from .paper_loop import (
     PAPER_HOST_LRU,
     PAPER_LPM,
     PAPER_OFF,
-    PAPER_QUEUED_TIERS,
     PAPER_QUIET_TIERS,
     PAPER_STOCK,
     PAPER_TIERS,
@@ -44,7 +43,7 @@ if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
 SIZES: Final = (0.5, 1.0, 2.0)  # blocks of host memory for each block of the pool
-_HOST_ARMS: Final = (PAPER_HOST_LRU, PAPER_QUIET_TIERS, PAPER_QUEUED_TIERS, PAPER_TIERS)
+_HOST_ARMS: Final = (PAPER_HOST_LRU, PAPER_QUIET_TIERS, PAPER_TIERS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,11 +274,11 @@ class OpenResult:
 
 
 def run_open(
-    progress: bool, quick: bool, sessions: Path, users: int, seed: int, requests: int | None,
+    progress: bool, quick: bool, sessions: Path, seed: int, requests: int | None,
     share: float, out: Path,
 ) -> OpenResult:  # fmt: skip
     out.mkdir(parents=True, exist_ok=True)
-    asked = recorded_requests(sessions, users, seed, requests or REQUESTS, ModelShape().vocab)
+    asked = recorded_requests(sessions, USERS, seed, requests or REQUESTS, ModelShape().vocab)
     longest = max(len(each.prompt) + len(each.answer) for each in asked)
     found = pool_for(asked, share, longest // BLOCK + KEPT_BACK, out / "fleet.jsonl.gz")
     pool = found * BLOCK // BLOCK_SIZE

@@ -42,7 +42,6 @@ class PaperArm:
     layered: bool = False  # whether they say where tools and rules stand, and are believed
     unprotected: bool = False  # whether nothing is protected, whatever is said
     host: float = 0.0  # blocks of host memory, for each block of the pool
-    ahead: bool = False  # it brings back what requests that wait lack, before their turn
     # that memory takes all that goes and drops the oldest: nothing is known of it
     plain: bool = False
 
@@ -59,7 +58,6 @@ PAPER_TOLD: Final = PaperArm("hold_told", hold=True, hinted=True, layered=True)
 PAPER_HOST_LRU: Final = PaperArm("host_lru", host=1.0, plain=True)
 PAPER_HOST_HOLD: Final = PaperArm("host_hold", host=1.0, hold=True)
 PAPER_QUIET_TIERS: Final = PaperArm("quiet_tiers", host=1.0)
-PAPER_QUEUED_TIERS: Final = PaperArm("queued_tiers", host=1.0, ahead=True)
 PAPER_TIERS: Final = PaperArm("tiers", host=1.0, hinted=True, layered=True)
 PAPER_ARMS: Final = (
     PAPER_STOCK, PAPER_LPM, PAPER_OFF, PAPER_HOLD, PAPER_TOLD, PAPER_HOST_LRU, PAPER_HOST_HOLD,
@@ -116,7 +114,7 @@ class PaperLoop:
     ) -> None:
         self._arm, self._crowd, self._pace = arm, crowd, pace
         warm = int(arm.host * blocks) if arm.hosted else None
-        shape = Shape(blocks=blocks, warm=warm, plain=arm.plain, ahead=arm.ahead, stock=arm.stock)
+        shape = Shape(blocks=blocks, warm=warm, plain=arm.plain, stock=arm.stock)
         config = service.config(base, arm.longest_first)
         if books is not None:
             config = _with_events(config)

@@ -2,39 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
-from unittest.mock import patch
 
 import numpy as np
 import torch
-from kvgraph.hooks.confkv import stores
 from kvgraph.hooks.confkv.cache import ConfKVCache
-from kvgraph.hooks.confkv.layer import AttentionAndRecency, Ranker, mean_of_queries
+from kvgraph.hooks.confkv.layer import Ranker, mean_of_queries
 from kvgraph.hooks.confkv.settings import ConfKVSettings
-from kvgraph.kernels.quant import STEPS, channel_scale
 from numpy.typing import NDArray
 from torch import Tensor
 
 _EVERY_QUERY: Final = 1 << 30
 _HISTORY: Final = 400  # steps that Scissorhands remembers, as in its paper
 _OBSERVED: Final = 32  # queries that SnapKV looks at, as in its paper
-POOLED: Final = 7  # neighbours that SnapKV takes the mean of, likewise
+_POOLED: Final = 7  # neighbours that SnapKV takes the mean of, likewise
 _SINKS: Final = 4  # first tokens that StreamingLLM keeps
-
-
-class Replayed:
-    """Repeats the budgets of an earlier run, step by step; then its last ones."""
-
-    def __init__(self, schedule: Sequence[Sequence[int]]) -> None:
-        self._steps: Iterator[list[int]] = iter([list(step) for step in schedule])
-        self._last = list(schedule[0])
-
-    def choose(self, confidence: Sequence[float]) -> list[int]:
-        self._last = next(self._steps, self._last)
-        return self._last
 
 
 class _Blind:
@@ -107,31 +90,15 @@ class SnapKV:
 
     def scores(self, memory: Tensor, position: Tensor, open_to: Tensor) -> Tensor:
         pooled = torch.nn.functional.avg_pool1d(
-            memory[:, None], POOLED, stride=1, padding=POOLED // 2
+            memory[:, None], _POOLED, stride=1, padding=_POOLED // 2
         )
         return pooled[:, 0]
 
 
-@dataclass(frozen=True, slots=True)
-class Random(_Blind):
-    """Anybody; ``seed`` makes it the same anybody each time."""
-
-    seed: int = 1
-    queries: int = 1
-
-    def scores(self, memory: Tensor, position: Tensor, open_to: Tensor) -> Tensor:
-        """Numbers that depend on the newest position and the seed alone."""
-        newest = int(position.max()) if position.numel() else 0
-        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + newest)
-        return torch.rand(memory.shape, generator=generator)
+WINDOW = Window()
 
 
-WINDOW, STREAMING = Window(), Window(_SINKS)
-
-
-_STEPS_OF_INT4: Final = 7.0
-_BOTH: Final = 0.5  # weight of attention where victims are chosen by both
-STEEP: Final = 0.4  # how much a pyramid's first layer has above the mean
+_STEEP: Final = 0.4  # how much a pyramid's first layer has above the mean
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,26 +125,12 @@ class StaticArm:
 
 STATIC: Final = (
     StaticArm("window", WINDOW),
-    StaticArm("streaming", STREAMING),
+    StaticArm("streaming", Window(_SINKS)),
     StaticArm("h2o", HeavyHitters(), recent=0.5),
     StaticArm("scissorhands", Scissorhands()),
     StaticArm("snapkv", SnapKV()),
-    StaticArm("pyramidkv", SnapKV(), pyramid=STEEP),
+    StaticArm("pyramidkv", SnapKV(), pyramid=_STEEP),
 )
-
-
-def victims(it: ConfKVSettings, seed: int) -> dict[str, Ranker]:
-    """Who goes first where all else is the same, from the worst to the best of the paper."""
-    return {
-        "random": Random(seed),
-        "recency": AttentionAndRecency(0.0, it.gamma, it.window),
-        "attention": AttentionAndRecency(1.0, it.gamma, it.window),
-        "both": AttentionAndRecency(_BOTH, it.gamma, it.window),
-    }
-
-
-def confident(config: Any, it: ConfKVSettings) -> ConfKVCache:
-    return ConfKVCache(config, it)
 
 
 def in_int8(it: ConfKVSettings) -> ConfKVSettings:
@@ -185,28 +138,10 @@ def in_int8(it: ConfKVSettings) -> ConfKVSettings:
     return replace(it, int8=True, low=2 * it.low - it.window, high=2 * it.high - it.window)
 
 
-@contextmanager
-def coarse() -> Iterator[None]:
-    """While it lasts, what is stored in int8 is rounded to the 15 steps that four bits hold."""
-
-    def wide(values: Tensor) -> Tensor:
-        return channel_scale(values) * (STEPS / _STEPS_OF_INT4)
-
-    with patch.object(stores, "channel_scale", wide):
-        yield
-
-
 def with_pyramid(it: ConfKVSettings) -> ConfKVSettings:
     """Settings with falling budgets, as steep as the last layer's window allows."""
-    steep = min(STEEP, 1.0 - (it.window + it.slack) / it.low)
+    steep = min(_STEEP, 1.0 - (it.window + it.slack) / it.low)
     return replace(it, pyramid=steep)
-
-
-def replayed(
-    config: Any, it: ConfKVSettings, schedule: Sequence[Sequence[int]], ranker: Ranker
-) -> ConfKVCache:
-    """A cache that evicts when an earlier one did, and as many, by another order."""
-    return ConfKVCache(config, it, budgets=Replayed(schedule), ranker=ranker)
 
 
 Floats = NDArray[np.float64]
@@ -215,7 +150,6 @@ Floats = NDArray[np.float64]
 class Followed(NamedTuple):
     surprise: Floats  # [texts, tokens behind the prompt], nats
     right: NDArray[np.bool_]  # bool, the same shape: whether the token was the model's first choice
-    confidence: Floats  # [texts, tokens behind the prompt], of the logits that judged each
     # [tokens behind the prompt], what a layer held on average, in tokens of two bytes a number:
     # one in int8 counts half
     room: Floats
@@ -235,10 +169,7 @@ def follow(model: Any, texts: Tensor, prompt: int, cache: ConfKVCache) -> Follow
             peak = max(peak, cache.bytes())
             if at + 1 < texts.shape[1]:
                 logits = model(texts[:, at : at + 1], past_key_values=cache).logits[:, -1]
-    confidence = [step.confidence for step in cache.trace]
-    return Followed(
-        np.stack(surprise, 1), np.stack(right, 1), np.array(confidence).T, np.array(room), peak
-    )
+    return Followed(np.stack(surprise, 1), np.stack(right, 1), np.array(room), peak)
 
 
 def read_at_once(model: Any, texts: Tensor, prompt: int) -> tuple[Floats, NDArray[np.bool_]]:

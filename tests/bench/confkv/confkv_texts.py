@@ -12,10 +12,13 @@ import torch
 from torch import Tensor
 
 from ..errors import InputError
-from ..teaching.lessons import needle
 
 HELD_OUT: Final = Path(__file__).parent.parent / "held_out" / "python-docs.txt.gz"
 _BETWEEN: Final = "\f"  # documents are separated by a form feed
+_NEEDLE: Final = "\n\nRemember: the code of {name} is {code}.\n\n"
+_SYLLABLES: Final = (
+    "ba", "ce", "di", "fo", "gu", "ka", "le", "mi", "no", "pu", "ra", "se", "ti", "vo"
+)  # fmt: skip
 
 
 def documents(source: Path | None) -> list[str]:
@@ -47,6 +50,12 @@ def windows(tokenizer: Any, texts: list[str], count: int, length: int, seed: int
         start = int(random.integers(0, len(ids) - length + 1))
         rows.append(torch.tensor(ids[start : start + length]))
     return torch.stack(rows)
+
+
+def needle(random: np.random.Generator) -> str:
+    """A sentence that cannot be guessed: a made-up name and its code of five digits."""
+    name = "".join(random.choice(_SYLLABLES, size=3)).capitalize()
+    return _NEEDLE.format(name=name, code="".join(map(str, random.integers(0, 10, size=5))))
 
 
 class Told(NamedTuple):

@@ -1,9 +1,8 @@
 """A made-up code somewhere in a text, asked for at its end: who still knows it.
 
-Asked in the prompt, the question is read with the text, before anything is evicted, as prompts of
-the field's needle tests are. Asked later, all that the text holds was evicted by then. A code is
-judged token by token, each behind what is right; its first is a space where words are few, and left
-aside.
+The question is read with the text, before anything is evicted, as in the field's needle tests. A
+code is judged token by token, each behind what is right; its first is a space where words are few,
+and left aside.
 """
 
 from __future__ import annotations
@@ -21,18 +20,14 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from ..figures import Figures
-from ..teaching.recall_language import SAID, make_quiz
-from .confkv_arms import STATIC, confident, follow, read_at_once
+from .confkv_arms import STATIC, follow, read_at_once
 from .confkv_texts import Told, haystacks, told_codes
-from .resampled import wilson
 from .small_models import Loaded
 
 LENGTHS: Final = (256, 512, 1024)  # of the text, told and asked codes within
 _DEPTHS: Final = (0.1, 0.3, 0.5, 0.7, 0.9)
 _CAUTIOUS: Final = 0.8  # the tau that recovers over-confident failures, by the paper
 _ASKING: Final = 96  # tokens that told and asked codes may add to a text
-_PROMPT: Final = 64  # asked later, so much is read at once, and the rest token by token
-_QUIZZES: Final = 96
 _NAMES: Final = ("window", "h2o", "snapkv")
 
 Say = Callable[[str], None]
@@ -48,27 +43,26 @@ class Said(NamedTuple):
 
 
 def add_needles(
-    figures: Figures, loaded: Loaded, texts: Tensor, it: ConfKVSettings, prefix: str, say: Say
+    figures: Figures, loaded: Loaded, texts: Tensor, it: ConfKVSettings, say: Say
 ) -> None:
     """The share of codes' digits that each arm says, over lengths and five depths."""
     config = loaded.model.config
-    _add_said(figures, f"{prefix}niah_full", said(loaded, texts, None))
-    ours = said(loaded, texts, lambda: confident(config, it))
-    _add_said(figures, f"{prefix}niah_conf", ours, "≥ H2O + 0.08")
-    figures.add(f"{prefix}niah_conf_room", ours.room, "tokens a layer")
-    careful = said(loaded, texts, lambda: confident(config, replace(it, tau=_CAUTIOUS)))
-    _add_said(figures, f"{prefix}niah_cautious", careful)
-    figures.add(f"{prefix}niah_cautious_room", careful.room, "tokens a layer")
+    _add_said(figures, "niah_full", said(loaded, texts, None))
+    ours = said(loaded, texts, lambda: ConfKVCache(config, it))
+    _add_said(figures, "niah_conf", ours, "≥ H2O + 0.08")
+    figures.add("niah_conf_room", ours.room, "tokens a layer")
+    careful = said(loaded, texts, lambda: ConfKVCache(config, replace(it, tau=_CAUTIOUS)))
+    _add_said(figures, "niah_cautious", careful)
+    figures.add("niah_cautious_room", careful.room, "tokens a layer")
     for name in _NAMES:
         static = next(each for each in STATIC if each.name == name)
         make = partial(static.cache, config, it, round(ours.room))
-        _add_said(figures, f"{prefix}niah_{name}", said(loaded, texts, make))
+        _add_said(figures, f"niah_{name}", said(loaded, texts, make))
     say(f"digits: ours {ours.right} of {ours.n} at {ours.room:.0f} tokens a layer")
 
 
 def _add_said(figures: Figures, name: str, found: Said, target: str = "") -> None:
-    low, high = wilson(found.right, found.n)
-    figures.add(name, found.right / found.n, f"of digits, {low:.3f} – {high:.3f}", target)
+    figures.add_share(name, found.right, found.n, "of digits", target)
 
 
 def said(loaded: Loaded, texts: Tensor, make: Make | None) -> Said:
@@ -89,31 +83,6 @@ def said(loaded: Loaded, texts: Tensor, make: Make | None) -> Said:
     return Said(right, n, float(np.mean(rooms)))
 
 
-def add_recalled(figures: Figures, model: Any, length: int, facts: int, say: Say) -> None:
-    """The same in the language of recall, at a quarter of the text and less."""
-    quiz = make_quiz(_QUIZZES, length, facts, 1, np.random.default_rng(2))
-    texts = torch.from_numpy(quiz.ids)
-    for how, prompt in (("", length - SAID), ("later_", _PROMPT)):
-        _add_recalled(figures, model, texts, prompt, f"recall_niah_{how}", say)
-
-
-def _add_recalled(
-    figures: Figures, model: Any, texts: Tensor, prompt: int, name: str, say: Say
-) -> None:
-    length, config = texts.shape[1], model.config
-    it = ConfKVSettings(low=length // 8, high=length // 4, window=length // 16, slack=8)
-    ours = follow(model, texts, prompt, confident(config, it))
-    room = round(float(ours.room.mean()))
-    rights = {"full": read_at_once(model, texts, prompt)[1], "conf": ours.right}
-    for arm in STATIC:
-        rights[arm.name] = follow(model, texts, prompt, arm.cache(config, it, room)).right
-    for arm_name, right in rights.items():
-        share = float(np.mean(right[:, -SAID:].all(1)))
-        say(f"{name}{arm_name}: {share:.3f} with {room} of {length} tokens")
-        figures.add(f"{name}{arm_name}", share, f"of answers, {len(texts)} texts")
-    figures.add(f"{name}room", room, f"tokens a layer, of {length}")
-
-
 STEPS: Final = 30
 _ASKED_EVERY: Final = 4  # a step in four reads an older page again and asks for its code
 _AGENTS: Final = 16  # in a batch, each with codes of its own
@@ -126,20 +95,20 @@ class Walk(NamedTuple):
     tokens: int  # of each agent's whole text
 
 
-def add_pages(figures: Figures, loaded: Loaded, it: ConfKVSettings, prefix: str, say: Say) -> None:
+def add_pages(figures: Figures, loaded: Loaded, it: ConfKVSettings, say: Say) -> None:
     """Right answers of ours over those with nothing forgotten, and bytes the other way round."""
     success, peaks = [], []
     for seed in _SEEDS:
         pages = told_codes(loaded.tokenizer, _AGENTS * STEPS, seed)
         plain = walk(loaded.model, pages, DynamicCache(config=loaded.model.config), _plain_bytes)
-        ours = walk(loaded.model, pages, confident(loaded.model.config, it), _our_bytes)
+        ours = walk(loaded.model, pages, ConfKVCache(loaded.model.config, it), _our_bytes)
         success.append(float(ours.right.sum()) / max(1.0, float(plain.right.sum())))
         peaks.append(plain.peak / ours.peak)
         share = float(plain.right.double().mean())
         say(f"agents, {plain.tokens} tokens: full {share:.3f}, ours {success[-1]:.3f} of that")
-        figures.add(f"{prefix}agent_full_{seed}", share, "of digits")
-    figures.add(f"{prefix}agent_success_ratio", success, "of full, seeds", "≥ 0.95")
-    figures.add(f"{prefix}agent_peak_ratio", peaks, "full / ours, bytes, seeds", "≥ 2.5")
+        figures.add(f"agent_full_{seed}", share, "of digits")
+    figures.add("agent_success_ratio", success, "of full, seeds", "≥ 0.95")
+    figures.add("agent_peak_ratio", peaks, "full / ours, bytes, seeds", "≥ 2.5")
 
 
 def walk(model: Any, pages: Told, cache: Any, size: Callable[[Any], int]) -> Walk:

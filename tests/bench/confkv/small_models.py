@@ -1,50 +1,19 @@
-"""The models of the bench: those that ship, one that is named, and random ones for exactness."""
+"""The models of the bench: those that ship, and any that is named."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import torch
-from transformers import (
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    GPT2Config,
-    GPT2LMHeadModel,
-    GPTNeoXConfig,
-    GPTNeoXForCausalLM,
-    LlamaConfig,
-    LlamaForCausalLM,
-    MistralConfig,
-    MistralForCausalLM,
-    PreTrainedTokenizerFast,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-)
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
 from ..errors import BenchError, InputError
 
-_PLAIN: Final = {
-    "vocab_size": 97, "hidden_size": 64, "num_hidden_layers": 3, "intermediate_size": 96,
-    "num_attention_heads": 4, "max_position_embeddings": 512,
-}  # fmt: skip
-_SHAPE: Final = {**_PLAIN, "num_key_value_heads": 2}
-FAMILIES: Final[dict[str, Callable[[], Any]]] = {
-    "llama": lambda: LlamaForCausalLM(LlamaConfig(**_SHAPE)),
-    "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**_SHAPE)),
-    "gpt2": lambda: GPT2LMHeadModel(
-        GPT2Config(vocab_size=97, n_embd=64, n_layer=3, n_head=4, n_positions=512)
-    ),
-    "gpt_neox": lambda: GPTNeoXForCausalLM(GPTNeoXConfig(**_PLAIN)),
-    "mistral": lambda: MistralForCausalLM(MistralConfig(**_SHAPE, sliding_window=None)),
-    "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**_SHAPE, head_dim=16)),
-}
 _READ_GGUF: Final = ("gguf", "accelerate")  # packages that transformers reads such files with
-WEIGHTS: Final = Path(__file__).parent.parent / "weights"
+_WEIGHTS: Final = Path(__file__).parent.parent / "weights"
+TEXT_MODEL: Final = _WEIGHTS / "text-1m"
 
 
 class Loaded(NamedTuple):
@@ -53,11 +22,6 @@ class Loaded(NamedTuple):
     name: str
     model: Any
     tokenizer: Any
-
-
-def shipped(course: str) -> list[Path]:
-    """Folders of the models that ship and were taught by this course, ``text`` or ``recall``."""
-    return sorted(path.parent for path in WEIGHTS.glob(f"{course}*/config.json"))
 
 
 def load(place: Path) -> Loaded:
@@ -83,11 +47,3 @@ def _check_that_gguf_is_read(file: Path) -> None:
     missing = [name for name in _READ_GGUF if find_spec(name) is None]
     if missing:
         raise BenchError(f"to read {file.name}: pip install {' '.join(missing)}")
-
-
-def random_model(family: str) -> Any:
-    """A small model of one of ``FAMILIES`` with random weights, always the same; it never ends."""
-    torch.manual_seed(3)
-    model = FAMILIES[family]().eval()
-    model.generation_config.eos_token_id = None
-    return model

@@ -1,17 +1,22 @@
-"""What the proxy adds to the time of a request: before stand-ins that answer at once."""
+"""What the router's decisions take, and what the proxy adds to a request's time."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import json
+import random
 import sys
 import tempfile
 import time
+import tracemalloc
 from pathlib import Path
 from typing import Final
 
 import httpx
+import numpy as np
+from kvgraph.advisor.fleet.board import EngineBoard, Speed
+from kvgraph.advisor.fleet.router import FleetRouter, Holdings, RoutingRequest
 
 from ..figures import Figures, quantile
 from .router_process import RouteProcess, RouterProcess
@@ -22,9 +27,55 @@ ENGINES: Final = 3
 _PROMPT: Final = "a prompt of some four thousand tokens " * 420
 
 
-def add_latency(figures: Figures, requests: int) -> None:
-    """Send ``requests`` requests straight to a stand-in, and as many through the proxy, in turn;
-    raises ServerError: a process did not start.
+def add_latency(figures: Figures, quick: bool) -> None:
+    _add_decisions(figures, 100_000 if quick else 1_000_000)
+    _add_proxy(figures, 200 if quick else 2000)
+
+
+DECISIONS_PER_S: Final = 1000.0
+DECISIONS: Final = 20_000
+_SHARED: Final = 4096  # tokens of a prefix that all prompts share; chosen
+
+
+def _add_decisions(figures: Figures, sessions: int) -> None:
+    few, _ = _decisions(3, 10_000)
+    many, memory = _decisions(1000, sessions)
+    figures.add("route_p99_ms", quantile(few, 99), "ms", "< 2, at 1,000/s")
+    figures.add("route_p99_ms_1000_engines", quantile(many, 99), "ms", "< 5")
+    figures.add("sessions_known", sessions, "sessions")
+    figures.add("bytes_per_session", memory / sessions, "B")
+
+
+def _decisions(engines: int, sessions: int) -> tuple[list[float], int]:
+    """Milliseconds of each decision; and bytes that the sessions' homes take."""
+    rng = random.Random(1)
+    board = EngineBoard()
+    for number in range(engines):
+        board.add(f"#{number}", Speed(pool_tokens=500_000))
+    router = FleetRouter(board)
+    tracemalloc.start()
+    for session in range(sessions):
+        router.homes.settle(f"session {session}", rng.randrange(engines), 20_000, 0.0)
+    memory = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    pool = np.zeros(engines, dtype=np.int64)
+    samples, begin = [], time.perf_counter()
+    for number in range(DECISIONS):
+        time.sleep(max(0.0, begin + number / DECISIONS_PER_S - time.perf_counter()))
+        wanted = RoutingRequest(
+            f"session {rng.randrange(int(1.3 * sessions))}", rng.randrange(2000, 40_000)
+        )
+        start = time.perf_counter()
+        pool[:] = _SHARED
+        choice = router.route(wanted, Holdings(pool, pool), number / DECISIONS_PER_S)
+        samples.append(1e3 * (time.perf_counter() - start))
+        router.computed(choice)
+    return samples, memory
+
+
+def _add_proxy(figures: Figures, requests: int) -> None:
+    """Send ``requests`` requests straight to a stand-in that answers at once, and as many through
+    the proxy, in turn; raises ServerError: a process did not start.
     """
     with contextlib.ExitStack() as stack:
         out = Path(stack.enter_context(tempfile.TemporaryDirectory()))

@@ -4,6 +4,7 @@ what was unused longest, and the router goes by shadows of their pools.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Final, NamedTuple
@@ -13,11 +14,13 @@ from kvgraph.advisor.fleet.router import Holdings
 from kvgraph.advisor.replay.fleet_traffic import Signals
 from kvgraph.advisor.replay.plan import FleetRouting
 from kvgraph.advisor.replay.reader import infer_sessions
+from kvgraph.advisor.replay.recorded_sessions import Session, read_sessions
 from kvgraph.advisor.replay.simulator import Instance, LruOrder, PrefixAffinity, Router, simulate
 from kvgraph.advisor.replay.trace import Trace
 
 from ..figures import Figures
-from ..policies.policies_fleets import default_sessions, fleet, halves, sessions_in
+from ..recorded.agents_requests import SESSIONS
+from ..recorded.lab_fleets import fleet
 
 
 class StockFleet(NamedTuple):
@@ -45,7 +48,7 @@ def add_stock_engines(figures: Figures, say: Callable[[str], None]) -> None:
     """Add what the router finds beyond cache-aware routing: where callers name their sessions, and
     where they say nothing; raises BenchError: there are no recorded sessions.
     """
-    parts = halves(sessions_in(default_sessions(), lambda files: None))
+    parts = _halves()
     named, inferred = [], []
     for each in FLEETS:
         sessions, name = parts[each.half], f"{each.users} users"
@@ -59,6 +62,14 @@ def add_stock_engines(figures: Figures, say: Callable[[str], None]) -> None:
         say(f"{each}: {stock:.1f} %, {named[-1]:+.1f} points, {inferred[-1]:+.1f} with no names")
     figures.add("stock_engines_points", named, "points", "> 0")
     figures.add("stock_engines_points_nothing_said", inferred, "points", "> 0")
+
+
+def _halves() -> tuple[list[Session], list[Session]]:
+    """Two halves of the sessions that ship, each drawn at random."""
+    order = sorted(read_sessions(SESSIONS), key=lambda session: session.name)
+    random.Random(1).shuffle(order)
+    middle = len(order) // 2
+    return order[:middle], order[middle:]
 
 
 class MemoryRouting(FleetRouting):

@@ -1,1 +1,1 @@
-"""``kvgraph bench graph``: what ranking, ingest and memory of the graph cost, beside a peer."""
+"""``kvgraph bench graph``: what ranking, ingest and memory of the graph cost."""

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import os
-import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import psutil
 import zmq
 from kvgraph.advisor.process.process import collect_seldom, tame_memory
 from kvgraph.graph.kvcache_graph import KVCacheGraph
-from kvgraph.graph.types import LAYER_NAMES, Keys, Tier
+from kvgraph.graph.types import Keys, Tier
 from kvgraph.graph.wire import frames
 from kvgraph.graph.wire.advice import EvictionRanking, StillValid
 from kvgraph.graph.wire.events import (
@@ -320,35 +317,6 @@ class Traffic:
         return [BlocksRemoved(np.concatenate(gone).astype("<u8").tobytes())] if gone else []
 
 
-_BLOCKS, _EDGES, _VICTIMS = 2_000, 6_000, 256
-
-
-def peer_speedups(pairs: int = 7) -> list[float]:
-    """How many times faster our ranking is, side by side, once a pair."""
-    ours = build_graph(_BLOCKS, _EDGES)
-    theirs = _copied(ours)
-    return [
-        statistics.median(timed(lambda: theirs.suggest_eviction(_VICTIMS), 1))
-        / statistics.median(timed(lambda: ours.suggest_eviction(_VICTIMS, ENGINE), 20))
-        for _ in range(pairs)
-    ]
-
-
-def _copied(graph: KVCacheGraph) -> Any:
-    """The peer's graph with our nodes (by row) and edges."""
-    from aither_kvcache.kvcache_graph import EdgeType as PeerEdge
-    from aither_kvcache.kvcache_graph import KVCacheGraph as PeerGraph
-
-    peer = PeerGraph(protected_sources={"axioms", "identity", "rules"})
-    blocks = graph.tables.blocks
-    for row in blocks.live_rows().tolist():
-        label, importance = LAYER_NAMES[blocks.layer[row]], float(blocks.importance[row])
-        peer.add_block(row, label, importance, (0, int(blocks.tokens[row])))
-    for edge in graph.tables.all_edges.all():
-        peer.add_edge(edge.source, edge.target, PeerEdge.CO_ATTEND, edge.weight)
-    return peer
-
-
 _ROUNDS = 50
 
 
@@ -375,12 +343,6 @@ def run(progress: bool) -> Figures:
         figures.add("ingest_blocks_per_s", ingest_rates(), "blocks/s", "≥ 1,500,000")
         status.update("sidecar idling over 20,000 blocks")
         figures.add("idle_cpu_percent", idle_cpu_percent(), "%", "≤ 0.5")
-        status.update("aither-kvcache on the same graph")
-        with contextlib.suppress(ModuleNotFoundError):
-            figures.add("peer_speedup", peer_speedups(), "×", "≥ 1,000")
-    if progress and importlib.util.find_spec("aither_kvcache") is None:
-        left_out = "peer_speedup left out: pip install 'kvgraph[peer]' for the peer"
-        console.print(left_out, markup=False)
     return figures
 
 

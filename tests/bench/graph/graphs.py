@@ -1,4 +1,4 @@
-"""Synthetic graphs of a given size, the same ones for us and for the peer."""
+"""Synthetic graphs of a given size."""
 
 from __future__ import annotations
 

@@ -14,9 +14,7 @@ from kvgraph.kernels.arena import Arena
 from kvgraph.kernels.backends import reference
 from kvgraph.kernels.errors import TransferError
 from kvgraph.kernels.gpu.copy_engine import copy_engine
-from kvgraph.kernels.gpu.measure import copy_table, splice_table
-from kvgraph.kernels.gpu.method import COPY_ENGINE
-from kvgraph.kernels.gpu.moves import copy_by
+from kvgraph.kernels.gpu.moves import COPY_ENGINE, copy_by, copy_table, splice_table
 from kvgraph.kernels.layout import Blocks, PagedKv, SlotMap, gpu_layout, new_memory
 from kvgraph.kernels.rope import Pairing, Rope
 from kvgraph.kernels.runs import block_runs
@@ -63,11 +61,11 @@ def index_copy(source: PagedKv, records: Any, target: PagedKv, blocks: Any) -> A
 
 
 def copy_then_rotate(copy: Action, target: PagedKv, new: Any, delta: Any, rope: Rope) -> Action:
-    """A batched copy to the final place, then our own rotation in place: K passes memory twice."""
+    """A batched copy to the final place, then our own splice in place: all passes memory twice."""
 
     def both() -> None:
         copy()
-        ops.rotate_in_place(target, new, delta, rope)
+        ops.splice(target, target, SlotMap(new, new, delta), rope)
 
     return both
 
@@ -444,8 +442,8 @@ def _bytes(memory: Any) -> Any:
     return memory.view(torch.uint8)
 
 
-def _winners(winners: dict[tuple[int, int], Any]) -> dict[str, str]:
+def _winners(winners: dict[tuple[int, int], int]) -> dict[str, str]:
     return {
-        f"{size}x{count}": f"{method.name}/{method.grid}"
-        for (size, count), method in winners.items()
+        f"{size}x{count}": "copy engine" if way == COPY_ENGINE else f"{way} thread blocks"
+        for (size, count), way in winners.items()
     }

@@ -19,8 +19,8 @@ from kvgraph.hooks.vllm.patching import restored
 from ..figures import Figures
 from ..serving.child import result_of, tell
 from ..serving.model import TINY, ensure_model
-from .chat_layers import FamilyChats, MadeChat
 from .families import FAMILIES
+from .family_chats import FamilyChats, MadeChat
 
 _ROUNDS: Final = 9
 _QUICK_ROUNDS: Final = 3

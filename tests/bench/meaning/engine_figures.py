@@ -16,14 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-import httpx
 import numpy as np
-from kvgraph.graph.types import SourceLayer
 
-from ..agents.agents_arms import busy_cores, watched
 from ..errors import BenchError
 from ..figures import Figures
-from ..serving.cache_ledger import Digest, Ledger, chain_digest
 from ..serving.model import ModelShape, ensure_model
 from ..serving.vllm_server import Server, ServerPlan
 from ..serving.workload import BLOCK
@@ -34,8 +30,6 @@ if TYPE_CHECKING:
 
 POOL: Final = 240  # blocks
 MOST_TOKENS: Final = 7168  # of a prompt and its answer: 200 turns, in less than the pool
-RULING: Final = ("KVGRAPH_POLICY__GUARD", "false")
-"""Lets the policy rank from the start: a short run is over before it has proved itself."""
 
 Message = dict[str, Any]
 
@@ -46,15 +40,12 @@ class Reply(NamedTuple):
     first_s: float  # seconds until something of it came
 
 
-def chat_plan(
-    model: Path, graph: bool, directory: Path, name: str, *settings: tuple[str, str]
-) -> ServerPlan:
+def chat_plan(model: Path, graph: bool, directory: Path, name: str) -> ServerPlan:
     """What to start; its sidecar's notes lie in ``runtime_of(directory)``."""
     runtime_of(directory).mkdir(mode=0o700, exist_ok=True)
     return ServerPlan(
         str(model), graph, directory, blocks=POOL, max_model_len=MOST_TOKENS, max_num_seqs=4,
-        name=name, settings=(("XDG_RUNTIME_DIR", str(runtime_of(directory))),
-                             *settings),
+        name=name, settings=(("XDG_RUNTIME_DIR", str(runtime_of(directory))),),
     )  # fmt: skip
 
 
@@ -121,85 +112,6 @@ class Words:
     def text(self, tokens: int) -> str:
         """About so many tokens: the first word, without a space before it, may be several."""
         return " ".join(self._rng.choices(self._words, k=tokens))
-
-
-_CHATS: Final = 3  # this, and the next two, are chosen
-_TURNS: Final = 8
-_SYSTEM_BLOCKS, _SAID_BLOCKS, _SUMMARY, _OTHER_BLOCKS = 6, 3, 4, 10  # blocks
-_SETTLE_S: Final = 2.0  # until a sidecar has ranked what has just ended
-
-# The ledger tells blocks apart by their layers: chats' blocks get two that are not used here.
-_DEAD: Final = SourceLayer.AFFECT
-_LIVE: Final = SourceLayer.MEMORIES
-
-
-@dataclass(slots=True)
-class Left:
-    dead: int = 0
-    live: int = 0
-
-    @property
-    def dead_first(self) -> float:
-        return self.dead / max(1, self.dead + self.live)
-
-
-def dead_branches(
-    server: Server, client: OpenAI, ledger: Ledger, words: Words, rounds: int
-) -> Left:
-    """Of the blocks of chats that go first, as many as are dead, how many are dead."""
-    found = Left()
-    for _ in range(rounds):
-        _round(_Chats(server, client, words), ledger, found)
-    return found
-
-
-class _Chats:
-    def __init__(self, server: Server, client: OpenAI, words: Words) -> None:
-        self._url, self._client, self._words = server.url, client, words
-        self.known: dict[Digest, SourceLayer] = {}
-
-    def play(self) -> None:
-        """Let them grow, and compact the last one."""
-        for _ in range(_CHATS):
-            messages = [said("system", self._words.text(_SYSTEM_BLOCKS * BLOCK))]
-            for _ in range(_TURNS):
-                messages.append(said("user", self._words.text(_SAID_BLOCKS * BLOCK)))
-                messages.append(said("assistant", ask(self._client, messages, 4).text or "."))
-            self.known.update(dict.fromkeys(self._blocks(messages), _LIVE))
-        whole = set(self._blocks(messages))
-        compacted = [messages[0], said("user", self._words.text(_SUMMARY * BLOCK))]
-        ask(self._client, compacted, 4)
-        still = set(self._blocks(compacted))
-        self.known.update(dict.fromkeys(whole - still, _DEAD))
-        self.known.update(dict.fromkeys(still, _LIVE))
-
-    def press(self) -> None:
-        ask(self._client, [said("user", self._words.text(_OTHER_BLOCKS * BLOCK))], 1)
-
-    def _blocks(self, messages: list[Message]) -> Iterator[Digest]:
-        """The full blocks of a prompt of these messages, as the engine cuts it."""
-        body = {"model": "demo", "messages": messages, "add_generation_prompt": False}
-        answer = httpx.post(f"{self._url}/tokenize", json=body, timeout=60.0, trust_env=False)
-        tokens, digest = answer.raise_for_status().json()["tokens"], Digest()
-        for start in range(0, len(tokens) - BLOCK + 1, BLOCK):
-            digest = chain_digest(digest, tokens[start : start + BLOCK])
-            yield digest
-
-
-def _round(chats: _Chats, ledger: Ledger, found: Left) -> None:
-    chats.play()
-    ledger.know(chats.known)
-    ledger.take()
-    time.sleep(_SETTLE_S)
-    dead = sum(layer is _DEAD for layer in chats.known.values())
-    left = Left()
-    for _ in range(2 * POOL // _OTHER_BLOCKS):
-        chats.press()
-        evicted = ledger.take().evicted
-        left.dead, left.live = left.dead + evicted[_DEAD], left.live + evicted[_LIVE]
-        if left.dead + left.live >= dead:
-            break
-    found.dead, found.live = found.dead + left.dead, found.live + left.live
 
 
 _PREFIX: Final = 48  # blocks: a fifth of the pool
@@ -274,23 +186,18 @@ Say = Callable[[str], None]
 class Scale:
     turns: int  # of the long chat
     firsts: int  # first turns behind ``kvgraph precache``
-    rounds: int  # compacted chats
 
 
-FULL: Final = Scale(turns=200, firsts=7, rounds=4)
-QUICK: Final = Scale(turns=30, firsts=2, rounds=1)
+FULL: Final = Scale(turns=200, firsts=7)
+QUICK: Final = Scale(turns=30, firsts=2)
 
 
 def add_engine_figures(figures: Figures, scale: Scale, seed: int, say: Say) -> None:
-    """Measure on stock vLLM, on the graph as it comes with layers, and where its policy ranks from
-    the start.
-    """
+    """Measure on stock vLLM, and on the graph as it comes with layers."""
     with tempfile.TemporaryDirectory(prefix="kvg-", dir="/tmp") as scratch:
         bench = _Bench(Path(scratch), figures, scale, seed, say)
         bench.long_chat("stock", graph=False)
         bench.long_chat("graph", graph=True)
-        bench.busy_chat()
-        bench.branches()
         stock = bench.first_turns("stock_first", graph=False)
         graph = bench.first_turns("graph_first", graph=True)
     figures.add("precache_ttft_ratio", graph / stock, "of stock's", "≤ 0.3")
@@ -306,33 +213,21 @@ class _Bench:
 
     def long_chat(self, name: str, graph: bool) -> None:
         prefix = "" if graph else "stock_"
-        with self._server(chat_plan(self._model, graph, self._directory, name)) as (server, ledger):
+        with self._server(chat_plan(self._model, graph, self._directory, name)) as server:
             self._add_survival(f"{prefix}identity_survival", self._words(), server)
-            if not graph:
-                self._add_branches("stock_dead_branch_first", server, ledger)
 
     def first_turns(self, name: str, graph: bool) -> float:
         """First turns of a model that computes their prefix for long: their seconds, the median."""
         model = self._directory / "slow"
         if not model.is_dir():
             write_chat_model(model, SLOW_MODEL)
-        with self._server(chat_plan(model, graph, self._directory, name)) as (server, _):
+        with self._server(chat_plan(model, graph, self._directory, name)) as server:
             client = client_of(server)
             found = first_turns(server, client, self._words(), self._directory, self._scale.firsts)
         self._say(f"{name}: first turns {[round(each, 3) for each in found]} s")
         figure = "first_turn" if graph else "stock_first_turn"
         self._figures.add(figure, [1000 * each for each in found], "ms", "")
         return float(np.median(found))
-
-    def busy_chat(self) -> None:
-        plan = chat_plan(self._model, True, self._directory, "busy")
-        with self._server(plan) as (server, _), busy_cores():
-            self._add_survival("identity_survival_busy", self._words(), server)
-
-    def branches(self) -> None:
-        plan = chat_plan(self._model, True, self._directory, "ruling", RULING)
-        with self._server(plan) as (server, ledger):
-            self._add_branches("dead_branch_first", server, ledger)
 
     def _add_survival(self, name: str, words: Words, server: Server) -> None:
         found = survival(client_of(server), words, self._scale.turns)
@@ -341,17 +236,11 @@ class _Bench:
         self._figures.add(name, found.turns, "of turns", target)
         self._figures.add(f"{name}_behind_others", found.bursts, "of turns", target)
 
-    def _add_branches(self, name: str, server: Server, ledger: Ledger) -> None:
-        found = dead_branches(server, client_of(server), ledger, self._words(), self._scale.rounds)
-        self._say(f"{name}: {found}")
-        target = "" if name.startswith("stock") else "≥ 0.95"
-        self._figures.add(name, found.dead_first, "of blocks of chats", target)
-
     def _words(self) -> Words:
         return Words(self._model, self._seed)
 
     @contextlib.contextmanager
-    def _server(self, plan: ServerPlan) -> Iterator[tuple[Server, Ledger]]:
+    def _server(self, plan: ServerPlan) -> Iterator[Server]:
         self._say(f"{plan.arm}: starting vLLM")
-        with watched(plan, {}) as (server, ledger):
-            yield server, ledger
+        with Server(plan) as server:
+            yield server

@@ -10,9 +10,9 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import httpx
-from kvgraph.advisor.memory.attention import Attention, NoAttention, Similarity, WordSimilarity
+from kvgraph.advisor.memory.attention import SampledAttention, Similarity, WordSimilarity
+from kvgraph.advisor.memory.command import memory_app
 from kvgraph.advisor.memory.proxy import MemoryProxy
-from kvgraph.advisor.memory.server import memory_app
 from kvgraph.advisor.memory.settings import ChatStoreSettings, MemorySettings
 from kvgraph.advisor.memory.store import ChatStore
 from starlette.requests import Request
@@ -101,15 +101,13 @@ async def remembering(
     engine: ChatEngine | None = None,
     kept: ChatStoreSettings | None = None,
     similarity: Similarity | None = None,
-    attention: Attention | None = None,
+    attention: SampledAttention | None = None,
 ) -> AsyncIterator[Remembering]:
     engine = engine or ChatEngine()
     async with contextlib.AsyncExitStack() as stack:
         upstream = await stack.enter_async_context(listening(engine, "off"))
         store = ChatStore(kept or ChatStoreSettings())
-        proxy = MemoryProxy(
-            upstream, settings, store, similarity or WordSimilarity(), attention or NoAttention()
-        )
+        proxy = MemoryProxy(upstream, settings, store, similarity or WordSimilarity(), attention)
         url = await stack.enter_async_context(listening(memory_app(proxy), "on"))
         found = Remembering(engine, proxy, url)
         stack.push_async_callback(found.client.aclose)

@@ -9,10 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from kvgraph.advisor.memory.attention import Attention
 from kvgraph.advisor.memory.settings import MemorySettings, Mode
 
-from ..teaching.recall_language import ASK, FACT, KEYS, NOISE, SAID, VALUES
+from ..recall.recall_language import ASK, FACT, KEYS, NOISE, SAID, VALUES
 from .memory_stage import LONGEST, Answered, Chat, memory_before
 
 WORD: Final = (
@@ -104,14 +103,13 @@ FULL: Final = arm(Mode.DISCARD, LONGEST, high=1.0, low=1.0)
 
 
 async def several_facts(
-    url: str, by: MemorySettings, sessions: int, seed: int, attention: Attention | None = None,
-    recall: bool = True,
-) -> Outcome:  # fmt: skip
+    url: str, by: MemorySettings, sessions: int, seed: int, recall: bool = True
+) -> Outcome:
     """Chats that tell a fact a turn; then five of their first half are asked for. ``recall``: the
     engine may bring text back; else it computes the same prompts.
     """
     rng, found = random.Random(seed), Outcome()
-    async with memory_before(url, by, attention) as memory:
+    async with memory_before(url, by) as memory:
         for number in range(sessions):
             told = tell(TURNS, rng)
             chat = memory.chat(f"several-{by.mode}-{by.budget}-{number}", recall)

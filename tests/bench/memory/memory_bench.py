@@ -7,10 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from kvgraph.advisor.memory.attention import SampledAttention
-from kvgraph.advisor.memory.settings import ATTENTION_WEIGHT, Mode
+from kvgraph.advisor.memory.settings import Mode
 
-from ..confkv.resampled import wilson
 from ..figures import Figures
 from ..recall.recall_stage import SPEED_MODELS
 from ..serving.model import ensure_model
@@ -37,7 +35,7 @@ Say = Callable[[str], None]
 
 
 def add_chats(figures: Figures, scratch: Path, sessions: int, seed: int, say: Say) -> None:
-    """Several facts, a planted one, the context wall, a coding session, and ablations.
+    """Several facts, a planted one, the context wall and a coding session.
 
     What a chat takes is measured before a larger model, too, whose answers say nothing: the small
     one answers in the time that a step of the engine takes.
@@ -47,24 +45,6 @@ def add_chats(figures: Figures, scratch: Path, sessions: int, seed: int, say: Sa
     say("a planted fact, before a model of 97 million parameters")
     with remembering_engine(scratch, model=ensure_model(SPEED_MODELS["speed"])) as server:
         asyncio.run(_add_times(figures, server.url, max(2, sessions // 3), seed))
-    say("an attention scorer")
-    with remembering_engine(scratch, sampled=True) as server:
-        asyncio.run(add_attention(figures, server.url, server.sidecar_url(), sessions, seed))
-
-
-async def add_attention(figures: Figures, url: str, page: str, sessions: int, seed: int) -> None:
-    """Several facts before an engine that samples, whose sidecar is at ``page``, with a score for
-    where the model looks and without.
-    """
-    looked_at, settings = (
-        SampledAttention(page),
-        arm(Mode.DISCARD, BUDGETS[1], attention=ATTENTION_WEIGHT),
-    )
-    done = await several_facts(url, settings, sessions, seed, looked_at)
-    _rights(figures, "ablation_attention_scorer", done)
-    figures.add("attention_asked", looked_at.told, "times that it told of a block that may leave")
-    done = await several_facts(url, arm(Mode.DISCARD, BUDGETS[1]), sessions, seed)
-    _rights(figures, "ablation_no_attention_scorer", done)
 
 
 async def _all(figures: Figures, url: str, sessions: int, seed: int, say: Say) -> None:
@@ -91,10 +71,7 @@ async def _add_several(figures: Figures, url: str, sessions: int, seed: int) -> 
                 target = "≥ 4 × the best other"
                 figures.add("multifact_recovery", share, "of answers right", target)
     figures.add("multifact_best_other", max(others.values()), "of answers right")
-    for name, more in (
-        ("top_2", {"top": 2}), ("top_4", {"top": 4}), ("no_gate", {"resident_gate": False}),
-        ("at_the_tail", {"settled": 0}), ("no_recall", {"least_similarity": 1.1}), ("computed", {}),
-    ):  # fmt: skip
+    for name, more in (("top_2", {"top": 2}), ("top_4", {"top": 4}), ("computed", {})):
         settings, recalls = arm(Mode.KV_RESTORE, BUDGETS[1], **more), name != "computed"
         done = await several_facts(url, settings, sessions, seed, recall=recalls)
         _rights(figures, f"ablation_{name}", done)
@@ -155,8 +132,5 @@ async def _add_coding(figures: Figures, url: str, seed: int) -> None:
 
 
 def _rights(figures: Figures, name: str, done: Outcome) -> float:
-    share = sum(done.right) / len(done.right)
-    low, high = wilson(sum(done.right), len(done.right))
-    unit = f"of {len(done.right)} answers right, {low:.3f} – {high:.3f}"
-    figures.add(name, share, unit)
-    return share
+    n = len(done.right)
+    return figures.add_share(name, sum(done.right), n, f"of {n} answers right")

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any, Final
 
 import httpx
-from kvgraph.advisor.memory.attention import Attention, NoAttention, WordSimilarity
+from kvgraph.advisor.memory.attention import WordSimilarity
 from kvgraph.advisor.memory.chat import Block
+from kvgraph.advisor.memory.command import memory_app
 from kvgraph.advisor.memory.proxy import MemoryProxy
-from kvgraph.advisor.memory.server import memory_app
 from kvgraph.advisor.memory.settings import ChatStoreSettings, MemorySettings
 from kvgraph.advisor.memory.store import ChatStore
 from kvgraph.hooks.recall.cover import SpliceLimits
@@ -30,7 +30,6 @@ BLOCKS: Final = 256
 ANSWER: Final = 3  # tokens
 _OK: Final = 200
 _TEMPLATE: Final = "{% for message in messages %}{{ message['content'] or '' }} {% endfor %}"
-_SAMPLED: Final = ("AITHER_KVCACHE_SAMPLING", "0.5")
 _ALWAYS: Final = (("AITHER_KVCACHE_RECALL_ALWAYS", "1"),)
 
 
@@ -88,9 +87,7 @@ class Chat:
 
 
 @contextlib.contextmanager
-def remembering_engine(
-    scratch: Path, sampled: bool = False, model: Path = RECALLS
-) -> Iterator[Server]:
+def remembering_engine(scratch: Path, model: Path = RECALLS) -> Iterator[Server]:
     """The engine; its model is taken to be calibrated.
 
     Text comes back to the small model also where computing it is quicker, as it often is. With any
@@ -98,8 +95,6 @@ def remembering_engine(
 
     Args:
         model: The small model that remembers, or a large one whose answers say nothing.
-        sampled: Whether it starts a sidecar, and tells it where the model looks, by the names that
-            requests give to messages.
     """
     from vllm.config import ModelConfig
 
@@ -111,12 +106,12 @@ def remembering_engine(
         ("AITHER_KVCACHE_CALIBRATIONS", str(scratch)), ("AITHER_KVCACHE_WARM_GIB", "0.5"),
         ("OMP_NUM_THREADS", "1"), ("AITHER_KVCACHE_RECALL_SHARED", "1"),
         *(_ALWAYS if model is RECALLS else ()),
-        *(_SAMPLED if sampled else (("AITHER_KVCACHE_SIDECAR", f"ipc://{scratch}/nobody"),)),
+        ("AITHER_KVCACHE_SIDECAR", f"ipc://{scratch}/nobody"),
     )  # fmt: skip
     plan = ServerPlan(
         str(model), True, scratch, blocks=BLOCKS, max_model_len=LONGEST, settings=settings,
-        name=f"{'sampled' if sampled else ''}{'' if model is RECALLS else 'large'}",
-        options=("--chat-template", str(template)), linked=sampled,
+        name="" if model is RECALLS else "large", options=("--chat-template", str(template)),
+        linked=False,
     )  # fmt: skip
     with Server(plan) as server:
         yield server
@@ -134,11 +129,9 @@ class Memory:
 
 
 @contextlib.asynccontextmanager
-async def memory_before(
-    url: str, settings: MemorySettings, attention: Attention | None = None
-) -> AsyncIterator[Memory]:
-    store, attention = ChatStore(ChatStoreSettings()), attention or NoAttention()
-    proxy = MemoryProxy(url, settings, store, WordSimilarity(), attention)
+async def memory_before(url: str, settings: MemorySettings) -> AsyncIterator[Memory]:
+    store = ChatStore(ChatStoreSettings())
+    proxy = MemoryProxy(url, settings, store, WordSimilarity(), None)
     async with (
         listening(memory_app(proxy), "on") as address,
         httpx.AsyncClient(base_url=address, timeout=120, trust_env=False) as client,

@@ -39,7 +39,6 @@ class Shape:
     asynchronous: bool = False  # whether a batch is scheduled while another is computed
     warm: int | None = 64  # blocks in host memory; None for an engine without tiers
     plain: bool = False  # tiers keep all that goes, drop the oldest, and bring nothing back unasked
-    ahead: bool = False  # they bring back what requests that wait lack, before their turn
     cold: int = 0  # blocks on disk
     workers: int = 1  # that hold a shard each (tensor or pipeline parallel)
     drafts: int = 0  # speculative tokens in a step
@@ -273,7 +272,7 @@ def tiers_of(shape: Shape) -> TierSettings | None:
     directory = Path("/nowhere") if shape.cold else None
     return TierSettings(
         shape.warm * size, shape.cold * size, directory,
-        prefetch=not shape.plain, ahead=shape.ahead, spill_all=shape.plain,
+        prefetch=not shape.plain, spill_all=shape.plain,
     )  # fmt: skip
 
 

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
-from ..confkv.resampled import wilson
-from ..figures import Figures
-from ..teaching.recall_language import ASK, FACT, FACT_TOKENS, KEYS, NOISE, SAID, VALUES, make_quiz
+from .recall_language import FACT, FACT_TOKENS, SAID, make_quiz
 
 LENGTH: Final = 512  # as the model was taught
 FACTS: Final = 32
@@ -97,132 +95,8 @@ def draw(texts: int, seed: int) -> list[Asked]:
     """Texts of ``LENGTH`` tokens with one question each."""
     quiz = make_quiz(texts, LENGTH, FACTS, 1, np.random.default_rng(seed))
     body, said = LENGTH - FACT_TOKENS, LENGTH - SAID
-    return [Asked(row[:body], row[body:said], row[said:]) for row in quiz.ids.tolist()]
+    return [Asked(row[:body], row[body:said], row[said:]) for row in quiz.tolist()]
 
 
 def _size(spans: Sequence[Span]) -> int:
     return sum(end - first for first, end in spans)
-
-
-BUDGET: Final = BUDGETS[1]  # 3.6 × less than the text
-BEYOND: Final = 2 * LENGTH  # as far from the question as the model was never taught
-_DOCUMENTS: Final = 4  # of a prompt that shares them; chosen
-_DOCUMENT: Final = 64  # tokens; chosen
-_FACTS: Final = 4  # of a document; chosen
-_PREAMBLE: Final = 32  # tokens that each reader has before a document; chosen
-
-Words = list[int]
-
-
-@dataclass(frozen=True, slots=True)
-class Case:
-    """One question about what was read before."""
-
-    read: list[Words]  # prompts that left their text
-    prompt: Words  # repeats text of theirs, and asks
-    answer: Words  # what is right
-
-
-def cases(texts: int, seed: int) -> dict[str, list[Case]]:
-    rng, asked = np.random.default_rng(seed), draw(texts, seed)
-    return {
-        "front": [_landed(each, tail=False) for each in asked],
-        "tail": [_landed(each, tail=True) for each in asked],
-        "reordered": [_reordered(each, rng) for each in asked],
-        "shared": [_shared(rng) for _ in range(texts)],
-    }
-
-
-def serve_cases(serve: Callable[..., dict[str, Any]], texts: int, seed: int) -> dict[str, Any]:
-    """Serve all cases; by name, which answers are right with recall and computed."""
-    found: dict[str, Any] = {}
-    for name, each in cases(texts, seed).items():
-        rows = [_served(serve, case) for case in each]
-        spliced, computed, of = zip(*rows, strict=True)
-        found[name] = {"spliced": spliced, "computed": computed, "share": float(np.mean(of))}
-    return found
-
-
-def add_places(figures: Figures, served: dict[str, Any]) -> None:
-    for name, rows in served.items():
-        for arm in ("spliced", "computed"):
-            add_right(figures, f"place_{name}_{arm}", rows[arm])
-        figures.add(f"place_{name}_share", rows["share"], "of prompt tokens spliced")
-
-
-def add_right(figures: Figures, name: str, right: Sequence[bool]) -> None:
-    low, high = wilson(sum(right), len(right))
-    figures.add(name, sum(right) / len(right), f"right, {low:.3f} – {high:.3f}")
-
-
-def ordered(asked: Asked, tail: bool) -> list[Span]:
-    """What is in the budget: sections that name what is asked for behind all others, or before."""
-    spans = asked.spans("restored", BUDGET)
-    named = [span for span in spans if asked.question[1] in asked.body[slice(*span)]]
-    others = [span for span in spans if span not in named]
-    return [*others, *named] if tail else [*named, *others]
-
-
-def distances(asked: Asked, where: str) -> Iterator[tuple[Span, int]]:
-    """In torch: how far before the question each section of the budget begins."""
-    spans, end = ordered(asked, tail=where == "tail"), len(asked.body)
-    left = sum(last - first for first, last in spans)
-    room = BEYOND if where == "beyond" else LENGTH
-    for first, last in spans:
-        named = asked.question[1] in asked.body[first:last]
-        if where in ("tail", "front"):
-            yield (first, last), left
-        elif where == "original" or not named:
-            yield (first, last), end - first
-        else:
-            yield (first, last), room
-            room -= last - first
-        left -= last - first
-
-
-def _landed(asked: Asked, tail: bool) -> Case:
-    words = [asked.body[at] for span in ordered(asked, tail) for at in range(*span)]
-    return Case([asked.body], [*words, *asked.question], asked.answer)
-
-
-def _reordered(asked: Asked, rng: np.random.Generator) -> Case:
-    """All sections in another order; what is told last in it is right."""
-    spans = [asked.sections[at] for at in rng.permutation(len(asked.sections))]
-    words = [asked.body[at] for span in spans for at in range(*span)]
-    key = asked.question[1]
-    told = [at for at in range(len(words) - FACT_TOKENS + 1) if words[at : at + 2] == [FACT, key]]
-    answer = words[told[-1] + 2 : told[-1] + 2 + SAID]
-    return Case([asked.body], [*words, *asked.question], answer)
-
-
-def _shared(rng: np.random.Generator) -> Case:
-    """Documents that others read, each by itself and behind words of its reader."""
-    keys = rng.permutation(np.arange(*KEYS))[: _DOCUMENTS * _FACTS].reshape(_DOCUMENTS, _FACTS)
-    values = rng.integers(*VALUES, size=(_DOCUMENTS, _FACTS, SAID))
-    told = [_document(*each, rng) for each in zip(keys, values, strict=True)]
-    read = [[*_noise(_PREAMBLE, rng), *document, *_noise(_PREAMBLE, rng)] for document in told]
-    order = rng.permutation(_DOCUMENTS)
-    which, fact = int(rng.integers(_DOCUMENTS)), int(rng.integers(_FACTS))
-    words = [token for number in order for token in told[number]]
-    answer = values[which, fact].tolist()
-    return Case(read, [*words, ASK, int(keys[which, fact])], answer)
-
-
-def _document(keys: Any, values: Any, rng: np.random.Generator) -> Words:
-    apart = (_DOCUMENT - _FACTS * FACT_TOKENS) // _FACTS
-    facts = [[FACT, int(key), *said] for key, said in zip(keys, values.tolist(), strict=True)]
-    return [token for fact in facts for token in (*_noise(apart, rng), *fact)]
-
-
-def _noise(tokens: int, rng: np.random.Generator) -> Words:
-    noise: Words = rng.integers(*NOISE, size=tokens).tolist()
-    return noise
-
-
-def _served(serve: Callable[..., dict[str, Any]], case: Case) -> tuple[bool, bool, float]:
-    for words in case.read:
-        serve(words, True, 1)
-    told = serve(case.prompt, True, SAID)
-    computed = serve(case.prompt, False, SAID)
-    share = told.get("spliced", 0) / len(case.prompt)
-    return told["tokens"] == case.answer, computed["tokens"] == case.answer, share

@@ -15,11 +15,8 @@ from rich.console import Console
 from ..figures import Figures
 from ..paper.paper_engine import BLOCK_SIZE, PaperEngine, Shape, base_config
 from ..paper.paper_model import WrongReadError
-from ..recorded.agents_requests import SESSIONS as RECORDED
 from ..serving.model import TINY, ensure_model
 from .approximate import keep_calibration, recalling
-from .compactions import CAPACITIES, play_compactions
-from .compactions import SESSIONS as AGENTS
 from .recall_stage import LENGTHS, SPEED_MODELS, start
 
 REQUESTS: Final = 10_000
@@ -149,9 +146,10 @@ def _words(rng: random.Random, count: int) -> list[int]:
     return [rng.randrange(3, 190) for _ in range(count)]
 
 
-PARTS: Final = ("all", "mixed", "exact", "speed", "needle", "places", "chats", "compacted")
+PARTS: Final = ("all", "mixed", "exact", "speed", "needle", "chats")
 ROUNDS: Final = 9  # of each length; the medians are reported
 PLAIN: Final = 120  # requests of the real engine, half of them plain
+TEXTS: Final = 60
 
 
 def run(progress: bool, part: str = "all", quick: bool = False, seed: int = 1) -> Figures:
@@ -165,20 +163,13 @@ def run(progress: bool, part: str = "all", quick: bool = False, seed: int = 1) -
         if part in ("all", "exact"):
             say("plain requests beside those with recall, on a real engine, and on stock")
             _add_exact(figures, scratch, PLAIN // 4 if quick else PLAIN)
-        if part in ("all", "compacted"):
-            say("made-up compactions over recorded shapes, in the lab")
-            _add_compacted(figures, AGENTS // 4 if quick else AGENTS, seed)
         if part in ("all", "speed"):
             say("saved, loaded and computed again, through requests of a real engine")
             _add_speed(figures, scratch, 3 if quick else ROUNDS)
         if part in ("all", "needle"):
-            from .needle import TEXTS, add_needles
+            from .needle import add_needles
 
             add_needles(figures, scratch, TEXTS // 10 if quick else TEXTS, seed, say)
-        if part in ("all", "places"):
-            from .needle import TEXTS, add_landings
-
-            add_landings(figures, scratch, TEXTS // 10 if quick else TEXTS, seed, say)
         if part in ("all", "chats"):
             from ..memory.memory_bench import SESSIONS, add_chats
 
@@ -221,17 +212,3 @@ def _add_speed(figures: Figures, scratch: Path, rounds: int) -> None:
             if ratios:
                 target = "≥ 20" if length == 640 else ""
                 figures.add(f"splice_vs_prefill_{name}", ratios, "×", target)
-
-
-def _add_compacted(figures: Figures, sessions: int, seed: int) -> None:
-    for blocks in CAPACITIES:
-        unit = f"of prompts, {blocks} blocks"
-        done = play_compactions(RECORDED, blocks, seed, sessions)
-        figures.add(f"synthetic_exact_share_{blocks}", done.exact / done.prompt, unit)
-        figures.add(f"synthetic_lost_share_{blocks}", done.lost / done.prompt, unit)
-        share = done.recovered / max(1, done.lost)
-        figures.add(f"synthetic_recovered_share_{blocks}", share, "of what is lost")
-        first = play_compactions(RECORDED, blocks, seed, sessions, generations=1)
-        share = first.recovered / max(1, first.lost)
-        figures.add(f"synthetic_first_generation_{blocks}", share, "of what is lost")
-    figures.add("synthetic_compactions", done.compactions, "prompts")

@@ -16,7 +16,7 @@ from kvgraph.hooks.recall.cover import SpliceLimits
 
 from ..serving.child import result_of, tell
 from ..serving.model import ModelShape, ensure_model, vocabulary_size
-from .needle_texts import ARMS, BUDGETS, Asked, draw, serve_cases
+from .needle_texts import ARMS, BUDGETS, Asked, draw
 
 BLOCK: Final = 32
 LENGTHS: Final = (20, 40, 160, 640, 1280)
@@ -177,12 +177,9 @@ def needles(stage: Stage, texts: int, seed: int) -> dict[str, Any]:
 
 
 def main(part: str, recall: bool, scratch: str, count: int, seed: int = 1) -> Any:
-    if part in ("needle", "places"):
+    if part == "needle":
         limits = SpliceLimits(least_tokens=16)  # beside the margin of all engines
-        remembers = Stage(RECALLS, recall, Path(scratch), limits)
-        if part == "places":
-            return serve_cases(remembers.serve, count, seed)
-        return needles(remembers, count, seed)
+        return needles(Stage(RECALLS, recall, Path(scratch), limits), count, seed)
     stage = Stage(ensure_model(SPEED_MODELS.get(part)), recall, Path(scratch))
     return speed(stage, count) if part in SPEED_MODELS else mixed(stage, count)
 

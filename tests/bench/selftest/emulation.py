@@ -133,11 +133,6 @@ def splice(source: PagedKv, target: PagedKv, slots: SlotMap, rope: Rope) -> None
     run(move_call(source, target, slots, rope, grid=GRID))
 
 
-def rotate_in_place(cache: PagedKv, slots: Tensor, delta: Tensor, rope: Rope) -> None:
-    here = SlotMap(slots, slots, delta)
-    run(move_call(cache, cache, here, rope, keys_only=True, grid=GRID))
-
-
 def attention_mass(
     cache: PagedKv, layer: int, queries: Tensor, block_table: Tensor, lengths: Tensor, scale: float
 ) -> Tensor:

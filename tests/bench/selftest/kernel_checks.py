@@ -22,8 +22,7 @@ from kvgraph.kernels.arena import Arena
 from kvgraph.kernels.backends import attention, reference
 from kvgraph.kernels.compilers import compiler_cuda, driver_cuda
 from kvgraph.kernels.errors import LayoutError
-from kvgraph.kernels.gpu.method import COPY_METHODS, SPLICE_METHODS, Method
-from kvgraph.kernels.gpu.moves import copy_by, splice_by
+from kvgraph.kernels.gpu.moves import COPY_ENGINE, COPY_WAYS, GRIDS, copy_by, splice_by
 from kvgraph.kernels.gpu.streams import TransferStream, mark
 from kvgraph.kernels.layout import (
     GPU_LAYOUTS,
@@ -68,7 +67,6 @@ class Gpu:
             spill=ops.spill,
             load=ops.load,
             splice=ops.splice,
-            rotate_in_place=ops.rotate_in_place,
             attention_mass=device.attention_mass,
             confidence=device.confidence,
         )
@@ -185,11 +183,6 @@ def _moves(place: Place, order: str) -> None:
     place.operations.splice(pair.arena, pair.cache, moved, _ROPE)
     reference.splice(pair.plain_arena, pair.plain, moved, _ROPE)
     pair.agree("splice")
-    turned = new[new >= 0]
-    delta = torch.full_like(turned, -777)
-    place.operations.rotate_in_place(pair.cache, turned, delta, _ROPE)
-    reference.rotate_in_place(pair.plain, turned, delta, _ROPE)
-    pair.agree("rotate_in_place")
 
 
 def _int8(place: Place, dtype: torch.dtype) -> None:
@@ -354,21 +347,18 @@ def machine() -> dict[str, Any]:
 
 def gpu_checks() -> Iterator[tuple[str, Check]]:
     """Every check by name of what only a GPU has: ways to move, streams, page-locked memory."""
-    for method in COPY_METHODS:
-        yield f"copies by {_name(method)}", partial(_copies_by, method=method)
-    for method in SPLICE_METHODS:
-        yield f"splices by {_name(method)}", partial(_splices_by, method=method)
-        yield f"int8 splices by {_name(method)}", partial(_splices_by, method=method, int8=True)
-        yield f"int8 spills by {_name(method)}", partial(_spills_by, method=method)
+    for way in COPY_WAYS:
+        name = "the copy engine" if way == COPY_ENGINE else f"{way} thread blocks"
+        yield f"copies by {name}", partial(_copies_by, way=way)
+    for grid in GRIDS:
+        yield f"splices by {grid} thread blocks", partial(_splices_by, way=grid)
+        yield f"int8 splices by {grid} thread blocks", partial(_splices_by, way=grid, int8=True)
+        yield f"int8 spills by {grid} thread blocks", partial(_spills_by, way=grid)
     yield "a thread of its own, beside the engine", _beside
     yield "pageable memory is refused", _pageable
 
 
-def _name(method: Method) -> str:
-    return f"{method.name} {method.grid}" if method.grid else method.name
-
-
-def _copies_by(place: Place, method: Method) -> None:
+def _copies_by(place: Place, way: int) -> None:
     for order in GPU_LAYOUTS:
         pair = Pair(place, gpu_layout(order, 3, BLOCKS, 4, TOKENS, 64))
         for to_host in (True, False):
@@ -376,27 +366,27 @@ def _copies_by(place: Place, method: Method) -> None:
             ours, plain = (pair.cache, pair.arena), (pair.plain, pair.plain_arena)
             if not to_host:
                 ours, plain = ours[::-1], plain[::-1]
-            copy_by(method, *ours, block_runs(*map(Blocks, ours, numbers)))
+            copy_by(way, *ours, block_runs(*map(Blocks, ours, numbers)))
             reference.copy_blocks(*map(Blocks, plain, numbers))
             pair.agree(f"a {'spill' if to_host else 'load'} of {order}")
 
 
-def _splices_by(place: Place, method: Method, int8: bool = False) -> None:
+def _splices_by(place: Place, way: int, int8: bool = False) -> None:
     pair = Pair(place, gpu_layout("LBNHC", 4, BLOCKS, 8, TOKENS, _DIMS), int8)
     old = _slots_of(_some(11))[5:-3]
     new = torch.randperm(BLOCKS * TOKENS)[: len(old)]
     old[9], new[17] = -1, -1
     moved = SlotMap(old, new, torch.randint(-3, 4, old.shape) * 1000)
-    splice_by(method, pair.arena, pair.cache, moved, _ROPE)
+    splice_by(way, pair.arena, pair.cache, moved, _ROPE)
     reference.splice(pair.plain_arena, pair.plain, moved, _ROPE)
     pair.agree("splice")
 
 
-def _spills_by(place: Place, method: Method) -> None:
+def _spills_by(place: Place, way: int) -> None:
     pair = Pair(place, gpu_layout("LBNHC", 4, BLOCKS, 8, TOKENS, _DIMS), int8=True)
     old, new = _slots_of(_some(11)), _slots_of(_some(11))
     still = SlotMap(old, new, torch.zeros_like(old))
-    splice_by(method, pair.cache, pair.arena, still, _ROPE)
+    splice_by(way, pair.cache, pair.arena, still, _ROPE)
     reference.splice(pair.plain, pair.plain_arena, still, _ROPE)
     pair.agree("a spill as int8")
 

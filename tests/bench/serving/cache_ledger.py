@@ -1,15 +1,11 @@
-"""What each arm's cache kept and lost, by source layer, read from vLLM's own KV events.
-
-Both arms are measured by the same instrument, which is not ours. The events carry token ids; the
-bench may look at them because it wrote the prompts itself, and so knows which layer they are of.
+"""What each arm's cache kept and lost, by source layer, read from vLLM's own KV events: an
+instrument that is not ours. They carry token ids, and the bench knows which layer they are of.
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
-import threading
-import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -17,17 +13,14 @@ from typing import Final
 
 import httpx
 import msgspec
-import zmq
 from kvgraph.graph.types import PROTECTED_LAYERS, SourceLayer
-from kvgraph.graph.wire.frames import parse_seq
 from prometheus_client.parser import text_string_to_metric_families
 
-from ..errors import LedgerError, ServerError
+from ..errors import ServerError
 from .workload import BLOCK
 
 Digest = bytes
 _ROOT: Final = b""
-_QUIET_S: Final = 0.5
 
 
 class _Stored(msgspec.Struct, tag="BlockStored", gc=False):
@@ -66,7 +59,6 @@ class Tally:
     stored: Counter[SourceLayer] = field(default_factory=Counter)
     evicted: Counter[SourceLayer] = field(default_factory=Counter)
     again: Counter[SourceLayer] = field(default_factory=Counter)  # evicted, and computed once more
-    missed_batches: int = 0
     orphans: int = 0  # blocks whose parent we never saw: of unknown layer, counted nowhere else
 
     @property
@@ -131,67 +123,6 @@ class Books:
 
     def _layer(self, key: int | bytes) -> SourceLayer:
         return self.known.get(self._digests[key], SourceLayer.GENERATION)
-
-
-class Ledger:
-    """Subscribes to one server's KV events on a thread of its own; a context manager."""
-
-    def __init__(self, endpoint: str, known: dict[Digest, SourceLayer]) -> None:
-        self._endpoint = endpoint
-        self._books = Books(known)
-        self._lock = threading.Lock()
-        self._stopping = threading.Event()
-        self._last_message = time.monotonic()
-        self._expected_seq: int | None = None
-        self._error: Exception | None = None
-        self._thread = threading.Thread(target=self._run, name="demo-ledger", daemon=True)
-
-    def __enter__(self) -> Ledger:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stopping.set()
-        self._thread.join()
-
-    def know(self, known: dict[Digest, SourceLayer]) -> None:
-        """Count these blocks by these layers from now on."""
-        with self._lock:
-            self._books.known.update(known)
-
-    def take(self) -> Tally:
-        """What was counted since the last call, once no message has come for half a second."""
-        asked = time.monotonic()
-        while time.monotonic() - max(asked, self._last_message) < _QUIET_S:
-            time.sleep(0.05)
-        if self._error is not None:
-            raise LedgerError("vLLM's KV events could not be read") from self._error
-        with self._lock:
-            tally, self._books.tally = self._books.tally, Tally()
-        return tally
-
-    def _run(self) -> None:
-        try:
-            with zmq.Context() as context, context.socket(zmq.SUB) as socket:
-                socket.setsockopt(zmq.LINGER, 0)
-                socket.setsockopt(zmq.RCVHWM, 0)
-                socket.setsockopt(zmq.SUBSCRIBE, b"")
-                socket.connect(self._endpoint)
-                while not self._stopping.is_set():
-                    if socket.poll(100):
-                        self._book(socket.recv_multipart())
-        except Exception as error:
-            self._error = error
-
-    def _book(self, frames: list[bytes]) -> None:
-        _, raw_seq, payload = frames
-        seq = parse_seq(raw_seq)
-        with self._lock:
-            missed = 0 if self._expected_seq is None else max(0, seq - self._expected_seq)
-            self._books.tally.missed_batches += missed
-            self._books.apply(payload)
-        self._expected_seq = seq + 1
-        self._last_message = time.monotonic()
 
 
 def layers_of(

@@ -30,9 +30,6 @@ HINTS: Final = "AITHER_KVCACHE_HINTS"
 GRAPH_SETTINGS: Final = ("AITHER_KVCACHE_SIDECAR", "KVGRAPH_CONFIG", "AITHER_KVCACHE_ADMISSION")
 """What the graph arm, and only it, takes over from the caller's environment."""
 
-PEER: Final = "aither-kvcache"
-"""The bench's peer answers to the same switch: its plugin stays out of either arm."""
-
 ADVISED: Final = "engine linked to the sidecar"
 """What the engine logs once its link to the sidecar stands."""
 
@@ -94,8 +91,6 @@ class ServerPlan:
         )
         if on_cpu():
             env.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
-        if _installed(PEER):
-            env["VLLM_PLUGINS"] = ",".join(_plugins_without_peer())
         if self.graph:
             env[SWITCH] = "1"
             env[HINTS] = "all"  # the workloads' clients are ours
@@ -246,14 +241,6 @@ def _installed(distribution: str) -> bool:
     except importlib.metadata.PackageNotFoundError:
         return False
     return True
-
-
-def _plugins_without_peer() -> list[str]:
-    """The names of all vLLM plugins on this machine but the peer's."""
-    points = importlib.metadata.entry_points()
-    groups = [group for group in points.groups if group.startswith("vllm.")]
-    found = [point for group in groups for point in points.select(group=group)]
-    return sorted({point.name for point in found if point.dist and point.dist.name != PEER})
 
 
 def _signal_group(leader: int, number: signal.Signals) -> None:

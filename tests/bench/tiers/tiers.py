@@ -14,7 +14,6 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final
 
-from kvgraph.advisor.replay.tables import pyplot
 from rich.console import Console
 
 from ..engine.engine_rounds import CONCURRENCY, rounds_in_turns
@@ -223,9 +222,6 @@ def _idle(model: str, out: Path, pairs: int, progress: bool) -> IdleRates:
 
 
 DETAILS_FILE: Final = "tiers.json"
-PICTURE_FILE: Final = "tiers.png"
-
-_COLORS: Final = ("#9aa0a6", "#1a73e8", "#12a150", "#e8710a", "#a142f4", "#d93025")
 
 
 def save_details(result: TierResult) -> Path:
@@ -237,53 +233,6 @@ def save_details(result: TierResult) -> Path:
     }
     path.write_text(json.dumps(content, indent=2) + "\n")
     return path
-
-
-def draw(result: TierResult) -> Path:
-    plots = pyplot()
-    figure, axes = plots.subplots(1, 2, figsize=(12, 4.4), layout="constrained")
-    arms = {name: arm.concurrent for name, arm in result.arms.items() if arm.concurrent}
-    _draw_sources(axes[0], arms)
-    _draw_ttft(axes[1], arms, result.workload)
-    path = result.out / PICTURE_FILE
-    figure.savefig(path, dpi=130)
-    plots.close(figure)
-    return path
-
-
-def _draw_sources(axes: Any, arms: dict[str, PassRecord]) -> None:
-    labels = {
-        "local_cache_hit": ("prefix cache", "#1a73e8"),
-        "external_kv_transfer": ("loaded for a waiting request", "#12a150"),
-        "local_compute": ("computed", "#e8eaed"),
-    }
-    left = [0.0] * len(arms)
-    for source, (label, color) in labels.items():
-        widths = [record.sources.get(source, 0.0) / 1e3 for record in arms.values()]
-        axes.barh(list(arms), widths, left=left, color=color, label=label)
-        left = [before + width for before, width in zip(left, widths, strict=True)]
-    axes.invert_yaxis()
-    axes.set_xlabel("thousand tokens")
-    axes.set_title("Where prompt tokens came from")
-    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=3, frameon=False)
-    _plain(axes)
-
-
-def _draw_ttft(axes: Any, arms: dict[str, PassRecord], workload: Workload) -> None:
-    for (name, record), color in zip(arms.items(), _COLORS, strict=False):
-        samples = sorted(returning_ttft_ms(record.result, workload))
-        shares = [100 * (i + 1) / len(samples) for i in range(len(samples))]
-        axes.step(samples, shares, where="post", color=color, label=name, lw=2)
-    axes.set_xlabel("ms")
-    axes.set_ylabel("% of returning turns")
-    axes.set_title("Time to first token after a tool pause")
-    axes.legend(loc="lower right", frameon=False)
-    _plain(axes)
-
-
-def _plain(axes: Any) -> None:
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
 
 
 def _workload_details(workload: Workload) -> dict[str, Any]:

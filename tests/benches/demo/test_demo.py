@@ -15,10 +15,9 @@ from pathlib import Path
 
 import msgspec
 import pytest
-import zmq
 from kvgraph.graph.types import SourceLayer
-from kvgraph_bench.agents.agents_arms import AgentPass
 from kvgraph_bench.closed.closed_pass import Clock, ClosedAnswer, ClosedPass, ClosedRun
+from kvgraph_bench.closed.open_paper import OpenRun
 from kvgraph_bench.demo.demo import (
     HAD,
     ArmResult,
@@ -31,27 +30,27 @@ from kvgraph_bench.demo.demo import (
 from kvgraph_bench.demo.engine_cliff import EngineCliff
 from kvgraph_bench.errors import ServerError
 from kvgraph_bench.serving import vllm_server
-from kvgraph_bench.serving.cache_ledger import Books, Ledger, Tally, layers_of
-from kvgraph_bench.serving.completions import Answer, PassResult
+from kvgraph_bench.serving.cache_ledger import Books, Tally, layers_of
+from kvgraph_bench.serving.completions import Answer
 from kvgraph_bench.serving.progress import DemoProgress
 from kvgraph_bench.serving.vllm_server import ADVISED, HINTS, SWITCH, Server, ServerPlan
 from kvgraph_bench.serving.workload import BLOCK
 from rich.console import Console
 
 
-def answered(cached: int, ttft_s: float) -> AgentPass:
-    answers = (
-        Answer("a/0", "w5 w6", ttft_s, 1.0, 1000, cached, 10),
-        Answer("a/1", "w7", ttft_s, 1.0, 1000, cached, 10),
-    )
-    return AgentPass(PassResult(answers, wall_s=2.0), (0.0, 1.0))
+def answered(name: str, cached: int, ttft_s: float) -> OpenRun:
+    answers = [
+        ClosedAnswer(0.0, True, Answer("a/0", "w5 w6", ttft_s, 1.0, 1000, cached, 10)),
+        ClosedAnswer(1.0, False, Answer("a/1", "w7", ttft_s, 1.0, 1000, cached, 10)),
+    ]
+    return OpenRun(name, answers, 2.0, None)
 
 
 def arm(name: str, cached: int, ttft_s: float, rules_lost: int) -> ArmResult:
     evicted = Counter({SourceLayer.RULES: rules_lost, SourceLayer.TOOL_RESULT: 40})
     again = Counter({SourceLayer.RULES: rules_lost // 2})
     price = 0.25 if name.startswith("told") else None
-    return ArmResult(name, answered(cached, ttft_s), Tally(evicted=evicted, again=again), price)
+    return ArmResult(answered(name, cached, ttft_s), Tally(evicted=evicted, again=again), price)
 
 
 def demo_of(tmp_path: Path, told_lost: int) -> DemoResult:
@@ -60,7 +59,7 @@ def demo_of(tmp_path: Path, told_lost: int) -> DemoResult:
         arm("nothing said", 450, 0.4, rules_lost=2),
         arm("told everything", 550, 0.3, rules_lost=told_lost),
     )
-    return DemoResult("found", "vLLM's own scheduler", tmp_path, 2, 180, 0.1, arms)
+    return DemoResult(tmp_path, 2, 180, 0.1, arms)
 
 
 @pytest.fixture
@@ -131,11 +130,11 @@ def test_arms_on_paper_are_told_what_they_say_they_are(
     monkeypatch.setattr("kvgraph_bench.demo.demo.base_config", lambda model: paper_config)
     monkeypatch.delenv(HINTS, raising=False)
     result = run_found(tmp_path, DemoProgress(0, shown=False), requests=50)
-    assert [arm.arm for arm in result.arms] == list(HAD)
+    assert [arm.run.arm for arm in result.arms] == list(HAD)
     stock, silent, told = result.arms
     assert stock.price_points is silent.price_points is None
     assert told.price_points is not None
-    assert {len(arm.passed.result.answers) for arm in result.arms} == {50}
+    assert {len(arm.run.answers) for arm in result.arms} == {50}
     assert stock.tally.protected_lost > 0
     assert told.tally.protected_again <= told.tally.protected_lost
     assert HINTS not in os.environ
@@ -170,10 +169,6 @@ def stored(
     }
 
 
-def removed(*hashes: int) -> dict[str, object]:
-    return {"type": "BlockRemoved", "block_hashes": list(hashes), "medium": "CPU"}
-
-
 @pytest.fixture
 def books() -> Books:
     return Books(KNOWN)
@@ -182,19 +177,6 @@ def books() -> Books:
 def test_blocks_are_booked_under_their_most_precious_layer(books: Books) -> None:
     books.apply(payload(stored([1, 2], RULES + MIXED)))
     assert books.tally.stored == {SourceLayer.RULES: 1, SourceLayer.CONTEXT: 1}
-
-
-def test_the_ledger_reads_a_publisher_and_sees_holes(tmp_path: object) -> None:
-    endpoint = f"ipc://{tmp_path}/events.sock"
-    with zmq.Context() as context, context.socket(zmq.XPUB) as publisher:
-        publisher.bind(endpoint)
-        with Ledger(endpoint, KNOWN) as ledger:
-            publisher.recv()  # it has subscribed
-            for seq, batch in ((0, stored([1], RULES)), (3, removed(1))):
-                publisher.send_multipart([b"", seq.to_bytes(8, "big"), payload(batch)])
-            tally = ledger.take()
-            assert (tally.protected_lost, tally.missed_batches) == (1, 2)
-            assert ledger.take().protected_lost == 0
 
 
 @pytest.fixture

@@ -12,7 +12,6 @@ from kvgraph_bench.fleet import fleet_stock
 from kvgraph_bench.fleet.fleet_routers import add_takes
 from kvgraph_bench.fleet.fleet_stage import OURS
 from kvgraph_bench.fleet.fleet_stock import StockFleet, add_stock_engines
-from kvgraph_bench.recorded.agents_requests import SESSIONS
 
 
 def arm(cached: int, p95: float) -> dict[str, Any]:
@@ -37,7 +36,6 @@ def test_before_stock_engines_ours_finds_more_whether_sessions_are_named_or_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(fleet_stock, "FLEETS", (StockFleet(25, 1.0, 4, 250, 0),))
-    monkeypatch.setattr(fleet_stock, "default_sessions", lambda: SESSIONS)
     figures, said = Figures("fleet"), list[str]()
     add_stock_engines(figures, said.append)
     for name in ("stock_engines_points", "stock_engines_points_nothing_said"):

@@ -131,12 +131,12 @@ def test_what_generates_nothing_is_no_turn() -> None:
     told = callers.read("POST", "/v1/messages", [(b"X-Session-ID", b"s")], body)
     assert told.turn is not None
     assert told.turn.name == "s"
-    assert told.call.body.data == body, "that API has no field for it"
+    assert told.body.data == body, "that API has no field for it"
 
 
 def test_a_response_in_the_background_is_sent_once() -> None:
     body = b'{"model": "m", "input": "hello", "background": true}'
-    assert not Callers().read("POST", "/v1/responses", [], body).call.repeatable
+    assert not Callers().read("POST", "/v1/responses", [], body).repeatable
 
 
 def test_anthropics_keys_tell_callers_apart_too() -> None:
@@ -311,7 +311,7 @@ async def test_an_engine_with_an_adapter_serves_the_same_model() -> None:
 def test_headers_that_a_connection_names_stay_there_and_names_are_utf8() -> None:
     headers = [(b"Connection", b"close, X-Own"), (b"X-Own", b"1"), (b"X-Session-ID", "é".encode())]
     asked = Callers().read("POST", "/v1/completions", headers, b'{"prompt": "a"}')
-    assert [key for key, _ in asked.call.headers] == [b"X-Session-ID"]
+    assert [key for key, _ in asked.headers] == [b"X-Session-ID"]
     assert asked.turn is not None
     assert asked.turn.name == "é"
 
@@ -322,7 +322,7 @@ def test_an_engine_knows_a_session_by_the_bytes_that_it_is_sent(sent: bytes) -> 
     assert asked.turn is not None
     assert asked.turn.name == "é", "one session, in either encoding"
     assert asked.turn.engine_name == sent.decode("latin-1")
-    assert asked.call.headers == [(b"X-Session-ID", sent)]
+    assert asked.headers == [(b"X-Session-ID", sent)]
 
 
 def test_a_prompt_nested_deeply_is_the_engines_to_judge() -> None:

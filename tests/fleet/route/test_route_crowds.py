@@ -87,6 +87,6 @@ def test_a_body_of_millions_of_values_is_the_engines_to_parse(
         body = orjson.dumps({"prompt": [1] * values, "n": 1})
         asked = Callers().read("POST", "/v1/completions", [], body)
         assert (asked.turn is not None) is turns
-        assert asked.call.body.data == body
-        assert asked.call.repeatable is turns, "it may say anything"
+        assert asked.body.data == body
+        assert asked.repeatable is turns, "it may say anything"
     assert len(parsed) == 1

@@ -118,7 +118,7 @@ def test_what_may_have_had_effects_is_never_repeated(
     path: str, body: dict[str, Any] | bytes, repeatable: bool
 ) -> None:
     data = body if isinstance(body, bytes) else json.dumps({"model": "m", **body}).encode()
-    assert Callers().read("POST", path, [], data).call.repeatable is repeatable
+    assert Callers().read("POST", path, [], data).repeatable is repeatable
 
 
 @pytest.mark.parametrize(

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
-from kvgraph.graph import intents
 from kvgraph.graph.errors import GraphError
 from kvgraph.graph.intents import (
     Intent,
@@ -15,38 +12,26 @@ from kvgraph.graph.intents import (
     Verdict,
     target_rows,
 )
-from kvgraph.graph.kvcache_graph import KVCacheGraph
 from kvgraph.graph.ranking.policy import Rules
 from kvgraph.graph.types import NO_ROW, SessionState, SourceLayer
 from kvgraph.graph.wire.events import (
-    BlocksRemoved,
-    BlocksSpilled,
     EngineHello,
     Segment,
     SessionSignal,
 )
-from turns import SIZE, turn_events
-from wire_keys import pack
+from turns import SIZE, Told, dropped, removed, spilled
 
 POOL = 40
 
 
-class World:
+class World(Told):
     """One engine of ``POOL`` blocks; leases are a quarter of it, and an eighth for a tenant."""
 
     def __init__(self) -> None:
-        self.now = 1000.0
-        self.graph = KVCacheGraph(rules=Rules(protected_share=0.5), clock=lambda: self.now)
-        self.graph.apply("e", [EngineHello("e", "", SIZE, POOL, "v")])
-
-    def turn(self, session: str, *keys: int, **said: Any) -> None:
-        self.graph.apply("e", turn_events(session, *keys, **said))
+        super().__init__(EngineHello("e", "", SIZE, POOL, "v"), rules=Rules(protected_share=0.5))
 
     def want(self, kind: IntentKind, target: Target, **fields: float) -> IntentAnswer:
         return self.graph.intents.apply(Intent(kind, target, **fields))
-
-    def order(self) -> list[int]:
-        return self.graph.rank("e", 1000).order.tolist()
 
 
 @pytest.fixture
@@ -54,10 +39,14 @@ def world() -> World:
     return World()
 
 
-def test_a_lease_keeps_blocks_until_it_ends(world: World) -> None:
+def two_sessions(world: World) -> None:
     world.turn("a", 1, 2, 3)
     world.now += 1
     world.turn("b", 4, 5, 6)
+
+
+def test_a_lease_keeps_blocks_until_it_ends(world: World) -> None:
+    two_sessions(world)
     assert world.order()[0] == 3, "the older session's tail goes first"
     answer = world.want(IntentKind.PIN, Target(session="a"), seconds=60.0)
     assert (answer.verdict, answer.blocks, answer.seconds) == (Verdict.ACCEPTED, 3, 60.0)
@@ -113,9 +102,7 @@ def test_a_block_means_its_chain_and_names_mean_their_segments(world: World) -> 
 
 
 def test_what_is_demoted_goes_first_until_it_is_walked(world: World) -> None:
-    world.turn("a", 1, 2, 3)
-    world.now += 1
-    world.turn("b", 4, 5, 6)
+    two_sessions(world)
     world.want(IntentKind.PIN, Target(session="b"))
     assert world.want(IntentKind.DEMOTE, Target(session="b")).verdict is Verdict.ACCEPTED
     assert world.order()[:3] == [6, 5, 4]
@@ -153,7 +140,7 @@ def test_value_is_what_was_said(world: World) -> None:
 def test_a_copy_that_is_wanted_is_ordered_back(world: World) -> None:
     world.turn("a", 1, 2, 3)
     assert world.want(IntentKind.PREFETCH, Target(session="a")).verdict is Verdict.ACCEPTED
-    world.graph.apply("e", [BlocksSpilled(pack(1, 2), 2, 100), BlocksRemoved(pack(1, 2, 3))])
+    world.tell(spilled(1, 2), removed(1, 2, 3))
     assert world.graph.prefetch_order("e", 10).tolist() == []
     answer = world.want(IntentKind.PREFETCH, Target(session="a"), seconds=30.0)
     assert (answer.verdict, answer.blocks, answer.asked) == (Verdict.DEFERRED, 2, 3)
@@ -161,11 +148,7 @@ def test_a_copy_that_is_wanted_is_ordered_back(world: World) -> None:
     assert world.want(IntentKind.PIN, Target(session="a")).verdict is Verdict.MISSING
     world.now += 31
     assert world.graph.prefetch_order("e", 10).tolist() == []
-
-
-def test_a_prefetch_of_what_has_no_copy_finds_nothing(world: World) -> None:
-    world.turn("a", 1, 2)
-    world.graph.apply("e", [BlocksRemoved(pack(1, 2))])
+    world.tell(dropped(1, 2))
     assert world.want(IntentKind.PREFETCH, Target(session="a")).verdict is Verdict.MISSING
 
 
@@ -179,11 +162,3 @@ def test_a_signal_is_a_sessions(world: World) -> None:
     row = sessions.find("a", NO_ROW)
     assert sessions.state[row] == SessionState.WAITING_FOR_TOOL
     assert sessions.expected_return[row] == world.now + 5.0
-
-
-def test_leases_are_bounded(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    world.turn("a", 1, 2, 3)
-    for name, value in {"POOL_SHARE": 0.05, "TENANT_SHARE": 0.05, "LONGEST_S": 1.0}.items():
-        monkeypatch.setattr(intents, name, value)
-    answer = world.want(IntentKind.PIN, Target(session="a"), seconds=2.0)
-    assert (answer.blocks, answer.seconds) == (2, 1.0)

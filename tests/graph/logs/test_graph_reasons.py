@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import random
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -17,6 +17,7 @@ from kvgraph.graph.kvcache_graph import KVCacheGraph
 from kvgraph.graph.logs.evictions import LIMIT
 from kvgraph.graph.logs.history import WINDOW_S
 from kvgraph.graph.logs.reasons import STORE_CAUSES, Cause, DepartureRule, Detail, Reason
+from kvgraph.graph.logs.requests import OtherParty
 from kvgraph.graph.tables.blocks import BlockTable
 from kvgraph.graph.tables.integrity import check_integrity
 from kvgraph.graph.tables.tables import GraphLimits
@@ -24,13 +25,7 @@ from kvgraph.graph.types import SourceLayer, Tier, as_keys
 from kvgraph.graph.wire.events import (
     AnyEvent,
     BlocksCleared,
-    BlocksLoaded,
-    BlocksRemoved,
-    BlocksResident,
-    BlocksSpilled,
-    BlocksStored,
     CacheGroup,
-    CopiesDropped,
     EngineHello,
     GroupKind,
     Pressure,
@@ -41,16 +36,14 @@ from kvgraph.graph.wire.events import (
     TierReport,
 )
 from small_world import SIZE, World, pack
-from turns import turn_events
+from turns import dropped, loaded, removed, resident, spilled, started, stored, turn_events
 
 Step = Callable[[World], object]
-POOL = int(Tier.POOL)
 WITH_STORE = TierReport(4096, *[0] * 13, 0.0, *[0] * 5, 0.0, 0.0, 0.0, reads_store=True)
 
 
 RULES = (Segment(int(SourceLayer.RULES), 0, 2 * SIZE),)
-OTHER_MODEL = EngineHello("host:c", "another model", SIZE, 100, "vllm")
-STORED = BlocksSpilled(pack(1, 2, 3), POOL, 100)
+STORED = spilled(1, 2, 3, tier=Tier.POOL)
 OVER = SessionSignal("s", ended=True)
 
 
@@ -62,8 +55,8 @@ def start(*keys: int, **said: Any) -> Step:
     return lambda world: world.start(*keys, **said)
 
 
-def evict(*keys: int) -> Step:
-    return lambda world: world.evict(*keys)
+def evict(*keys: int, engine: str = "a") -> Step:
+    return lambda world: world.evict(*keys, engine=engine)
 
 
 def rank(*keys: int, kept: tuple[int, ...] = ()) -> Step:
@@ -72,6 +65,27 @@ def rank(*keys: int, kept: tuple[int, ...] = ()) -> Step:
 
 def tell(*events: AnyEvent, engine: str = "a") -> Step:
     return lambda world: world.tell(*events, engine=engine)
+
+
+def wait(seconds: float) -> Step:
+    return lambda world: setattr(world, "now", world.now + seconds)
+
+
+def forget(engine: str) -> Step:
+    return lambda world: world.graph.forget_engine(engine)
+
+
+def protect_nothing(world: World) -> None:
+    world.graph.rules = replace(world.graph.rules, protected_layers=frozenset())
+
+
+def hello(engine: str, model: str = "model", **more: Any) -> EngineHello:
+    return EngineHello(f"host:{engine}", model, SIZE, 100, "vllm", **more)
+
+
+def late(*keys: int, found: int = 0, **said: Any) -> RequestStarted:
+    """A start that is told with what its step evicted."""
+    return started(f"late {keys}", *keys, found=found, more=5, session="s", **said)
 
 
 def aborted(name: str, session: str, engine: str) -> Step:
@@ -86,18 +100,41 @@ SCENES = {
     ),
     "an edited history": (
         serve(1, 2, 3, 4), serve(1, 2, 30, 40, found=2),
-        (Reason.DIVERGED, Detail.OWN_HISTORY, 2, "s"),
+        (Reason.DIVERGED, Detail.OWN_HISTORY, 2, OtherParty("s")),
     ),
     "an edited beginning": (
         serve(1, 2, 3), serve(10, 20, 30), (Reason.DIVERGED, Detail.OWN_HISTORY, 0),
     ),
     "a shared beginning": (
         serve(1, 2, 3, session="first"), serve(1, 2, 30, found=2, session="second"),
-        (Reason.DIVERGED, Detail.NONE, 2, "first"),
+        (Reason.DIVERGED, Detail.NONE, 2, OtherParty("first")),
     ),
     "another model's blocks": (
-        tell(OTHER_MODEL, engine="c"), serve(1, 2, 3, engine="c"), start(1, 2, 3, session="other"),
+        tell(hello("c", "another model"), engine="c"), serve(1, 2, 3, engine="c"),
+        start(1, 2, 3, session="other"),
         (Reason.NEVER_SEEN, Detail.NONE, 0),
+    ),
+    "it reads no cache, whatever leaves it then": (
+        serve(1, 2, 3),
+        tell(late(1, 2, 3, reads_cache=False), removed(1, 2, 3)),
+        (Reason.NOT_CACHEABLE, Detail.READS_NONE, 0),
+    ),
+    "nothing but a partial block is missing": (
+        serve(1, 2, 3), start(1, 2, 3, found=3), (Reason.NOT_CACHEABLE, Detail.PARTIAL, 3),
+    ),
+    "nothing but the last block is missing": (  # vLLM computes at least one token
+        serve(1, 2, 3), start(1, 2, 3, found=2, tail=0), (Reason.NOT_CACHEABLE, Detail.PARTIAL, 2),
+    ),
+    "what the books have is not explained away": (
+        serve(1, 2, 3), serve(1, 2, 3, found=0), (Reason.UNKNOWN, Detail.IN_POOL, 0),
+    ),
+    "another engine has it": (
+        serve(1, 2, 3, engine="b"), start(1, 2, 3),
+        (Reason.OTHER_ENGINE, Detail.NONE, 0, OtherParty(engine="b")),
+    ),
+    "another engine had it": (
+        serve(1, 2, 3, engine="b"), evict(3, 2, 1, engine="b"), start(1, 2, 3),
+        (Reason.OTHER_ENGINE, Detail.ELSEWHERE, 0, OtherParty()),
     ),
     "nobody ever kept it": (
         start(1, 2, 3, engine="b"), aborted("r1", "s", "b"), start(1, 2, 3),
@@ -107,7 +144,7 @@ SCENES = {
     "another salt": (
         serve(1, 2, 3, session="theirs", says=(91, 92, 93), salt=5),
         serve(11, 12, 30, session="ours", says=(91, 92, 99), salt=6),
-        (Reason.OTHER_SALT, Detail.NONE, 0, "theirs"),
+        (Reason.OTHER_SALT, Detail.NONE, 0, OtherParty("theirs", engine="a")),
     ),
     "a salt and none": (
         serve(1, 2, says=(91, 92)), serve(11, 12, session="salted", says=(91, 92), salt=6),
@@ -128,7 +165,7 @@ SCENES = {
         (Reason.EVICTED, DepartureRule.LRU, 0),
     ),
     "another model that says the same": (
-        tell(OTHER_MODEL, engine="c"),
+        tell(hello("c", "another model"), engine="c"),
         serve(1, 2, session="theirs", says=(91, 92), salt=5, engine="c"),
         serve(11, 12, session="ours", says=(91, 92), salt=6), (Reason.NEVER_SEEN, Detail.NONE, 0),
     ),
@@ -140,7 +177,7 @@ SCENES = {
     "its session was over": (
         serve(1, 2, 3), tell(OVER), rank(3, 2, 1), evict(3),
         start(1, 2, 3, found=2, session="another"),
-        (Reason.EVICTED, DepartureRule.SESSION_OVER, 2, "s"),
+        (Reason.EVICTED, DepartureRule.SESSION_OVER, 2, OtherParty("s")),
     ),
     "superseded": (
         serve(1, 2, 3), serve(1, 2, 30, found=2), rank(3, 30, 2, 1), evict(3),
@@ -158,6 +195,14 @@ SCENES = {
         serve(1, 2, 3, segments=RULES), rank(kept=(1,)), evict(2), start(1, 2, 3, found=1),
         (Reason.EVICTED, DepartureRule.PROTECTED_SHARE, 1),
     ),
+    "a layer that is protected no longer": (
+        serve(1, 2, 3, segments=RULES), protect_nothing, rank(3, 2, 1), evict(2),
+        start(1, 2, 3, found=1), (Reason.EVICTED, DepartureRule.POLICY, 1),
+    ),
+    "evicted here, and another engine has it": (
+        serve(1, 2, engine="b"), serve(1, 2), evict(2), start(1, 2, found=1),
+        (Reason.EVICTED, DepartureRule.LRU, 1, OtherParty("s", engine="b")),
+    ),
     # An engine keeps by itself what callers protect, until a ranking can know of it.
     "no ranking knew of its protection": (
         rank(kept=(9,)), serve(1, 2, 3, segments=RULES), evict(2), start(1, 2, 3, found=1),
@@ -170,13 +215,22 @@ SCENES = {
     ),
     # Copies and the shared store
     "loading lost against computing": (
-        serve(1, 2, 3), tell(BlocksSpilled(pack(2, 3), 2, 100)), evict(2, 3),
+        serve(1, 2, 3), tell(spilled(2, 3)), evict(2, 3),
         start(1, 2, 3, found=1), (Reason.LOAD_SLOWER, Detail.NONE, 1),
     ),
     "a cause from a later version": (
-        serve(1, 2), tell(BlocksSpilled(pack(2), 2, 100)), evict(2),
-        tell(CopiesDropped(pack(2), 2, 200)), start(1, 2, found=1),
+        serve(1, 2), tell(spilled(2)), evict(2),
+        tell(dropped(2, cause=200)), start(1, 2, found=1),
         (Reason.COPY_LOST, Cause.UNKNOWN, 1),
+    ),
+    "in the store that this engine reads": (
+        tell(WITH_STORE), tell(WITH_STORE, engine="b"), serve(1, 2, 3, engine="b"),
+        tell(STORED, engine="b"), start(1, 2, 3), (Reason.IN_STORE, Detail.NONE, 0),
+    ),
+    "in the store, and here until lately": (
+        tell(WITH_STORE), tell(WITH_STORE, engine="b"), serve(1, 2, 3, engine="b"),
+        tell(STORED, engine="b"), serve(1, 2, 3), evict(3), start(1, 2, 3, found=2),
+        (Reason.IN_STORE, Detail.NONE, 2),
     ),
     "in a store that this engine does not read": (
         tell(WITH_STORE, engine="b"), serve(1, 2, 3, engine="b"), tell(STORED, engine="b"),
@@ -184,7 +238,7 @@ SCENES = {
     ),
     "lost in the store, of which nobody knew it was there": (
         tell(WITH_STORE), serve(1, 2, 3, engine="b"),
-        tell(CopiesDropped(pack(1), POOL, int(Cause.STORE_GONE))), start(1, 2, 3),
+        tell(dropped(1, tier=Tier.POOL, cause=Cause.STORE_GONE)), start(1, 2, 3),
         (Reason.OTHER_ENGINE, Detail.NONE, 0),
     ),
     # Under way, reset, unheard of
@@ -196,7 +250,7 @@ SCENES = {
         (Reason.NOT_CACHEABLE, Detail.UNDER_WAY, 0),
     ),
     "two requests of one batch": (
-        tell(*(RequestStarted(each, pack(1, 2), 40, 0, SIZE, each) for each in ("x", "y"))),
+        tell(*(started(each, 1, 2, session=each) for each in "xy")),
         (Reason.NOT_CACHEABLE, Detail.UNDER_WAY, 0),
     ),
     "another computes it though the first to do so went away": (
@@ -205,19 +259,59 @@ SCENES = {
         (Reason.NOT_CACHEABLE, Detail.UNDER_WAY, 0),
     ),
     "its news were lost": (
-        serve(1, 2, 3), tell(BlocksResident(pack(1, 2))), start(1, 2, 3, found=2),
+        serve(1, 2, 3), tell(resident(1, 2)), start(1, 2, 3, found=2),
         (Reason.UNKNOWN, Detail.UNHEARD, 2),
+    ),
+    # An engine tells of a step's requests first, and of what their allocations evicted then.
+    "it went in the very step": (
+        serve(1, 2, 3), tell(late(1, 2, 3, found=2), removed(3)),
+        (Reason.EVICTED, DepartureRule.LRU, 2),
+    ),
+    "a reset took it after the request looked": (
+        serve(1, 2, 3), start(1, 2, 3, found=1),
+        tell(BlocksCleared(), stored(9)), evict(9),
+        (Reason.UNKNOWN, Detail.IN_POOL, 1),
+    ),
+    # A message tells of several steps: what a later one evicts, it had as the request looked.
+    "it went in a later step": (
+        serve(1, 2, 3), tell(late(1, 2, 3, found=1), removed(3), stored(9), removed(2)),
+        (Reason.UNKNOWN, Detail.IN_POOL, 1),
+    ),
+    "the first evictions after a request are its step's": (
+        serve(4, 5, 6),
+        tell(late(4, 5, 6, found=1), stored(9, 5), removed(6, 5), stored(5, behind=4), removed(9)),
+        (Reason.EVICTED, DepartureRule.LRU, 1),
+    ),
+    "it left before, and that is told at once": (
+        serve(1, 2, 3), tell(removed(2), stored(9), late(1, 2, 3, found=1)),
+        (Reason.EVICTED, DepartureRule.LRU, 1),
+    ),
+    "it went long after the request looked": (
+        serve(1, 2, 3), start(1, 2, 3, found=1), wait(600.0), evict(2),
+        (Reason.UNKNOWN, Detail.IN_POOL, 1),
+    ),
+    "an engine that comes back has its log": (
+        serve(1, 2, 3), evict(2), forget("a"), tell(hello("a"), resident(1)),
+        serve(1, 2, 3, found=1), (Reason.EVICTED, DepartureRule.LRU, 1),
+    ),
+    "what an engine held that came back": (
+        serve(1, 2, 3), forget("a"), tell(hello("a"), resident()), start(1, 2, 3),
+        (Reason.UNKNOWN, Detail.UNHEARD, 0),
+    ),
+    "an engine in another's place begins anew": (
+        serve(1, 2), evict(2), forget("a"), tell(hello("c"), engine="c"), start(1, 2, engine="c"),
+        (Reason.UNKNOWN, Detail.UNCOMPUTED, 0),
     ),
     # What an engine computed before it was linked is told after the list that has it already.
     "a list of the pool ahead of the news": (
-        tell(BlocksResident(pack(1, 2, 3))), start(1, 2, 3), (Reason.NEVER_SEEN, Detail.NONE, 0),
+        tell(resident(1, 2, 3)), start(1, 2, 3), (Reason.NEVER_SEEN, Detail.NONE, 0),
     ),
     # The list of the pool comes before the start that was queued; then the block is preempted.
     "a request's own block that a list brought first": (
-        tell(BlocksResident(pack(1, 2, 3))),
+        tell(resident(1, 2, 3)),
         tell(
-            RequestStarted("r", pack(1, 2, 3), 53, 0, SIZE, "s"),
-            BlocksStored(pack(1, 2, 3), None, SIZE),
+            late(1, 2, 3),
+            stored(1, 2, 3),
         ),
         evict(3, 2, 1), (Reason.NEVER_SEEN, Detail.NONE, 0),
     ),
@@ -232,16 +326,17 @@ def test_a_request_missed_for_this_reason(world: World, scene: str) -> None:
     for step in steps:
         step(world)
     assert world.last() == (reason, detail, index)
-    assert not other or world.other() == (*other, None)
+    log = world.history.requests
+    assert not other or log.names(log.next - 1).other == other[0]
+    said = Counter(int(log.record(number)["reason"]) for number in range(log.next))
+    if not world.history.open_cases:
+        assert said == {each: count for each in Reason if (count := world.history.totals[each])}
 
 
 def test_of_two_requests_of_one_batch_the_later_diverged_from_the_other(world: World) -> None:
     world.serve(1, 2, session="first")
-    both = [
-        RequestStarted(name, pack(1, 2, last), 53, 32, SIZE, name)
-        for name, last in (("second", 3), ("third", 30))
-    ]
-    world.tell(*both)
+    second = started("q", 1, 2, 3, found=2, more=5, session="second")
+    world.tell(second, started("r", 1, 2, 30, found=2, more=5, session="third"))
     assert world.last() == (Reason.DIVERGED, Detail.NONE, 2)
     assert world.other() == ("second", None)
     record = world.history.requests.record(1)
@@ -256,13 +351,9 @@ def test_evicted_by_the_engines_own_order(world: World) -> None:
     assert world.last() == (Reason.EVICTED, DepartureRule.LRU, 1)
     record = world.history.requests.record(1)
     assert float(record["at"] - record["ago"]) == pytest.approx(evicted_at, abs=0.02)
-    log = world.history.evictions[0]
-    assert (
-        int(log.record(int(record["eviction"]))["key"])
-        == world.graph.tables.blocks.keys[
-            int(world.graph.tables.blocks.find(as_keys([2]), world.graph.tables.salt(0))[0])
-        ]
-    )
+    log, tables = world.history.evictions[0], world.graph.tables
+    (row,) = tables.blocks.find(as_keys([2]), tables.salt(0))
+    assert int(log.record(int(record["eviction"]))["key"]) == tables.blocks.keys[row]
 
 
 def test_evicted_by_the_policy_with_its_place(world: World) -> None:
@@ -278,7 +369,7 @@ def test_evicted_by_the_policy_with_its_place(world: World) -> None:
 
 def test_more_evictions_at_once_than_the_log_keeps_are_known_as_evictions(world: World) -> None:
     keys = range(1, LIMIT + 101)
-    world.tell(BlocksResident(pack(*keys)))
+    world.tell(resident(*keys))
     world.evict(*keys)
     assert world.history.evictions[0].evicted[DepartureRule.LRU] == len(keys)
     world.start(1, 2, 3)
@@ -289,49 +380,9 @@ def test_more_evictions_at_once_than_the_log_keeps_are_known_as_evictions(world:
     assert world.last() == (Reason.EVICTED, DepartureRule.LRU, 0)
 
 
-def test_a_layer_that_is_protected_no_longer_is_no_loss(world: World) -> None:
-    world.serve(1, 2, 3, segments=RULES)
-    world.graph.rules = replace(world.graph.rules, protected_layers=frozenset())
-    world.rank(3, 2, 1)
-    world.evict(2)
-    world.start(1, 2, 3, found=1)
-    assert world.last() == (Reason.EVICTED, DepartureRule.POLICY, 1)
-
-
-def test_another_engine_has_it(world: World) -> None:
-    world.serve(1, 2, 3, engine="b")
-    world.start(1, 2, 3, engine="a")
-    assert world.last() == (Reason.OTHER_ENGINE, Detail.NONE, 0)
-    assert world.history.requests.names(1).other.engine == "b"
-
-
-def test_another_engine_had_it(world: World) -> None:
-    world.serve(1, 2, 3, engine="b")
-    world.evict(3, 2, 1, engine="b")
-    world.start(1, 2, 3, engine="a")
-    assert world.last() == (Reason.OTHER_ENGINE, Detail.ELSEWHERE, 0)
-    assert world.history.requests.names(1).other.engine is None
-
-
-def test_a_request_that_reads_no_cache_says_so(world: World) -> None:
-    world.serve(1, 2, 3)
-    world.tell(RequestStarted("r", pack(1, 2, 3), 53, 0, SIZE, "s", reads_cache=False))
-    assert world.last() == (Reason.NOT_CACHEABLE, Detail.READS_NONE, 0)
-    assert not world.history.open_cases
-
-
-def test_what_was_evicted_here_names_the_engine_that_has_it_too(world: World) -> None:
-    world.serve(1, 2, engine="b")
-    world.serve(1, 2, engine="a")
-    world.evict(2, engine="a")
-    world.start(1, 2, found=1, engine="a")
-    assert world.last()[0] is Reason.EVICTED
-    assert world.history.requests.names(2).other.engine == "b"
-
-
 def test_what_is_loaded_is_not_missed(world: World) -> None:
     world.serve(1, 2, 3)
-    world.tell(BlocksSpilled(pack(2, 3), 2, 100))
+    world.tell(spilled(2, 3))
     world.evict(2, 3)
     world.start(1, 2, 3, 4, found=1, loading=2)
     assert world.last() == (Reason.NEVER_SEEN, Detail.NONE, 3)
@@ -342,55 +393,43 @@ def test_what_is_loaded_is_not_missed(world: World) -> None:
 @pytest.mark.parametrize("cause", list(Cause))
 def test_a_copy_was_lost_with_its_cause(world: World, cause: Cause) -> None:
     world.serve(1, 2, 3)
-    world.tell(BlocksSpilled(pack(3), 2, 100), BlocksSpilled(pack(3), 4, 100))
+    world.tell(spilled(3), spilled(3, tier=4))
     world.evict(3)
-    world.tell(CopiesDropped(pack(3), 2, int(cause)))
+    world.tell(dropped(3, cause=cause))
     name = world.start(1, 2, 3, found=2)
     assert world.last()[0] is Reason.LOAD_SLOWER  # there is one on disk yet
     world.tell(RequestFinished(name, pack(1, 2), 53, 53, "abort", "s"))
-    world.tell(CopiesDropped(pack(3), 4, int(cause)))
+    world.tell(dropped(3, tier=4, cause=cause))
     world.start(1, 2, 3, found=2)
     assert world.last() == (Reason.COPY_LOST, cause, 2)
 
 
-def reads_store(world: World, *engines: str) -> None:
-    for engine in engines:
+def stores_read(world: World) -> None:
+    for engine in "ab":
         world.tell(WITH_STORE, engine=engine)
-
-
-def test_it_is_in_the_store_that_this_engine_reads(world: World) -> None:
-    reads_store(world, "a", "b")
-    world.serve(1, 2, 3, engine="b")
-    world.tell(BlocksSpilled(pack(1, 2, 3), POOL, 100), engine="b")
-    world.start(1, 2, 3, engine="a")
-    assert world.last() == (Reason.IN_STORE, Detail.NONE, 0)
-    world.tell(BlocksStored(pack(1, 2, 3), None, SIZE), engine="a")
-    world.evict(3, engine="a")
-    world.start(1, 2, 3, found=2, engine="a")
-    assert world.last() == (Reason.IN_STORE, Detail.NONE, 2)
 
 
 @pytest.mark.parametrize("cause", STORE_CAUSES)
 @pytest.mark.parametrize("was_here", [False, True])
 def test_the_store_lost_it_with_its_cause(world: World, cause: Cause, was_here: bool) -> None:
-    reads_store(world, "a", "b")
+    stores_read(world)
     world.serve(1, 2, 3, engine="b")
     if was_here:
         world.serve(1, 2, 3, engine="a")
         world.evict(3, 2, 1, engine="a")
-    world.tell(BlocksSpilled(pack(1, 2, 3), POOL, 100), engine="b")
-    world.tell(CopiesDropped(pack(1), POOL, int(cause)), engine="a")
+    world.tell(STORED, engine="b")
+    world.tell(dropped(1, tier=Tier.POOL, cause=cause), engine="a")
     name = world.start(1, 2, 3, engine="a")
     assert world.last() == (Reason.COPY_LOST, cause, 0)
     world.tell(RequestFinished(name, b"", 53, 53, "abort", "s"), engine="a")
-    world.tell(BlocksSpilled(pack(1), POOL, 100), engine="a")
+    world.tell(spilled(1, tier=Tier.POOL), engine="a")
     world.start(1, 2, 3, engine="a")
     assert world.last()[0] is Reason.IN_STORE, "it is there again"
 
 
 def test_what_is_in_the_store_alone_is_held_by_nobody(world: World) -> None:
     world.serve(1, 2, 3)
-    world.tell(BlocksSpilled(pack(2, 3, 99), POOL, 100))
+    world.tell(spilled(2, 3, 99, tier=Tier.POOL))
     world.evict(3, 2)
     ranking = world.graph.rank("a", 10)
     assert 2 not in ranking.order.tolist()
@@ -400,18 +439,10 @@ def test_what_is_in_the_store_alone_is_held_by_nobody(world: World) -> None:
     check_integrity(world.graph.tables)
 
 
-def test_nothing_but_the_last_block_is_missing(world: World) -> None:
-    world.serve(1, 2, 3)
-    world.start(1, 2, 3, found=3)
-    assert world.last() == (Reason.NOT_CACHEABLE, Detail.PARTIAL, 3)
-    world.start(1, 2, 3, found=2, tail=0)  # vLLM computes at least one token
-    assert world.last() == (Reason.NOT_CACHEABLE, Detail.PARTIAL, 2)
-
-
 def test_another_group_of_layers_let_go_of_its_part(world: World) -> None:
     """Whatever the books say: the engine saw the block as it looked."""
     groups = CacheGroup(GroupKind.FULL, 0, SIZE), CacheGroup(GroupKind.WINDOW, 1024, SIZE)
-    world.tell(EngineHello("host:a", "model", SIZE, 100, "vllm", groups))
+    world.tell(hello("a", groups=groups))
     world.serve(1, 2, 3)
     world.serve(1, 2, 3, found=1, lacking=1)
     assert world.last() == (Reason.OTHER_GROUP, 1, 1)
@@ -426,28 +457,11 @@ def test_another_group_of_layers_let_go_of_its_part(world: World) -> None:
     assert "but cache group 5 had let go" in request_view(world.history, 2, float).miss.sentence
 
 
-def test_what_the_books_have_is_not_explained_away(world: World) -> None:
-    world.serve(1, 2, 3)
-    world.serve(1, 2, 3, found=0)
-    assert world.last() == (Reason.UNKNOWN, Detail.IN_POOL, 0)
-    assert world.history.totals[Reason.UNKNOWN] == 1
-
-
-def test_a_block_that_went_in_the_very_step_is_settled_when_it_is_heard_of(world: World) -> None:
-    """An engine tells of a step's requests first, and of what their allocations evicted then."""
-    world.serve(1, 2, 3)
-    late = RequestStarted("late", pack(1, 2, 3), 53, 32, SIZE, "s")
-    world.tell(late, BlocksRemoved(pack(3)))
-    assert world.last() == (Reason.EVICTED, DepartureRule.LRU, 2)
-    assert world.history.totals[Reason.EVICTED] == 1
-    assert world.history.totals[Reason.UNKNOWN] == 0
-
-
 def test_prefetched_blocks_are_counted_once(world: World) -> None:
     world.serve(1, 2, 3)
-    world.tell(BlocksSpilled(pack(2, 3), 2, 100))
+    world.tell(spilled(2, 3))
     world.evict(2, 3)
-    world.tell(BlocksLoaded(pack(2, 3)))
+    world.tell(loaded(2, 3))
     for prefetched in (2, 0):
         world.serve(1, 2, 3, found=3)
         record = world.history.requests.record(world.history.requests.next - 1)
@@ -490,54 +504,21 @@ def test_a_name_that_was_forgotten_and_a_row_that_was_reused_tell_nothing_old(wo
     assert world.last() == (Reason.NEVER_SEEN, Detail.NONE, 0)
 
 
-def test_an_engine_that_comes_back_has_its_log_and_what_it_held_is_unheard_of(world: World) -> None:
-    world.serve(1, 2, 3)
-    world.evict(2)
-    world.graph.forget_engine("a")
-    world.tell(EngineHello("host:a", "model", SIZE, 100, "vllm"), BlocksResident(pack(1)))
-    world.serve(1, 2, 3, found=1)
-    assert world.last() == (Reason.EVICTED, DepartureRule.LRU, 1)
-    world.graph.forget_engine("a")
-    world.tell(EngineHello("host:a", "model", SIZE, 100, "vllm"), BlocksResident(b""))
-    world.start(1, 2, 3)
-    assert world.last() == (Reason.UNKNOWN, Detail.UNHEARD, 0)
-
-
-def test_an_engine_in_anothers_place_begins_anew(world: World) -> None:
-    world.serve(1, 2)
-    world.evict(2)
-    world.graph.forget_engine("a")
-    world.tell(EngineHello("host:c", "model", SIZE, 100, "vllm"), engine="c")
-    assert world.graph.tables.engines["c"] == 0
-    world.start(1, 2, engine="c")
-    assert world.last() == (Reason.UNKNOWN, Detail.UNCOMPUTED, 0)
-    assert world.history.evictions[0].next == 0
-
-
-def test_who_ends_is_told(world: World) -> None:
-    world.serve(1, 2)
-    assert world.history.requests.names(0).finished == "stop"
-    assert not math.isnan(float(world.history.requests.record(0)["at"]))
-
-
 def test_news_of_an_engine_that_is_gone_finds_room_in_its_log() -> None:
     graph = KVCacheGraph()
-    graph.apply("one", [RequestStarted("r", pack(1), 16, 0, 16, "s")])
+    graph.apply("one", [started("r", 1)])
     graph.forget_engine("one")
-    graph.apply("one", [BlocksStored(pack(1, 2), None, 16)])
+    graph.apply("one", [stored(1, 2)])
     graph.forget_engine("one")
     assert len(graph.tables.blocks) == 2
 
 
-def test_a_block_of_the_sessions_own_answer_may_go_in_the_very_step_that_wants_it(
-    world: World,
-) -> None:
+def test_a_block_of_the_sessions_answer_may_go_in_the_very_step_that_wants_it(world: World) -> None:
     """Nobody asked for it before, so it is not among the prompts that the session told."""
     world.start(1, 2)
-    world.tell(BlocksStored(pack(1, 2), None, SIZE), BlocksStored(pack(3), 2, SIZE))
+    world.tell(stored(1, 2), stored(3, behind=2))
     world.end("r1", 1, 2, 3)
-    late = RequestStarted("late", pack(1, 2, 3, 4), 69, 32, SIZE, "s")
-    world.tell(late, BlocksRemoved(pack(3)))
+    world.tell(late(1, 2, 3, 4, found=2), removed(3))
     assert world.last() == (Reason.EVICTED, DepartureRule.LRU, 2)
     assert world.history.totals[Reason.DIVERGED] == 0
     miss = request_view(world.history, 1, float).miss
@@ -545,19 +526,7 @@ def test_a_block_of_the_sessions_own_answer_may_go_in_the_very_step_that_wants_i
     assert "Block 3 of 4 left the pool just then. Why:" in miss.sentence
 
 
-def test_a_block_that_goes_long_after_a_request_looked_had_not_left_then(world: World) -> None:
-    world.serve(1, 2, 3)
-    world.start(1, 2, 3, found=1)
-    world.now += 600.0
-    world.evict(2)
-    assert world.last() == (Reason.UNKNOWN, Detail.IN_POOL, 1)
-    assert world.history.totals[Reason.UNKNOWN] == 1
-    assert not world.history.open_cases
-
-
-def test_what_is_told_of_a_step_a_moment_later_did_not_happen_after_its_requests(
-    world: World,
-) -> None:
+def test_what_is_told_of_a_step_a_moment_later_did_not_happen_after_it(world: World) -> None:
     world.serve(1, 2, 3)
     world.start(1, 2, 3, found=1)
     began = world.now
@@ -577,49 +546,13 @@ def test_what_is_told_of_a_later_step_changes_no_reason(world: World) -> None:
     world.evict(2)
     assert int(world.history.requests.record(1)["reason"]) == Reason.UNKNOWN
     world.serve(4, 5, 6)
-    late = RequestStarted("late", pack(4, 5, 6), 53, 16, SIZE, "s")
-    stored, later = BlocksStored(pack(9), None, SIZE), RequestStarted("r", pack(10), 21, 0, SIZE)
-    world.tell(late, stored, later, BlocksRemoved(pack(5)))
+    world.tell(late(4, 5, 6, found=1), stored(9), late(10), removed(5))
     assert world.history.totals[Reason.UNKNOWN] == 2
-    world.tell(RequestStarted("next", pack(4, 6), 37, 0, SIZE, "s"), BlocksRemoved(pack(9)))
+    world.tell(late(4, 6), removed(9))
     world.evict(4)
     assert world.last()[0] is Reason.UNKNOWN
     assert world.history.totals[Reason.EVICTED] == 0
     assert not world.history.open_cases
-
-
-def test_the_first_evictions_after_a_request_are_its_steps(world: World) -> None:
-    """A message tells of several steps: what a later one evicts, it had as the request looked."""
-    world.serve(1, 2, 3)
-    late = RequestStarted("late", pack(1, 2, 3), 53, 16, SIZE, "s")
-    world.tell(
-        late, BlocksRemoved(pack(3)), BlocksStored(pack(9), None, SIZE), BlocksRemoved(pack(2))
-    )
-    assert world.last() == (Reason.UNKNOWN, Detail.IN_POOL, 1)
-    world.serve(4, 5, 6)
-    late = RequestStarted("later", pack(4, 5, 6), 53, 16, SIZE, "s")
-    back = BlocksRemoved(pack(6, 5)), BlocksStored(pack(5), 4, SIZE)
-    world.tell(late, BlocksStored(pack(9, 5), None, SIZE), *back, BlocksRemoved(pack(9)))
-    assert world.last() == (Reason.EVICTED, DepartureRule.LRU, 1)
-
-
-def test_what_a_reset_took_after_a_request_looked_was_there(world: World) -> None:
-    world.serve(1, 2, 3)
-    world.start(1, 2, 3, found=1)
-    world.tell(BlocksCleared(), BlocksStored(pack(9), None, SIZE))
-    world.evict(9)
-    assert int(world.history.requests.record(1)["reason"]) == Reason.UNKNOWN
-
-
-def test_what_left_before_and_is_told_at_once_is_not_said_to_have_left_in_the_step(
-    world: World,
-) -> None:
-    world.serve(1, 2, 3)
-    late = RequestStarted("late", pack(1, 2, 3), 53, SIZE, SIZE, "s")
-    world.tell(BlocksRemoved(pack(2)), BlocksStored(pack(9), None, SIZE), late)
-    assert world.last() == (Reason.EVICTED, DepartureRule.LRU, 1)
-    sentence = request_view(world.history, 1, float).miss.sentence
-    assert "Block 2 of 3 left the pool just then. Why:" in sentence
 
 
 def grown_tree() -> tuple[BlockTable, float]:
@@ -633,13 +566,11 @@ def grown_tree() -> tuple[BlockTable, float]:
         chain = [keys.setdefault(step, len(keys) + 1) for step in steps]
         graph.apply("e", turn_events(f"s{number % 17}", *chain))
         if number % 3 == 0:
-            graph.apply("e", [BlocksRemoved(pack(*rng.choices(sorted(keys.values()), k=20)))])
+            graph.apply("e", [removed(*rng.choices(sorted(keys.values()), k=20))])
     return graph.tables.blocks, now[0]
 
 
-def naive_sibling(
-    blocks: BlockTable, row: int, parent: int, session: int, now: float
-) -> int | None:
+def sibling_of(blocks: BlockTable, row: int, parent: int, session: int, now: float) -> int | None:
     if blocks.created[parent] >= now and blocks.walkers[parent] <= 1:
         return None
     others = np.flatnonzero(blocks.parent[: blocks.size] == parent)
@@ -653,10 +584,10 @@ def naive_sibling(
     return int(theirs[np.argmax(blocks.last_attended[others])])
 
 
-@pytest.mark.parametrize("loaded", [False, True])
-def test_siblings_are_found_as_by_a_look_at_all_blocks(loaded: bool) -> None:
+@pytest.mark.parametrize("copied", [False, True])
+def test_siblings_are_found_as_by_a_look_at_all_blocks(copied: bool) -> None:
     blocks, now = grown_tree()
-    if loaded:  # nobody noted its links one by one
+    if copied:  # nobody noted its links one by one
         other = BlockTable()
         other.load_columns(blocks.columns())
         blocks = other
@@ -664,9 +595,20 @@ def test_siblings_are_found_as_by_a_look_at_all_blocks(loaded: bool) -> None:
     for parent in live * 2:
         for row in [*np.flatnonzero(blocks.parent[: blocks.size] == parent).tolist(), live[0]]:
             for session in (-1, 3, 7):
-                expected = naive_sibling(blocks, row, parent, session, now)
+                expected = sibling_of(blocks, row, parent, session, now)
                 said = core.sibling(blocks, blocks.size, row, parent, session, now)
                 assert said == expected
                 found.add(said)
     assert len(found) > 10
     assert core.heads_nbytes(blocks)
+
+
+def test_a_log_gets_room_with_the_table_and_not_when_a_block_leaves() -> None:
+    graph = KVCacheGraph()
+    first, more = (np.arange(start, start + 20_000, dtype="<u8").tobytes() for start in (1, 30_000))
+    graph.apply("e", [BlocksResident(b""), BlocksStored(first[:80], None, 16)])
+    graph.apply("e", [BlocksRemoved(first[:80])])
+    graph.apply("e", [BlocksStored(first, None, 16), BlocksStored(more, None, 16)])
+    (log,) = graph.tables.history.evictions.values()
+    assert len(log.marks) == len(graph.tables.blocks.alive)
+    assert log.nbytes < 1_000_000, "room that nobody wrote to is not counted"

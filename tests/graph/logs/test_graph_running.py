@@ -15,6 +15,11 @@ from kvgraph.graph.logs.requests import LIMIT, UNHEARD, Origin, Running, Running
 from kvgraph.graph.types import as_keys
 from kvgraph.graph.wire.events import BlocksResident, EngineHello, RequestFinished, RequestStarted
 from small_world import SIZE, World, pack
+from turns import resident
+
+
+def hello(engine: str) -> EngineHello:
+    return EngineHello(f"host:{engine}", "model", SIZE, 100, "vllm")
 
 
 def coming(world: World, engine: int = 0) -> int:
@@ -28,21 +33,14 @@ def test_the_next_engine_in_a_column_does_not_judge_the_last_ones_requests(world
     world.start(1, 2, 3)  # by the books its pool has them: it read no cache
     assert world.last() == (Reason.UNKNOWN, Detail.IN_POOL, 0)
     world.graph.forget_engine("a")
-    world.tell(EngineHello("host:c", "model", SIZE, 100, "vllm"), engine="c")
+    world.tell(hello("c"), engine="c")
     assert world.graph.tables.engines["c"] == 0
+    assert 0 not in world.history.evictions
     world.serve(1, 2, 3, engine="c")
     world.evict(3, 2, 1, engine="c")
     assert world.history.totals[Reason.UNKNOWN] == 2
     assert world.history.totals[Reason.EVICTED] == 0
     assert int(world.history.requests.record(1)["reason"]) == Reason.UNKNOWN
-
-
-def test_an_engine_that_is_gone_computes_nothing_any_more(world: World) -> None:
-    world.start(1, 2, 3)
-    assert coming(world) == 3
-    world.graph.forget_engine("a")
-    assert coming(world) == 0
-    assert world.history.running.nbytes == 0
 
 
 def test_a_name_that_is_used_again_ends_the_request_before(world: World) -> None:
@@ -51,6 +49,9 @@ def test_a_name_that_is_used_again_ends_the_request_before(world: World) -> None
     assert coming(world) == 2
     world.tell(RequestStarted("same", pack(5, 6), 2 * SIZE + 5, 0, SIZE, "s"), engine="b")
     assert (coming(world), coming(world, 1)) == (2, 2)
+    for engine in "ab":
+        world.graph.forget_engine(engine)
+    assert (coming(world), world.history.running.nbytes) == (0, 0), "they are gone"
 
 
 def test_the_oldest_request_is_awaited_no_longer_beyond_the_bound(
@@ -105,9 +106,7 @@ def walk(blocks: int, at: float = 0.0) -> ReplayedWalk:
     return ReplayedWalk(0, "s", rows, rows.astype(np.uint64), blocks, 0, SIZE * blocks, at)
 
 
-def test_walks_that_nobody_takes_are_bounded_by_their_blocks(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_walks_that_nobody_takes_are_bounded_by_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(queues, "MOST_BLOCKS", 25)
     queue = ReplayQueue()
     for _ in range(2):
@@ -121,7 +120,7 @@ def test_walks_that_nobody_takes_are_bounded_by_their_blocks(
     assert len(queue.take()) == 2, "what was taken takes no room"
 
 
-def test_walks_that_nobody_takes_are_bounded_by_their_number() -> None:
+def test_walks_that_nobody_takes_are_bounded_by_number() -> None:
     queue, empty = ReplayQueue(), walk(0)
     for _ in range(70_000):
         queue.add(empty)
@@ -169,28 +168,17 @@ def test_memory_is_told_while_engines_come(world: World) -> None:
     assert world.history.nbytes > 0
 
 
-def hello(engine: str) -> EngineHello:
-    return EngineHello(f"host:{engine}", "model", SIZE, 100, "vllm")
-
-
-def test_an_end_that_a_gap_lost_leaves_no_request_running(world: World) -> None:
-    world.start(1, 2)
-    world.tell(hello("a"), BlocksResident(pack(1, 2)))
-    assert world.history.requests.names(0).finished == UNHEARD
-
-
 def test_a_request_that_ran_through_a_gap_ends_when_that_is_heard_of(world: World) -> None:
     name = world.start(1, 2)
-    world.tell(hello("a"), BlocksResident(pack(1, 2)))
+    world.tell(hello("a"), resident(1, 2))
+    assert world.history.requests.names(0).finished == UNHEARD
     world.end(name, 1, 2)
     record = world.history.requests.record(0)
     assert world.history.requests.names(0).finished == "stop"
     assert float(record["ran"]) == 2.0
 
 
-def test_how_long_a_request_ran_is_what_its_engine_says_not_when_that_was_heard(
-    world: World,
-) -> None:
+def test_how_long_a_request_ran_is_what_its_engine_says_not_when_it_was_heard(world: World) -> None:
     """Short requests' starts and ends come in one batch."""
     name = world.start(1, 2)
     world.tell(RequestFinished(name, pack(1, 2), 20, 24, "stop", ran_s=0.0625))
@@ -225,9 +213,7 @@ def test_requests_whose_ends_were_lost_are_walked_no_more_and_forgotten_after_te
     assert running.nbytes == 0
 
 
-def test_the_oldest_of_all_engines_is_surplus_doubted_or_not(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_oldest_of_all_is_surplus_doubted_or_not(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(requests, "MOST_BLOCKS", 3)
     running, rows = RunningRequests(), np.zeros(1, dtype=np.int32)
     for number, (engine, name) in enumerate([(1, "a"), (0, "b"), (1, "c"), (0, "d")]):
@@ -241,18 +227,7 @@ def test_the_oldest_of_all_engines_is_surplus_doubted_or_not(
     assert running.surplus() == (1, "c")
 
 
-def test_the_next_engine_in_a_column_has_none_of_the_last_ones_evictions(world: World) -> None:
-    world.serve(1, 2, 3)
-    world.evict(3, 2)
-    world.graph.forget_engine("a")
-    world.tell(hello("c"), engine="c")
-    assert world.graph.tables.engines["c"] == 0
-    assert 0 not in world.history.evictions
-
-
-def test_what_was_told_before_a_failure_is_not_counted_as_anothers(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_what_preceded_a_failure_is_not_counted_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
     graph = KVCacheGraph(clock=lambda: 1.0)
     for engine in ("broken", "whole"):
         graph.apply(engine, [EngineHello(engine, "m", 16, 100, "v")])

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 from kvgraph.graph.kvcache_graph import KVCacheGraph
-from kvgraph.graph.logs.evictions import RING_BYTES, EvictionLog, TermRing, TermsAtRanking
+from kvgraph.graph.logs.evictions import RING_BYTES, TermRing, TermsAtRanking
 from kvgraph.graph.logs.history import StepSums
 from kvgraph.graph.ranking.order import front_terms
 from kvgraph.graph.ranking.policy import View
@@ -13,19 +15,19 @@ from kvgraph.graph.wire.events import RequestFinished, RequestStarted
 from small_world import World
 
 
-def log_of(world: World) -> EvictionLog:
-    return world.history.evictions[0]
+def terms_of(world: World, evictions: int) -> list[dict[str, float] | None]:
+    return [world.history.evictions[0].terms.of(number) for number in range(evictions)]
 
 
-def terms(**columns: list[float]) -> TermsAtRanking:
-    return TermsAtRanking.of({name: np.array(values) for name, values in columns.items()})
+def terms(**columns: Sequence[float]) -> TermsAtRanking:
+    return TermsAtRanking.of({name: np.array(each, float) for name, each in columns.items()})
 
 
 def test_each_block_keeps_the_terms_that_it_was_ranked_by(world: World) -> None:
     world.serve(1, 2, 3)
     world.rank(3, 1, return_time=[9000.0, 7000.0], sharing=[0.0, -300.0])
     world.evict(1, 2, 3)
-    found = [log_of(world).terms.of(number) for number in range(3)]
+    found = terms_of(world, 3)
     assert found[0] == {"return_time": 7000.0, "sharing": -300.0}
     assert found[1] is None, "no ranking named it"
     assert found[2] == {"return_time": 9000.0, "sharing": 0.0}
@@ -37,7 +39,7 @@ def test_terms_hold_until_the_next_are_asked_for(world: World) -> None:
     assert not world.history.wants_terms(0, world.now + 0.9)
     world.history.ranked(0, world.ranking(2, 1), (), None)
     world.evict(1, 2, 3)
-    found = [log_of(world).terms.of(number) for number in range(3)]
+    found = terms_of(world, 3)
     assert found[0] is None, "it was not in the ranking whose terms are known"
     assert found[1] == {"age": 4.0}
     assert found[2] is None, "the ranking in force does not name it: they decided nothing"
@@ -49,7 +51,7 @@ def test_where_the_engines_own_order_holds_no_terms_are_told(world: World) -> No
     world.rank(1, age=[5.0])
     world.rank()
     world.evict(1, 2)
-    assert [log_of(world).terms.of(number) for number in range(2)] == [None, None]
+    assert terms_of(world, 2) == [None, None]
 
 
 def test_a_policys_terms_add_up_to_the_order_of_its_ranking(world: World) -> None:
@@ -78,13 +80,10 @@ def test_the_ring_is_bounded_and_forgets_the_oldest() -> None:
     assert ring.of(first + 499 - room) is None, "the ring went round"
     assert ring.of(first + 500) is None, "it did not happen yet"
 
-
-def test_more_evictions_at_once_than_the_ring_holds() -> None:
-    ring = TermRing()
-    room = RING_BYTES // 2
-    ring.add(0, TermsAtRanking.of({"a": np.arange(room + 10, dtype=np.float64)}))
-    assert ring.of(9) is None
-    assert ring.of(10) == {"a": 10.0}
+    at_once = TermRing()
+    at_once.add(0, terms(a=range(2 * room + 10)))
+    assert at_once.of(9) is None
+    assert at_once.of(10) == {"a": 10.0}
 
 
 def test_another_policys_terms_begin_anew() -> None:
@@ -105,7 +104,9 @@ def sums() -> StepSums:
 
 
 def test_a_question_begins_no_step(sums: StepSums) -> None:
+    assert sums.series_by_name(0.0)[1]["b"].tolist() == []
     sums.add((1, 2), 5.0)
+    assert sums.series_by_name(15.0)[1]["b"].tolist() == [2, 0]
     starts, counted = sums.series(25.0)
     assert (starts, counted.tolist()) == ([0.0, 10.0, 20.0], [[1, 2], [0, 0], [0, 0]])
     assert sums.series(5.0)[0] == [0.0]
@@ -140,12 +141,6 @@ def test_many_steps_are_told_as_few() -> None:
     assert counted["a"].tolist() == [3, 9, 13, 17, 10]
     assert sums.merged(100.0, 3)[:2] == (40.0, [0.0, 40.0, 80.0])
     assert StepSums(("a",), 10.0, 8).merged(5.0, 2)[1] == []
-
-
-def test_columns_have_names(sums: StepSums) -> None:
-    assert sums.series_by_name(0.0)[1]["b"].tolist() == []
-    sums.add((1, 2), 5.0)
-    assert sums.series_by_name(15.0)[1]["b"].tolist() == [2, 0]
 
 
 def test_a_sum_stays_at_its_top_whatever_requests_claim() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from kvgraph.graph.ranking.rules import RULES as LAID
 from kvgraph.graph.tables.blocks import Selection
 from kvgraph.graph.types import Authority, BlockFlag, SessionState, SourceLayer, Tier
 from kvgraph.graph.wire.events import EngineHello, RequestFinished, Segment, SessionSignal
-from turns import SIZE, turn_events
+from turns import SIZE, Told, turn_events
 from wire_keys import pack
 
 RULES, IDENTITY, AXIOMS = SourceLayer.RULES, SourceLayer.IDENTITY, SourceLayer.AXIOMS
@@ -22,11 +23,15 @@ GENERATION, CONTEXT = SourceLayer.GENERATION, SourceLayer.CONTEXT
 TOOLS = SourceLayer.CAPABILITIES
 
 
-class World:
-    def __init__(self, pool: int = 100) -> None:
-        self.now = 1000.0
-        self.graph = KVCacheGraph(rules=Rules(protected_share=0.5), clock=lambda: self.now)
-        self.graph.apply("e", [EngineHello("e", "m", SIZE, pool, "v")])
+class World(Told):
+    """One engine with a pool of a hundred blocks, of which half may be protected."""
+
+    def __init__(self) -> None:
+        super().__init__(EngineHello("e", "m", SIZE, 100, "v"), rules=Rules(protected_share=0.5))
+
+    def ask(self, session: str, *keys: int, **said: Any) -> None:
+        self.now += 1.0
+        self.turn(session, *keys, request="r", **said)
 
     def say(
         self,
@@ -39,18 +44,13 @@ class World:
         ended: bool = False,
     ) -> None:
         """A request whose whole prompt is tagged."""
-        self.now += 1.0
         whole = Segment(int(layer), 0, len(keys) * SIZE, importance, None, None, int(authority))
-        said = {"tenant": tenant, "segments": (whole,), "session_ended": ended}
-        self.graph.apply("e", turn_events(session, *keys, request="r", **said))
+        self.ask(session, *keys, tenant=tenant, segments=(whole,), session_ended=ended)
 
-    def head(self, session: str, *keys: int, ended: bool = False) -> None:
+    def head(self, session: str, *keys: int) -> None:
         """A prompt whose first half are tools and whose second half are rules."""
-        self.now += 1.0
-        tokens = len(keys) * SIZE
-        segments = (Segment(TOOLS, 0, tokens // 2), Segment(RULES, tokens // 2, tokens))
-        said = {"segments": segments, "session_ended": ended}
-        self.graph.apply("e", turn_events(session, *keys, request="r", **said))
+        half, whole = len(keys) * SIZE // 2, len(keys) * SIZE
+        self.ask(session, *keys, segments=(Segment(TOOLS, 0, half), Segment(RULES, half, whole)))
 
     def layer(self, key: int) -> str:
         return str(self.graph.explain(key)["layer"])
@@ -64,39 +64,38 @@ def world() -> World:
     return World()
 
 
-def test_an_operators_word_holds_against_callers(world: World) -> None:
-    world.say("a", RULES, 1, authority=Authority.OPERATOR)
-    world.say("a", GENERATION, 1)
-    assert world.layer(1) == "rules"
-    world.say("b", AXIOMS, 1)
-    assert world.layer(1) == "rules"
-    world.say("a", CONTEXT, 2)
-    world.say("b", GENERATION, 2, authority=Authority.OPERATOR)
-    assert world.layer(2) == "generation"
+OPERATOR = {"authority": Authority.OPERATOR}
+WORDS: dict[str, list[tuple[str, SourceLayer, dict[str, Any], str]]] = {
+    "an operator's word holds against callers": [
+        ("a", RULES, OPERATOR, "rules"), ("a", GENERATION, {}, "rules"), ("b", AXIOMS, {}, "rules"),
+    ],
+    "an operator's word holds against what was said": [
+        ("a", CONTEXT, {}, "context"), ("b", GENERATION, OPERATOR, "generation"),
+    ],
+    "only the tenant that raised a shared block lowers it": [
+        ("a", RULES, {}, "rules"), ("b", GENERATION, {}, "rules"), ("b", IDENTITY, {}, "identity"),
+        ("a", GENERATION, {}, "identity"), ("b", CONTEXT, {}, "context"),
+    ],
+    "the word of a session that is over no longer binds": [
+        ("a", RULES, {"session": "one", "ended": True}, "rules"),
+        ("b", GENERATION, {}, "generation"),
+    ],
+}  # fmt: skip
+"""Who says of a block what it is, and what it is then."""
+
+
+@pytest.mark.parametrize("words", WORDS.values(), ids=WORDS)
+def test_whose_word_counts(world: World, words: list[tuple[Any, ...]]) -> None:
+    for tenant, layer, said, holds in words:
+        world.say(tenant, layer, 1, **said)
+        assert world.layer(1) == holds, (tenant, layer)
 
 
 def test_a_callers_word_holds_against_what_is_inferred(world: World) -> None:
     world.say("a", RULES, 1)
     written = RequestFinished("x", pack(1, 2), 0, 2 * SIZE, "stop", "t", "b")
-    world.graph.apply("e", [written])
+    world.tell(written)
     assert (world.layer(1), world.layer(2)) == ("rules", "generation")
-
-
-def test_only_the_tenant_that_raised_a_shared_block_lowers_it(world: World) -> None:
-    world.say("a", RULES, 1)
-    world.say("b", GENERATION, 1)
-    assert world.layer(1) == "rules"
-    world.say("b", IDENTITY, 1)
-    world.say("a", GENERATION, 1)
-    assert world.layer(1) == "identity", "the most precious word, whoever's it is"
-    world.say("b", CONTEXT, 1)
-    assert world.layer(1) == "context"
-
-
-def test_the_word_of_a_session_that_is_over_no_longer_binds(world: World) -> None:
-    world.say("a", RULES, 1, session="one", ended=True)
-    world.say("b", GENERATION, 1)
-    assert world.layer(1) == "generation"
 
 
 def test_importance_too_is_lowered_by_its_own_tenant_only(world: World) -> None:
@@ -109,11 +108,11 @@ def test_importance_too_is_lowered_by_its_own_tenant_only(world: World) -> None:
 
 def test_a_signal_reaches_its_tenants_session_only(world: World) -> None:
     world.say("a", CONTEXT, 1, session="chat-7")
-    world.graph.apply("e", [SessionSignal("chat-7", tenant="b", ended=True)])
-    world.graph.apply("e", [SessionSignal("chat-7", ended=True)])
+    world.tell(SessionSignal("chat-7", tenant="b", ended=True))
+    world.tell(SessionSignal("chat-7", ended=True))
     assert world.graph.explain_session("chat-7")["state"] == "idle"
     assert len(world.graph.tables.sessions) == 1
-    world.graph.apply("e", [SessionSignal("chat-7", tenant="a", ended=True)])
+    world.tell(SessionSignal("chat-7", tenant="a", ended=True))
     assert world.graph.explain_session("chat-7")["state"] == "ended"
 
 
@@ -164,7 +163,7 @@ def test_what_only_an_ended_session_used_is_protected_no_longer(world: World) ->
     world.head("one", *range(20))
     world.head("two", *range(100, 120))
     world.head("three", *range(100, 120))
-    world.graph.apply("e", [SessionSignal(name, ended=True) for name in ("one", "two", "three")])
+    world.tell(*(SessionSignal(name, ended=True) for name in ("one", "two", "three")))
     assert world.protected() == set(range(100, 120)), "others may come who share it"
     assert world.graph.stats().engines["e"].protected == 10
     world.head("four", *range(20))
@@ -185,8 +184,7 @@ def test_the_shares_are_configuration(world: World) -> None:
     assert len(world.protected()) == 10
 
 
-def test_an_engine_that_never_said_how_large_it_is_has_no_bound() -> None:
-    world = World()
+def test_an_engine_that_never_said_how_large_it_is_has_no_bound(world: World) -> None:
     world.graph.tables.pool_blocks.clear()
     world.say("a", RULES, *range(100, 200))
     assert len(world.protected()) == 100
@@ -256,8 +254,10 @@ def one_block(graph: KVCacheGraph, key: int, layer: SourceLayer) -> None:
     graph.apply("e", turn_events(str(key), key, segments=(Segment(int(layer), 0, SIZE),)))
 
 
-def standings(graph: KVCacheGraph) -> None:
-    """Give the blocks 1 … 5 the standing that each is named for; 6 has none."""
+@pytest.fixture
+def graph() -> KVCacheGraph:
+    """The blocks 1 … 5 have the standing that each is named for; 6 has none."""
+    graph = KVCacheGraph(clock=lambda: NOW)
     for key in range(1, 7):
         one_block(graph, key, SourceLayer.RULES if key == PROTECTED else SourceLayer.CONTEXT)
     blocks, sessions = graph.tables.blocks, graph.tables.sessions
@@ -267,14 +267,15 @@ def standings(graph: KVCacheGraph) -> None:
     blocks.for_writing("pinned_until")[row[PINNED]] = NOW + 60
     sessions.wait(int(blocks.session[row[DUE]]), NOW + 1)
     blocks.mark(0, row[PLAIN], Tier.WARM)  # an engine with copies: who is due counts
+    return graph
 
 
 @dataclass
-class Told:
+class Said:
     """Scores each block of key ``k`` as the test says."""
 
     by_key: dict[int, float]
-    name: str = "told"
+    name: str = "said"
 
     def observe(self, view: View) -> None:
         pass
@@ -283,14 +284,7 @@ class Told:
         return np.array([self.by_key[int(key)] for key in picked.of(view.blocks.keys)])
 
     def terms(self, view: View, picked: Selection) -> Terms:
-        return {"told": self.scores(view, picked)}
-
-
-@pytest.fixture
-def graph() -> KVCacheGraph:
-    graph = KVCacheGraph(clock=lambda: NOW)
-    standings(graph)
-    return graph
+        return {"said": self.scores(view, picked)}
 
 
 IN_ORDER = [SUPERSEDED, OVER, PLAIN, DUE, PINNED, PROTECTED]
@@ -300,7 +294,7 @@ LOUD = (1e9, 1e300, np.inf, -1e9, -np.inf, np.nan, 0.0)
 @pytest.mark.parametrize("favourite", IN_ORDER)
 @pytest.mark.parametrize("loud", LOUD)
 def test_no_score_outvotes_a_rule(graph: KVCacheGraph, favourite: int, loud: float) -> None:
-    graph.policy = Told({key: loud if key == favourite else 0.0 for key in range(1, 7)})
+    graph.policy = Said({key: loud if key == favourite else 0.0 for key in range(1, 7)})
     assert graph.suggest_eviction(6) == IN_ORDER
     assert graph.rank("e", 10).protected.tolist() == [PROTECTED]
 
@@ -313,13 +307,11 @@ def test_the_weightiest_rule_by_which_two_blocks_differ_decides() -> None:
         assert abs(weight) > swing
 
 
-def test_a_pin_holds_against_over_and_superseded_and_yields_to_protected(
-    graph: KVCacheGraph,
-) -> None:
+def test_a_pin_holds_against_over_and_superseded_but_not_protected(graph: KVCacheGraph) -> None:
     blocks = graph.tables.blocks
     rows = blocks.find(np.array([SUPERSEDED, OVER], dtype=np.uint64))
     blocks.for_writing("pinned_until")[rows] = NOW + 60
-    graph.policy = Told(dict.fromkeys(range(1, 7), 0.0))
+    graph.policy = Said(dict.fromkeys(range(1, 7), 0.0))
     ranking = graph.rank("e", 10)
     assert set(ranking.order[:2].tolist()) == {PLAIN, DUE}
     assert ranking.order[2:].tolist() == [SUPERSEDED, OVER, PINNED]
@@ -331,9 +323,9 @@ def test_a_score_that_is_no_number_counts_as_the_middle_of_the_others() -> None:
     graph = KVCacheGraph(clock=lambda: NOW)
     for key in range(1, 6):
         one_block(graph, key, SourceLayer.CONTEXT)
-    graph.policy = Told({1: 100.0, 2: 300.0, 3: np.nan, 4: 200.0, 5: 50.0})
+    graph.policy = Said({1: 100.0, 2: 300.0, 3: np.nan, 4: 200.0, 5: 50.0})
     assert graph.rank("e", 10).order.tolist() == [2, 4, 3, 1, 5]
-    graph.policy = Told(dict.fromkeys(range(1, 6), np.nan))
+    graph.policy = Said(dict.fromkeys(range(1, 6), np.nan))
     assert sorted(graph.rank("e", 10).order.tolist()) == [1, 2, 3, 4, 5]
 
 
@@ -342,18 +334,24 @@ def test_scores_in_range_are_not_rounded(graph: KVCacheGraph) -> None:
     blocks = graph.tables.blocks
     blocks.layer[: blocks.size] = SourceLayer.RULES
     blocks.flags[: blocks.size] = 0
-    graph.policy = Told({key: 1e7 - 1e-6 * key for key in range(1, 7)})
+    graph.policy = Said({key: 1e7 - 1e-6 * key for key in range(1, 7)})
     rows, scores = resident_scores(View(graph.tables, graph.rules, 0, NOW), graph.policy)
     assert len(set(scores.tolist())) == len(rows)
 
 
+class Column(Said):
+    """A view of a column, which a policy may give back."""
+
+    def scores(self, view: View, picked: Selection) -> Scores:
+        return picked.of(view.blocks.last_attended)
+
+
+class Short(Said):
+    def scores(self, view: View, picked: Selection) -> Scores:
+        return np.zeros(1)
+
+
 def test_the_rules_leave_the_graph_as_it_is(graph: KVCacheGraph) -> None:
-    """A policy may give back a view of a column."""
-
-    class Column(Told):
-        def scores(self, view: View, picked: Selection) -> Scores:
-            return picked.of(view.blocks.last_attended)
-
     before = graph.tables.blocks.last_attended.copy()
     graph.policy = Column({})
     graph.rank("e", 10)
@@ -361,10 +359,6 @@ def test_the_rules_leave_the_graph_as_it_is(graph: KVCacheGraph) -> None:
 
 
 def test_a_policy_that_scores_other_blocks_is_refused(graph: KVCacheGraph) -> None:
-    class Short(Told):
-        def scores(self, view: View, picked: Selection) -> Scores:
-            return np.zeros(1)
-
     graph.policy = Short({}, name="short")
     with pytest.raises(GraphError, match="'short' gave 1 scores for 6 blocks"):
         graph.rank("e", 10)

@@ -3,50 +3,34 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
-from hand_clock import Clock
 from kvgraph.advisor.policies.lifecycle import LifecyclePolicy
-from kvgraph.graph.kvcache_graph import KVCacheGraph
 from kvgraph.graph.ranking.formulas import ClassicPolicy, LruPolicy
 from kvgraph.graph.ranking.policy import Policy, Rules, Weights
 from kvgraph.graph.types import EdgeType, SourceLayer
-from kvgraph.graph.wire.events import BlocksStored, ConfidenceSampled, Segment
+from kvgraph.graph.wire.events import ConfidenceSampled, Segment
 from small_world import World
-from turns import SIZE, finished, started, turn_events
+from turns import SIZE, Told, finished, started
 from wire_keys import pack
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock(1000.0)
-
-
-@pytest.fixture
-def graph(clock: Clock) -> KVCacheGraph:
-    return KVCacheGraph(clock=clock)
-
-
-def serve(graph: KVCacheGraph, session: str, *keys: int, **said: Any) -> None:
-    graph.apply("e", turn_events(session, *keys, **said))
+def told() -> Told:
+    return Told()
 
 
 def layer(which: SourceLayer, blocks: int, start: int = 0) -> Segment:
     return Segment(int(which), start * SIZE, (start + blocks) * SIZE)
 
 
-def order(graph: KVCacheGraph) -> list[int]:
-    return [int(key) for key in graph.rank("e", 100).order]
-
-
-def test_the_score_is_the_documented_sum(graph: KVCacheGraph, clock: Clock) -> None:
-    serve(graph, "a", 1, 2, segments=(layer(SourceLayer.CONTEXT, 2),))
-    serve(graph, "b", 1, 2, found=2, segments=(layer(SourceLayer.CONTEXT, 2),))
-    clock.now += 500
-    terms = graph.explain(1)["terms"]
-    weights = graph.rules.edge_types
+def test_the_score_is_the_documented_sum(told: Told) -> None:
+    told.turn("a", 1, 2, segments=(layer(SourceLayer.CONTEXT, 2),))
+    told.turn("b", 1, 2, found=2, segments=(layer(SourceLayer.CONTEXT, 2),))
+    told.now += 500
+    terms = told.graph.explain(1)["terms"]
+    weights = told.graph.rules.edge_types
     prefix, temporal = weights[EdgeType.PREFIX_SHARE], weights[EdgeType.TEMPORAL]
     assert terms["age"] == pytest.approx(0.01 * 500)
     # Two walked the link from the root to the first block, and the one from there to the second.
@@ -54,110 +38,83 @@ def test_the_score_is_the_documented_sum(graph: KVCacheGraph, clock: Clock) -> N
     assert terms["edge_weight"] == pytest.approx(-2 * (2 * 2 * prefix + temporal))
     assert terms["importance"] == pytest.approx(-20 * 0.5)
     assert terms["hit_count"] == pytest.approx(-3)
-    assert graph.explain(1)["score"] == pytest.approx(sum(terms.values()), abs=1e-3)
+    assert told.graph.explain(1)["score"] == pytest.approx(sum(terms.values()), abs=1e-3)
 
 
-def test_every_weight_and_edge_weight_counts(graph: KVCacheGraph) -> None:
-    serve(graph, "a", 1, 2)
-    before = graph.explain(2)["terms"]
-    graph.policy = ClassicPolicy(Weights(importance=-40.0))
-    graph.configure(Rules(edge_types={EdgeType.TEMPORAL: 0.2}))
-    after = graph.explain(2)["terms"]
+def test_every_weight_and_edge_weight_counts(told: Told) -> None:
+    told.turn("a", 1, 2)
+    before = told.graph.explain(2)["terms"]
+    told.graph.policy = ClassicPolicy(Weights(importance=-40.0))
+    told.graph.configure(Rules(edge_types={EdgeType.TEMPORAL: 0.2}))
+    after = told.graph.explain(2)["terms"]
     assert after["importance"] == pytest.approx(2 * before["importance"])
     assert after["degree"] == pytest.approx(2 * before["degree"])
 
 
-def test_the_idle_go_before_the_busy_and_the_old_before_the_young(
-    graph: KVCacheGraph, clock: Clock
-) -> None:
-    serve(graph, "old", 1)
-    clock.now += 100
-    serve(graph, "young", 2)
-    assert order(graph) == [1, 2]
-
-
-def test_protected_blocks_go_only_when_nothing_else_is_left(graph: KVCacheGraph) -> None:
-    serve(graph, "a", 1, 2, 3, segments=(layer(SourceLayer.RULES, 1),))
-    ranking = graph.rank("e", 100)
+def test_protected_blocks_go_only_when_nothing_else_is_left(told: Told) -> None:
+    told.turn("a", 1, 2, 3, segments=(layer(SourceLayer.RULES, 1),))
+    ranking = told.graph.rank("e", 100)
     assert ranking.order.tolist() == [3, 2]
     assert ranking.protected.tolist() == [1]
-    assert graph.suggest_eviction(2) == [3, 2]
-    assert graph.suggest_eviction(3) == [3, 2, 1]
+    assert told.graph.suggest_eviction(2) == [3, 2]
+    assert told.graph.suggest_eviction(3) == [3, 2, 1]
 
 
-def test_an_unprotected_parent_of_a_protected_block_is_protected_with_it(
-    graph: KVCacheGraph,
-) -> None:
-    serve(graph, "a", 1, 2, 3, segments=(layer(SourceLayer.RULES, 1, start=1),))
-    ranking = graph.rank("e", 100)
+def test_an_unprotected_parent_of_a_protected_block_is_protected_with_it(told: Told) -> None:
+    told.turn("a", 1, 2, 3, segments=(layer(SourceLayer.RULES, 1, start=1),))
+    ranking = told.graph.rank("e", 100)
     assert ranking.order.tolist() == [3]
     assert ranking.protected.tolist() == [2, 1]
 
 
-def test_protection_is_configuration(graph: KVCacheGraph) -> None:
-    serve(graph, "a", 1, segments=(layer(SourceLayer.RULES, 1),))
-    graph.configure(Rules(protected_layers=frozenset({SourceLayer.AXIOMS})))
-    assert order(graph) == [1]
+def test_protection_is_configuration(told: Told) -> None:
+    told.turn("a", 1, segments=(layer(SourceLayer.RULES, 1),))
+    told.graph.configure(Rules(protected_layers=frozenset({SourceLayer.AXIOMS})))
+    assert told.order() == [1]
 
 
-def test_a_chain_goes_tail_first_whatever_its_scores_say(graph: KVCacheGraph) -> None:
+def test_a_chain_goes_tail_first_whatever_its_scores_say(told: Told) -> None:
     keys = list(range(1, 200))
-    serve(graph, "a", *keys)
-    blocks = graph.tables.blocks
+    told.turn("a", *keys)
+    blocks = told.graph.tables.blocks
     blocks.hit_count[: blocks.size] = np.random.default_rng(1).integers(0, 50, blocks.size)
-    assert order(graph) == keys[:98:-1]  # the first hundred of the ranking
+    assert told.order() == keys[::-1]
 
 
-def test_an_abandoned_branch_goes_first_and_its_stem_stays(graph: KVCacheGraph) -> None:
-    serve(graph, "quiet", 50)
-    serve(graph, "a", 1, 2, 3, 4)
-    serve(graph, "a", 1, 2, 5)  # the history was edited: 3 and 4 are nobody's
-    assert order(graph)[:2] == [4, 3]
-    assert graph.explain(3)["standing"] == ["superseded"]
-    assert graph.explain(2)["standing"] == []
+def test_an_abandoned_branch_goes_first_and_its_stem_stays(told: Told) -> None:
+    told.turn("quiet", 50)
+    told.turn("a", 1, 2, 3, 4)
+    told.turn("a", 1, 2, 5)  # the history was edited: 3 and 4 are nobody's
+    assert told.order()[:2] == [4, 3]
+    assert told.graph.explain(3)["standing"] == ["superseded"]
+    assert told.graph.explain(2)["standing"] == []
 
 
-def test_a_branch_that_another_session_shares_is_not_abandoned(graph: KVCacheGraph) -> None:
-    serve(graph, "a", 1, 2, 3)
-    serve(graph, "b", 1, 2, 3)
-    serve(graph, "a", 1, 4)
-    assert not graph.explain(3)["superseded"]
+def test_a_branch_that_is_shared_or_returned_to_is_not_abandoned(told: Told) -> None:
+    told.turn("a", 1, 2, 3)
+    told.turn("b", 1, 2, 3)
+    told.turn("a", 1, 4)
+    assert not told.graph.explain(3)["superseded"], "another session shares it"
+    for chain in ((11, 12), (11, 13), (11, 12, 14)):
+        told.turn("c", *chain)
+    assert not told.graph.explain(12)["superseded"], "its session came back to it"
+    assert told.graph.explain(13)["superseded"]
 
 
-def test_returning_to_a_branch_restores_it(graph: KVCacheGraph) -> None:
-    serve(graph, "a", 1, 2)
-    serve(graph, "a", 1, 3)
-    serve(graph, "a", 1, 2, 4)
-    assert not graph.explain(2)["superseded"]
-    assert graph.explain(3)["superseded"]
+def test_what_an_ended_session_leaves_goes_before_what_a_waiting_one_needs(told: Told) -> None:
+    told.turn("waits", 1, waiting_for_tool=True, expected_return_s=60.0)
+    told.now += 30
+    told.turn("ended", 2, session_ended=True)
+    assert told.order() == [2, 1]
+    assert told.graph.explain(2)["standing"] == ["session_over"]
 
 
-def test_what_an_ended_session_leaves_goes_before_what_a_waiting_one_needs(
-    graph: KVCacheGraph, clock: Clock
-) -> None:
-    serve(graph, "waits", 1, waiting_for_tool=True, expected_return_s=60.0)
-    clock.now += 30
-    serve(graph, "ended", 2, session_ended=True)
-    assert order(graph) == [2, 1]
-    assert graph.explain(2)["standing"] == ["session_over"]
-
-
-def test_a_waiting_session_keeps_its_claim_until_well_past_its_return(
-    graph: KVCacheGraph, clock: Clock
-) -> None:
-    serve(graph, "waits", 1, waiting_for_tool=True, expected_return_s=60.0)
-    clock.now += 119
-    assert graph.explain_session("waits")["credit"] == 1.0
-    clock.now += 600
-    assert graph.explain_session("waits")["credit"] < 0.2
-
-
-def test_only_what_is_resident_on_that_engine_is_ranked(graph: KVCacheGraph) -> None:
-    serve(graph, "a", 1)
-    graph.apply("other", [BlocksStored(pack(2), None, SIZE)])
-    assert order(graph) == [1]
-    assert graph.rank("other", 10).order.tolist() == [2]
-    assert graph.rank("stranger", 10).order.tolist() == []
+def test_a_waiting_session_keeps_its_claim_until_well_past_its_return(told: Told) -> None:
+    told.turn("waits", 1, waiting_for_tool=True, expected_return_s=60.0)
+    told.now += 119
+    assert told.graph.explain_session("waits")["credit"] == 1.0
+    told.now += 600
+    assert told.graph.explain_session("waits")["credit"] < 0.2
 
 
 @pytest.fixture
@@ -189,9 +146,7 @@ def test_it_counts_against_the_mean_of_the_sampled(world: World) -> None:
 
 
 @pytest.mark.parametrize("policy", [ClassicPolicy(), LifecyclePolicy()])
-def test_blocks_of_a_session_that_the_model_is_sure_of_go_first(
-    world: World, policy: Policy
-) -> None:
+def test_blocks_of_a_session_the_model_is_sure_of_go_first(world: World, policy: Policy) -> None:
     world.graph.policy = policy
     sample(world, "doubting", 0.2, 11)
     sample(world, "sure", 0.9, 1)
@@ -233,26 +188,25 @@ def reserved_order(reserved_world: World, reserved: float) -> list[int]:
     return reserved_world.graph.rank("a", 100).order.tolist()
 
 
-def test_without_a_reservation_the_engine_keeps_its_own_order(reserved_world: World) -> None:
-    assert reserved_order(reserved_world, 0.0) == []
-
-
-def test_sessions_that_came_back_go_last(reserved_world: World) -> None:
-    ranked = reserved_order(reserved_world, 6)
-    assert ranked[-6:] == [12, 11, 10, 22, 21, 20]
-    assert ranked[:4] == [101, 100, 103, 102]
-    assert reserved_world.graph.explain(10)["standing"] == ["reserved"]
-
-
-def test_the_room_is_bounded_and_the_last_heard_of_have_it_first(reserved_world: World) -> None:
-    ranked = reserved_order(reserved_world, 5)
-    assert ranked[:3] == [12, 11, 10]
-    assert ranked[-3:] == [22, 21, 20]
-
-
-def test_below_one_it_is_a_share_of_the_pool(reserved_world: World) -> None:
-    assert reserved_order(reserved_world, 0.031)[-3:] == [22, 21, 20]  # of 100 blocks
-    assert reserved_order(reserved_world, 0.029)[:3] == [12, 11, 10]
+@pytest.mark.parametrize(
+    ("reserved", "first", "last"),
+    [
+        pytest.param(0.0, [], [], id="nothing reserved: the engine's own order"),
+        pytest.param(6, [101, 100, 103, 102], [12, 11, 10, 22, 21, 20], id="room for both"),
+        pytest.param(5, [12, 11, 10], [22, 21, 20], id="room for one: the last heard of"),
+        pytest.param(0.031, [12, 11, 10], [22, 21, 20], id="below one it is a share of the pool"),
+        pytest.param(0.029, [12, 11, 10], [111, 110], id="a share in which nobody fits"),
+    ],
+)
+def test_sessions_that_came_back_go_last_as_far_as_room_is_reserved(
+    reserved_world: World, reserved: float, first: list[int], last: list[int]
+) -> None:
+    ranked = reserved_order(reserved_world, reserved)
+    assert ranked[: len(first)] == first
+    assert ranked[len(ranked) - len(last) :] == last
+    assert bool(ranked) == bool(reserved)
+    standing = ["reserved"] if 10 in last else []
+    assert reserved_world.graph.explain(10)["standing"] == standing
 
 
 def test_the_room_is_of_each_engine(reserved_world: World) -> None:

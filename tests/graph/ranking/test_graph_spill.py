@@ -2,51 +2,39 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
-from kvgraph.graph import snapshot
 from kvgraph.graph.kvcache_graph import KVCacheGraph
 from kvgraph.graph.tables.tables import GraphLimits
 from kvgraph.graph.types import SessionState, SourceLayer
 from kvgraph.graph.wire.events import (
     BlocksCleared,
-    BlocksRemoved,
-    BlocksResident,
-    BlocksSpilled,
-    BlocksStored,
-    CopiesDropped,
     Pressure,
     Segment,
     TierReport,
 )
-from turns import SIZE, turn_events
-from wire_keys import pack
+from turns import SIZE, Told, dropped, removed, resident, spilled, stored, turn_events
 
 WARM, COLD = 2, 4
 REPORT = TierReport(4096, *[0] * 13, 0.0, *[0] * 5, 0.0, 0.0, 0.0)
 
 
-class Cache:
-    """A graph, one engine with tiers, and a clock that the test moves."""
+class Cache(Told):
+    """One engine with tiers."""
 
-    def __init__(self, limits: GraphLimits | None = None) -> None:
-        self.now = 1000.0
-        self.graph = KVCacheGraph(limits=limits, clock=lambda: self.now)
-        self.apply(REPORT)
+    def __init__(self, **options: Any) -> None:
+        super().__init__(REPORT, **options)
 
-    def apply(self, *events: Any, engine: str = "e") -> None:
-        self.graph.apply(engine, list(events))
-        self.graph.check_integrity()
+    def copied(self, *keys: int, tier: int = WARM) -> None:
+        self.tell(spilled(*keys, tier=tier))
 
-    def turn(self, session: str | None, *keys: int, **said: Any) -> None:
-        """A turn of these blocks, of which the first ``prompt`` are read and the others written."""
-        self.apply(*turn_events(session, *keys, **said))
+    def evicted(self, *keys: int) -> None:
+        self.tell(removed(*keys))
 
     @property
     def spilling(self) -> list[int]:
-        return self.graph.rank("e", 100).spill_first.tolist()
+        return self.graph.rank("e", 1000).spill_first.tolist()
 
     @property
     def demoting(self) -> list[int]:
@@ -60,8 +48,7 @@ def cache() -> Cache:
 
 def test_an_engine_that_has_no_tiers_is_told_of_no_spill() -> None:
     graph = KVCacheGraph()
-    keys = pack(1, 2, 3)
-    graph.apply("e", [BlocksStored(keys, None, SIZE)])
+    graph.apply("e", [stored(1, 2, 3)])
     assert len(graph.rank("e", 10).spill_first) == 3, "it may have tiers, and not have said so yet"
     graph.apply("e", [Pressure(10, 0, 3, 0, 0)])
     assert len(graph.rank("e", 10).order) == 3
@@ -72,9 +59,9 @@ def test_an_engine_that_has_no_tiers_is_told_of_no_spill() -> None:
 
 def test_spills_come_in_the_order_of_loss_the_protected_last(cache: Cache) -> None:
     rules = Segment(int(SourceLayer.RULES), 0, SIZE)
-    cache.apply(*turn_events("s", 1, 2, 3, segments=(rules,))[:-1])
+    cache.tell(*turn_events("s", 1, 2, 3, segments=(rules,))[:-1])
     assert cache.spilling == [3, 2, 1]
-    cache.apply(BlocksSpilled(pack(1, 3), WARM, 4096))
+    cache.copied(1, 3)
     assert cache.spilling == [3, 2, 1], "they may be dropped before the next ranking comes"
 
 
@@ -97,6 +84,11 @@ def test_nothing_is_copied_of_an_abandoned_branch(cache: Cache) -> None:
     assert cache.spilling == [4, 1]
 
 
+def test_a_block_of_which_nothing_is_known_is_copied(cache: Cache) -> None:
+    cache.tell(resident(7))
+    assert cache.spilling == [7]
+
+
 def test_who_asks_for_no_copies_gets_the_same_order(cache: Cache) -> None:
     cache.turn("agent", 1, 2, 3)
     cache.turn("other", 1, 5, waiting_for_tool=True)
@@ -115,7 +107,7 @@ def test_where_ends_are_said_the_others_are_expected_back(cache: Cache) -> None:
             cache.turn(f"s{number}", 10 * number, 10 * number + 1, found=1, session_ended=True)
     cache.turn("silent", 7, 8)
     cache.now += 300
-    assert cache.graph.rank("e", 1000).spill_first.tolist() == [8, 7]
+    assert cache.spilling == [8, 7]
 
 
 def test_an_end_that_was_wrong_counts_as_none(cache: Cache) -> None:
@@ -123,8 +115,8 @@ def test_an_end_that_was_wrong_counts_as_none(cache: Cache) -> None:
     sessions = cache.graph.tables.sessions
     for number in range(50):
         for turn in range(3):
-            cache.turn(f"s{number}", *range(10 * number, 10 * number + turn + 1), found=turn,
-                       session_ended=True)  # fmt: skip
+            keys = range(10 * number, 10 * number + turn + 1)
+            cache.turn(f"s{number}", *keys, found=turn, session_ended=True)
     row = sessions.find("s0", -1)
     assert sessions.state[row] == SessionState.ENDED
     sessions.end(row)  # said once more
@@ -152,35 +144,30 @@ def test_what_was_never_hit_is_copied_only_if_its_session_probably_returns(cache
     assert 21 in cache.spilling, "here, first turns are followed by another"
 
 
-def test_who_names_a_session_means_to_come_back_for_a_while(cache: Cache) -> None:
-    cache.turn("chat", 1, 2)
+@pytest.mark.parametrize(
+    ("said", "soon_s", "late_s"),
+    [({}, 0, 600), ({"waiting_for_tool": True, "expected_return_s": 60.0}, 100, 1300)],
+    ids=["who names a session means to come back for a while", "an agent that waits for ages"],
+)
+def test_who_does_not_come_back_is_given_up(
+    cache: Cache, said: dict[str, Any], soon_s: float, late_s: float
+) -> None:
+    cache.turn("chat", 1, 2, **said)
+    cache.now += soon_s
     assert cache.spilling == [2, 1]
-    cache.now += 600
+    cache.now += late_s - soon_s
     assert cache.spilling == []
-
-
-def test_an_agent_that_waits_for_ages_is_given_up(cache: Cache) -> None:
-    cache.turn("agent", 1, waiting_for_tool=True, expected_return_s=60.0)
-    cache.now += 100
-    assert cache.spilling == [1]
-    cache.now += 1200
-    assert cache.spilling == []
-
-
-def test_a_block_of_which_nothing_is_known_is_copied(cache: Cache) -> None:
-    cache.apply(BlocksResident(pack(7)))
-    assert cache.spilling == [7]
 
 
 def test_evictions_are_counted_by_what_was_left_of_them(cache: Cache) -> None:
     cache.turn("agent", 1, 2, waiting_for_tool=True)
     cache.turn("chat", 5, 6, 7, session_ended=True)
-    cache.apply(BlocksSpilled(pack(1), COLD, 4096))
-    cache.apply(BlocksRemoved(pack(1, 2, 5, 6, 7)))
+    cache.copied(1, tier=COLD)
+    cache.evicted(1, 2, 5, 6, 7)
     assert cache.graph.counters["evicted_with_copy"] == 1
     assert cache.graph.counters["evicted_without_copy"] == 1
     assert cache.graph.counters["evicted_not_worth_copy"] == 3
-    cache.apply(BlocksStored(pack(50), None, SIZE), BlocksRemoved(pack(50)), engine="no tiers")
+    cache.tell(stored(50), removed(50), engine="no tiers")
     assert cache.graph.counters["evicted_without_copy"] == 1
 
 
@@ -189,7 +176,7 @@ def test_a_block_that_was_lost_tells_why_it_has_no_copy(cache: Cache) -> None:
     cache.turn("chat", 5, session_ended=True)
     assert cache.graph.explain(1)["copies"] == "none yet"
     assert cache.graph.explain(5)["copies"] == "none: not worth one (session over)"
-    cache.apply(BlocksRemoved(pack(1, 5)))
+    cache.evicted(1, 5)
     assert cache.graph.explain(1)["copies"] == "none: worth one, and lost before it was made"
     cache.now += 3000
     expected = "none: not worth one (not likely to return)"
@@ -198,14 +185,15 @@ def test_a_block_that_was_lost_tells_why_it_has_no_copy(cache: Cache) -> None:
 
 def test_where_no_engine_has_tiers_no_copy_is_called_lost() -> None:
     graph = KVCacheGraph()
-    graph.apply("e", [BlocksStored(pack(1), None, 16), BlocksRemoved(pack(1))])
+    graph.apply("e", [stored(1), removed(1)])
     assert graph.explain(1)["copies"] == "none: no engine here keeps copies"
 
 
 def test_a_session_tells_what_it_holds_in_which_tier(cache: Cache) -> None:
     cache.turn("agent", 1, 2, 3)
-    cache.apply(BlocksSpilled(pack(2, 3), WARM, 4096), BlocksSpilled(pack(3), COLD, 4096))
-    cache.apply(BlocksRemoved(pack(3)))
+    cache.copied(2, 3)
+    cache.copied(3, tier=COLD)
+    cache.evicted(3)
     held = cache.graph.explain_session("agent")
     assert (held["blocks_hot"], held["blocks_warm"], held["blocks_cold"]) == (2, 2, 1)
 
@@ -213,43 +201,45 @@ def test_a_session_tells_what_it_holds_in_which_tier(cache: Cache) -> None:
 def test_idle_copies_are_demoted_tail_first_lost_sessions_before_others(cache: Cache) -> None:
     cache.turn("agent", 1, 2, 3, waiting_for_tool=True)
     cache.turn("chat", 11, 12, session_ended=True)
-    cache.apply(BlocksSpilled(pack(1, 2, 3, 11, 12), WARM, 4096))
+    cache.copied(1, 2, 3, 11, 12)
     assert cache.demoting == [], "the pool still holds them all"
-    cache.apply(BlocksRemoved(pack(2, 3, 11, 12)))
+    cache.evicted(2, 3, 11, 12)
     assert cache.demoting == [12, 11, 3, 2]
-    cache.apply(CopiesDropped(pack(12), WARM), BlocksSpilled(pack(3), COLD, 4096))
+    cache.tell(dropped(12), spilled(3, tier=COLD))
     assert cache.demoting == [11, 3, 2]
     assert cache.graph.rank("e", 2).demote_first.tolist() == [11, 3]
 
 
 def test_copies_that_nobody_holds_are_not_demoted_elsewhere(cache: Cache) -> None:
     cache.turn("agent", 1)
-    cache.apply(BlocksSpilled(pack(1), COLD, 4096), BlocksRemoved(pack(1)))
+    cache.copied(1, tier=COLD)
+    cache.evicted(1)
     assert cache.demoting == []
-    assert cache.graph.rank("stranger", 10).demote_first.tolist() == []
+    stranger = cache.graph.rank("stranger", 10)
+    assert stranger.demote_first.size == stranger.order.size == 0
 
 
 def test_who_is_due_is_kept_once_there_are_copies_to_make_room(cache: Cache) -> None:
     cache.turn("soon", 1, 2, waiting_for_tool=True, expected_return_s=10.0)
     cache.now += 8
     cache.turn("late", 11, 12, waiting_for_tool=True, expected_return_s=60.0)
-    order = [2, 1, 12, 11]
-    assert cache.graph.rank("e", 10).order.tolist() == order, "the longer unused go first"
-    cache.apply(BlocksSpilled(pack(12), WARM, 4096))
-    assert cache.graph.rank("e", 10).order.tolist() == [12, 11, 2, 1]
+    assert cache.order() == [2, 1, 12, 11], "the longer unused go first"
+    cache.copied(12)
+    assert cache.order() == [12, 11, 2, 1]
     assert cache.graph.explain(1)["standing"] == ["due"]
     cache.now += 13
-    assert cache.graph.rank("e", 10).order.tolist() == order, "no longer: it is overdue"
+    assert cache.order() == [2, 1, 12, 11], "no longer: it is overdue"
 
 
 def test_a_copy_keeps_its_block_known_when_ghosts_are_forgotten() -> None:
-    cache = Cache(GraphLimits(max_ghosts=100))
+    cache = Cache(limits=GraphLimits(max_ghosts=100))
     cache.turn("agent", 1, 2)
-    cache.apply(BlocksSpilled(pack(1), WARM, 4096), BlocksRemoved(pack(1, 2)))
+    cache.copied(1)
+    cache.evicted(1, 2)
     for batch in range(1, 40):
         cache.now += 1
-        keys = pack(*range(1000 * batch, 1000 * batch + 20))
-        cache.apply(BlocksStored(keys, None, SIZE), BlocksRemoved(keys))
+        keys = range(1000 * batch, 1000 * batch + 20)
+        cache.tell(stored(*keys), removed(*keys))
     assert cache.graph.explain(1)["tiers"] == {"e": ["warm"]}
     with pytest.raises(Exception, match="long forgotten"):
         cache.graph.explain(2)
@@ -257,41 +247,29 @@ def test_a_copy_keeps_its_block_known_when_ghosts_are_forgotten() -> None:
 
 def test_after_a_resync_only_what_is_announced_again_counts(cache: Cache) -> None:
     cache.turn("agent", 1, 2, 3)
-    cache.apply(BlocksSpilled(pack(1, 2), WARM, 4096), BlocksSpilled(pack(3), COLD, 4096))
-    cache.apply(BlocksResident(pack(1)))
+    cache.copied(1, 2)
+    cache.copied(3, tier=COLD)
+    cache.tell(resident(1))
     assert cache.graph.explain(3)["tiers"] == {}
     assert cache.graph.stats().edges["spill_link"] == 0
-    cache.apply(BlocksSpilled(pack(2, 99), WARM, 4096))
+    cache.copied(2, 99)
     assert cache.graph.explain(2)["tiers"] == {"e": ["warm"]}
     assert cache.graph.explain(99)["tiers"] == {"e": ["warm"]}, "known by its copy alone"
 
 
 def test_a_reset_of_the_pool_leaves_the_copies_until_the_engine_drops_them(cache: Cache) -> None:
     cache.turn("agent", 1)
-    cache.apply(BlocksSpilled(pack(1), WARM, 4096), BlocksCleared())
+    cache.tell(spilled(1), BlocksCleared())
     assert cache.graph.explain(1)["tiers"] == {"e": ["warm"]}
-    cache.apply(CopiesDropped(pack(1), WARM))
+    cache.tell(dropped(1))
     assert cache.graph.explain(1)["tiers"] == {}
 
 
 def test_a_copy_of_two_engines_is_linked_until_neither_has_it(cache: Cache) -> None:
     cache.turn("agent", 1)
     for engine in ("e", "other"):
-        cache.apply(BlocksSpilled(pack(1), WARM, 4096), engine=engine)
-    cache.graph.forget_engine("other")
-    cache.graph.check_integrity()
-    assert cache.graph.stats().edges["spill_link"] == 1
-    cache.graph.forget_engine("e")
-    cache.graph.check_integrity()
-    assert cache.graph.stats().edges["spill_link"] == 0
-
-
-def test_a_snapshot_holds_no_copies(cache: Cache, tmp_path: Path) -> None:
-    cache.turn("agent", 1, 2)
-    cache.apply(BlocksSpilled(pack(1), WARM, 4096))
-    snapshot.save(cache.graph, tmp_path / "s")
-    back = KVCacheGraph(clock=lambda: cache.now)
-    snapshot.load(back, tmp_path / "s")
-    back.check_integrity()
-    assert back.stats().edges["spill_link"] == 0
-    assert back.stats().edges["temporal"] == 1
+        cache.tell(spilled(1), engine=engine)
+    for engine, links in (("other", 1), ("e", 0)):
+        cache.graph.forget_engine(engine)
+        cache.graph.check_integrity()
+        assert cache.graph.stats().edges["spill_link"] == links

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable, Generator, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -11,8 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from kvgraph.advisor.intake import Intake
-from kvgraph.advisor.planner import GraphEvictionAdvisor
-from kvgraph.advisor.sockets.subscriber import EventSubscriber, ReceivedBatch
+from kvgraph.advisor.sockets.subscriber import ReceivedBatch
 from kvgraph.graph.errors import GraphError
 from kvgraph.graph.ingest import chains
 from kvgraph.graph.ingest.chains import ChainLinker
@@ -23,7 +24,7 @@ from kvgraph.graph.tables.blocks import UNPLACED
 from kvgraph.graph.tables.columns import refilled, taken_in_parts
 from kvgraph.graph.tables.hash_index import HashIndex
 from kvgraph.graph.tables.tables import GraphLimits
-from kvgraph.graph.types import MAX_ENGINES, EdgeType, Keys, Rows, Tier
+from kvgraph.graph.types import MAX_ENGINES, EdgeType, Keys, Tier
 from kvgraph.graph.wire.events import (
     AnyEvent,
     BlocksCleared,
@@ -39,6 +40,7 @@ from kvgraph.graph.wire.events import (
 )
 from kvgraph.hooks.link.outbox import as_tip
 from kvgraph_bench.graph.graphs import BLOCK_SIZE, chain_events, random_keys
+from turns import SIZE, Told, removed, stored, turn_events
 from wire_keys import pack
 
 POOL = 20_000
@@ -56,10 +58,10 @@ class World:
         self.graph.apply("e", [EngineHello("e", "", BLOCK_SIZE, POOL, "v")])
         self.graph.apply("e", list(chain_events(self.keys)))
 
-    def take(self, slices: Iterator[None]) -> int:
-        """Take all slices, and check the tables after each; returns how many there were."""
+    def take(self, *events: AnyEvent, engine: str = "e") -> int:
+        """Take events in slices, and check the tables after each; returns how many there were."""
         count = 0
-        for _ in slices:
+        for _ in self.graph.slices(engine, list(events)):
             self.graph.check_integrity()
             count += 1
         self.graph.check_integrity()
@@ -123,14 +125,14 @@ def test_links_fade_in_slices_once_a_minute() -> None:
     weights = rng.uniform(0.01, 8.0, len(ends)).astype(np.float32)
     edges.upsert(EdgeType.CO_ATTEND, ends[:, 0], ends[:, 1], weights, world.now)
     before = edges.weight[edges.of_kind(EdgeType.CO_ATTEND)]
-    world.take(world.graph.slices("e", [LIFE]))  # makes room for more of them
+    world.take(LIFE)  # makes room for more of them
     world.now += 59.0
-    assert world.take(world.graph.slices("e", [LIFE])) == 0
+    assert world.take(LIFE) == 0
     world.now += 241.0  # a half-life in all
-    assert world.take(world.graph.slices("e", [LIFE])) >= len(before) // (1 << 16)
+    assert world.take(LIFE) >= len(before) // (1 << 16)
     after = edges.weight[edges.of_kind(EdgeType.CO_ATTEND)]
     assert after == pytest.approx(before[before >= 0.1] / 2)
-    assert world.take(world.graph.slices("e", [LIFE])) == 0, "not before the next minute"
+    assert world.take(LIFE) == 0, "not before the next minute"
 
 
 def test_ghosts_go_in_slices_and_nothing_is_left_that_names_them() -> None:
@@ -145,10 +147,10 @@ def test_ghosts_go_in_slices_and_nothing_is_left_that_names_them() -> None:
     edges.upsert(EdgeType.CO_ATTEND, ends[0], ends[1], weights, world.now)
     world.graph.forget_engine("e")
     world.graph.check_integrity()
-    assert world.take(world.graph.slices("other", [LIFE])) == 0, "it may be back in a moment"
+    assert world.take(LIFE, engine="other") == 0, "it may be back in a moment"
     fresh = random_keys(np.random.default_rng(12), 300)
-    stored = BlocksStored(packed(fresh), None, BLOCK_SIZE)
-    assert world.take(world.graph.slices("other", [stored])) > POOL // SLICE_KEYS
+    whole = BlocksStored(packed(fresh), None, BLOCK_SIZE)
+    assert world.take(whole, engine="other") > POOL // SLICE_KEYS
     assert len(blocks) == 750 + len(fresh)
     assert (blocks.find(kept) >= 0).all(), "the last used are remembered for longest"
     assert len(edges) == 0
@@ -164,8 +166,8 @@ def test_ingest_goes_on_while_more_ghosts_wait_than_one_batch_releases() -> None
     sizes = [len(world.graph.tables.blocks)]
     for number in range(3):
         keys = random_keys(np.random.default_rng(100 + number), 5_000)
-        stored = BlocksStored(packed(keys), None, BLOCK_SIZE)
-        world.take(world.graph.slices("other", [stored, BlocksRemoved(packed(keys[:1000]))]))
+        whole = BlocksStored(packed(keys), None, BLOCK_SIZE)
+        world.take(whole, BlocksRemoved(packed(keys[:1000])), engine="other")
         sizes.append(len(world.graph.tables.blocks))
         assert np.isin(keys[1000:], world.resident("other")).all()
     assert sizes[0] == POOL + len(more)
@@ -183,7 +185,7 @@ def test_slices_and_one_stroke_leave_the_same_graph() -> None:
         BlocksResident(packed(fresh)),
     ]
     one.graph.apply("e", events)
-    assert other.take(other.graph.slices("e", events)) > 5
+    assert other.take(*events) > 5
     assert np.array_equal(one.resident(), other.resident())
     here, there = one.graph.tables.blocks.columns(), other.graph.tables.blocks.columns()
     for name, column in here.items():
@@ -237,22 +239,28 @@ def test_a_run_leaves_what_its_events_leave_one_by_one(seed: int) -> None:
     together.check_integrity()
 
 
-def test_blocks_that_are_evicted_as_soon_as_they_are_stored_make_one_run(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(("pool", "runs"), [(0, 1), (200, 64)])
+def test_blocks_that_are_evicted_as_soon_as_they_are_stored_make_few_runs(
+    monkeypatch: pytest.MonkeyPatch, pool: int, runs: int
 ) -> None:
-    graph, runs = KVCacheGraph(clock=lambda: 1.0), []
+    """Or as soon as a small pool is full."""
+    graph, extended = KVCacheGraph(clock=lambda: 1.0), list[int]()
     extend = ChainLinker.extend
-    monkeypatch.setattr(ChainLinker, "extend", lambda *args: (runs.append(1), extend(*args))[1])
-    kept: list[AnyEvent] = [BlocksStored(pack(1), None, 16)]
-    for key in range(2, 1000):
-        kept += [BlocksStored(pack(key), None, 16), BlocksRemoved(pack(key))]
-    graph.apply("e", kept)
-    assert (len(runs), graph.resident_count("e")) == (1, 1)
+    monkeypatch.setattr(ChainLinker, "extend", lambda *args: (extended.append(1), extend(*args))[1])
+    churn: list[AnyEvent] = [stored(1)]
+    for key in range(2, 2000):
+        churn.append(stored(key))
+        if key > pool + 1:
+            churn.append(removed(key - pool))
+    graph.apply("e", churn)
+    assert 1 <= len(extended) <= runs
+    assert graph.resident_count("e") == pool + 1
+    graph.check_integrity()
 
 
 def test_one_block_that_comes_and_goes_is_applied_in_slices() -> None:
     graph = KVCacheGraph(clock=lambda: 1.0)
-    there: list[AnyEvent] = [BlocksStored(pack(1), None, 16), BlocksRemoved(pack(1))]
+    there: list[AnyEvent] = [stored(1), removed(1)]
     assert sum(1 for _ in graph.slices("e", there * 1000)) > 10
     assert graph.counters["blocks_removed"] == 1000
 
@@ -263,7 +271,7 @@ def test_one_block_that_comes_and_goes_is_applied_in_slices() -> None:
         [BlocksCleared()] * 2000,
         [Pressure(1, 1, 1, 0, 0)] * 2000,
         [RequestStarted(f"r{number}", b"", 5, 0, 16) for number in range(2000)],
-        [BlocksStored(pack(1), None, 16), RequestFinished("r", b"", 5, 5, "x")] * 1000,
+        [stored(1), RequestFinished("r", b"", 5, 5, "x")] * 1000,
     ],
     ids=["clears", "reports", "short prompts", "in turn"],
 )
@@ -292,29 +300,12 @@ def test_a_large_index_is_rebuilt_ahead_of_need() -> None:
     assert not list(index.tidying(alive, count)), "there is room again"
 
 
-class OneMessage:
-    """What arrived: one run of events."""
-
-    def __init__(self, events: list[AnyEvent]) -> None:
-        self._events = events
-
-    def receive(self, limit: int, seconds: float) -> Iterator[ReceivedBatch]:
-        yield ReceivedBatch("e", self._events, 1)
-
-    def peer(self, engine: str) -> None:
-        return None
-
-
-class _Planner:
-    def applied(self) -> None:
-        pass
-
-
 def test_whoever_waits_for_the_lock_gets_it_in_the_middle_of_a_listing() -> None:
     world = World()
     keys = random_keys(np.random.default_rng(11), 400_000)
-    ears: EventSubscriber = OneMessage([BlocksResident(packed(keys))])  # type: ignore[assignment]
-    planner: GraphEvictionAdvisor = _Planner()  # type: ignore[assignment]
+    arrived = [ReceivedBatch("e", [BlocksResident(packed(keys))], 1)]
+    ears: Any = SimpleNamespace(receive=lambda *_: iter(arrived), peer=lambda _: None)
+    planner: Any = SimpleNamespace(applied=lambda: None)
     intake = Intake(world.graph, ears, [], planner, None, lambda: world.now)
     over, seen = threading.Event(), 0
 
@@ -334,31 +325,32 @@ def test_whoever_waits_for_the_lock_gets_it_in_the_middle_of_a_listing() -> None
     assert len(world.resident()) == len(keys)
 
 
-_RNG = np.random.default_rng(3)
-_SPREADS = {
-    "even": _RNG.uniform(0, 1e6, 30_000),
+RNG = np.random.default_rng(3)
+SPREADS = {
+    "even": RNG.uniform(0, 1e6, 30_000),
     "equal": np.full(30_000, 7.0),
-    "two": _RNG.integers(0, 2, 30_000).astype(np.float64),
+    "two": RNG.integers(0, 2, 30_000).astype(np.float64),
     "batches": np.repeat(np.arange(30.0), 1_000),
-    "never": np.where(_RNG.uniform(size=30_000) < 0.9, -np.inf, 5.0),
+    "never": np.where(RNG.uniform(size=30_000) < 0.9, -np.inf, 5.0),
     "one apart": np.concatenate([np.full(29_999, 3.0), [1.0]]),
     "in step with the sample": np.tile(np.arange(8.0), 3_750),
 }
 
 
-def taken(slices: Generator[None, None, Rows]) -> Rows:
+def taken(slices: Generator[None, None, Any], between: Callable[[], object] = bool) -> Any:
+    """What slices give back in the end."""
     while True:
         try:
             next(slices)
         except StopIteration as ended:
-            rows: Rows = ended.value
-            return rows
+            return ended.value
+        between()
 
 
-@pytest.mark.parametrize("spread", _SPREADS)
-def test_they_are_those_of_a_stable_sort(spread: str) -> None:
-    times: npt.NDArray[np.float64] = _SPREADS[spread]
-    rows = np.flatnonzero(_RNG.uniform(size=2 * len(times)) < 0.9)[: len(times)].astype(np.int32)
+@pytest.mark.parametrize("spread", SPREADS)
+def test_the_oldest_are_those_of_a_stable_sort(spread: str) -> None:
+    times: npt.NDArray[np.float64] = SPREADS[spread]
+    rows = np.flatnonzero(RNG.uniform(size=2 * len(times)) < 0.9)[: len(times)].astype(np.int32)
     cuts = [0, 11_000, 11_000, 29_000]
     parts = np.split(rows, cuts), np.split(times, cuts)
     for count in (0, 1, 100, 15_000, 29_999, 30_000):
@@ -366,37 +358,28 @@ def test_they_are_those_of_a_stable_sort(spread: str) -> None:
         assert np.array_equal(taken(oldest(*parts, count)), rows[expected]), count
 
 
-SIZE = 16
-
-
 def turn(number: int, keys: range, found: int, session: str | None) -> list[AnyEvent]:
     """A request whose first ``found`` blocks are cached, and which writes its last two."""
-    prompt, whole = keys[:-2], pack(*keys)
-    tokens, name = SIZE * len(prompt), f"r{number}"
+    start, _, end = turn_events(
+        session, *keys, found=found, prompt=len(keys) - 2, request=f"r{number}"
+    )
     parent = keys[found - 1] if found else None
-    return [
-        RequestStarted(name, pack(*prompt), tokens, SIZE * found, SIZE, session),
-        BlocksStored(pack(*keys[found:]), parent, SIZE),
-        RequestFinished(name, whole, tokens, SIZE * len(keys), "stop", session),
-    ]
+    return [start, stored(*keys[found:], behind=parent), end]
 
 
 def told(tips: bool, session: str | None) -> KVCacheGraph:
-    now = [1000.0]
-    graph = KVCacheGraph(clock=lambda: now[0])
-    graph.apply("e", [EngineHello("e", "m", SIZE, 10_000, "v")])
+    told = Told(EngineHello("e", "m", SIZE, 10_000, "v"))
     for number, (length, found) in enumerate([(700, 0), (900, 700), (1600, 900)]):
-        now[0] += 1
+        told.now += 1
         events = turn(number, range(1, length + 1), found, session)
-        graph.apply("e", [as_tip(event) for event in events] if tips else events)
-        graph.check_integrity()
-    return graph
+        told.tell(*(as_tip(event) if tips else event for event in events))
+    return told.graph
 
 
 @pytest.mark.parametrize("session", ["s", None])
 def test_a_session_told_by_tips_has_the_same_turns_and_the_same_end(session: str | None) -> None:
     chains, tips = told(False, session), told(True, session)
-    assert tips.counters["tips_unknown"] == 0
+    assert tips.counters["tips_unknown"] == tips.counters["blocks_superseded"] == 0
     for name in ("turns", "tokens", "tip", "running", "state"):
         ours, theirs = (getattr(each.tables.sessions, name)[0] for each in (tips, chains))
         assert ours == theirs, name
@@ -415,24 +398,14 @@ def test_a_tip_is_one_key_long() -> None:
     assert same is stored
     fresh = as_tip(turn(0, range(1, 101), 0, "s")[0])
     assert (fresh.hashes, fresh.skipped) == (b"", 0)  # type: ignore[union-attr]
-
-
-def test_a_start_that_says_what_its_blocks_are_is_told_whole() -> None:
-    started, *_ = turn(0, range(1, 101), 40, "s")
+    # A start that says what its blocks are is told whole.
     tagged = msgspec.structs.replace(started, segments=(Segment(0, 0, 160),))
     assert as_tip(tagged) is tagged
 
 
-def test_what_a_tip_leaves_out_is_not_taken_for_left_behind() -> None:
-    graph = KVCacheGraph()
-    for number, found in enumerate((0, 40)):
-        graph.apply("e", [as_tip(each) for each in turn(number, range(1, 101), found, "s")])
-    assert graph.counters["blocks_superseded"] == 0
-
-
 def test_a_tip_of_a_chain_that_is_not_known_tells_of_no_block() -> None:
     graph = KVCacheGraph()
-    graph.apply("e", [BlocksStored(pack(5, 6), None, SIZE)])
+    graph.apply("e", [stored(5, 6)])
     for tip in (6, 7):
         end = RequestFinished(f"r{tip}", pack(tip), 64, 80, "stop", "s", skipped=4)
         graph.apply("e", [end])
@@ -525,12 +498,6 @@ def held(graph: KVCacheGraph, column: int) -> int:
     return int(np.count_nonzero(graph.tables.blocks.tiers[column]))
 
 
-def noted(slices: Iterator[None], note: Callable[[], object]) -> Iterator[None]:
-    for each in slices:
-        note()
-        yield each
-
-
 def counts_of(graph: KVCacheGraph, column: int, slices: Iterator[None]) -> list[int]:
     """How many blocks the column has after each slice, with the tables whole."""
     counts = []
@@ -541,13 +508,17 @@ def counts_of(graph: KVCacheGraph, column: int, slices: Iterator[None]) -> list[
     return [*counts, held(graph, column)]
 
 
-def test_it_goes_part_by_part_and_is_not_found_from_the_first_on(
-    graph: KVCacheGraph, keys: Keys
-) -> None:
+def test_it_goes_in_parts_and_is_gone_from_the_first_on(graph: KVCacheGraph, keys: Keys) -> None:
     history, column = graph.tables.history, graph.tables.engines["e"]
     awaited = [len(history.running.of(column))]
     assert awaited[0] > 2_048
-    slices = noted(graph.forgetting("e"), lambda: awaited.append(len(history.running.of(column))))
+
+    def noted() -> Iterator[None]:
+        for each in graph.forgetting("e"):
+            awaited.append(len(history.running.of(column)))
+            yield each
+
+    slices = noted()
     next(slices)
     assert graph.engines == ["other"]
     assert graph.resident_count("e") == 0
@@ -558,9 +529,8 @@ def test_it_goes_part_by_part_and_is_not_found_from_the_first_on(
     assert max(lost) < FORGETTING_POOL / 2, "no slice takes most of them"
     assert counts[-1] == 0
     assert len(graph.tables.blocks) == FORGETTING_POOL, "they are remembered"
-    assert set(graph.rank("other", 64).order.tolist()) | set(
-        graph.rank("other", 64).protected.tolist()
-    ) == set(keys[-64:].tolist())
+    ranking = graph.rank("other", 64)
+    assert {*ranking.order.tolist(), *ranking.protected.tolist()} == set(keys[-64:].tolist())
     assert awaited[1] > 0, "no slice takes all requests that are awaited"
     assert awaited == sorted(awaited, reverse=True)
     assert awaited[-1] == 0
@@ -576,7 +546,7 @@ def test_one_that_comes_back_meanwhile_keeps_all_that_it_says(
         next(slices)
     fresh = random_keys(np.random.default_rng(6), 1000)
     hello = EngineHello("e", "m", BLOCK_SIZE, FORGETTING_POOL, "v")
-    listed = [BlocksResident(packed(keys[:5000])), BlocksStored(pack(fresh), None, BLOCK_SIZE)]
+    listed = [BlocksResident(packed(keys[:5000])), stored(fresh)]
     graph.apply("e", [hello, *listed])
     for _ in slices:
         graph.check_integrity()
@@ -590,24 +560,35 @@ def test_one_that_comes_back_meanwhile_keeps_all_that_it_says(
 
 def test_nobody_is_given_its_column_before_the_last_slice() -> None:
     graph = KVCacheGraph()
-    stored = BlocksStored(packed(np.arange(1, 3, dtype=np.uint64)), None, BLOCK_SIZE)
+    whole = stored(1, 2)
     for number in range(MAX_ENGINES):
-        graph.apply(f"e{number}", [stored])
+        graph.apply(f"e{number}", [whole])
     slices = graph.forgetting("e3")
     next(slices)
-    with pytest.raises(GraphError):
-        graph.apply("new", [stored])
+    with pytest.raises(GraphError, match=f"at most {MAX_ENGINES} engines"):
+        graph.apply("new", [whole])
     assert list(slices) == []
     graph.apply("new", [])
     assert graph.tables.engines["new"] == 3
-    assert graph.resident_count("new") == 0
+    assert graph.rank("new", 5).order.tolist() == []
+    assert graph.rank("e0", 5).order.tolist() == [2, 1]
 
 
-def test_a_pool_that_is_emptied_is_emptied_part_by_part(graph: KVCacheGraph) -> None:
+@pytest.mark.parametrize(
+    ("event", "left"),
+    [
+        pytest.param(BlocksCleared(), 1000, id="a pool that is emptied: copies stay"),
+        pytest.param(
+            EngineHello("e", "another", BLOCK_SIZE, FORGETTING_POOL, "v"), 0, id="another model"
+        ),
+    ],
+)
+def test_blocks_of_before_go_part_by_part(graph: KVCacheGraph, event: AnyEvent, left: int) -> None:
     column = graph.tables.engines["e"]
-    counts = counts_of(graph, column, graph.slices("e", [BlocksCleared()]))
+    counts = counts_of(graph, column, graph.slices("e", [event]))
     assert len(set(counts)) > 2
-    assert counts[-1] == 1000, "copies stay"
+    assert counts[-1] == left
+    assert graph.tables.models[column] == getattr(event, "model", "m")
     assert graph.resident_count("other") == 64
 
 
@@ -629,27 +610,14 @@ def test_a_pool_that_is_emptied_again_costs_what_it_holds(monkeypatch: pytest.Mo
     graph.check_integrity()
 
 
-def test_another_model_lets_go_of_the_old_ones_blocks_part_by_part(graph: KVCacheGraph) -> None:
-    column = graph.tables.engines["e"]
-    hello = EngineHello("e", "another", BLOCK_SIZE, FORGETTING_POOL, "v")
-    counts = counts_of(graph, column, graph.slices("e", [hello]))
-    assert len(set(counts)) > 2
-    assert counts[-1] == 0
-    assert graph.tables.models[column] == "another"
-
-
 def test_what_is_written_while_memory_is_taken_is_kept() -> None:
     values = np.arange(1 << 19, dtype=np.float64)
-    taking, parts = taken_in_parts(values, 1 << 20), 0
-    while True:
-        try:
-            next(taking)
-        except StopIteration as over:
-            room = over.value
-            break
-        parts += 1
-        values[parts] = -1.0
-    room = refilled(room, values)
-    assert parts == 4  # of a mebibyte each
+    parts = itertools.count(1)
+
+    def write() -> None:
+        values[next(parts)] = -1.0
+
+    room = refilled(taken(taken_in_parts(values, 1 << 20), write), values)
+    assert next(parts) == 5, "four of a mebibyte each"
     assert np.array_equal(room[: 1 << 19], values)
     assert not room[1 << 19 :].any()

@@ -24,7 +24,7 @@ from kvgraph.kernels import ops
 from kvgraph.kernels.backends import attention, device, reference
 from kvgraph.kernels.gpu import calls, copy_engine, launch, moves
 from kvgraph.kernels.gpu.calls import COMMON_DEFINES
-from kvgraph.kernels.gpu.method import COPY_ENGINE, Method
+from kvgraph.kernels.gpu.moves import COPY_ENGINE
 from kvgraph.kernels.layout import Blocks, KvLayout, PagedKv, SlotMap, gpu_layout, new_memory
 from kvgraph.kernels.rope import Rope
 
@@ -109,18 +109,18 @@ def twin(layout: KvLayout) -> tuple[PagedKv, PagedKv]:
     return PagedKv(OnGpu(plain.memory), layout), plain
 
 
-def copied(method: Method, to_host: bool) -> bool:
+def copied(way: int, to_host: bool) -> bool:
     cache, plain = twin(CACHE)
     blocks = Blocks(cache, BLOCKS)
     arena, want = new_memory(CACHE.record(3)), new_memory(CACHE.record(3))
     if to_host:
-        moves.copy_by(method, cache, arena, moves.block_runs(blocks, Blocks(arena, RECORDS)))
+        moves.copy_by(way, cache, arena, moves.block_runs(blocks, Blocks(arena, RECORDS)))
         reference.copy_blocks(Blocks(plain, BLOCKS), Blocks(want, RECORDS))
         return torch.equal(arena.memory, want.memory)
     arena.memory.normal_()
     expected = new_memory(CACHE)
     expected.memory.copy_(plain.memory)
-    moves.copy_by(method, arena, cache, moves.block_runs(Blocks(arena, RECORDS), blocks))
+    moves.copy_by(way, arena, cache, moves.block_runs(Blocks(arena, RECORDS), blocks))
     reference.copy_blocks(Blocks(arena, RECORDS), Blocks(expected, BLOCKS))
     return torch.equal(plain.memory, expected.memory)
 
@@ -132,7 +132,7 @@ def spliced() -> bool:
     want.memory.copy_(plain.memory)
     old, new = torch.arange(48), torch.randperm(192)[:48]
     delta = torch.randint(-3, 4, (48,)) * 100
-    moves.splice_by(Method("direct", 2), arena, cache, SlotMap(old, new, delta), ROPE)
+    moves.splice_by(2, arena, cache, SlotMap(old, new, delta), ROPE)
     reference.splice(arena, want, SlotMap(old, new, delta), ROPE)
     return torch.equal(plain.memory.view(torch.int16), want.memory.view(torch.int16))
 
@@ -177,7 +177,7 @@ def refusals(bench: Bench) -> dict[str, str]:
     """What goes wrong if the attribute is not set, or the device cannot give so much."""
     real, launch.allow_shared = launch.allow_shared, lambda *_: None
     launch.loaded_kernel.cache_clear()
-    kernel = Method("kernel", 2)
+    kernel = 2  # thread blocks
     without = error_of(lambda: copied(kernel, True))
     said = bench.driver.refused[-1] if bench.driver.refused else ""
     launch.allow_shared = real
@@ -194,7 +194,7 @@ def main(options: dict[str, Any]) -> dict[str, Any]:
     bench = Bench(driver)
     if refused := error_of(lambda: launch.loaded_kernel("copy_runs", COPY, 0, 0)):
         return {"refused to load": refused}
-    kernel = Method("kernel", 2)
+    kernel = 2  # thread blocks
     right = {
         "spill by a kernel": copied(kernel, True),
         "warm by a kernel": copied(kernel, False),

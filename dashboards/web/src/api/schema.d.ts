@@ -1555,17 +1555,16 @@ export interface components {
          *         name: Its name; ``ours`` is the live pool, ``belady`` the upper bound.
          *         sentence: The same in words.
          *         policy: The policy that ranks there.
-         *         capacity: Its size relative to the live pool: 1.0, 0.75, 1.25 or 2.0, or with tiers.
-         *         tiers: Whether copies in colder tiers count, as additional blocks. ``ours`` has the engine's
-         *             tiers.
-         *         blocks: Its size in blocks, for the whole pool.
-         *         asked, found: Blocks of the sampled requests: of those used for the upper bound, while that
-         *             is known, and else of all.
-         *         hit_rate: The estimated hit rate for all these requests; None before any. The upper bound's
-         *             is never below that of a pool without more room.
-         *         ours: What the live engine found for the same requests, in its pool or loaded from its
-         *             tiers.
-         *         history: Hit rates by step, the oldest first; None for steps without requests.
+         *         capacity: Its size beside the live pool's: 1.0, 0.75, 1.25 or 2.0, or with tiers.
+         *         tiers: Whether copies in colder tiers count: as so many blocks more. ``ours`` has what the
+         *             engine has.
+         *         blocks: Its size, of the whole pool.
+         *         asked, found: Blocks of the requests: of those that the ceiling is of, while that is known,
+         *             and else of all.
+         *         hit_rate: The hit rate of all these requests; None before any. The ceiling's is never below
+         *             that of a pool with no more room.
+         *         ours: What the live engine found of the same requests, in its pool or loaded from its tiers.
+         *         history: Hit rates by step, the oldest first; None where nothing was asked.
          */
         ShadowView: {
             /** Name */
@@ -1596,11 +1595,10 @@ export interface components {
          * @description One engine's simulated pools, ``ours`` first.
          *
          *     Attributes:
-         *         guard: Who ranks the engine's blocks and by how much, as its guard measures; None without an
-         *             engine.
-         *         sampled_share: Share of sessions that are simulated, chosen by a hash of their names.
-         *         sessions: Number of these sessions so far.
-         *         ranked_every_s: Seconds between two rankings of policies' simulated pools; more if ranking
+         *         guard: Who ranks the engine's blocks and by how much, as its guard's own shadow says; None
+         *             without an engine.
+         *         sessions: How many sessions they followed so far.
+         *         ranked_every_s: Seconds between two rankings of shadows of policies; more where ranking
          *             takes long.
          */
         Shadows: {
@@ -1612,8 +1610,6 @@ export interface components {
             engines: string[];
             /** Guard */
             guard: string | null;
-            /** Sampled Share */
-            sampled_share: number;
             /** Sessions */
             sessions: number;
             /** Ranked Every S */

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from answer_stops import judge
 from kvgraph.graph.wire.events import BlocksCleared, RequestFinished
 from kvgraph.hooks.link.outbox import Outbox
 from kvgraph.hooks.requests.ends import (
@@ -29,7 +30,6 @@ from kvgraph.hooks.vllm.api.learning import engine_marks
 from kvgraph.hooks.vllm.patches import given_template, remember_templates
 from kvgraph.hooks.vllm.reading import AnswerEnds, is_bound
 from kvgraph_bench.meaning.families import FAMILIES, TOOLLESS, Family, family_config, write_family
-from kvgraph_bench.meaning.stops import judge
 from vllm.entrypoints.openai.chat_completion.protocol import (
     ChatCompletionNamedToolChoiceParam,
     ChatCompletionToolsParam,

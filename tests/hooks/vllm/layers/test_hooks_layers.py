@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 from budgets import small_or_large
+from chat_layers import judge_layers, painted
+from forgery_judge import believed, opening
 from kvgraph.graph.types import SourceLayer
 from kvgraph.graph.types import SourceLayer as Layer
 from kvgraph.graph.wire.events import RequestStarted
@@ -35,9 +37,8 @@ from kvgraph.hooks.settings import LAYERS_KEY, LAYERS_VARIABLE, SECTIONS_VARIABL
 from kvgraph.hooks.vllm import plugin
 from kvgraph.hooks.vllm.api.learning import engine_borders
 from kvgraph.hooks.vllm.reading import PromptLayers, segments
-from kvgraph_bench.meaning.chat_layers import FamilyChats, MadeChat, judge_layers, painted
 from kvgraph_bench.meaning.families import FAMILIES, TOOLLESS, Family, family_config, write_family
-from kvgraph_bench.meaning.forgery_judge import believed, opening
+from kvgraph_bench.meaning.family_chats import FamilyChats, MadeChat
 
 pytestmark = [
     pytest.mark.usefixtures("vllm_loaded"),

@@ -7,7 +7,7 @@ import { send } from "../../api/client";
 import { editToken } from "../../api/editToken";
 import { useResource } from "../../api/resource";
 import type { Shadows } from "../../api/types";
-import { counted, percent } from "../../format";
+import { counted } from "../../format";
 import { EnginePicker } from "../../parts/EnginePicker";
 import { Panel } from "../../parts/Panel";
 import { Await, Empty } from "../../parts/states";
@@ -30,10 +30,7 @@ function Screen({ data }: { data: Shadows }) {
   const asked = data.shadows.some((each) => each.asked > 0);
   if (!asked) {
     return (
-      <Empty title="No shadow has followed a session yet">
-        Shadows fill as requests come: those of LRU by all of them, those of policies by{" "}
-        {percent(data.sampled_share, 1, 1)} of sessions, chosen by a hash of their names.
-      </Empty>
+      <Empty title="No shadow has followed a session yet">Shadows fill as requests come.</Empty>
     );
   }
   const followed = followedBy(data);
@@ -103,10 +100,8 @@ function EndTrial() {
   );
 }
 
-/** Whom shadows follow: policies a part of the sessions, where all would take too long. */
-function followedBy({ sessions, sampled_share, ranked_every_s }: Shadows): string {
-  const many = counted(sessions, "session");
+/** Whom shadows follow, and how often they are ranked where that takes long. */
+function followedBy({ sessions, ranked_every_s }: Shadows): string {
   const often = ranked_every_s > 1 ? `, ranked every ${ranked_every_s} s` : "";
-  if (sampled_share === 1) return `${many} followed${often}`;
-  return `policies by ${many}, ${percent(sampled_share, 1, 1)} of all${often}`;
+  return `${counted(sessions, "session")} followed${often}`;
 }

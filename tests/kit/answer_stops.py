@@ -1,4 +1,4 @@
-"""``stop_accuracy``: what the graph takes for the reason why an answer ended.
+"""What the graph takes for the reason why an answer ended.
 
 The way is the engine's: the marks are learned with vLLM's renderer, an answer is read when the end
 of its request is sent, and the graph applies what is sent.
@@ -21,8 +21,14 @@ from kvgraph.hooks.link.outbox import LateEvents
 from kvgraph.hooks.requests.ends import EndMarks
 from kvgraph.hooks.vllm.api.learning import learn_marks
 from kvgraph.hooks.vllm.reading import AnswerEnds, reader_of
-
-from .families import Call, Family, FamilyWriter, corpus, family_config, write_family
+from kvgraph_bench.meaning.families import (
+    Call,
+    Family,
+    FamilyWriter,
+    corpus,
+    family_config,
+    write_family,
+)
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig

@@ -1,4 +1,4 @@
-"""How right the page is about misses: over recorded fleets, against a model of the raw log."""
+"""What the page says of misses, over recorded fleets, beside a model of the raw log."""
 
 from __future__ import annotations
 
@@ -29,14 +29,12 @@ from kvgraph.graph.wire.events import (
     BlocksEmbedded,
     EngineHello,
 )
-
-from ..closed.closed_pass import ClosedTurn, Script, scripts
-from ..figures import Figures, only_errors
-from ..paper.paper_engine import Shape, base_config
-from ..paper.timed_engine import AGENTS, PaperSidecar, TimedEngine, Told
-from ..policies.policies_fleets import SHIPPED
-from ..serving.model import TINY, ModelShape, ensure_model
-from .raw_log_oracle import RawLogOracle, Verdict
+from kvgraph_bench.closed.closed_pass import ClosedTurn, Script, scripts
+from kvgraph_bench.paper.paper_engine import Shape
+from kvgraph_bench.paper.timed_engine import AGENTS, PaperSidecar, TimedEngine, Told
+from kvgraph_bench.recorded.agents_requests import SESSIONS
+from kvgraph_bench.serving.model import ModelShape
+from raw_log_oracle import RawLogOracle, Verdict
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -210,7 +208,6 @@ class _Engine:
 
 SEED: Final = 1
 _SAME_S: Final = 0.02  # the log of evictions keeps hundredths of a second
-_NOTHING_LOST: Final = ("not_cacheable:partial", "never_seen")
 _DETAILS: Final[dict[tuple[str, int], str]] = {
     ("not_cacheable", Detail.PARTIAL): "not_cacheable:partial",
     ("not_cacheable", Detail.UNDER_WAY): "not_cacheable:under_way",
@@ -262,27 +259,9 @@ class Compared:
         """Of requests, the share of which all that is said is right."""
         return 1.0 - len(self.wrong) / len(self.pairs)
 
-    @property
-    def share_of_losses(self) -> float:
-        """The same of requests that missed what could have been found."""
-        lost = [verdict for _, verdict in self.pairs if verdict.reason not in _NOTHING_LOST]
-        wrong = [verdict for _, verdict in self.wrong if verdict.reason not in _NOTHING_LOST]
-        return 1.0 - len(wrong) / max(1, len(lost))
-
-
-def run(figures: Figures, quick: bool) -> None:
-    with only_errors():
-        base = base_config(ensure_model(TINY))
-        played = [play(base, plan, 1200.0 if quick else 3600.0) for plan in PLANS]
-    pairs = [pair for each in played for pair in each.pairs]
-    whole = Compared(pairs, [pair for each in played for pair in each.wrong])
-    figures.add("attribution_accuracy", whole.share, "", "≥ .99")
-    figures.add("attribution_accuracy_of_losses", whole.share_of_losses, "")
-    figures.add("attributed_requests", len(pairs), "")
-
 
 def play(base: VllmConfig, plan: FleetPlan, seconds: float, seed: int = SEED) -> Compared:
-    users = scripts(read_sessions(SHIPPED), plan.users, seed, seconds, ModelShape().vocab)
+    users = scripts(read_sessions(SESSIONS), plan.users, seed, seconds, ModelShape().vocab)
     with tempfile.TemporaryDirectory(prefix="kvg-") as folder:
         path = Path(folder) / "raw.jsonl.gz"
         teller = _Teller(path)

@@ -1,4 +1,4 @@
-"""``forgeries_believed``: whether the graph believes what a message's writer forged.
+"""Whether the graph believes what a message's writer forged.
 
 The way is the engine's: vLLM renders the chat, the API process marks it and resolves what its body
 says, the scheduler's side reads both, and the graph applies what is sent.
@@ -23,9 +23,8 @@ from kvgraph.hooks.requests.hints import HintPolicy, HintReader, HintTrust
 from kvgraph.hooks.settings import LAYERS_VARIABLE
 from kvgraph.hooks.vllm.api.chats import hand_over, mark_chats
 from kvgraph.hooks.vllm.reading import PromptLayers
-
-from .chat_layers import FamilyChats
-from .families import Family, corpus
+from kvgraph_bench.meaning.families import Family, corpus
+from kvgraph_bench.meaning.family_chats import FamilyChats, MadeChat
 
 BEGIN, END = "Zforgery", "Zyregrof"  # between these words stands what the forger wrote
 _ORDERS: Final = (
@@ -135,8 +134,6 @@ def believed(family: Family, directory: Path, count: int, seed: int) -> dict[str
 
 
 def _judge(chats: FamilyChats, forgery: Forgery, marked: bool) -> list[str]:
-    from .chat_layers import MadeChat
-
     try:
         _, prompt, _ = chats.rendered(MadeChat(forgery.messages, None, []))
     except Exception:  # a template refused it: so does vLLM

@@ -1,4 +1,4 @@
-"""``layer_accuracy``: which layer each token of a conversation is taken for.
+"""Which layer each token of a conversation is taken for.
 
 The way is the engine's: the borders are learned with vLLM's renderer, vLLM renders the chats, and
 what the API process marks, or the tokens alone, are read as for a request's start.
@@ -8,23 +8,18 @@ from __future__ import annotations
 
 import contextlib
 import random
-import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final
 
-from kvgraph.graph.types import LAYER_BY_NAME, LAYER_NAMES, SourceLayer
-from kvgraph.hooks.requests.borders import SECTIONS, BorderTable, LayerReader, Run
+from kvgraph.graph.types import LAYER_NAMES, SourceLayer
+from kvgraph.hooks.requests.borders import BorderTable, LayerReader, Run
 from kvgraph.hooks.requests.messages import LayerMarker
 from kvgraph.hooks.requests.sections import SectionSplitter
-from kvgraph.hooks.vllm.api.learning import learn_borders
-
-from .families import Family, corpus, family_config, write_family
-
-if TYPE_CHECKING:
-    from vllm.config import VllmConfig
+from kvgraph_bench.meaning.families import Family, corpus
+from kvgraph_bench.meaning.family_chats import FamilyChats, MadeChat, Told
 
 _SECTIONS: Final = (
     ("[AXIOMS]", SourceLayer.AXIOMS), ("[IDENTITY]", SourceLayer.IDENTITY),
@@ -33,21 +28,6 @@ _SECTIONS: Final = (
 )  # fmt: skip
 _TOOLS: Final = ("bash", "search", "read_file")
 _TURNS: Final = (1, 2, 4)
-
-
-class Told(NamedTuple):
-    """A text between two words that only it has."""
-
-    layer: SourceLayer  # what it is
-    first: str
-    last: str
-    head: bool = False  # whether it stands in the system text
-
-
-class MadeChat(NamedTuple):
-    messages: list[dict[str, Any]]
-    tools: list[dict[str, Any]] | None
-    told: list[Told]
 
 
 class ChatMaker:
@@ -118,9 +98,6 @@ class ChatMaker:
         return f"Zw{self._words:05d}z"
 
 
-SECTION_LAYERS: Final = {line: int(LAYER_BY_NAME[name]) for line, name in SECTIONS.items()}
-
-
 @dataclass
 class Labelled:
     """How many tokens of one family's conversations were taken for what they are."""
@@ -140,31 +117,6 @@ class Labelled:
         if truth != taken:
             name = "nothing" if taken is None else LAYER_NAMES[taken]
             self.wrong[f"{LAYER_NAMES[truth]} for {name}"] += 1
-
-
-class FamilyChats:
-    def __init__(self, family: Family, directory: Path) -> None:
-        from vllm.renderers import renderer_from_config
-
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            self.config: VllmConfig = family_config(family, write_family(family, directory))
-        self.table: BorderTable | None = learn_borders(self.config, SECTION_LAYERS)
-        self._renderer = renderer_from_config(self.config)
-        self.tokenizer = self._renderer.get_tokenizer()
-
-    def close(self) -> None:
-        self._renderer.shutdown()
-
-    def rendered(self, chat: MadeChat) -> tuple[Any, dict[str, Any], dict[str, Any]]:
-        """The parsed conversation, its prompt, and what else the template was given."""
-        from vllm.renderers import ChatParams
-
-        is_text = type(self._renderer).__name__ != "MistralRenderer"
-        extras = {"tools": chat.tools, "tokenize": not is_text, "add_generation_prompt": True}
-        params = ChatParams(chat_template_kwargs=extras)
-        conversations, prompts = self._renderer.render_chat([chat.messages], params)
-        return conversations[0], prompts[0], {"tools": chat.tools}
 
 
 def judge_layers(family: Family, directory: Path, count: int, seed: int) -> dict[str, Labelled]:

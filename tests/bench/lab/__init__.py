@@ -1,1 +1,0 @@
-"""Workloads of the replay lab that only benches play."""

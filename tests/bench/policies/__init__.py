@@ -1,1 +1,0 @@
-"""``kvgraph bench policies``: hit rates of policies on recorded agents and on conversations."""
