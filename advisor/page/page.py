@@ -136,11 +136,11 @@ _SOON_S: Final = 1
 
 
 class QueryGate:
-    """Allows one question about the graph at a time, and leaves time between two of them.
+    """Allows one query of the graph at a time, and leaves time between two.
 
-    The graph's lock is not fair: threads that ask without a pause would keep it to themselves while
-    batches wait to be applied and rankings grow old. ``worked`` is CPU seconds of the calling
-    thread, so that a busy machine does not count as a slow question.
+    The graph's lock is not fair: threads that query without a pause would keep it to themselves
+    while batches wait to be applied and rankings become outdated. ``worked`` returns CPU seconds of
+    the calling thread, so that a busy machine does not count as a slow query.
     """
 
     def __init__(
@@ -161,7 +161,7 @@ class QueryGate:
 
     @contextmanager
     def turn(self) -> Iterator[None]:
-        """Hold the graph's lock for one question; raises BusyError."""
+        """Hold the graph's lock for one query; raises BusyError."""
         if not self._room.acquire(blocking=False):
             self._refuse(_MANY_ASK)
         try:
@@ -195,8 +195,8 @@ class QueryGate:
 
 
 class RecentAnswers:
-    """Keeps answers by question, each for ``FRESH_S``; thread-safe. While one thread works out a
-    new answer, or the graph is busy, others get the previous one, up to ``STALE_S`` old.
+    """Caches answers by query, each for ``FRESH_S``; thread-safe. While one thread computes a new
+    answer, or the graph is busy, others get the previous one, up to ``STALE_S`` old.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -205,7 +205,7 @@ class RecentAnswers:
         self._asked: set[Hashable] = set()
 
     def of(self, question: Hashable, answer: Callable[[], _T]) -> _T:
-        """A recent answer, or else a new one; raises BusyError."""
+        """Return a recent answer, or else a new one; raises BusyError."""
         age, kept = self._kept(question)
         if age < FRESH_S or (age < STALE_S and question in self._asked):
             return cast(_T, kept)

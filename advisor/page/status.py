@@ -221,7 +221,9 @@ class Status:
 
 
 def page_router(page: Page, guard: Callable[..., None], edits: Callable[..., None]) -> APIRouter:
-    """All of ``/v1``; the dependencies refuse whoever may not read names, or change anything."""
+    """Return all of ``/v1``; the dependencies refuse clients that may not read names or make
+    changes.
+    """
     paths = APIRouter(prefix="/v1", dependencies=[Depends(guard)])
     for view in (now, misses, evictions, ranking, graph, sessions, engines, shadows, sampled):
         view.add_routes(paths, page)
@@ -232,7 +234,7 @@ def page_router(page: Page, guard: Callable[..., None], edits: Callable[..., Non
 
 
 def explaining_router(page: Page) -> APIRouter:
-    """Routes outside ``/v1``; an unknown block, session or memory raises GraphError."""
+    """Return the routes outside ``/v1``; an unknown block, session or memory raises GraphError."""
     paths = APIRouter()
 
     def told(read: Callable[[], Any]) -> Response:

@@ -38,7 +38,7 @@ NEVER: Final = 1 << 40  # stands for a request that does not come
 
 
 class HeapOrder(EvictionOrder):
-    """Evicts the free block with the least key; what ``_put`` said last of a block counts."""
+    """Evicts the free block with the smallest key; the latest ``_put`` of a block counts."""
 
     def __init__(self) -> None:
         self._free: dict[int, tuple[int, int, int]] = {}  # block → its entry of the heap
@@ -66,8 +66,8 @@ class HeapOrder(EvictionOrder):
 class BeladyOrder(HeapOrder):
     """Evicts the block whose next use is farthest, among equals the deepest.
 
-    A block's parent is used whenever the block is, so this leaves no block unreachable. No other
-    order finds more where every request fits the pool; one that is refused counts as a use here.
+    A block's parent is used whenever the block is, so this makes no block unreachable. No other
+    order finds more if every request fits the pool; a refused request counts as a use here.
     """
 
     def __init__(self, trace: Trace) -> None:
@@ -82,7 +82,9 @@ class BeladyOrder(HeapOrder):
 
 
 def next_uses(trace: Trace) -> list[list[int]]:
-    """Per request a list: for each block of its chain, the next request whose *prompt* has it."""
+    """Return a list per request: for each block of its chain, the next request whose *prompt* has
+    it.
+    """
     coming = [NEVER] * trace.num_blocks
     prompts = trace.prompts.tolist()
     uses: list[list[int]] = []
@@ -95,8 +97,8 @@ def next_uses(trace: Trace) -> list[list[int]]:
 
 
 class LfuHistoryOrder(HeapOrder):
-    """Evicts the least often used block, the oldest among equals. An evicted block keeps its count;
-    libcachesim's LFU forgets it with its object, as most do.
+    """Evicts the least frequently used block, the oldest among equals. An evicted block keeps its
+    count; libcachesim's LFU forgets it with its object, as most do.
     """
 
     def __init__(self) -> None:
@@ -115,10 +117,10 @@ _TTL_S: Final = 300.0  # chosen
 
 
 class SessionTtlOrder(EvictionOrder):
-    """Keeps what a session with two or more turns used, for five minutes after its last turn.
+    """Keeps blocks used by a session with two or more turns for five minutes after its last turn.
 
-    The others go first, the longest free before; among the kept ones, the oldest. The same time to
-    live for every session would only be LRU again.
+    Other blocks are evicted first, those free longest before the rest; among the kept ones, the
+    oldest. With the same time to live for every session, it would be LRU.
     """
 
     def __init__(self, trace: Trace) -> None:

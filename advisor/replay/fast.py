@@ -64,7 +64,7 @@ def belady(starts: Places, blocks: Ints, reach: Ints, prompts: Ints, capacity: i
 
 
 def depths(starts: Places, blocks: Ints) -> Ints:
-    """How many blocks stand before each block id in its chain."""
+    """Return, for each block id, how many blocks precede it in its chain."""
     depth = np.zeros(int(blocks.max(initial=-1)) + 1, dtype=np.int32)
     depth[blocks] = np.arange(len(blocks)) - np.repeat(starts[:-1], np.diff(starts))
     return depth

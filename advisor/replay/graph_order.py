@@ -38,11 +38,12 @@ class TraceEvents:
     """Makes the events of a trace.
 
     Args:
-        hints: Whether callers name their sessions and state what the trace knows. Where the trace
-            has no such statements, they state which request is their session's last.
+        hints: Whether callers name their sessions and state what the trace knows. If the trace has
+            no such statements, they state which request is their session's last.
         layers: Whether the engine finds the parts of each prompt itself; replaces callers'
             statements.
-        stops: Whether the engine reads off each answer why it ended; replaces callers' statements.
+        stops: Whether the engine recognises from each answer why it ended; replaces callers'
+            statements.
     """
 
     def __init__(
