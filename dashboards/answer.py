@@ -15,7 +15,7 @@ from ..graph.types import BlockKey
 
 
 class Part(BaseModel):
-    """Base of whatever an answer is made of."""
+    """Base of all parts of an answer."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -24,7 +24,7 @@ class Answer(Part):
     """Base of an answer.
 
     Attributes:
-        at: When it was true, in Unix seconds.
+        at: Time at which it was true, in Unix seconds.
     """
 
     at: float
@@ -35,7 +35,7 @@ class Notice(Part):
 
     Attributes:
         text: One or two sentences: what is wrong and what to do about it.
-        engine: The engine that it is about; None: the sidecar itself.
+        engine: The engine concerned; None: the sidecar itself.
         view: The view of the page that shows more.
     """
 

@@ -83,7 +83,7 @@ Mask = npt.NDArray[np.bool_]
 
 
 POOL_SHARE: Final = 0.25
-"""Share of a pool for all leases together; never more than protection may keep there. Chosen."""
+"""Share of a pool for all leases together, at most what protection may keep there. Chosen."""
 TENANT_SHARE: Final = 0.125  # share of a pool, for one named tenant's leases; chosen
 LONGEST_S: Final = 900.0  # longest lease or prefetch order, in seconds; chosen
 

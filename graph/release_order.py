@@ -17,9 +17,7 @@ _UNKNOWN: Final = "\0strangers"  # no tenant has this name
 """Tenants that were never served count as this one, since a caller may take a new name, or cache
 salt, for each request."""
 _DEAD_ENTRIES: Final = 64  # stale heap entries allowed besides one per waiting tenant; chosen
-_MOST_EXAMINED: Final = (
-    64  # lanes of a priority, and requests of a lane, in ``pop_patient``; chosen
-)
+_MOST_EXAMINED: Final = 64  # lanes of a priority, requests of a lane, in ``pop_patient``; chosen
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ created when it connects.
 
 NO_ROW: Final = -1
 NEVER: Final = float("-inf")
-"""A time before any other; monotonic clocks may start below zero."""
+"""A time before any other, since monotonic clocks may start below zero."""
 
 
 class SourceLayer(IntEnum):

@@ -4,8 +4,8 @@ Memory that a GPU must reach is page-locked all at once, ahead of time: the driv
 it, during which an engine's launches would wait. Other memory is committed at first use.
 
 A record is one block, all layers of it (``KvLayout.record``). A handle is a record's number and its
-generation; freeing a record ends the generation, so that a stale handle is noticed instead of
-reading another block's bytes. One thread at a time may allocate and free.
+generation; freeing a record ends the generation, so that a stale handle is detected instead of
+reading another block's bytes. Only one thread at a time may allocate and free.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from .layout import KvLayout, PagedKv
 from .tensors import Bools, Int64s, Integers
 
 Handles: TypeAlias = Integers | Sequence[int]
-SLAB_BYTES: Final = 64 << 20  # committed and given back at a time; chosen
-# Where the machine refuses to lock more, the engine's own buffers must still find some; chosen.
+SLAB_BYTES: Final = 64 << 20  # committed and returned at a time; chosen
+# If the machine refuses to lock more, some must be left for the engine's own buffers. Chosen.
 _LEFT_SLABS: Final = 4
 _LEFT_SHARE: Final = 0.1
 _SLOT_BITS: Final = 32
@@ -113,8 +113,8 @@ class Arena:
         return (self._generation[slots] << _SLOT_BITS) | slots
 
     def free(self, handles: Handles) -> None:
-        """Free records that nothing moves to or from any more. Slabs that become empty are returned
-        to the machine, unless they are page-locked. Raises SlotError.
+        """Free records that no transfer uses any more. Slabs that become empty are returned to the
+        machine, unless they are page-locked. Raises SlotError.
         """
         slots = self.slots(handles)
         if len(np.unique(slots)) != len(slots):
@@ -123,7 +123,7 @@ class Arena:
         self._take_back(slots)
 
     def valid(self, handles: Handles) -> Bools:
-        """Which handles still name the record that they were given for; bool [n]."""
+        """Return which handles still refer to the record that they were created for, bool [n]."""
         handles = np.asarray(handles, dtype=np.int64)
         slots = handles & _SLOT_MASK
         known = slots < self.capacity
@@ -132,7 +132,9 @@ class Arena:
         return np.asarray(known & current & self._used[slots])
 
     def slots(self, handles: Handles) -> Int64s:
-        """Record numbers of handles, int64 [n], for spill, load and splice; raises SlotError."""
+        """Return the record numbers of handles, int64 [n], for spill, load and splice; raises
+        SlotError.
+        """
         stale = len(handles) - int(self.valid(handles).sum())
         if stale:
             raise SlotError(f"{stale} of {len(handles)} records were freed meanwhile")

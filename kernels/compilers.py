@@ -1,5 +1,5 @@
-"""Compiles C++ and CUDA sources at first use, and keeps the results, under a lock, in a cache
-directory: ``AITHER_KVCACHE_KERNEL_CACHE``, or one below the user's.
+"""Compiles C++ and CUDA sources at first use, and caches the results, under a lock, in
+``AITHER_KVCACHE_KERNEL_CACHE`` or a directory below the user's cache directory.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def cache_directory() -> Path:
 
 
 def compiled(name: str, ingredients: list[str], build: Callable[[Path], None]) -> Path:
-    """Return the path of a compiled file, which is made once per machine.
+    """Return the path of a compiled file, which is built once per machine.
 
     Args:
         name: The file's name; a digest of ``ingredients`` is added to it.
@@ -43,7 +43,7 @@ def compiled(name: str, ingredients: list[str], build: Callable[[Path], None]) -
         build: Makes the file at a path.
 
     Raises:
-        BuildError: The file cannot be made, or not be kept.
+        BuildError: The file cannot be built, or cannot be stored.
     """
     digest = hashlib.sha256("\0".join(ingredients).encode()).hexdigest()[:16]
     stem, dot, suffix = name.partition(".")
@@ -106,11 +106,13 @@ def _processor() -> str:
     return "\n".join(sorted({ln for ln in lines if ln.startswith(("model name", "flags"))}))
 
 
-OLDEST: Final = 8  # major compute capability: kernels copy to shared memory asynchronously
+OLDEST: Final = 8  # lowest major compute capability: kernels copy to shared memory asynchronously
 
 
 def driver_cuda() -> str | None:
-    """The newest CUDA that the driver supports, such as ``12.8``; None if it does not say."""
+    """Return the newest CUDA version that the driver supports, such as ``12.8``; None if
+    unknown.
+    """
     try:
         from cuda.bindings import driver
 
@@ -131,7 +133,7 @@ def compiler_cuda() -> str | None:
 
 
 def why_not_loaded(kernel: str, error: Exception) -> str:
-    """Why a driver may have refused a kernel compiled for its GPU, and what to do."""
+    """Describe why a driver may have refused a kernel compiled for its GPU, and what to do."""
     has, made_by = driver_cuda(), compiler_cuda()
     said = f"the driver does not load {kernel} ({type(error).__name__}: {error})"
     if has is None or made_by is None or _major(has) >= _major(made_by):
@@ -150,7 +152,7 @@ def _major(version: str) -> int:
 SOURCES: Final = Path(__file__).parent / "cuda"
 ARCHITECTURES: Final = ("sm_80", "sm_90", "sm_100", "sm_120")
 _STANDARD: Final = "c++17"
-_HEAD: Final = struct.Struct("<III")  # of a kept file: registers, spilled bytes, bytes of stack
+_HEAD: Final = struct.Struct("<III")  # of a cached file: registers, spilled bytes, bytes of stack
 _MISSING: Final = "CUDA kernels need NVRTC and cuda.core: pip install 'kvgraph[cuda]'"
 
 
@@ -162,12 +164,12 @@ class Compiled:
     architecture: str
     code: bytes
     registers: int
-    spilled_bytes: int  # stored to local memory for want of registers
+    spilled_bytes: int  # stored to local memory for lack of registers
     stack_bytes: int  # of local memory, such as arrays that have no registers
 
 
 def compile_kernel(kernel: str, defines: Iterable[str], architecture: str) -> Compiled:
-    """The machine code of ``cuda/<kernel>.cu``, compiled or from the cache; raises BuildError."""
+    """Return the machine code of ``cuda/<kernel>.cu``, compiled or cached; raises BuildError."""
     defines = tuple(defines)
     core = _cuda_core()
     source = kernel_source(kernel)
@@ -184,7 +186,7 @@ def compile_kernel(kernel: str, defines: Iterable[str], architecture: str) -> Co
 
 
 def kernel_source(kernel: str) -> str:
-    """A kernel's source with its header pasted in, so that NVRTC needs no files."""
+    """Return a kernel's source with its header pasted in, so that NVRTC needs no files."""
     common = (SOURCES / "common.cuh").read_text()
     return (SOURCES / f"{kernel}.cu").read_text().replace('#include "common.cuh"', common)
 

@@ -1,9 +1,9 @@
 """A bounded file of records that survives a restart: the tier below the arena.
 
-Every record has a checksum, and an index entry with its own. An entry is erased before its record's
+Every record and every index entry has its own checksum. An entry is erased before its record's
 bytes are overwritten and written after them, so that an interrupted write is not found again.
-Records are read and written with pread and pwrite: a failing disk under a mapped page would end the
-engine with SIGBUS, while these return an error that costs one record.
+Records are read and written with pread and pwrite: a failing disk under a mapped page would kill
+the engine with SIGBUS, while these return an error that costs one record.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _DATA_AT: Final = _ENTRY.fields["data"][1]  # type: ignore[index]
 _NO_ENTRY: Final = np.zeros((), _ENTRY)
 _PAGE: Final = 4096
 _DIGEST_BYTES: Final = 16
-_MOST_AGE: Final = 1 << 62  # no file comes so far; ages, which no checksum covers, may be damaged
+_MOST_AGE: Final = 1 << 62  # no file gets this old; ages, which no checksum covers, may be damaged
 
 
 class DiskTier:
@@ -88,8 +88,8 @@ class DiskTier:
     def write(self, key: bytes, record: ReadableBuffer) -> bool:
         """Write a copy of ``record``, which has ``record_bytes`` bytes, under ``key``.
 
-        If the file is full, it takes the place of the record that was read or written longest ago.
-        Returns False if the disk fails; the key has no record then.
+        If the file is full, it replaces the record that was read or written longest ago. Returns
+        False if the disk fails; the key then has no record.
         """
         slot = self._slot(key)
         if self._refusing:
@@ -108,7 +108,9 @@ class DiskTier:
         return True
 
     def read(self, key: bytes, into: WriteableBuffer) -> bool:
-        """Fill a writable buffer with a record; False, and it is undefined, if none is intact."""
+        """Read a record into a writable buffer; returns False, with the buffer undefined, if none
+        is intact.
+        """
         slot = self._slot(key)
         if slot is None:
             return False
@@ -125,7 +127,7 @@ class DiskTier:
         return True
 
     def touch(self, key: bytes) -> None:
-        """Mark a record as used now; the file learns of it with the record's next write."""
+        """Mark a record as used now; this is stored with the record's next write."""
         slot = self._slot(key)
         if slot is not None:
             self._slots.move_to_end(key)
@@ -143,9 +145,9 @@ class DiskTier:
                 self.failed += 1
 
     def disown(self) -> None:
-        """Hide the file's records from later processes; this process goes on using them.
+        """Hide the file's records from later processes; this process continues to use them.
 
-        Called when new bytes no longer follow from the identity. If the disk cannot record it,
+        Called when new bytes no longer follow from the identity. If the disk cannot record that,
         nothing more is written.
         """
         if self._disowned:
@@ -235,7 +237,9 @@ class DiskTier:
 
 
 def strangers_problem(there: os.stat_result) -> str | None:
-    """Why another user may have put there what a directory or file holds; None if none can have."""
+    """Describe why another user may have placed a directory's or file's content; None if none can
+    have.
+    """
     if there.st_uid not in (0, os.geteuid()):
         return (
             f"it belongs to user {there.st_uid}, who can put anything there; allowed: root and "

@@ -1,4 +1,4 @@
-"""Describes where a token's K and V stand in a paged cache or in the host arena.
+"""Describes where a token's K and V are in a paged cache or in the host arena.
 
 A cache has the axes L (layers), B (blocks), H (KV heads), N (tokens of a block) and C (a token's
 content in one head: K, then V). All offsets and strides here are in *elements* of ``dtype``. A
@@ -24,7 +24,7 @@ SCALE_BYTES: Final = 4  # an int8 cell carries an fp32 scale after its values
 
 @dataclass(frozen=True, slots=True)
 class Plane:
-    """K or V inside one (layer, block, head): where dimension d of token n stands.
+    """The K or V of one (layer, block, head): the position of dimension d of token n is
 
     ``base + (n // token_tile)·token_outer + (n % token_tile)·token_inner + (d //
     dim_tile)·dim_outer + (d % dim_tile)·dim_inner``
@@ -41,7 +41,9 @@ class Plane:
     scale: int | None = None  # of token 0's fp32 scale; the next is `token_outer` further
 
     def offset(self, token: Numbers, dim: Numbers) -> Numbers:
-        """Offsets in elements from the start of the (layer, block, head); ints, numpy or torch."""
+        """Return offsets in elements from the start of the (layer, block, head); ints, numpy or
+        torch.
+        """
         return (
             self.base
             + token // self.token_tile * self.token_outer
@@ -82,7 +84,7 @@ class KvLayout:
 
     @property
     def interleaved(self) -> bool:
-        """Whether tokens interleave in a (block, head), so that it must be taken whole."""
+        """Whether tokens interleave in a (block, head), so that it must be copied whole."""
         return not (self.key.dims_adjoin and self.value.dims_adjoin)
 
     @property
@@ -115,19 +117,23 @@ class KvLayout:
     def address(
         self, plane: Plane, layer: Numbers, slot: Numbers, head: Numbers, dim: Numbers
     ) -> Numbers:
-        """The element offset of one value; arguments broadcast like numpy or torch integers."""
+        """Return the element offset of one value; arguments broadcast like numpy or torch
+        integers.
+        """
         page = slot // self.tokens * self.block_stride + layer * self.layer_stride
         return page + head * self.head_stride + plane.offset(slot % self.tokens, dim)
 
     def scale_address(self, plane: Plane, layer: Numbers, slot: Numbers, head: Numbers) -> Numbers:
-        """The element offset of an int8 cell's fp32 scale; raises LayoutError."""
+        """Return the element offset of an int8 cell's fp32 scale; raises LayoutError."""
         if plane.scale is None:
             raise LayoutError(f"{self.name}: {self.dtype} cells have no scale")
         page = slot // self.tokens * self.block_stride + layer * self.layer_stride
         return page + head * self.head_stride + plane.scale + slot % self.tokens * plane.token_outer
 
     def record(self, blocks: int) -> KvLayout:
-        """The arena's layout for this cache: blocks outermost and contiguous, inner order kept."""
+        """Return the arena's layout for this cache: blocks outermost and contiguous, inner order
+        kept.
+        """
         strides = _compact([stride for _, stride in self.axes()], self.axes(), self.unit)
         size = math.prod(extent for extent, _ in self.axes()) * self.unit
         key, value = self.key, self.value
@@ -140,7 +146,9 @@ class KvLayout:
         )  # fmt: skip
 
     def int8_record(self, blocks: int) -> KvLayout:
-        """The arena's layout for int8 copies of this cache: [B, L, H, N, K, scale, V, scale]."""
+        """Return the arena's layout for int8 copies of this cache: [B, L, H, N, K, scale, V,
+        scale].
+        """
         return gpu_layout(
             "BLHNC", self.layers, blocks, self.heads, self.tokens,
             self.key.dims, self.value.dims, torch.int8,
@@ -158,7 +166,7 @@ def gpu_layout(
     order: str, layers: int, blocks: int, heads: int, tokens: int, head_dim: int,
     value_dim: int | None = None, dtype: torch.dtype = torch.bfloat16,
 ) -> KvLayout:  # fmt: skip
-    """A packed cache layout of vLLM's; ``order`` names its axes from outer to inner.
+    """Return one of vLLM's packed cache layouts; ``order`` names its axes from outer to inner.
 
     With ``dtype=torch.int8`` cells are vLLM's ``int8_per_token_head``: K, fp32, V, fp32. MLA is
     ``heads=1, head_dim=576, value_dim=0``. Raises LayoutError.
@@ -180,12 +188,14 @@ def gpu_layout(
 
 
 def new_memory(layout: KvLayout) -> PagedKv:
-    """Zeroed host memory of this layout."""
+    """Return zeroed host memory of this layout."""
     return PagedKv(torch.zeros(layout.elements, dtype=layout.dtype), layout)
 
 
 def packed_planes(key_dims: int, value_dims: int, dtype: torch.dtype) -> tuple[Plane, Plane]:
-    """K then V of one token, int8 with a scale after each; the caller sets token strides."""
+    """Return the planes of K then V of one token, int8 with a scale after each; the caller sets
+    token strides.
+    """
     check_dtype(dtype)
     if dtype != torch.int8:
         return Plane(0, key_dims, 0), Plane(key_dims, value_dims, 0)
@@ -221,7 +231,7 @@ def _compact(strides: list[int], axes: Sequence[tuple[int, int]], unit: int) -> 
 
 class Blocks(NamedTuple):
     kv: PagedKv  # an engine's cache, or an arena, whose blocks are its records
-    numbers: Tensor  # int64 [n]; no duplicates where blocks are written
+    numbers: Tensor  # int64 [n]; no duplicates if blocks are written
 
     @property
     def layout(self) -> KvLayout:
@@ -229,7 +239,7 @@ class Blocks(NamedTuple):
 
 
 class SlotMap(NamedTuple):
-    """Which token slot is copied to which, and how far its position moves; each int64 [T]."""
+    """Which token slot is copied to which, and by how much its position moves; each int64 [T]."""
 
     source: Tensor  # slots of the source memory; a pair with a negative slot is skipped
     target: Tensor  # slots of the target memory; no duplicates

@@ -1,6 +1,6 @@
-"""The operations for callers: each checks its arguments and takes the fastest back end: CUDA
-kernels for GPU memory, compiled C++ for host memory, torch if that cannot be compiled, or always
-with ``AITHER_KVCACHE_KERNELS=reference`` (default ``auto``), read once per process.
+"""The operations for callers. Each checks its arguments and uses the fastest back end: CUDA kernels
+for GPU memory, compiled C++ for host memory; torch if that cannot be compiled, or always with
+``AITHER_KVCACHE_KERNELS=reference`` (default ``auto``), read once per process.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ CHOICES: Final = ("auto", "reference")
 
 
 def prepare(cache: PagedKv, arena: PagedKv) -> None:
-    """Compile and measure ahead of the first copies, which would wait for it: seconds on a GPU.
-    Raises BuildError.
+    """Compile and measure before the first copies, which would otherwise wait for it: seconds on a
+    GPU. Raises BuildError.
     """
     backend(cache, arena).prepare(cache, arena)
 
@@ -57,19 +57,23 @@ def splice(source: PagedKv, target: PagedKv, slots: SlotMap, rope: Rope) -> None
 
 
 def backend(*memories: PagedKv) -> Backend:
-    """The back end that moves bytes between these memories; raises BuildError or KernelError."""
+    """Return the back end that moves bytes between these memories; raises BuildError or
+    KernelError.
+    """
     return fastest(any(kv.memory.is_cuda for kv in memories))
 
 
 def observer(cache: PagedKv) -> Observer:
-    """The back end that reads a decode step's attention in this memory; raises like ``backend``."""
+    """Return the back end that reads a decode step's attention in this memory; raises as
+    ``backend``.
+    """
     return device if cache.memory.is_cuda else attention
 
 
 @functools.cache
 def fastest(on_gpu: bool) -> Backend:
-    """The back end for memory on a GPU or on the host; the switch is read at the first call.
-    Raises KernelError.
+    """Return the back end for memory on a GPU or on the host; the variable is read at the first
+    call. Raises KernelError.
     """
     chosen = os.environ.get(SWITCH, "auto")
     if chosen not in CHOICES:
@@ -83,7 +87,7 @@ def fastest(on_gpu: bool) -> Backend:
 
 @functools.cache
 def native_problem() -> str | None:
-    """Why host memory is moved by torch and not by compiled C++; None if it is compiled."""
+    """Describe why host memory is moved by torch, not compiled C++; None if it is compiled."""
     try:
         native.library()
     except BuildError as error:
@@ -92,7 +96,7 @@ def native_problem() -> str | None:
 
 
 def brought(cache: PagedKv, numbers: Tensor) -> Tensor:
-    """A small host tensor on the cache's device, without waiting for the GPU."""
+    """Return a small host tensor's copy on the cache's device, without waiting for the GPU."""
     if not cache.memory.is_cuda:
         return numbers
     return uploaded((numbers,), str(cache.memory.device))[0]

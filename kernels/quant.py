@@ -8,7 +8,7 @@ import torch
 
 from .tensors import Tensor
 
-MIN_SCALE = 1e-6  # vLLM's: a row of zeros still has a scale to divide by
+MIN_SCALE = 1e-6  # vLLM's value, so that a row of zeros has a scale to divide by
 
 
 def quantize(values: Tensor) -> tuple[Tensor, Tensor]:
@@ -25,7 +25,7 @@ def quantize(values: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def dequantize(cells: Tensor, scale: Tensor) -> Tensor:
-    """Rows in float32 from int8 […, dims] and float32 scales […]."""
+    """Return rows in float32 from int8 […, dims] and float32 scales […]."""
     return cells.to(torch.float32) * scale[..., None]
 
 
@@ -35,7 +35,9 @@ STEPS = 127.0
 
 
 def channel_scale(values: Tensor) -> Tensor:
-    """The smallest scale for all tokens; [batch, heads, tokens, dims] → [batch, heads, dims]."""
+    """Return the smallest scale for all tokens; [batch, heads, tokens, dims] → [batch, heads,
+    dims].
+    """
     return (values.to(torch.float32).abs().amax(2) / STEPS).clamp_min(MIN_SCALE)
 
 
@@ -50,5 +52,7 @@ def from_cells(cells: Tensor, scale: Tensor) -> Tensor:
 
 
 def rescaled(cells: Tensor, old: Tensor, new: Tensor) -> Tensor:
-    """Requantise to the wider scale ``new``; where no scale changed, cells keep their bits."""
+    """Requantise to the wider scale ``new``; where the scale is unchanged, cells keep their
+    bits.
+    """
     return to_cells(from_cells(cells, old), new)

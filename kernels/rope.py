@@ -1,4 +1,4 @@
-"""Rotary position embedding, as far as moving a key needs it: angles per pair of dimensions.
+"""Rotary position embedding, as needed to move a key: angles per pair of dimensions.
 
 A key at position p is R(p)·k, a product of plane rotations by p·inv_freq; at p + Δ it is
 R(Δ)·R(p)·k. So a move needs only Δ and the inverse frequencies. A factor that a model multiplies
@@ -55,7 +55,9 @@ class Rope:
         return 2 * int(self.inv_freq.shape[0])
 
     def rotation(self, delta: Tensor) -> tuple[Tensor, Tensor]:
-        """Cos and sin of Δ·inv_freq for int [T], computed in float64; both float32 [T, pairs]."""
+        """Return cos and sin of Δ·inv_freq for int [T], computed in float64; both float32 [T,
+        pairs].
+        """
         angle = delta.to(torch.float64)[:, None] * self.inv_freq[None, :].to(delta.device)
         return angle.cos().to(torch.float32), angle.sin().to(torch.float32)
 
@@ -82,7 +84,7 @@ class Rope:
 
 
 def rope_from_config(config: Any, max_model_len: int | None = None) -> Rope:
-    """The rotation that a model applies to the keys of all its layers.
+    """Return the rotation that a model applies to the keys of all its layers.
 
     Args:
         config: A Hugging Face ``PretrainedConfig``, or its ``to_dict()``.
@@ -193,7 +195,7 @@ def _longrope(model: _Model, inv_freq: Tensor) -> Tensor:
 
 _VARIANTS: Final[dict[str, Callable[[_Model, Tensor], Tensor]]] = {
     "default": _default,
-    "mrope": _default,  # a segment moves alike along all three axes
+    "mrope": _default,  # a segment moves by the same amount along all three axes
     "linear": _linear,
     "llama3": _llama3,
     "yarn": _yarn,

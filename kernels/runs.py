@@ -21,8 +21,8 @@ class CopyPlan(NamedTuple):
 
 
 def copy_plan(source: KvLayout, target: KvLayout) -> CopyPlan:
-    """The longest runs in which whole blocks go from ``source`` to ``target`` unchanged.
-    Raises LayoutError.
+    """Return the longest runs in which whole blocks are copied from ``source`` to ``target``
+    unchanged. Raises LayoutError.
     """
     check_same_model(source, target)
     if source.dtype != target.dtype or _interior(source) != _interior(target):
@@ -51,7 +51,7 @@ class ByteRuns(NamedTuple):
 
 
 def block_runs(source: Blocks, target: Blocks) -> ByteRuns:
-    """The runs that copy whole blocks between two memories; raises like ``copy_plan``."""
+    """Return the runs that copy whole blocks between two memories; raises as ``copy_plan``."""
     plan = copy_plan(source.layout, target.layout)
     sources, targets = (
         _starts(blocks, [(axis[0], axis[which]) for axis in plan.axes])
@@ -87,7 +87,7 @@ def _interior(layout: KvLayout) -> tuple[Plane, Plane]:
 
 
 class SlotRuns(NamedTuple):
-    """A slot map, cut where either side leaves its block or Δ changes."""
+    """A slot map cut into runs, where either side leaves its block or Δ changes."""
 
     runs: Int64s  # [R, 4]: source slot, target slot, length, row of `deltas` or −1 for Δ = 0
     deltas: Tensor  # int64 [D], each Δ once

@@ -32,7 +32,7 @@ _LONGEST_KEPT: Final = (
 _NOT_IN_NAMES: Final = frozenset("@/\\\0")  # by vLLM's rule for cache salts
 _NOBODY: Final = frozenset({"null", "none", "undefined"})  # what clients without a name write
 _SERVED: Final = ("/tokenize", "/detokenize", "/version")  # served paths besides those below /v1/
-_DECODINGS: Final = 3  # times that servers in turn may decode a path; chosen: one more than twice
+_DECODINGS: Final = 3  # of a path by servers in turn; chosen: one more than double decoding
 _GENERATES: Final = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages")
 # Requests that change nothing in an engine but its cache; for generating ones, the body counts too.
 _REPEATABLE: Final = frozenset({*_GENERATES, *_SERVED, "/v1/embeddings"})

@@ -244,7 +244,7 @@ class ChatSession(msgspec.Struct, weakref=True):
 
         Returns:
             The chat from now on, and the version that ``messages`` belong to: the same, or its
-        other one.
+            other one.
         """
         digests = [digest_of(each) for each in messages]
         fits = [_Fit(each, messages, digests) for each in self.versions]

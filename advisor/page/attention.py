@@ -1,4 +1,4 @@
-"""What needs attention, in words: what is wrong, and what to do about it."""
+"""Problems that need attention, in words: what is wrong, and what to do about it."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from ..words.words import beside_lru_lately
 from .evictions import protected_lost
 
 STALE_S: Final = 2.0  # an engine ignores advice that is older
-_WASTED_SHARE: Final = 0.5  # of prefetched blocks unused, above which to warn; chosen
+_WASTED_SHARE: Final = 0.5  # unused share of prefetched blocks above which to warn; chosen
 _LEAST_BLOCKS: Final = 256  # blocks below which a share means nothing; chosen
-_WANTED_SHARE: Final = 0.5  # of evicted blocks wanted again, from which to warn; chosen
+_WANTED_SHARE: Final = 0.5  # share of evicted blocks requested again from which to warn; chosen
 _MINUTE_S: Final = 60.0
-_FELT_S: Final = 1.0  # a wait that people feel; chosen
-_QUEUED_SHARE: Final = 0.1  # of requests that must have waited, to call it a queue; chosen
-_LEAST_QUEUED: Final = 3  # requests that must have waited, to call it a queue; chosen
+_FELT_S: Final = 1.0  # a wait that people notice; chosen
+_QUEUED_SHARE: Final = 0.1  # of requests that must have waited for this to count as a queue; chosen
+_LEAST_QUEUED: Final = 3  # likewise, the number of requests; chosen
 _LEAST_REQUESTS: Final = 50  # requests below which finding nothing means nothing; chosen
-_NO_HITS_SHARE: Final = 0.01  # of blocks found, up to which it counts as nothing; chosen
+_NO_HITS_SHARE: Final = 0.01  # share of blocks found up to which it counts as nothing; chosen
 _REPEATED_SHARE: Final = 0.5  # of requests that repeat a prompt, to expect hits; chosen
 _INCOMPLETE: Final = frozenset({SourceState.PARTIAL.value, SourceState.DEGRADED.value})
 _ORDER: Final = ("serious", "warning", "info")
@@ -35,7 +35,9 @@ _BEYOND: Final = {
 
 
 def notices(tables: LoggedTables, status: SidecarStatus | None, now: float) -> list[Notice]:
-    """What needs attention, the most serious first; ``now`` is by the graph's clock."""
+    """Return the problems that need attention, the most serious first; ``now`` is by the graph's
+    clock.
+    """
     found = list(_found(tables, status, now))
     return sorted(found, key=lambda notice: _ORDER.index(notice.level))
 
@@ -168,7 +170,9 @@ def _engine_notices(tables: LoggedTables, engine: EngineStatus, now: float) -> I
 
 
 def history_lost(engine: EngineStatus) -> str | None:
-    """A sentence for a watched engine whose history has gaps that cannot be filled; else None."""
+    """Return a sentence for a watched engine whose history has gaps that cannot be filled, else
+    None.
+    """
     if engine.state not in _INCOMPLETE:
         return None
     return "Watched only: some of its history is lost for good, so its counts are incomplete."

@@ -17,7 +17,7 @@ from ...dashboards.answer import Answer, Part
 from ...graph.wire.events import MAX_NAME
 from .page import Page, answered
 
-MOST_STEPS: Final = 4_096  # of a run, as told and as remembered; chosen: some minutes of one chat
+MOST_STEPS: Final = 4_096  # per run, as reported and as stored; chosen: some minutes of one chat
 
 StepsQuery = Annotated[int, Query(ge=1, le=MOST_STEPS)]
 _Steps = Field(max_length=MOST_STEPS)
@@ -30,16 +30,15 @@ class CacheSteps(Part):
     """Steps of one run, the oldest first, in columns of one length.
 
     Attributes:
-        run: Its name.
-        started: When reporting of the run began, in Unix seconds. Another start replaces the run of
-            this name, unless that one reported within the last seconds.
+        run: The run's name.
+        started: When reporting of the run began, in Unix seconds. A different start replaces the
+            run of this name, unless that run reported within the last seconds.
         first: The number of the first of these steps, counted from that start.
-        low, high: Tokens of a layer that are kept while the model is confident, and while it is
-            not.
-        at: When each step was, in Unix seconds.
-        confidence: From 0 to 1; of a batch, the mean.
-        budget: Tokens that a layer of mean depth may keep; of a batch, the mean.
-        held: Tokens of a layer after the step; the mean over layers.
+        low, high: Tokens per layer that are kept while the model is confident, and while it is not.
+        at: Time of each step, in Unix seconds.
+        confidence: From 0 to 1; for a batch, the mean.
+        budget: Tokens that a layer of average depth may keep; for a batch, the mean.
+        held: Tokens per layer after the step, averaged over layers.
     """
 
     COLUMNS: ClassVar = ("at", "confidence", "budget", "held")
@@ -71,7 +70,9 @@ class CacheSteps(Part):
         return self.model_copy(update={**columns, "first": max(self.first, self.following - steps)})
 
     def behind(self, known: CacheSteps) -> CacheSteps:
-        """``known`` with what is new of these behind it; over a gap, ``known`` is numbered anew."""
+        """Return ``known`` extended by the new ones of these steps; after a gap, ``known`` is
+        renumbered.
+        """
         new = min(max(0, known.following - self.first), len(self.at))
         columns = {n: [*getattr(known, n), *getattr(self, n)[new:]] for n in self.COLUMNS}
         columns["at"] = [*accumulate(columns["at"], max)]  # a clock may be set back
@@ -80,11 +81,11 @@ class CacheSteps(Part):
 
 
 class CacheNoted(Answer):
-    """Whether reported steps were taken.
+    """Whether reported steps were accepted.
 
     Attributes:
-        taken: False: another start of a run of this name still reports.
-        steps: How many steps of the run are remembered.
+        taken: False: another start of a run of this name is still reporting.
+        steps: How many steps of the run are stored.
     """
 
     taken: bool
@@ -95,7 +96,7 @@ class Caches(Answer):
     """The latest steps of the latest runs.
 
     Attributes:
-        runs: The latest to report first.
+        runs: The run that reported last comes first.
     """
 
     runs: list[CacheSteps]
@@ -114,8 +115,8 @@ def add_routes(paths: APIRouter, page: Page, edits: Callable[..., None]) -> None
         return answered(runs.note(told))
 
 
-MOST_RUNS: Final = 16  # beyond, the one silent for longest is forgotten; chosen: what a page shows
-SILENT_S: Final = 5.0  # then a run's name is free for another; chosen: ten pauses between reports
+MOST_RUNS: Final = 16  # beyond, the run silent for longest is forgotten; chosen: what a page shows
+SILENT_S: Final = 5.0  # then a run's name may be reused; chosen: ten pauses between reports
 
 
 class CacheRuns:
@@ -129,7 +130,7 @@ class CacheRuns:
         self._runs: OrderedDict[str, tuple[CacheSteps, float]] = OrderedDict()  # and when told of
 
     def shown(self, steps: int) -> Caches:
-        """The last ``steps`` steps of each run; the run that reported last comes first."""
+        """Return the last ``steps`` steps of each run; the run that reported last comes first."""
         with self._lock:
             runs = [run for run, _ in reversed(self._runs.values())]
         return Caches(at=self._wall(), runs=[run.latest(steps) for run in runs])

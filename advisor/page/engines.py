@@ -22,16 +22,16 @@ from .page import Page, answered
 
 
 class RoomView(Part):
-    """Requests that one engine holds until there is room for their context, now and lately.
+    """Requests that one engine holds until there is room for their context, now and recently.
 
     Attributes:
-        waiting: Requests that are held now.
-        oldest_s: How long the first of them has been held.
-        fitting: Sessions that fit; None before any advice.
-        live: Sessions that are live; None before any advice.
-        begun: Requests of the last ten minutes, as far as the log remembers, that had been held.
-        longest_s: The longest that one of these was held.
-        sentence: The same in words; also whether a limit was lifted since it saved nothing.
+        waiting: Number of requests held now.
+        oldest_s: How long the first of them has been held, in seconds.
+        fitting: Number of sessions that fit; None before any advice.
+        live: Number of live sessions; None before any advice.
+        begun: Requests of the last ten minutes, as far as logged, that had been held.
+        longest_s: Longest time for which one of these was held, in seconds.
+        sentence: The same in words; also whether a limit was lifted because it saved nothing.
     """
 
     engine: str
@@ -45,11 +45,11 @@ class RoomView(Part):
 
 
 class HoldEnd(Part):
-    """Requests that were held until there was room, by why they waited no longer.
+    """Requests that were held until there was room, by the reason of their release.
 
     Attributes:
         reason: One of ``room``, ``bound``, ``idle``, ``open``, ``silence``, ``gone``, ``patience``.
-        until: What it means, in words.
+        until: The reason in words.
     """
 
     reason: str
@@ -58,10 +58,10 @@ class HoldEnd(Part):
 
 
 class AdmissionView(Part):
-    """Whom an engine holds until there is room, and held since its start.
+    """The requests that an engine holds until there is room, and has held since its start.
 
     Attributes:
-        facts: In words, by their names, in the order in which to show them.
+        facts: Names of facts and their texts, in the order in which to show them.
         ends: Only reasons that occurred.
     """
 
@@ -70,17 +70,17 @@ class AdmissionView(Part):
 
 
 class EngineView(Part):
-    """One engine; ``status`` is its entry of ``/status``, whose keys are told there.
+    """One engine; ``status`` is its entry in ``/status``, with the keys described there.
 
     Attributes:
         state: ``synced``, ``resyncing``, ``waiting``, ``replaying``, ``partial``, ``degraded``.
-        summary: One sentence: what it is doing, and what is wrong with it if anything is.
-        ranked_by: The policy's name, or ``lru`` where the engine keeps its own order.
-        guard: How the policy does beside LRU, in a few words; or that nobody compares them.
-        dropped: Events that never reached the sidecar; None where it never said.
-        hit_share: Of prompt tokens, found, since the sidecar's start; None before any.
+        summary: One sentence: what the engine is doing, and any problem.
+        ranked_by: The policy's name, or ``lru`` if the engine keeps its own order.
+        guard: How the policy compares with LRU, in a few words; or that nothing compares them.
+        dropped: Events that never reached the sidecar; None if the engine never reported it.
+        hit_share: Share of prompt tokens found, since the sidecar's start; None before any.
         prefetch_useful: Share of prefetched blocks that a request then found; None before any.
-        admission: Whom it holds until there is room; None where it never held anybody.
+        admission: The requests that it holds until there is room; None if it never held any.
     """
 
     id: str
@@ -124,7 +124,9 @@ _LATELY_S: Final = 600.0  # the second window of Now
 
 
 def rooms(log: RequestLog, engines: Iterable[EngineStatus], now: float) -> list[RoomView]:
-    """Of engines that hold a request, did so lately, or may hold none since that saved nothing."""
+    """Return views of engines that hold a request, did recently, or may hold none because it saved
+    nothing.
+    """
     return [room for each in engines if (room := _room(log, each, now)) is not None]
 
 
@@ -154,7 +156,7 @@ def _room(log: RequestLog, engine: EngineStatus, now: float) -> RoomView | None:
 
 
 def admission_view(engine: EngineStatus, status: dict[str, Any]) -> AdmissionView | None:
-    """Whom an engine holds and held since its start; None where it never held anybody."""
+    """Return what an engine holds and held since its start; None if it never held a request."""
     report = _report(engine)
     if report is None or not report.held:
         return None

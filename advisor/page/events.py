@@ -1,13 +1,13 @@
 """``/v1/events``: changes as server-sent events, each with an id to resume from.
 
-Once a second (``BEAT_S``) a connection gets an event of type ``news``, whose data is ``News``, or
-a comment if nothing changed, so that a dead connection is noticed. An event carries those of the
-last 200 requests (``RECENT``) that began or ended since the previous event; only ``/v1/requests``
-says how an older one ended. Its ``id`` is the newest request up to which all have ended. A client
-that reconnects with that id in ``Last-Event-ID``, as browsers do, gets the requests after it; if
-more have passed than are kept, ``is_gap`` is true and the event carries all that are left. The
-first event of a connection has the whole history of Now, later ones its last steps. The server
-cuts a client that stops reading (``dashboards.server``); it delays nobody else.
+Once a second (``BEAT_S``) a connection gets an event of type ``news``, whose data is ``News``, or a
+comment if nothing changed, so that a dead connection is noticed. An event carries those of the last
+200 requests (``RECENT``) that started or ended since the previous event; how older ones ended is
+only in ``/v1/requests``. Its ``id`` is the newest request up to which all have ended. A client that
+reconnects with that id in ``Last-Event-ID``, as browsers do, gets the requests after it; if more
+have passed than are kept, ``is_gap`` is true and the event carries all that are left. The first
+event of a connection has the whole history of Now, later ones its last steps. The server
+disconnects a client that stops reading (``dashboards.server``); it delays no other client.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ from .now import Now, TokenHistory, now_of
 from .page import HEADERS, Page
 
 BEAT_S: Final = 1.0
-RECENT: Final = 200  # requests that one event brings at most; chosen, as many as the page lists
+RECENT: Final = 200  # most requests in one event; chosen, as many as the page lists
 _NEVER: Final = -2  # no request has this number
 
 
 class News(Answer):
-    """What changed since the event before.
+    """Changes since the previous event.
 
     Attributes:
-        version: The graph's; another one means that ``/v1/graph`` has changed.
-        now: The first screen; of its history the steps that are new or may have changed.
-        steps: How many steps the whole history has; those that are not in ``now.history`` are its
-            first ones, and earlier events told them.
-        requests: That began or ended since, the oldest first.
-        is_gap: Some before them are not here, or they are another sidecar's: forget the others.
+        version: The graph's version; a new one means that ``/v1/graph`` has changed.
+        now: The first screen; of its history, the steps that are new or may have changed.
+        steps: Number of steps in the whole history; those not in ``now.history`` are its first
+            ones, sent by earlier events.
+        requests: Requests that started or ended since, the oldest first.
+        is_gap: Whether earlier requests are missing, or are another sidecar's: forget the others.
     """
 
     version: int
@@ -69,7 +69,7 @@ def add_routes(paths: APIRouter, page: Page) -> None:
 
 
 class NewsStream:
-    """Reads the page's data once a beat, however many clients follow."""
+    """Reads the page's data once per beat, however many clients follow."""
 
     def __init__(self, page: Page) -> None:
         self._page = page
@@ -79,7 +79,9 @@ class NewsStream:
         self._looking = asyncio.Lock()
 
     async def follow(self, last_event_id: str) -> AsyncIterator[bytes]:
-        """Frames for one client, which has seen everything up to ``last_event_id``; "": nothing."""
+        """Yield frames for a client that has seen everything up to ``last_event_id``; "":
+        nothing.
+        """
         told: News | int | None = self._resumed(last_event_id)
         yield b"retry: 2000\n\n"
         while True:

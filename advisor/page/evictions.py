@@ -32,20 +32,20 @@ class EvictionView(Part):
     """One block that left an engine's pool.
 
     Attributes:
-        id: Its place in the engine's log.
-        rule: What decided it: ``policy``, ``superseded``, ``session_over``, ``protected_layer``,
-            ``protected_share`` (its layer is protected only up to a share), ``lru`` (the engine's
-            own order held), ``unranked`` (the ranking did not name it).
+        id: Its number in the engine's log.
+        rule: The rule that decided it: ``policy``, ``superseded``, ``session_over``,
+            ``protected_layer``, ``protected_share`` (its layer is protected only up to a share),
+            ``lru`` (the engine's own order), ``unranked`` (not in the ranking).
         sentence: The same in words.
-        ranking: The ranking in force, by its epoch; None without one.
-        place: Blocks before it in that ranking; None if the ranking did not name it.
-        terms: What its score was made of when it was ranked; None where the ranking did not decide,
-            or named it further back than terms are kept, or it left too long ago.
-        layer, importance, hits, idle_s, shared: Its state then. ``hits`` stops at 255.
-        session: The session that used it last; None if that is forgotten.
+        ranking: Epoch of the ranking in force; None without one.
+        place: Number of blocks before it in that ranking; None if it was not in the ranking.
+        terms: Terms of its score when it was ranked; None if the ranking did not decide, placed it
+            further back than terms are kept, or was made too long ago.
+        layer, importance, hits, idle_s, shared: The block's state then. ``hits`` stops at 255.
+        session: The session that used it last; None if unknown.
         session_state: The state of that session then.
         copied: ``warm``, ``cold``, ``warm and cold``, or ``none``.
-        wanted_after_s: Seconds after which a request wanted it again, within the window; None if
+        wanted_after_s: Seconds after which a request needed it again, within the window; None if
             none did.
     """
 
@@ -81,14 +81,14 @@ class Evictions(Answer):
 
     Attributes:
         engines: All engines that have a log.
-        window_s: How long after its eviction a block counts as regretted.
+        window_s: Seconds within which a block must be requested again to count as regretted.
         rules: Totals of this engine since the start.
-        since: The eviction of the given mark: up to it, only those are listed that were wanted
-            again. None: all are listed.
-        mark: Pass it as ``after`` to get what follows; None before any eviction.
-        kept: How many evictions the log remembers.
+        since: The eviction of the given mark: up to it, only evictions whose block was requested
+            again are listed. None: all are listed.
+        mark: Pass it as ``after`` to get later evictions; None before any eviction.
+        kept: Number of evictions that the log stores.
         meanings: Meanings of the terms, in words.
-        protected_lost: Why protected blocks were evicted all the same, in words.
+        protected_lost: Why protected blocks were evicted anyway, in words.
     """
 
     engine: str | None
@@ -128,8 +128,8 @@ _STATES: Final = (*STATE_NAMES, "none")
 def evictions_of(
     page: Page, limit: int, engine: str | None = None, before: int | None = None, after: str = ""
 ) -> Evictions:
-    """The newest ``limit`` evictions of an engine, or of the first one: those before a number, or
-    those that are new since the mark ``after``.
+    """Return the newest ``limit`` evictions of an engine, or of the first one: those before a
+    number, or those new since the mark ``after``.
     """
     tables = page.graph.tables
     with page.questions.turn():
@@ -207,7 +207,7 @@ def _named(tables: LoggedTables, column: int, key: int) -> tuple[str, str | None
 
 
 def protected_lost(log: EvictionLog) -> str | None:
-    """Why protected blocks were evicted, and what to do about it; None if none were."""
+    """Describe why protected blocks were evicted, and what to do about it; None if none were."""
     kept, beyond = (
         int(log.evicted[r]) for r in (DepartureRule.PROTECTED_LAYER, DepartureRule.PROTECTED_SHARE)
     )

@@ -23,25 +23,25 @@ from .evictions import eviction_view
 from .misses import request_view
 from .page import NameQuery, Page, answered, recent
 
-MAX_NODES: Final = 200_000  # chosen: what the page promises to be usable at
+MAX_NODES: Final = 200_000  # chosen: the page is promised to be usable at this size
 
 KeyParam = Annotated[str, Path(max_length=24)]
 NodesQuery = Annotated[int, Query(ge=1, le=MAX_NODES)]
 
 
 class Nodes(Part):
-    """Blocks, a column each and a place a block; places are what edges and ``parent`` name.
+    """Blocks in columns; ``parent`` and edges refer to blocks by their index.
 
     Attributes:
-        parent: The block before it in its chain; -1: none, or it is not shown.
-        depth: Blocks before it in its chain.
-        layer, session, tenant, segment: Places in ``Names``; -1: none.
-        importance: 0 to 1, in hundredths.
+        parent: Index of the block before it in its chain; -1: none, or not shown.
+        depth: Number of blocks before it in its chain.
+        layer, session, tenant, segment: Indices in ``Names``; -1: none.
+        importance: From 0 to 1, in hundredths.
         tiers: Bits of all engines together: 1 pool, 2 warm, 4 cold; 0: remembered only.
-        engines: Bits of the engines whose pool holds it, by their places in ``Names``.
+        engines: Bits of the engines whose pools hold it, by their indices in ``Names``.
         flags: Bits: 1 superseded, 2 shared by several sessions.
-        hits: Requests that found it.
-        idle_s: Seconds since it was last used, whole.
+        hits: Number of requests that found it.
+        idle_s: Whole seconds since it was last used.
     """
 
     key: list[str]
@@ -60,10 +60,10 @@ class Nodes(Part):
 
 
 class Links(Part):
-    """Edges, a column each. ``type`` is a place in ``Names.types``.
+    """Edges in columns. ``type`` is an index in ``Names.types``.
 
-    A ``target`` from the number of nodes on is a memory: ``Names.memories[target - nodes]``.
-    Copies are no nodes (see ``Nodes.tiers``), nor is the root, so neither has edges here.
+    A ``target`` not below the number of nodes is a memory: ``Names.memories[target - nodes]``.
+    Copies are not nodes (see ``Nodes.tiers``), and neither is the root, so they have no edges here.
     """
 
     source: list[int]
@@ -73,7 +73,7 @@ class Links(Part):
 
 
 class Names(Part):
-    """What the columns' numbers mean."""
+    """The meanings of the columns' numbers."""
 
     layers: list[str]
     types: list[str]
@@ -88,9 +88,9 @@ class GraphView(Answer):
     """At most ``limit`` blocks, those used last, and at most three times as many edges.
 
     Attributes:
-        version: Changes when the graph did; the ``ETag`` too, so that asking again is cheap.
-        blocks, edges: How many the graph has; more than are here where it was cut.
-        left_out: Edges between the blocks here that are not here, the weakest of their types.
+        version: Changes with the graph, as does the ``ETag``, so that repeated requests are cheap.
+        blocks, edges: Numbers in the graph, which exceed those here if the view was cut.
+        left_out: Edges between these blocks that were left out, the weakest of their types.
     """
 
     version: int
@@ -103,12 +103,12 @@ class GraphView(Answer):
 
 
 class Moment(Part):
-    """Something that happened, in words.
+    """An event in a block's history, in words.
 
     Attributes:
         what: ``turn``, ``pause``, ``eviction``, ``regret``, ``load``, ``prefetch`` or ``miss``.
-        request, eviction: The record in its log, where there is one.
-        blocks: How many it is about.
+        request, eviction: The record's id in its log, if there is one.
+        blocks: Number of blocks concerned.
     """
 
     at: float
@@ -137,7 +137,9 @@ def moment(
 
 
 class BlockView(Answer):
-    """One block: ``explain`` is what ``/blocks/KEY/explain`` says; history, the newest first."""
+    """One block: ``explain`` is the content of ``/blocks/KEY/explain``; history, the newest
+    first.
+    """
 
     key: str
     explain: dict[str, Any]
@@ -186,7 +188,7 @@ _LINKS_A_NODE: Final = 3  # edges shown per block, at most; chosen
 
 
 def graph_view(graph: KVCacheGraph, limit: int, session: int | None, unix: Unix) -> GraphView:
-    """At most ``limit`` blocks, those used last; of a session's row only, if one is given."""
+    """Return at most ``limit`` blocks, those used last; only of one session's row, if given."""
     tables, now = graph.tables, graph.clock()
     rows = _picked(tables, limit, session)
     place = np.full(tables.blocks.size + 1, NO_ROW, dtype=np.int32)  # the last: NO_ROW
@@ -321,7 +323,9 @@ def _engines(tables: Tables) -> list[str]:
 
 
 def block_history(tables: LoggedTables, key: int, unix: Unix) -> list[Moment]:
-    """What the logs say of a block, the newest first; of several models' blocks of a key, all."""
+    """Return a block's history from the logs, the newest first; if several models have the key, of
+    all.
+    """
     moments = [*_evictions(tables, key, unix), *_misses(tables, key, unix)]
     return sorted(moments, key=lambda each: -each.at)
 

@@ -1,4 +1,4 @@
-"""``POST /v1/intents``: pins, demotions and other wishes of operators and agent frameworks."""
+"""``POST /v1/intents``: pins, demotions and other requests of operators and agent frameworks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ...graph.kvcache_graph import KVCacheGraph
 from ...graph.wire.events import SessionSignal
 from .page import Page, answered
 
-MOST_WISHES: Final = 256  # in one question; chosen
+MOST_WISHES: Final = 256  # in one call; chosen
 _KEY: Final = r"^(0[xX][0-9a-fA-F]{1,16}|[0-9]{1,20})$"
 _Name = Annotated[str, Field(min_length=1, max_length=256)]
 _Seconds = Annotated[float, Field(ge=0.0, le=1e9, allow_inf_nan=False, strict=True)]
@@ -34,19 +34,19 @@ class _Closed(BaseModel):
 
 
 class IntentWish(_Closed):
-    """One wish. Of ``block``, ``session``, ``identity`` and ``memory_id`` it names exactly one.
+    """One intent. It names exactly one of ``block``, ``session``, ``identity`` and ``memory_id``.
 
     Attributes:
-        kind: What is wanted; ``signal`` says what a session is doing, as a request may.
-        block: A key, in decimal digits or ``0x`` and hexadecimal ones: with all before it.
-        session: All that its last turn walked.
-        identity: The segments of this name; one block of them if it ends in that one's number, as
-            in ``name#0``.
-        memory_id: All that refers to this memory.
-        tenant: Whose; blocks and sessions of others are not touched.
-        seconds: How long a lease or an order to prefetch lasts; None: as long as it may.
-        importance: How much ``retain`` values blocks.
-        waiting_for_tool, expected_return_s, tool, session_ended: Of ``signal``.
+        kind: What to do; ``signal`` states what a session is doing, as a request may.
+        block: A key, in decimal or ``0x`` and hexadecimal digits: this block and all before it.
+        session: All blocks that its last turn walked.
+        identity: The segments of this name; or one block of them, given by its number, as in
+            ``name#0``.
+        memory_id: All blocks that refer to this memory.
+        tenant: Only this tenant's blocks and sessions are affected.
+        seconds: How long a lease or a prefetch order lasts; None: as long as allowed.
+        importance: The importance that ``retain`` sets.
+        waiting_for_tool, expected_return_s, tool, session_ended: Only for ``signal``.
     """
 
     kind: Literal["pin", "retain", "demote", "prefetch", "share", "signal"]
@@ -88,20 +88,20 @@ def _key_of(block: str) -> int:
 
 
 class IntentWishes(_Closed):
-    """All wishes of one question; each is done and answered by itself, in their order."""
+    """All intents of one call; they are applied and answered one by one, in order."""
 
     intents: Annotated[list[IntentWish], Field(max_length=MOST_WISHES)]
 
 
 class IntentReply(_Closed):
-    """What became of a wish.
+    """The outcome of an intent.
 
     Attributes:
-        answer: ``clipped``: to a bound, or to the blocks that there are; ``deferred``: it will be
-            done as room allows; ``missing``: there is nothing that it could be done to.
+        answer: ``clipped``: up to a bound, or for the known blocks; ``deferred``: it will be done
+            as room allows; ``missing``: nothing that it names is known.
         reason: The same in words.
-        blocks: To how many it was done, of those ``asked``.
-        seconds: How long it holds; None: there is no such time.
+        blocks: Number of blocks it was applied to, of ``asked``.
+        seconds: How long it lasts; None: no time limit.
     """
 
     answer: Verdict
@@ -112,10 +112,10 @@ class IntentReply(_Closed):
 
 
 class IntentReplies(_Closed):
-    """One reply for each wish, in their order.
+    """One reply for each intent, in order.
 
     Attributes:
-        at: When it was true, in Unix seconds.
+        at: Time at which this was true, in Unix seconds.
     """
 
     at: float
@@ -129,9 +129,7 @@ def add_routes(paths: APIRouter, page: Page, edits: Callable[..., None]) -> None
 
 
 def replies_of(page: Page, wishes: IntentWishes) -> IntentReplies:
-    """Apply wishes to the graph, in their order, and return what became of each.
-    Raises BusyError.
-    """
+    """Apply intents to the graph, in order, and return the outcome of each. Raises BusyError."""
     with page.questions.turn():
         page.graph.changes.all_changed()
         replies = [_reply(_done(page.graph, wish)) for wish in wishes.intents]

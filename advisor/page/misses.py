@@ -33,7 +33,7 @@ ReasonQuery = Annotated[str | None, Query(pattern=f"^({'|'.join(REASON_NAMES)})$
 
 
 class BlockCounts(Part):
-    """Full blocks of one prompt by where they came from; they add up to ``asked``."""
+    """Full blocks of one prompt by their source; they add up to ``asked``."""
 
     asked: int
     pool: int
@@ -46,23 +46,22 @@ class BlockCounts(Part):
 class Miss(Part):
     """The first block that a prompt did not find, and why.
 
-    The reason is decided at once, or within 2 s, once the engine has reported what that step
-    evicted.
+    The reason is known at once, or within 2 s, when the engine has reported that step's evictions.
 
     Attributes:
-        index: Which block of the prompt it is, from 0.
+        index: Index of the block in the prompt, from 0.
         reason: One of ``never_seen``, ``diverged``, ``evicted``, ``other_engine``, ``load_slower``,
             ``copy_lost``, ``reset``, ``not_cacheable``, ``unknown``, ``other_salt``, ``in_store``,
             ``other_group``.
         sentence: The reason in words, with names, times and rules.
-        key: The block; None for one that has no key (a partial block).
+        key: The block's key; None if it has none (a partial block).
         token: For ``diverged``: index, from 0, of the first prompt token that differs from another
             recent prompt; None if the engine does not know both.
         session: The other session involved: the one that this prompt diverged from, or the block's
             last user.
         engine: For ``other_engine``: the engine that has the block.
-        eviction: The eviction's ``id`` in ``/v1/evictions`` of the request's engine; None where
-            none is known.
+        eviction: The eviction's ``id`` in ``/v1/evictions`` of the request's engine; None if
+            unknown.
         evicted_at: When it was evicted; None if it was not.
     """
 
@@ -82,10 +81,11 @@ class Wait(Part):
     """What an engine did while a request waited for its turn there.
 
     Attributes:
-        prompts: Prompts begun in that time.
+        prompts: Number of prompts started in that time.
         tokens: Tokens computed for these prompts; without any, for the last prompt begun before.
         again: How many of these tokens had been in the engine's pool before.
-        largest: The ``id`` of the request for which most was computed; None if nothing was.
+        largest: The ``id`` of the request for which most was computed; None if nothing was
+            computed.
         held_s: Seconds for which the request was held until there was room for its context; 0 if it
             was not held.
         until: Why it was released: ``room``, ``bound``, ``idle``, ``open``, ``silence`` or
@@ -106,8 +106,8 @@ class Remedy(Part):
     """What would have made a request faster.
 
     Attributes:
-        of: The part of its time that it shortens: ``wait``, ``prompt`` or ``answer``.
-        saves_s: Seconds that it saves at most; 0: nothing could save any; None: unknown.
+        of: The part of its time that this shortens: ``wait``, ``prompt`` or ``answer``.
+        saves_s: Most seconds that this saves; 0: nothing could save any; None: unknown.
         text: The remedy in words.
     """
 
@@ -120,24 +120,24 @@ class RequestView(Part):
     """One request as its engine first scheduled it.
 
     Attributes:
-        id: Its place in the log.
-        request: The engine's id of it.
+        id: Its number in the log.
+        request: The engine's id for it.
         at: When it was first scheduled, in Unix seconds.
         waited_s: Seconds from its arrival until then; 0 if the engine does not report it.
-        wait: What it waited for; None where it hardly waited.
-        prompt_tokens: All of them, the partial block at the end included.
-        block_size: Tokens of a block.
+        wait: What it waited for; None if it hardly waited.
+        prompt_tokens: Tokens of the prompt, including a partial block at the end.
+        block_size: Tokens per block.
         again: How many of the computed blocks had been in this pool before.
         finished: Why it ended; ``end_not_heard`` if no end was reported, or not yet; None while it
             runs.
         is_awaited: Whether its end may still be reported: it runs, or its engine lost messages less
-            than ten minutes ago. Other requests do not change any more.
+            than ten minutes ago. Otherwise the request no longer changes.
         ended_at: When it ended, in Unix seconds; None while it runs, or if no end was reported.
         answer_tokens: Tokens of its answer; None while it runs.
         expected_pause_s: The pause after it that its session announced, in seconds.
         prompt_s: Seconds that its prompt took to compute, at the prefill rate that its engine
             measured; None while it runs, or without such a rate.
-        miss: Why no more was found; ``not_cacheable`` where nothing that can be found is missing.
+        miss: Why no more was found; ``not_cacheable`` if nothing is missing that could be found.
         remedies: What would have made it faster, the largest saving first.
     """
 
@@ -164,17 +164,19 @@ class RequestView(Part):
 
     @property
     def arrived(self) -> float:
-        """When it reached its engine, in Unix seconds: a pause before it lasts until then."""
+        """Time of its arrival at its engine, in Unix seconds; a pause before it lasts until
+        then.
+        """
         return self.at - self.waited_s
 
 
 class RequestQuery(NamedTuple):
     limit: int
-    before: int | None = None  # only those that began before this one
+    before: int | None = None  # only requests that began before this one
     session: str | None = None
-    search: str = ""  # only those whose id, session or tenant contains this
-    reason: str | None = None  # only those that missed for this one
-    is_slowest: bool = False  # those that took longest come first, and not the newest
+    search: str = ""  # only requests whose id, session or tenant contains this
+    reason: str | None = None  # only requests that missed for this reason
+    is_slowest: bool = False  # whether the longest-running come first, not the newest
 
 
 class Requests(Answer):
@@ -191,20 +193,22 @@ class Requests(Answer):
 
 
 class ReasonTotal(Part):
-    """One reason since the sidecar's start: requests, and the blocks that they computed for it."""
+    """One reason since the sidecar's start: its requests, and the blocks that they computed for
+    it.
+    """
 
     requests: int
     blocks: int
 
 
 class Loss(Part):
-    """Blocks that were computed again, by who needed them.
+    """Blocks that were computed again, by the session that needed them.
 
     Attributes:
-        multi_turn: Of the session itself: its next turn found less than the last one had left.
-        cross_session: Shared blocks, which another session had computed.
-        capacity_multi_turn: The pool size, in blocks, that would have kept nearly all of them, by
-            their reuse distances; None if none were lost.
+        multi_turn: Needed by the session itself: its next turn found less than its last one left.
+        cross_session: Shared blocks, computed before by another session.
+        capacity_multi_turn: The pool size, in blocks, that would have kept nearly all of the
+            former, by their reuse distances; None if none were lost.
     """
 
     multi_turn: int
@@ -217,13 +221,13 @@ class Misses(Answer):
     """Misses by reason: totals, and over time in steps, the oldest first.
 
     Attributes:
-        reasons: Every reason code, in the order in which to show them, and what it means.
-        requests: By reason: how many requests in each step.
-        blocks: By reason: how many blocks they computed in each step.
-        asked, found: Tokens of prompts in each step, and how many of them were found.
-        asked_blocks: Full blocks of prompts in each step, each of its own engine's size.
+        reasons: Every reason code, in the order in which to show them, with its meaning.
+        requests: By reason: number of requests in each step.
+        blocks: By reason: number of blocks that they computed in each step.
+        asked, found: Prompt tokens in each step, and how many of them were found.
+        asked_blocks: Full prompt blocks in each step, in the block size of each engine.
         evicted: Blocks that left a pool in each step.
-        wanted: Blocks that were wanted again in each step, within ten minutes after they had left.
+        wanted: Blocks requested again in each step, within ten minutes after their eviction.
     """
 
     reasons: dict[str, str]
@@ -258,10 +262,10 @@ def add_routes(paths: APIRouter, page: Page) -> None:
         return answered(misses_of(page))
 
 
-# What would have made a request faster, what saves most first.
+# What would have made a request faster, the largest saving first.
 
-_LEAST_SHARE: Final = 0.01  # share of a request's time that is not worth a sentence; chosen
-_MOSTLY: Final = 0.5  # of a request's time: who spent so much on its answer is told; chosen
+_LEAST_SHARE: Final = 0.01  # a smaller share of a request's time is not mentioned; chosen
+_MOSTLY: Final = 0.5  # share of a request's time from which a long answer is mentioned; chosen
 _ANSWER: Final = (
     "A shorter answer, or fewer requests beside it: most of its time went to its answer, and no "
     "cache shortens that."
@@ -269,7 +273,9 @@ _ANSWER: Final = (
 
 
 def remedies(history: History, number: int, wait: Remedy | None) -> tuple[Remedy, ...]:
-    """What would have shortened a request's wait, prompt and answer, what saves most first."""
+    """Return what would have shortened a request's wait, prompt and answer, the largest saving
+    first.
+    """
     record = history.requests.record(number)
     ran, prompt_s = float(record["ran"]), prompt_seconds(history, number)
     all_s = float(record["waited"]) + max(0.0, ran) if ran == ran else None
@@ -282,7 +288,7 @@ def remedies(history: History, number: int, wait: Remedy | None) -> tuple[Remedy
 
 
 def prompt_seconds(history: History, number: int) -> float | None:
-    """Seconds that a request's prompt took to compute; None where the rate is unknown."""
+    """Return the seconds that a request's prompt took to compute; None if the rate is unknown."""
     record = history.requests.record(number)
     rate = history.reports(history.requests.names(number).engine).prefill_tokens_per_s
     if not rate or not float(record["ran"]) >= 0:  # NaN: it runs
@@ -325,7 +331,7 @@ def _worthwhile(found: list[Remedy], all_s: float | None) -> tuple[Remedy, ...]:
 
 # What an engine computed while a request waited for its turn.
 
-_LEAST_WAIT_S: Final = 0.05  # a shorter wait is not worth a sentence; chosen
+_LEAST_WAIT_S: Final = 0.05  # a shorter wait is not mentioned; chosen
 
 
 def wait_of(history: History, number: int) -> tuple[Wait, Remedy] | tuple[None, None]:
@@ -514,7 +520,7 @@ def _score(history: History, number: int) -> str | None:
 
 # Misses by reason and over time, and what a larger pool would have kept.
 
-_MOST: Final = 0.95  # share of what was lost that the stated capacity would have kept; chosen
+_MOST: Final = 0.95  # share of the lost blocks that the stated capacity would have kept; chosen
 
 
 @recent

@@ -21,18 +21,19 @@ from .shadows import MOST_STEPS, lru_tokens
 
 
 class TokenWindow(Part):
-    """Where the tokens of prompts came from, over the last ``seconds``.
+    """Where prompt tokens came from, over the last ``seconds``.
 
     ``asked`` is the sum of pool, loaded, prefetched and computed.
 
     Attributes:
-        pool: Found in an engine's pool, where requests had left them.
-        loaded: Brought back from a colder tier for a request that waited.
-        prefetched: Found in the pool because they were brought back before anyone asked.
-        lru: What stock LRU would have found in a pool as large; None without a shadow of LRU.
-        saved_s: Seconds of computing that cached tokens stand for, at the measured prefill rate;
-            None before one was measured.
-        saved_beside_lru_s: The part of these beyond what LRU would have saved; negative where LRU
+        pool: Found in an engine's pool, left there by earlier requests.
+        loaded: Loaded from a colder tier for a request that waited.
+        prefetched: Found in the pool because they were loaded before any request asked.
+        lru: What stock LRU would have found in a pool of the same size; None if it is not
+            simulated.
+        saved_s: Seconds of computation saved by cached tokens, at the measured prefill rate; None
+            before one was measured.
+        saved_beside_lru_s: The part of these beyond what LRU would have saved; negative if LRU
             would have saved more.
         verdict: One sentence: whether it is helping, and by how much.
     """
@@ -51,7 +52,7 @@ class TokenWindow(Part):
 
 
 class TokenHistory(Part):
-    """The same over time, a column each, the oldest first; ``starts`` are the steps' beginnings."""
+    """The same over time, in columns, the oldest first; ``starts`` are the starts of the steps."""
 
     step_s: float
     starts: list[float]
@@ -70,10 +71,10 @@ class PoolView(Part):
     Attributes:
         blocks: The pool's size; None if the engine never reported it.
         layers: Cached blocks by source layer, all ten of them.
-        states: Cached blocks by what their session does: running, waiting_for_tool, idle, ended, or
-            none for blocks of no session.
-        protected: Cached blocks that are protected by their layer.
-        protection: What is protected whatever the scores, and what that costs, in words.
+        states: Cached blocks by the state of their session: running, waiting_for_tool, idle, ended,
+            or none for blocks without a session.
+        protected: Cached blocks protected by their layer.
+        protection: What is protected whatever the scores are, and its cost, in words.
     """
 
     engine: str
@@ -87,7 +88,7 @@ class PoolView(Part):
 
 
 class TierFill(Part):
-    """How full one tier of one engine is; bytes are one worker's."""
+    """How full one tier of one engine is, in bytes of one worker."""
 
     engine: str
     tier: str
@@ -97,10 +98,10 @@ class TierFill(Part):
 
 
 class AdviceAge(Part):
-    """How old the advice is that an engine has, and who made it.
+    """The age of an engine's latest advice, and the policy that made it.
 
     Attributes:
-        ranked_by: The policy's name, or ``lru`` where the guard lets the engine keep its order.
+        ranked_by: The policy's name, or ``lru`` if the guard lets the engine keep its order.
     """
 
     engine: str
@@ -113,11 +114,11 @@ class Now(Answer):
     """Everything on the first screen.
 
     Attributes:
-        verdict: That of the longest window in which anything was asked.
+        verdict: The verdict of the longest window with any requests.
         windows: The last minute, ten minutes, hour and four hours; the newest first.
-        prefill_tokens_per_s: As engines measured it; None before that.
-        stale_s: With advice older than this an engine evicts as stock vLLM does.
-        rooms: Engines that hold requests until there is room, did so lately, or stopped since it
+        prefill_tokens_per_s: Measured by engines; None before that.
+        stale_s: With advice older than this, an engine evicts like stock vLLM.
+        rooms: Engines that hold requests until there is room, did recently, or stopped because it
             saved nothing.
         attention: Problems, the most serious first.
     """
@@ -173,7 +174,7 @@ def now_of(page: Page) -> Now:
 
 
 def prefill_rate(tables: LoggedTables) -> float | None:
-    """Prefill speed in tokens per second, averaged over the engines that measured it."""
+    """Return the prefill speed in tokens per second, averaged over the engines that measured it."""
     known = [
         rate
         for name in tables.engines

@@ -52,7 +52,7 @@ MarkQuery = Annotated[str, Query(max_length=64)]
 NumberQuery = Annotated[int | None, Query(ge=0, lt=1 << 53)]
 
 HEADERS: Final = {"X-Content-Type-Options": "nosniff", "Cache-Control": "no-store"}
-_WRITTEN: Final = 32  # answers whose JSON is kept
+_WRITTEN: Final = 32  # answers whose JSON is cached
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -75,22 +75,24 @@ register_url_convertor("anything", _Anything())
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """What the views read, from any thread."""
+    """The data that the views read, from any thread."""
 
     graph: KVCacheGraph  # read under its lock, one question at a time
-    questions: QueryGate  # gives each question its turn at the lock
+    questions: QueryGate  # gives each query its turn at the lock
     recent: RecentAnswers  # see the function `recent`
-    status: Callable[[], SidecarStatus | None]  # None without a sidecar around the graph
+    status: Callable[[], SidecarStatus | None]  # returns None for a graph without a sidecar
     latest: Callable[[], Mapping[str, EvictionRanking]]  # by engine
     admissions: Callable[[], Mapping[str, AdmissionAdvice]]  # by engine
     shadows: ShadowRunner
     watch: ConfigWatch
-    intended: Callable[[], None]  # called without the lock, once an intent or a signal was done
+    intended: Callable[[], None]  # called without the lock after an intent or a signal was applied
     unix: UnixTime
 
 
 def recent(answer: Callable[Concatenate[Page, _P], _T]) -> Callable[Concatenate[Page, _P], _T]:
-    """Work out an answer twice a second at most, however many ask (see ``RecentAnswers``)."""
+    """Compute an answer at most twice a second, however many clients ask (see
+    ``RecentAnswers``).
+    """
 
     @wraps(answer)
     def of(page: Page, /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
@@ -101,7 +103,7 @@ def recent(answer: Callable[Concatenate[Page, _P], _T]) -> Callable[Concatenate[
 
 
 def chosen_engine(tables: Tables, engine: str | None) -> str | None:
-    """The engine that is asked about: the first where none is named; None where there is none."""
+    """Return the requested engine, or the first one if none is named; None if there is none."""
     if engine is None:
         return next(iter(tables.engines), None)
     if engine not in tables.engines:
@@ -118,7 +120,7 @@ def _written(model: BaseModel) -> tuple[BaseModel, bytes]:
 
 
 def answered(model: BaseModel) -> Response:
-    """A model as JSON; what is there was checked where it was made."""
+    """Return a model as JSON, without validating it again."""
     return Response(_written(model)[1], headers=HEADERS, media_type="application/json")
 
 
@@ -134,11 +136,11 @@ _SOON_S: Final = 1
 
 
 class QueryGate:
-    """Allows one question about the graph at a time, and leaves time between two of them.
+    """Allows one query of the graph at a time, and leaves time between two.
 
-    The graph's lock is not fair: threads that ask without a pause would keep it to themselves while
-    batches wait to be applied and rankings grow old. ``worked`` is CPU seconds of the calling
-    thread, so that a busy machine does not count as a slow question.
+    The graph's lock is not fair: threads that query without a pause would keep it to themselves
+    while batches wait to be applied and rankings become outdated. ``worked`` returns CPU seconds of
+    the calling thread, so that a busy machine does not count as a slow query.
     """
 
     def __init__(
@@ -159,7 +161,7 @@ class QueryGate:
 
     @contextmanager
     def turn(self) -> Iterator[None]:
-        """Hold the graph's lock for one question; raises BusyError."""
+        """Hold the graph's lock for one query; raises BusyError."""
         if not self._room.acquire(blocking=False):
             self._refuse(_MANY_ASK)
         try:
@@ -193,8 +195,8 @@ class QueryGate:
 
 
 class RecentAnswers:
-    """Keeps answers by question, each for ``FRESH_S``; thread-safe. While one thread works out a
-    new answer, or the graph is busy, others get the previous one, up to ``STALE_S`` old.
+    """Caches answers by query, each for ``FRESH_S``; thread-safe. While one thread computes a new
+    answer, or the graph is busy, others get the previous one, up to ``STALE_S`` old.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -203,7 +205,7 @@ class RecentAnswers:
         self._asked: set[Hashable] = set()
 
     def of(self, question: Hashable, answer: Callable[[], _T]) -> _T:
-        """A recent answer, or else a new one; raises BusyError."""
+        """Return a recent answer, or else a new one; raises BusyError."""
         age, kept = self._kept(question)
         if age < FRESH_S or (age < STALE_S and question in self._asked):
             return cast(_T, kept)

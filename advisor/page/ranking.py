@@ -1,4 +1,4 @@
-"""``/v1/ranking``: which blocks go next, with every term of their scores."""
+"""``/v1/ranking``: the blocks to be evicted next, with every term of their scores."""
 
 from __future__ import annotations
 
@@ -40,15 +40,16 @@ class RankedBlock(Part):
 
 
 class RankingView(Answer):
-    """The ranking that an engine has now, the next to go first.
+    """An engine's present ranking, in order of eviction.
 
     Attributes:
-        ranked_by: The policy's name, or ``lru``: then ``order`` is what the engine does by itself.
+        ranked_by: The policy's name, or ``lru``: then ``order`` is the engine's own order.
         sentence: Who ranks and why, in words.
-        terms: The names of the terms that make a score.
-        meanings: What these terms mean, and the rules that bind some of these blocks, in words.
-        ranked: How many blocks the whole ranking has.
-        protected: How many go only when nothing else is left.
+        terms: The names of a score's terms.
+        meanings: Meanings of these terms, and of the rules that apply to some of these blocks, in
+            words.
+        ranked: Number of blocks in the whole ranking.
+        protected: Number of blocks evicted only if nothing else is left.
     """
 
     engine: str | None
@@ -151,14 +152,16 @@ def _block(
 
 
 def ranked_by(graph: KVCacheGraph, engine: str) -> str:
-    """The policy that ranks an engine's blocks; ``lru`` where the engine keeps its own order."""
+    """Return the policy that ranks an engine's blocks; ``lru`` if the engine keeps its own
+    order.
+    """
     column = graph.tables.engines.get(engine, NO_ROW)
     under_lru = is_under_lru(column, graph.policy, graph.referee)
     return LruPolicy.name if under_lru else graph.policy.name
 
 
 def who_ranks(graph: KVCacheGraph, engine: str) -> str:
-    """Who ranks an engine's blocks, and how its guard sees policy against LRU, in words."""
+    """Describe who ranks an engine's blocks, and how its guard rates policy against LRU."""
     return _who_ranks(graph, engine, ranked_by(graph, engine) != LruPolicy.name)
 
 

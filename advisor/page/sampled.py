@@ -19,7 +19,7 @@ class LayerAttention(Part):
     """Attention to the blocks of one source layer.
 
     Attributes:
-        blocks: Blocks of the layer that were sampled.
+        blocks: Sampled blocks of the layer.
         attention: Their share of all sampled attention, from 0 to 1.
     """
 
@@ -29,13 +29,13 @@ class LayerAttention(Part):
 
 
 class AttendedBlock(Part):
-    """One block that gets attention.
+    """One block with its sampled attention.
 
     Attributes:
         session: The session that used it last; None if unknown.
-        identity: The segment that it is part of, where a request named it.
-        attention: A running mean of its share of the attention in the samples that it was in.
-        importance: From 0 to 1; much attention raises it where no request stated it.
+        identity: The segment that it belongs to, if a request named it.
+        attention: Running mean of its share of the attention in the samples that included it.
+        importance: From 0 to 1; much attention raises it if no request stated it.
         in_pool: Whether an engine's pool holds it.
     """
 
@@ -52,7 +52,7 @@ class SessionConfidence(Part):
     """The model's confidence in its answers to one session.
 
     Attributes:
-        confidence: A running mean, from 0 to 1; no probability of being right.
+        confidence: Running mean, from 0 to 1; not a probability of being right.
     """
 
     session: str
@@ -62,14 +62,14 @@ class SessionConfidence(Part):
 
 
 class Sampled(Answer):
-    """Sampled attention and confidence; empty where no engine samples.
+    """Sampled attention and confidence; empty if no engine samples.
 
     Attributes:
-        layers: In the order of the layers' authority, those that were sampled.
-        blocks: The most attended, most first.
-        sessions: The least sure first.
+        layers: The sampled layers, the most precious first.
+        blocks: The most attended blocks first.
+        sessions: The least confident first.
         confidence: The mean over all sampled sessions; None without any.
-        edges: How many edges samples made, by type.
+        edges: Number of edges made from samples, by type.
     """
 
     layers: list[LayerAttention]
@@ -90,7 +90,7 @@ def add_routes(paths: APIRouter, page: Page) -> None:
 
 @recent
 def sampled_of(page: Page, limit: int, session: str | None = None) -> Sampled:
-    """Up to ``limit`` blocks and as many sessions; only those of ``session`` if it is given."""
+    """Return up to ``limit`` blocks and as many sessions; only those of ``session`` if given."""
     tables = page.graph.tables
     blocks, sessions = tables.blocks, tables.sessions
     with page.questions.turn():

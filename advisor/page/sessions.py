@@ -35,10 +35,10 @@ class SessionView(Part):
         tokens: Tokens of its last prompt, and of the answer once that is known.
         pool, warm, cold: Blocks in each tier of any engine.
         engine: The engine of its last request.
-        chain: Blocks of its last request, from the prompt's start; 0 if they are unknown.
+        chain: Blocks of its last request, from the prompt's start; 0 if unknown.
         chain_pool: How many of these, from the start, are in that engine's pool.
-        chain_copied: How many are there or in that engine's tiers below.
-        chain_shared: How many are in a store that engines share.
+        chain_copied: How many of these, from the start, are there or in that engine's other tiers.
+        chain_shared: How many of these, from the start, are in a store that engines share.
     """
 
     session: str
@@ -64,7 +64,9 @@ class SessionView(Part):
 
 
 class Sessions(Answer):
-    """Sessions, those heard of last first; ``known`` is how many there are, ``states`` counts."""
+    """Sessions, those active last first; ``known`` is their total number, ``states`` counts them by
+    state.
+    """
 
     sessions: list[SessionView]
     known: int
@@ -76,11 +78,10 @@ class Turn(Part):
 
     Attributes:
         waited_s: Seconds from its arrival until ``at``; 0 if the engine does not report it.
-        ended_at: None while it runs; its beginning, if no end was reported.
-        pause_s: Until the next turn arrived; None: there was none yet.
-        expected_pause_s: The pause that was expected when the turn ended; None if nobody announced
-            one.
-        found_blocks: Blocks of its prompt that it found.
+        ended_at: None while it runs; its start, if no end was reported.
+        pause_s: Seconds until the next turn arrived; None: there was none yet.
+        expected_pause_s: The pause expected when the turn ended; None if none was announced.
+        found_blocks: Blocks of its prompt that were found.
     """
 
     request: int
@@ -99,19 +100,19 @@ class Residency(Part):
 
     starts: list[float]
     pool: list[int]
-    warm: list[int]  # with a copy there, whether the pool has them too or not
+    warm: list[int]  # blocks with a copy there, whether in the pool or not
     cold: list[int]
 
 
 class SessionTimeline(Answer):
-    """One session: ``explain`` is what ``/sessions/NAME/explain`` says.
+    """One session: ``explain`` is the content of ``/sessions/NAME/explain``.
 
     ``moments`` are the newest first; ``turns`` the oldest first.
 
     Attributes:
-        since: The request of the given mark: turns, moments and residency begin with it. None: they
+        since: The request of the given mark: turns, moments and residency start with it. None: they
             are complete.
-        mark: Pass it as ``after`` to get what follows; None while no turn is over.
+        mark: Pass it as ``after`` to get later data; None while no turn has ended.
     """
 
     session: SessionView
@@ -138,7 +139,7 @@ def add_routes(paths: APIRouter, page: Page) -> None:
 
 @recent
 def sessions_of(page: Page, limit: int, search: str = "") -> Sessions:
-    """Sessions whose name or tenant contains ``search``, the most recent first."""
+    """Return sessions whose name or tenant contains ``search``, the most recent first."""
     tables = page.graph.tables
     sessions = tables.sessions
     with page.questions.turn():
@@ -210,8 +211,8 @@ def _chains(tables: LoggedTables, rows: list[int]) -> list[dict[str, int]]:
 
 # One session over time: its turns, the evictions between them, and its blocks by tier.
 
-MOST_REQUESTS: Final = 500  # shown of one session; chosen
-_BEFORE_S: Final = 1e-3  # before a turn: blocks that it missed had left by then
+MOST_REQUESTS: Final = 500  # requests shown of one session; chosen
+_BEFORE_S: Final = 1e-3  # before a turn: blocks that it missed had been evicted by then
 _LEFT: Final = frozenset({"evicted", "copy_lost", "load_slower", "reset"})  # the block had left
 
 
@@ -223,14 +224,16 @@ class _Eviction(NamedTuple):
 
 
 class _Copies(NamedTuple):
-    # Of the session's blocks after each change; `warm` and `cold` begin with those before any.
+    # Of the session's blocks after each change; `warm` and `cold` start with earlier copies.
     times: npt.NDArray[np.float64]
     warm: npt.NDArray[np.int64]
     cold: npt.NDArray[np.int64]
 
 
 def session_of(page: Page, name: str, tenant: str | None, after: str = "") -> SessionTimeline:
-    """One session over time; from the turn of the mark ``after`` on, if the log still has it."""
+    """Return one session over time; from the turn of the mark ``after`` on, if the log still has
+    it.
+    """
     with page.questions.turn():
         explained = page.graph.explain_session(name, tenant)
         row = session_row(page.graph.tables, name, tenant)

@@ -17,11 +17,11 @@ from ..shadows.runner import STEP_S, ShadowRunner, ShadowSet
 from .page import NameQuery, Page, answered, chosen_engine
 from .ranking import who_ranks
 
-Sums = Mapping[str, np.ndarray]  # what is counted → its count in each step, the oldest first
+Sums = Mapping[str, np.ndarray]  # name of a count → its value in each step, the oldest first
 
-MOST_STEPS: Final = 360  # of a history that is shown; chosen
+MOST_STEPS: Final = 360  # steps of a history that are shown; chosen
 _OURS: Final = "the live engine: what its requests found in its pool, or loaded from its tiers"
-_AS_TIERS: Final = 2.0  # a pool so much larger holds what host memory as large as the pool adds
+_AS_TIERS: Final = 2.0  # size factor of a pool that equals the pool plus host memory of its size
 _BELADY: Final = (
     "the ceiling at today's size{copies}: what would have been found by whoever knows the future; "
     "all shares are of the requests that are remembered, and worked out at most once a minute "
@@ -35,10 +35,10 @@ _UNKNOWN: Final = FoundOf(0, 0)
 
 
 class ShadowView(Part):
-    """What a pool would have found under another policy or size, from the same requests.
+    """What a pool would have found under another policy or size, for the same requests.
 
     Attributes:
-        name: What it is called; ``ours`` is the live pool, ``belady`` the ceiling.
+        name: Its name; ``ours`` is the live pool, ``belady`` the upper bound.
         sentence: The same in words.
         policy: The policy that ranks there.
         capacity: Its size beside the live pool's: 1.0, 0.75, 1.25 or 2.0, or with tiers.
@@ -67,7 +67,7 @@ class ShadowView(Part):
 
 
 class Shadows(Answer):
-    """Shadows of one engine, ``ours`` first.
+    """One engine's simulated pools, ``ours`` first.
 
     Attributes:
         guard: Who ranks the engine's blocks and by how much, as its guard's own shadow says; None
@@ -107,7 +107,9 @@ def shadows_view(
     unix: Callable[[float], float],
     guard: Callable[[str], str],
 ) -> Shadows:
-    """Shadows of one engine, or of the first that has some; ``now`` is by the graph's clock."""
+    """Return an engine's simulated pools, or the first engine's that has some; ``now`` is by the
+    graph's clock.
+    """
     runner.looked()
     with runner.lock:
         name = engine if engine is not None else next(iter(runner.sets), None)
@@ -247,8 +249,8 @@ def _sentence(pool: LruPool | PolicyPool) -> str:
 
 
 def lru_tokens(runner: ShadowRunner, asked: Mapping[float, int], now: float) -> dict[float, int]:
-    """Prompt tokens that LRU would have found, by the starts of ten-second steps. ``asked`` is the
-    tokens of all prompts by the same starts: engines with shadows stand for all.
+    """Return prompt tokens that LRU would have found, by the starts of ten-second steps. ``asked``
+    has the tokens of all prompts by the same starts: engines with simulated pools stand for all.
     """
     told = [np.empty((3, 0))]  # starts, tokens, of these found
     with runner.lock:

@@ -42,7 +42,7 @@ from .ranking import ranked_by
 
 
 def log_totals(tables: LoggedTables, shadows: ShadowRunner) -> LogTotals:
-    """What the logs counted since the start; does not read the graph."""
+    """Return the logs' totals since the start; does not read the graph."""
     history, totals = tables.history, tables.history.totals
     count = len(REASON_NAMES)
     return LogTotals(
@@ -80,7 +80,7 @@ def _shadows(runner: ShadowRunner) -> dict[tuple[str, str], tuple[int, int]]:
 
 
 STALLED_AFTER_S = 5.0  # chosen
-FRESH_S = 0.25  # an older status is worked out again; chosen
+FRESH_S = 0.25  # an older status is computed again; chosen
 
 
 class Status:
@@ -128,7 +128,7 @@ class Status:
         return log_totals(self._graph.tables, self._parts.shadows)
 
     def status(self) -> SidecarStatus:
-        """The state of everything, now or a moment ago, since many may ask."""
+        """Return the state of everything, now or a moment ago, since many clients may ask."""
         known = self._status
         if known is not None and self._clock() - known[0] < FRESH_S:
             return known[1]
@@ -221,7 +221,9 @@ class Status:
 
 
 def page_router(page: Page, guard: Callable[..., None], edits: Callable[..., None]) -> APIRouter:
-    """All of ``/v1``; the dependencies refuse whoever may not read names, or change anything."""
+    """Return all of ``/v1``; the dependencies refuse clients that may not read names or make
+    changes.
+    """
     paths = APIRouter(prefix="/v1", dependencies=[Depends(guard)])
     for view in (now, misses, evictions, ranking, graph, sessions, engines, shadows, sampled):
         view.add_routes(paths, page)
@@ -232,7 +234,7 @@ def page_router(page: Page, guard: Callable[..., None], edits: Callable[..., Non
 
 
 def explaining_router(page: Page) -> APIRouter:
-    """Routes outside ``/v1``; an unknown block, session or memory raises GraphError."""
+    """Return the routes outside ``/v1``; an unknown block, session or memory raises GraphError."""
     paths = APIRouter()
 
     def told(read: Callable[[], Any]) -> Response:

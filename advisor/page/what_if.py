@@ -1,4 +1,4 @@
-"""``/v1/weights``: what decides the ranking, and what a change of it would do."""
+"""``/v1/weights``: the weights that decide the ranking, and the effect of changing them."""
 
 from __future__ import annotations
 
@@ -32,19 +32,20 @@ from .shadows import Shadows, shadows_of
 
 
 class Weights(Answer):
-    """What decides the ranking, as configured; keys are those of the configuration file.
+    """The configured weights and rules that decide the ranking, by their keys in the configuration
+    file.
 
     Attributes:
-        policy, next_policy: The one that ranks, and the one that does from the next start on.
-        policies: All that there are.
+        policy, next_policy: The policy that ranks, and the one that will after the next start.
+        policies: All available policies.
         heeds: Which weights the ranking policy uses, in words; None for a custom policy.
         score: [score]'s numbers by name.
-        defaults: The same, as they are without configuration.
-        meanings: What each number is, and each type of edge, in words.
+        defaults: The numbers without any configuration.
+        meanings: The meaning of each number, and of each type of edge, in words.
         file: The file that changes are written to; None without one.
-        is_editable: Whether this sidecar writes changes; ``why_not`` says why it does not. They can
-            be previewed and tried in any case.
-        undoable: How many changes can be undone.
+        is_editable: Whether this sidecar writes changes; ``why_not`` gives the reason if not.
+            Changes can be previewed and tried in any case.
+        undoable: Number of changes that can be undone.
     """
 
     policy: str
@@ -66,13 +67,13 @@ class Weights(Answer):
 
 
 class WeightChange(Part):
-    """What to change of the weights; what is not named stays.
+    """Changes to the weights; everything not named stays as it is.
 
     Attributes:
-        score: Of [score], by name: the numbers that ``Weights.score`` has.
-        edge_types: Of [score.edge_types].
-        protected_layers: All of them; None: as they are.
-        policy: One of ``Weights.policies``, from the next start on; None: as it is.
+        score: Numbers of [score] by name, as in ``Weights.score``.
+        edge_types: Numbers of [score.edge_types] by name.
+        protected_layers: The complete new set; None: unchanged.
+        policy: One of ``Weights.policies``, used after the next start; None: unchanged.
     """
 
     score: dict[str, float] = Field(default_factory=dict)
@@ -92,12 +93,12 @@ class Mover(Part):
 
 
 class WindowEffect(Part):
-    """The remembered requests, played again with every block's score as it is now.
+    """The remembered requests, replayed with every block's present score.
 
     Attributes:
         sentence: The same in words.
-        requests, asked: Requests, and their blocks.
-        found_now, found_then: Blocks found with the present weights, and with the others.
+        requests, asked: Number of requests, and of their blocks.
+        found_now, found_then: Blocks found with the present weights, and with the changed ones.
     """
 
     sentence: str
@@ -108,14 +109,14 @@ class WindowEffect(Part):
 
 
 class WeightEffect(Answer):
-    """What a change would do to an engine's ranking, before it is made.
+    """The effect that a change would have on an engine's ranking.
 
     Attributes:
         sentence: The same in words.
-        looked_at: Blocks in both lists: those to go first.
-        entering: Of these: only after the change.
+        looked_at: Number of blocks in both lists of those evicted first.
+        entering: Of these, the number in the list only after the change.
         movers: The blocks that move furthest.
-        window: On the remembered requests; None where none are.
+        window: The effect on the remembered requests; None if there are none.
     """
 
     engine: str | None
@@ -127,7 +128,7 @@ class WeightEffect(Answer):
 
 
 def add_routes(paths: APIRouter, page: Page, edits: Callable[..., None]) -> None:
-    """The view's routes; those that change or try something need the edit token."""
+    """Add the view's routes; those that change or try something require the edit token."""
 
     @paths.get("/weights", response_model=Weights)
     def weights() -> Response:
@@ -171,7 +172,7 @@ def _numbers_of(score: ScoreConfig, names: Iterable[str]) -> dict[str, float]:
 
 
 def weights_of(page: Page, written: Config | None = None) -> Weights:
-    """What decides the ranking, as ``written`` to the file just now, or as it was last read."""
+    """Return what decides the ranking, as just ``written`` to the file, or as it was last read."""
     watch, policy = page.watch, page.graph.policy
     config, default = written or watch.config, ScoreConfig()
     score = config.score
@@ -200,10 +201,10 @@ def weights_of(page: Page, written: Config | None = None) -> Weights:
 
 # What a change of weights would do.
 
-FIRST: Final = 1_000  # blocks of each list to compare, at most; chosen
-_PART: Final = 8  # a large pool's next eighth is compared; chosen
-_LEAST: Final = 10  # blocks to compare in any case; chosen
-_MOVERS: Final = 50  # blocks to name
+FIRST: Final = 1_000  # most blocks of each list to compare; chosen
+_PART: Final = 8  # the next eighth of a large pool is compared; chosen
+_LEAST: Final = 10  # fewest blocks to compare; chosen
+_MOVERS: Final = 50  # most blocks to list
 
 
 def weight_effect(
@@ -216,8 +217,8 @@ def weight_effect(
 ) -> tuple[WeightEffect, Callable[[], WindowEffect | None]]:
     """Compare the live ranking with that of other weights, rules or another policy.
 
-    Returns the effect on the ranking; and a function that works out the effect on the requests that
-    ``remembered`` gives, which takes longer and needs no lock.
+    Returns the effect on the ranking, and a function that computes the effect on the requests
+    returned by ``remembered``, which takes longer and needs no lock.
     """
     now, name = graph.clock(), chosen_engine(graph.tables, engine)
     if name is None:
@@ -268,7 +269,7 @@ def _window_sentence(play: WindowPlay, now: int, then: int) -> str:
 def other_weights(
     graph: KVCacheGraph, score: ScoreConfig, policy: Policy | None = None
 ) -> OtherWeights:
-    """A [score] section's weights and rules, for the live policy or for another one."""
+    """Return a [score] section's weights and rules, for the live policy or for another one."""
     rules = score.rules(graph.rules.horizon_s)
     return OtherWeights(policy or graph.policy, score.weights(), rules)
 
@@ -321,7 +322,7 @@ logger = logging.getLogger(__name__)
 
 
 def effect_of(page: Page, change: WeightChange, engine: str | None) -> WeightEffect:
-    """What a change would do; raises ConfigError for one that is not allowed."""
+    """Return the effect of a change; raises ConfigError if the change is not allowed."""
     score, other = _score_after(page, change)
     with page.questions.turn():
         effect, played = weight_effect(

@@ -117,7 +117,7 @@ class Waiting(NamedTuple):
 
 
 class Returns:
-    """Return rates by session row; ``observe`` learns."""
+    """Rates at which sessions return, by session row; ``observe`` learns them."""
 
     def __init__(self, prior: Prior | None = None) -> None:
         prior = prior or load_prior()

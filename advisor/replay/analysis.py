@@ -1,4 +1,4 @@
-"""What LRU misses and an infinite cache would find, and why."""
+"""What LRU misses although an infinite cache would find it, and why."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from .trace import Trace
 
 @dataclass(frozen=True, slots=True)
 class LossAnalysis:
-    """LRU against an infinite cache, at one capacity."""
+    """LRU compared with an infinite cache, at one capacity."""
 
     capacity_blocks: int
     infinite_hit_rate: float
     lru_hit_rate: float
-    gap_points: float  # hit rate of the infinite cache less LRU's, in percentage points
+    gap_points: float  # hit rate of the infinite cache minus LRU's, in percentage points
     gap_tokens: int  # the same in prompt tokens computed again
     multi_turn_share: float  # share of the lost blocks that an earlier turn of the same session had
     cross_session_share: float  # share of the lost blocks that only other sessions had before
@@ -84,7 +84,9 @@ def losses_table(trace: Trace, capacities: list[int], losses: list[LossAnalysis]
 
 
 def own_history(trace: Trace) -> Any:
-    """For each prompt, how many blocks from its start an earlier turn of its session walked."""
+    """Return, for each prompt, how many of its first blocks an earlier turn of its session
+    walked.
+    """
     walked: dict[int, set[int]] = {}
     own = np.zeros(len(trace), dtype=np.int32)
     for request, (chain, session) in enumerate(
@@ -113,8 +115,8 @@ def session_blocks(trace: Trace) -> Any:
 
 
 def needed_at_once(trace: Trace) -> tuple[Any, Any]:
-    """Return, at each arrival, the sessions that are between two turns and the distinct blocks they
-    hold.
+    """Return, at each arrival, the number of sessions between two turns, and of distinct blocks
+    that they hold.
     """
     last, session, chains = trace.last.tolist(), trace.session.tolist(), trace.chains()
     held: dict[int, list[int]] = {}

@@ -38,7 +38,7 @@ NEVER: Final = 1 << 40  # stands for a request that does not come
 
 
 class HeapOrder(EvictionOrder):
-    """Evicts the free block with the least key; what ``_put`` said last of a block counts."""
+    """Evicts the free block with the smallest key; the latest ``_put`` of a block counts."""
 
     def __init__(self) -> None:
         self._free: dict[int, tuple[int, int, int]] = {}  # block → its entry of the heap
@@ -66,8 +66,8 @@ class HeapOrder(EvictionOrder):
 class BeladyOrder(HeapOrder):
     """Evicts the block whose next use is farthest, among equals the deepest.
 
-    A block's parent is used whenever the block is, so this leaves no block unreachable. No other
-    order finds more where every request fits the pool; one that is refused counts as a use here.
+    A block's parent is used whenever the block is, so this makes no block unreachable. No other
+    order finds more if every request fits the pool; a refused request counts as a use here.
     """
 
     def __init__(self, trace: Trace) -> None:
@@ -82,7 +82,9 @@ class BeladyOrder(HeapOrder):
 
 
 def next_uses(trace: Trace) -> list[list[int]]:
-    """Per request a list: for each block of its chain, the next request whose *prompt* has it."""
+    """Return a list per request: for each block of its chain, the next request whose *prompt* has
+    it.
+    """
     coming = [NEVER] * trace.num_blocks
     prompts = trace.prompts.tolist()
     uses: list[list[int]] = []
@@ -95,8 +97,8 @@ def next_uses(trace: Trace) -> list[list[int]]:
 
 
 class LfuHistoryOrder(HeapOrder):
-    """Evicts the least often used block, the oldest among equals. An evicted block keeps its count;
-    libcachesim's LFU forgets it with its object, as most do.
+    """Evicts the least frequently used block, the oldest among equals. An evicted block keeps its
+    count; libcachesim's LFU forgets it with its object, as most do.
     """
 
     def __init__(self) -> None:
@@ -115,10 +117,10 @@ _TTL_S: Final = 300.0  # chosen
 
 
 class SessionTtlOrder(EvictionOrder):
-    """Keeps what a session with two or more turns used, for five minutes after its last turn.
+    """Keeps blocks used by a session with two or more turns for five minutes after its last turn.
 
-    The others go first, the longest free before; among the kept ones, the oldest. The same time to
-    live for every session would only be LRU again.
+    Other blocks are evicted first, those free longest before the rest; among the kept ones, the
+    oldest. With the same time to live for every session, it would be LRU.
     """
 
     def __init__(self, trace: Trace) -> None:
@@ -151,15 +153,17 @@ class SessionTtlOrder(EvictionOrder):
 
 HINTS: Final = "+hints"
 """Suffix of a graph policy's name: callers name their sessions and state what the trace knows.
-Without it sessions are inferred from chains, as live."""
+Without it sessions are inferred from chains, as live.
+"""
 
 LAYERS: Final = "+layers"
-"""Suffix of a graph policy's name: callers state nothing; the engine finds the prompt's parts by
-itself, as far as the trace knows them."""
+"""Suffix of a graph policy's name: callers state nothing; the engine finds the parts of prompts by
+itself, as far as the trace contains them."""
 
 STOPS: Final = "+stops"
-"""Suffix of a graph policy's name: callers state nothing; the engine reads off each answer why it
-ended, as it does by default where its chat template has a form for tool calls."""
+"""Suffix of a graph policy's name: callers state nothing; the engine recognises from each answer
+why it ended, as it does by default if its chat template has a format for tool calls.
+"""
 
 SUFFIXES: Final = (HINTS, LAYERS, STOPS)
 
@@ -187,7 +191,7 @@ ORDERS: Final[dict[str, Callable[[Trace], EvictionOrder]]] = {
     "session-ttl": SessionTtlOrder,
     "belady-pool": BeladyOrder,
 }
-"""Orders that the simulator runs, beside those of graph policies."""
+"""Orders that the simulator runs, besides those of graph policies."""
 
 FAST: Final[dict[str, Fast]] = {
     "lru": lru_hits,
@@ -198,14 +202,14 @@ FAST: Final[dict[str, Fast]] = {
 """Arms with an inner loop of their own; requests take no time there."""
 
 BOUNDS: Final = ("belady-pool", "belady", "infinite")
-"""Arms that know the future: what policies are measured against."""
+"""Arms that know the future, with which policies are compared."""
 
 
 def arm_names() -> list[str]:
-    """Return the names that ``all`` stands for: baselines, then graph policies, then bounds.
+    """Return the names for ``all``: baselines, then graph policies, then bounds.
 
-    Suffixes are shown for the default policy only: their gain shows there, and graph policies take
-    most of a table's time. The default is listed under its own name.
+    Suffixes are included for the default policy only: their gain shows there, and graph policies
+    take most of a table's time. The default is listed under its own name.
     """
     graph = [*(name for name in POLICIES if name not in ORDERS), DEFAULT + HINTS]
     online = [name for name in {**ORDERS, **FAST} if name not in BOUNDS]
@@ -215,7 +219,7 @@ def arm_names() -> list[str]:
 
 
 def chosen_arms(names: Sequence[str]) -> list[str]:
-    """Return the arms that ``names`` ask for; ``all`` is every one that can run here.
+    """Return the arms for ``names``; ``all`` means every one that can run here.
     Raises ReplayError.
     """
     known = arm_names()
@@ -266,7 +270,9 @@ def new_orders(name: str, trace: Trace, settings: Settings, engines: int) -> lis
 
 
 def run_arm(name: str, trace: Trace, capacity: int, settings: Settings) -> Ints:
-    """int32 ``[requests]``: prompt blocks matched by prefix, with one engine of ``capacity``."""
+    """Return the prompt blocks matched by prefix, int32 ``[requests]``, with one engine of
+    ``capacity`` blocks.
+    """
     if name in FAST and (settings.load is None or name not in ORDERS):
         return FAST[name](trace, capacity)
     instance = Instance(capacity, new_order(name, trace, settings))
@@ -284,7 +290,7 @@ def run_cells(
     cells: Sequence[Cell],
     processes: int,  # 1 runs all cells in this one
 ) -> Iterator[tuple[Cell, Found]]:
-    """Yield every cell with ``run(shared, cell)`` as it is done; cells begin in their order."""
+    """Yield every cell with ``run(shared, cell)`` when it is done; cells start in their order."""
     if processes == 1 or len(cells) == 1:
         with threadpool_limits(1, user_api="blas"):
             for cell in cells:
@@ -304,7 +310,7 @@ def all_cells(
     processes: int,
     progress: Callable[[int, int], None],  # called with how many are done, and how many there are
 ) -> dict[Cell, Found]:
-    """``run_cells`` to its end, by cell."""
+    """Run ``run_cells`` to its end; returns the results by cell."""
     found: dict[Cell, Found] = {}
     for cell, each in run_cells(run, shared, cells, processes):
         found[cell] = each

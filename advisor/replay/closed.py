@@ -25,7 +25,7 @@ from .simulator import Instance
 from .trace import AGENTS_SERVICE, HostLink, ReplayError, ServiceModel, Trace
 
 AdviceAt = Callable[[float], AdmissionAdvice | None]
-"""Returns a sidecar's latest advice on admission, as of a time; None: it says nothing."""
+"""Returns a sidecar's latest advice on admission, as of a time; None: no advice."""
 
 
 @dataclass(slots=True, eq=False)
@@ -37,7 +37,7 @@ class ArrivedRequest:
     # Blocks of context that neither the pool nor a tier holds; 0 for a session that is live and
     # resident.
     brings: int = 0
-    since: float = math.nan  # when it began to wait for room, in seconds; NaN: it never did
+    since: float = math.nan  # when it started to wait for room, in seconds; NaN: it never did
     held_s: float = 0.0  # how long it waited for room
 
     @property
@@ -51,8 +51,8 @@ class ArrivedRequest:
 class SimulatedHold:
     """Holds simulated requests by ``HoldingRule``, with a sidecar's advice on room.
 
-    The rule is asked when a request arrives, and again when its turn comes: contexts are lost in a
-    long queue.
+    The rule is applied when a request arrives, and again when its turn comes, because contexts are
+    lost in a long queue.
     """
 
     def __init__(self, word: AdviceAt, bounds: HoldingBounds) -> None:
@@ -82,8 +82,9 @@ class SimulatedHold:
         return list(self._held.values())
 
     def released(self, now: float, *, idle: bool, free: bool) -> list[ArrivedRequest]:
-        """Return the requests that may start now, in this order. ``idle``: nothing runs and nobody
-        else waits for the engine; ``free``: nobody else does, and it computes no prompt.
+        """Return the requests that may start now, in order. ``idle``: nothing runs and no other
+        request waits for the engine; ``free``: no other request waits, and no prompt is being
+        computed.
         """
         found = self._rule.released(self._word(now), now, idle=idle, free=free)
         gone = [self._held.pop(held.request_id) for held, _ in found]
@@ -99,9 +100,9 @@ class SimulatedHold:
 
 
 MAX_PAUSE_S: Final = 600.0
-"""Seconds to which pauses are cut: who is away longer has another task by then."""
+"""Seconds to which pauses are cut: a user who is away longer has another task by then."""
 
-_SPARE: Final = 1.5  # times the runs that users of usual runs play in the time; chosen
+_SPARE: Final = 1.5  # times the number of runs that average users play in the time; chosen
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -129,9 +130,9 @@ def runs_for(
 ) -> Runs:
     """Draw as many runs as ``users`` can play in ``seconds``, and some more.
 
-    Sessions are drawn from one shuffled pile, which is shuffled again when it is used up; one that
-    is played again is another session. Subagents are left out: they run while their parent waits.
-    Raises ReplayError.
+    Sessions are drawn from one shuffled pile, which is reshuffled when it is used up; a session
+    played again counts as another session. Subagents are left out, since they run while their
+    parent waits. Raises ReplayError.
     """
     if not sessions or users < 1 or seconds <= 0:
         raise ReplayError("a closed loop needs at least one session, one user and some time")
@@ -198,11 +199,11 @@ class Loop:
     users: int  # each plays one run after the other
     seconds: float  # length of the loop
     begin_s: float = 1800.0  # users begin within this, evenly
-    warm_s: float = 3600.0  # what happens before is not counted
+    warm_s: float = 3600.0  # earlier events are not counted
     queue: Queue = Queue.FCFS
     service: ServiceModel = AGENTS_SERVICE
     link: HostLink = AGENTS_LINK
-    bound_s: float = HOLD_MAX_S  # nobody is held longer
+    bound_s: float = HOLD_MAX_S  # no request is held longer
     recheck_s: float = 0.5  # seconds between two checks of held requests
 
 
@@ -220,14 +221,16 @@ class Played:
     found: npt.NDArray[np.int32]
     opens: npt.NDArray[np.bool_]  # bool ``[requests]``: whether it opens its session
     held_s: npt.NDArray[np.float64]  # float64 ``[requests]``: how long it waited for room
-    ended: npt.NDArray[np.float64]  # float64 ``[runs]``: when each run was over; NaN: it was not
+    ended: npt.NDArray[np.float64]  # float64 ``[runs]``: when each run ended; NaN: it did not
     refused: int  # requests larger than the pool
 
 
 def play(
     runs: Runs, instance: Instance, loop: Loop, *, word: AdviceAt = lambda now: None
 ) -> Played:
-    """Let users play ``runs`` on one engine; deterministic. Without ``word``, nobody is held."""
+    """Let users play ``runs`` on one engine; deterministic. Without ``word``, no request is
+    held.
+    """
     return _Play(runs, instance, loop, word).play()
 
 

@@ -50,8 +50,8 @@ class ClosedCell(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ClosedPlan:
-    sessions: Sequence[Session]  # what users play
-    loop: Loop  # parameters of the loop; the number of users is a cell's own
+    sessions: Sequence[Session]  # the sessions that users play
+    loop: Loop  # parameters of the loop; the number of users is in each cell
     host: float = 1.0  # host memory of the arms that have some, in pools
     seed: int = 1
 
@@ -63,7 +63,7 @@ class ClosedRow:
     arm: str
     capacity: int
     users: int
-    turns_per_hour: float  # complete answers; a refusal is none
+    turns_per_hour: float  # complete answers; refusals do not count
     sessions: int  # sessions that ended
     computed: float  # the share of prompt blocks that were computed
     # ``returning_p50``, ``returning_p95``: TTFT of sessions' later turns.
@@ -189,7 +189,7 @@ def closed_table(rows: Sequence[ClosedRow]) -> Table:
 
 
 def draw_cliff(rows: Sequence[ClosedRow], path: Path) -> None:
-    """Save a picture of turns per hour and TTFT over agents, a row of two per capacity.
+    """Save a picture of turns per hour and TTFT by number of agents, a row of two per capacity.
     Raises ReplayError.
     """
     plots = pyplot()
@@ -227,7 +227,7 @@ def _panel(
 
 
 class SessionPart(StrEnum):
-    """Which of the found sessions to play, by the rank of their names."""
+    """Which of the sessions to play: all, or every other one in the order of their names."""
 
     ALL = "all"
     ODD = "odd"
@@ -235,7 +235,7 @@ class SessionPart(StrEnum):
 
 
 def part_of(sessions: Sequence[Session], part: SessionPart) -> list[Session]:
-    """Return those sessions; the first is odd."""
+    """Return the sessions of that part; the first session is odd."""
     begin, step = {"all": (0, 1), "odd": (0, 2), "even": (1, 2)}[part]
     return sorted(sessions, key=lambda session: session.name)[begin::step]
 

@@ -17,11 +17,12 @@ Places = npt.NDArray[np.int64]
 
 
 def lru_hits(trace: Trace, capacity: int) -> Ints:
-    """int32 ``[requests]``: prompt blocks matched by prefix, one request after the other.
+    """Return the prompt blocks matched by prefix, int32 ``[requests]``, one request after the
+    other.
 
-    vLLM's order exactly: a request's hits leave the free queue, its other blocks take the queue's
-    head, and when it ends all of them come back tail first. ``simulator.simulate`` with an
-    ``LruOrder`` says the same, slower.
+    This is exactly vLLM's order: a request's hits leave the free queue, its other blocks are taken
+    from the queue's head, and when it ends all of them are freed tail first. ``simulator.simulate``
+    with an ``LruOrder`` gives the same result, more slowly.
     """
     hits = np.zeros(len(trace), dtype=np.int32)
     core.lru(
@@ -36,8 +37,8 @@ def lru_hits(trace: Trace, capacity: int) -> Ints:
 
 
 def belady_hits(trace: Trace, capacity: int) -> Ints:
-    """int32 ``[requests]``: matched prompt blocks if the block with the farthest next use always
-    goes first.
+    """Return the matched prompt blocks, int32 ``[requests]``, if the block with the farthest next
+    use is always evicted first.
 
     More than an engine can reach: a request's own blocks need no place here while it runs. What an
     engine that knows the future could do is ``arms.BeladyOrder``.
@@ -63,7 +64,7 @@ def belady(starts: Places, blocks: Ints, reach: Ints, prompts: Ints, capacity: i
 
 
 def depths(starts: Places, blocks: Ints) -> Ints:
-    """How many blocks stand before each block id in its chain."""
+    """Return, for each block id, how many blocks precede it in its chain."""
     depth = np.zeros(int(blocks.max(initial=-1)) + 1, dtype=np.int32)
     depth[blocks] = np.arange(len(blocks)) - np.repeat(starts[:-1], np.diff(starts))
     return depth
@@ -97,7 +98,7 @@ ALGORITHMS: Final = {
     "lecar": "LeCaR",
     "2q": "TwoQ",
 }
-"""Our name of a policy → the class of libcachesim that is it."""
+"""Our name of a policy → libcachesim's class for it."""
 _LEAST: Final = {"s3fifo": 10, "wtinylfu": 5}  # objects below which the library ends the process
 
 
@@ -106,8 +107,8 @@ def is_installed() -> bool:
 
 
 def library_hits(trace: Trace, capacity: int, policy: str) -> Ints:
-    """int32 ``[requests]``: matched prompt blocks under one of ``ALGORITHMS``.
-    Raises ReplayError.
+    """Return the matched prompt blocks under one of ``ALGORITHMS``, int32 ``[requests]``. Raises
+    ReplayError.
     """
     cache, request = new_cache(policy, capacity)
     limits = trace.matchable.tolist()
@@ -126,7 +127,9 @@ def library_hits(trace: Trace, capacity: int, policy: str) -> Ints:
 
 
 def new_cache(policy: str, capacity: int) -> tuple[Any, Any]:
-    """A libcachesim cache of ``capacity`` objects of size 1, and a request to ask it with."""
+    """Return a libcachesim cache of ``capacity`` objects of size 1, and a request object to query
+    it.
+    """
     try:
         import libcachesim
     except ImportError:

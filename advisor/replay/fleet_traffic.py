@@ -1,4 +1,4 @@
-"""`kvgraph traffic`: lays recorded sessions over users, and writes the fleet as a trace."""
+"""`kvgraph traffic`: distributes recorded sessions over users, and writes the fleet as a trace."""
 
 from __future__ import annotations
 
@@ -23,12 +23,13 @@ from .recorded_sessions import RecordedTurn, Session, read_sessions
 from .trace import ReplayError, TraceError
 
 MAX_GAP_S: Final = 1800.0
-"""Seconds to which pauses inside a session are cut: who is away longer is not at work."""
+"""Seconds to which pauses inside a session are cut: a user who is away longer is not working."""
 
 
 LEAST_S: Final = 1.0
-"""Least seconds that a session takes its user, also where no time of it was recorded: else it has
-no end."""
+"""Least seconds that a session takes its user, even if none of its times were recorded; otherwise
+it would never end.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +73,9 @@ def lay_over_users(
 ) -> list[FleetRequest]:
     """Return the requests of a fleet in order of arrival; the same seed gives the same fleet.
 
-    Users draw sessions from one shuffled pile, each the next one when the last is over; a pile that
-    is used up is shuffled again, and a session played again is another session. Users begin within
-    the first ``MAX_GAP_S``. Raises ReplayError.
+    Users draw sessions from one shuffled pile, each the next one when the last has ended. A used-up
+    pile is reshuffled, and a session played again counts as another session. Users start within the
+    first ``MAX_GAP_S``. Raises ReplayError.
     """
     if not sessions or users < 1 or seconds <= 0:
         raise ReplayError("a fleet needs at least one session, one user and some time")
@@ -92,12 +93,12 @@ def lay_over_users(
 
 
 def in_harnesses(sessions: Sequence[Session], count: int, seed: int) -> list[Session]:
-    """Return the same sessions as if ``count`` agent harnesses ran them all; deterministic by seed.
+    """Return the sessions as if ``count`` agent harnesses ran them all; deterministic by seed.
 
-    A harness has the tools and the system prompt of one of the sessions, as long as recorded;
-    sessions are dealt out evenly. Prompts keep their lengths: a session whose own head was shorter
-    has that much of the harness's head, and the excess of a longer one is its own text.
-    Raises ReplayError.
+    A harness has the tools and the system prompt of one of the sessions, with the recorded lengths;
+    sessions are distributed evenly. Prompts keep their lengths: a session with a shorter head gets
+    that much of the harness's head, and the excess of a longer one is its own text. Raises
+    ReplayError.
     """
     if not 1 <= count <= len(sessions):
         raise ReplayError(f"--harnesses {count}: allowed: 1 to {len(sessions)}, the sessions")
@@ -178,13 +179,15 @@ class Signals(StrEnum):
     """How much callers state; each level is what a client of that kind can know."""
 
     NONE = "none"  # nothing
-    ENDS = "ends"  # that a session is over, with its last request
+    ENDS = "ends"  # that a session has ended, with its last request
     STOPS = "stops"  # why answers ended, which an engine could see by itself
     ALL = "all"  # ends, why answers ended, and roughly how long a tool takes
 
 
 def waiting_for_tool(request: FleetRequest) -> bool | None:
-    """Whether the answer ended in a tool call (True) or the turn (False); None if unknown."""
+    """Return whether the answer ended in a tool call (True) or the turn (False); None if
+    unknown.
+    """
     return _WAITING.get(request.turn.stop)
 
 
@@ -211,11 +214,11 @@ class BlockNumbers:
     """Numbers blocks of ``block_size`` tokens across the sessions of a fleet.
 
     A block is identified by the number of the recorded block at its end, which stands for the whole
-    prefix. Sessions with tools of equal length share these, and behind them the system prompt where
-    its length is equal too: whole blocks. Sessions of one harness share what their heads have in
-    common, with nobody else. A subagent shares with its parent what their recorded numbers share.
-    Where numbers are global, equal numbers behind equal ones are one block, until the fleet plays
-    its sessions again: then only heads are shared. Raises ReplayError.
+    prefix. Sessions with tools of equal length share these, and after them the system prompt if its
+    length is equal too, in whole blocks. Sessions of one harness share the common part of their
+    heads, with no other sessions. A subagent shares with its parent as far as their recorded
+    numbers agree. If numbers are global, equal numbers after equal ones are one block, until the
+    fleet plays its sessions again: then only heads are shared. Raises ReplayError.
     """
 
     def __init__(self, block_size: int) -> None:
@@ -230,9 +233,9 @@ class BlockNumbers:
         """Return a number for each full block that the answer completes.
 
         If the session's next prompt extends this prompt and its answer, these are that prompt's
-        blocks. An answer that it does not contain as it was (thinking is removed, a history is cut)
-        fills blocks all the same, which no request asks for again. The last token of an answer is
-        never computed: a block that it completes is not kept.
+        blocks. An answer that the next prompt does not contain unchanged (reasoning is removed, a
+        history is cut) still fills blocks, which no request asks for again. The last token of an
+        answer is never computed, so a block that it completes is not kept.
         """
         turn, after = request.turn, request.next_turn
         total = turn.input_tokens + turn.output_tokens

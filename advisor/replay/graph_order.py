@@ -38,11 +38,12 @@ class TraceEvents:
     """Makes the events of a trace.
 
     Args:
-        hints: Whether callers name their sessions and state what the trace knows. Where the trace
-            has no such statements, they state which request is their session's last.
+        hints: Whether callers name their sessions and state what the trace knows. If the trace has
+            no such statements, they state which request is their session's last.
         layers: Whether the engine finds the parts of each prompt itself; replaces callers'
             statements.
-        stops: Whether the engine reads off each answer why it ended; replaces callers' statements.
+        stops: Whether the engine recognises from each answer why it ended; replaces callers'
+            statements.
     """
 
     def __init__(
@@ -144,7 +145,7 @@ class TraceEvents:
 
 
 class EngineUpdate(NamedTuple):
-    """An event of an engine, or, without one, the eviction of blocks."""
+    """An event of an engine or, without an event, the eviction of blocks."""
 
     at: float  # seconds of the trace
     event: AnyEvent | None
@@ -158,8 +159,8 @@ class EngineUpdate(NamedTuple):
 class SimulatedSidecar:
     """A real graph with a simulated clock, which receives events as late as a live one would.
 
-    Engines that share it are one fleet: a session that moves is recognised where it arrives, and
-    evidence of one engine counts for all.
+    Engines that share it are one fleet: a session that moves is recognised on its new engine, and
+    evidence from one engine counts for all.
     """
 
     def __init__(
@@ -203,9 +204,9 @@ class SimulatedSidecar:
         return self.graph.rank(engine, limit, for_copies=False)  # see ``worth_copying``
 
     def hear(self, engine: str, before: float, others_before: float) -> None:
-        """Apply all that happened to an engine before a time, and to the others before
-        ``others_before``. What became and ceased to be resident meanwhile is applied last, in one
-        run: a ranking sees the same columns, and the graph applies a run at once.
+        """Apply all events of an engine before a time, and of the others before ``others_before``.
+        Changes of residency in between are applied last, in one run: a ranking sees the same
+        columns, and the graph applies a run at once.
         """
         stored: dict[str, list[AnyEvent]] = {}
         changed: dict[str, dict[int, bool]] = {}
@@ -238,8 +239,8 @@ class SimulatedSidecar:
 
 
 _SLICE: Final = 128  # keys looked up at a time; chosen
-_DELAY_S: Final = 0.2  # until a sidecar receives an event: an engine reports five times per second
-_MAX_RANKED: Final = 8192  # blocks per ranking; behind them an engine's own order holds
+_DELAY_S: Final = 0.2  # until a sidecar receives an event: engines report five times per second
+_MAX_RANKED: Final = 8192  # blocks per ranking; after them an engine's own order applies
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,11 +253,11 @@ class Planning:
 
 
 class GraphOrder(EvictionOrder):
-    """Reports to a sidecar what an engine's hook would report, and evicts by its rankings.
+    """Reports to a sidecar as an engine's hook would, and evicts by its rankings.
 
-    A ranking is made at every multiple of the interval from what happened before, as live; one that
-    no eviction needs is left out, which changes no result. Behind a ranking's end the engine's own
-    order holds: the longest free block first.
+    A ranking is made at every multiple of the interval from earlier events, as live; rankings that
+    no eviction needs are left out, which changes no result. After a ranking's end the engine's own
+    order applies: the longest free block first.
     """
 
     def __init__(self, sidecar: SimulatedSidecar, planning: Planning | None = None) -> None:
@@ -276,7 +277,7 @@ class GraphOrder(EvictionOrder):
 
     @classmethod
     def alone(cls, trace: Trace, policy: Policy, *, hints: bool = False) -> GraphOrder:
-        """Make the order of an engine with a sidecar of its own, with the defaults of
+        """Return the order of an engine with its own sidecar, with the defaults of
         ``SimulatedSidecar``.
         """
         return cls(SimulatedSidecar(trace, policy, hints=hints))
@@ -331,7 +332,7 @@ class GraphOrder(EvictionOrder):
         self._tell(now, self.sidecar.events.finished(request, now))
 
     def advised(self, admission: Admission, now: float) -> AdmissionAdvice:
-        """Advice on admission as of ``now``, renewed at every multiple of the interval."""
+        """Return advice on admission as of ``now``, renewed at every multiple of the interval."""
         tick = math.floor(now / self.planning.interval_s) * self.planning.interval_s
         if self._word is None or tick > self._word.ts:
             known_of = tick - _DELAY_S

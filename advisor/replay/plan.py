@@ -1,4 +1,4 @@
-"""`kvgraph plan`: how many engines, how much host memory, which routing; results over cost."""
+"""`kvgraph plan`: how many engines, how much host memory, and which routing; results by cost."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from .trace import AGENTS_SERVICE, HostLink, Ints, Trace
 
 
 class PrefillQueues:
-    """Simulates when each engine is done with a prompt, and how many tokens wait at each."""
+    """Simulates when each engine finishes a prompt, and how many tokens wait at each."""
 
     def __init__(self, tokens_per_s: float, computed: Callable[[Choice], None]) -> None:
         self._rate = tokens_per_s
@@ -60,7 +60,7 @@ class PrefillQueues:
         heapq.heappush(self._ends, (end, self._number, choice))
 
     def waited(self, engines: int) -> npt.NDArray[np.float64]:
-        """float64 ``[engines]``: tokens queued or running at each, times seconds."""
+        """Return tokens queued or running at each engine, times seconds, float64 ``[engines]``."""
         return np.array([self._waited.get(engine, 0.0) for engine in range(engines)])
 
 
@@ -68,7 +68,7 @@ _ALL_LOST: Final = np.ones(1, dtype=np.bool_)
 
 
 class NotingRouter:
-    """Asks another router, and remembers where it sent each request."""
+    """Delegates to another router, and remembers where that sent each request."""
 
     def __init__(self, router: Router) -> None:
         self._router = router
@@ -84,8 +84,8 @@ class FleetRouting:
 
     Args:
         store: A tier that all engines share, if they do.
-        tokens_per_s: Prompt tokens that an engine computes per second: what it has not computed yet
-            waits there. None: prompts take no time, and no queue stands before any engine.
+        tokens_per_s: Prompt tokens that an engine computes per second; the remaining ones wait
+            there. None: prompts take no time, and no engine has a queue.
     """
 
     def __init__(
@@ -135,7 +135,7 @@ class FleetRouting:
 Seconds = npt.NDArray[np.float64]
 
 ROUTINGS: Final = ("round-robin", "prefix", "home")
-"""Round robin; where most of the prompt is cached; what `kvgraph route` does."""
+"""Round robin; to the engine with most of the prompt; as `kvgraph route` does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +165,9 @@ class PlanTerms:
         return self.times * plan.engines * (1 + plan.host * self.host_cost)
 
     def for_trace(self, trace: Trace) -> tuple[PlanTerms, int]:
-        """Enlarge pools until every request of a trace fits; returns how many did not before."""
+        """Enlarge pools until every request of a trace fits; returns how many did not fit
+        before.
+        """
         needed = blocks_needed(trace)
         times = max(1, -(-int(needed.max(initial=0)) // self.blocks))
         return replace(self, times=times), int((needed > self.blocks).sum())
@@ -183,7 +185,7 @@ class PlanFound:
     ttft_p95_s: float
     busiest: float  # share of the time in which the busiest engine computes prompts
     blocks: int  # of each engine's pool
-    # Requests that are larger than that pool: a plan with any does not serve the trace.
+    # Requests larger than that pool: a plan with any does not serve the trace.
     refused: int
 
     def as_dict(self) -> dict[str, Any]:
@@ -210,7 +212,9 @@ def plans_of(engines: Sequence[int], hosts: Sequence[float]) -> list[Plan]:
 
 
 def cheapest(found: Sequence[PlanFound], ttft_s: float) -> PlanFound | None:
-    """The cheapest plan that serves all requests with a TTFT below the bound at p95, or None."""
+    """Return the cheapest plan that serves all requests with a TTFT below the bound at p95, or
+    None.
+    """
     good = [row for row in found if not row.refused and row.ttft_p95_s <= ttft_s]
     return min(good, key=lambda row: (row.cost, row.ttft_p95_s), default=None)
 
@@ -237,14 +241,14 @@ def run_plan(trace: Trace, plan: Plan, terms: PlanTerms) -> PlanFound:
 
 
 def blocks_needed(trace: Trace) -> Ints:
-    """int32 ``[requests]``: blocks that each holds at the end of its answer."""
+    """Return the blocks that each request holds at the end of its answer, int32 ``[requests]``."""
     tokens = trace.input_tokens.astype(np.int64) + trace.output_tokens
     needed = np.maximum(-(-tokens // trace.block_size), np.diff(trace.starts))
     return np.asarray(needed, dtype=np.int32)
 
 
 def waits(at: Seconds, needs: Seconds, where: Sequence[int]) -> tuple[Seconds, float]:
-    """Queue requests that arrive ``at``, ascending, and each take what it ``needs``, float64
+    """Queue requests that arrive ``at``, ascending, and take ``needs`` seconds each, float64
     ``[requests]``, at their engines, first come first served. Returns the seconds from each arrival
     to its end, and the share of the time in which the busiest engine works.
     """

@@ -27,9 +27,9 @@ STEPS: Final = 4000  # learning steps; more overfit the recorded sessions (tried
 
 _STRIDE: Final = 20  # chosen
 _LONGEST_S: Final = 1800.0  # pauses are cut to this many seconds, as in fleets; chosen
-_FACTOR: Final = 4.0  # by which a caller's statement of a pause may be off; chosen
-_STEP: Final = 4e-3  # of Adam at first; it falls to 0 along a cosine; chosen
-_PULL: Final = 300.0  # towards zero weights, in waits; chosen
+_FACTOR: Final = 4.0  # factor by which a caller's statement of a pause may be wrong; chosen
+_STEP: Final = 4e-3  # initial step of Adam; it falls to 0 along a cosine; chosen
+_PULL: Final = 300.0  # pull towards zero weights, in waits; chosen
 
 
 def learn_prior(
@@ -41,7 +41,7 @@ def learn_prior(
 ) -> Prior:
     """Learn a prior from these sessions; deterministic.
 
-    Raises TraceError: no session comes back.
+    Raises TraceError: no session returns.
 
     Each session is used as three kinds of callers would show it: one that states nothing, one that
     states why answers ended, and one that also states roughly how long a tool will take.

@@ -44,7 +44,7 @@ class Line(msgspec.Struct, omit_defaults=True):
     timestamp: Time | None = None  # ms; Qwen-Bailian: s
     # aiperf
     session_id: Name | int | None = None
-    delay: Time | None = None  # ms after the end of the session's turn before
+    delay: Time | None = None  # ms after the end of the session's previous turn
     # Qwen-Bailian
     chat_id: int | None = None
     parent_chat_id: int | None = None
@@ -57,8 +57,8 @@ class Line(msgspec.Struct, omit_defaults=True):
     output_hash_ids: list[BlockHash] | None = None
     ended: bool | None = None
     cached_tokens: Tokens | None = None
-    seconds: Time | None = None  # that the request took
-    # what a caller said: absent where nobody said anything
+    seconds: Time | None = None  # seconds that the request took
+    # what a caller stated: absent if nothing was stated
     waiting_for_tool: bool | None = None  # true: the answer ended in a tool call; false: the turn
     expected_return_s: Return | None = None  # after the end of the request
     layers: Layers | None = None  # (source layer, first token, end token)
@@ -68,12 +68,11 @@ class Line(msgspec.Struct, omit_defaults=True):
 @dataclass(frozen=True, slots=True)
 class Format:
     name: str
-    block_size: int | None  # tokens a hash id stands for; None where the header says
-    unit: float  # seconds that one unit of ``timestamp`` is
-    required: tuple[str, ...]  # fields without which a line means nothing
-    foreign: tuple[str, ...]  # fields that only lines of another format have
-    # Whether each line says when it came; sessions without time stamps come as their answers let
-    # them.
+    block_size: int | None  # tokens per hash id; None if the header states it
+    unit: float  # seconds per unit of ``timestamp``
+    required: tuple[str, ...]  # fields that every line must have
+    foreign: tuple[str, ...]  # fields that occur only in lines of another format
+    # Whether each line has a time; sessions without time stamps proceed as their answers allow.
     timed: bool = True
 
     def check(self, line: Line) -> None:
@@ -98,8 +97,8 @@ _AIPERF: Final = ("session_id", "delay")
 _BODY: Final = ("input_length", "hash_ids")
 
 # A new format needs its fields in ``Line``, a ``Format``, a branch of ``detect``, and its own
-# fields among the foreign ones of all others: else a file that mixes two formats is read as one.
-# aiperf reads mooncake traces, and lines without a session among its own.
+# fields among the foreign ones of all others: otherwise a file that mixes two formats is read as
+# one. aiperf also reads mooncake traces, and lines without a session.
 MOONCAKE: Final = Format("mooncake", 512, 1e-3, _BODY, _OURS + _BAILIAN)
 AIPERF: Final = Format("aiperf", 512, 1e-3, _BODY, _OURS + _BAILIAN, timed=False)
 BAILIAN: Final = Format("qwen-bailian", 16, 1.0, (*_BODY, "chat_id"), _OURS + _AIPERF)
@@ -139,7 +138,7 @@ def decoded(decoder: msgspec.json.Decoder[_T], data: bytes) -> _T:
 
 
 def detect(first: Line) -> Format:
-    """Return the format of the lines, by the first one; raises TraceError."""
+    """Return the format of the lines, as shown by the first one; raises TraceError."""
     if first.kvgraph_trace is not None:
         if first.kvgraph_trace != HEADER_VERSION or first.block_size is None:
             raise TraceError(
@@ -166,13 +165,13 @@ _UTF16: Final = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)  # as PowerShell writ
 _PACKED: Final = {
     b"\x28\xb5\x2f\xfd": "zstd", b"\xfd7zXZ": "xz", b"BZh": "bzip2", b"PK\x03\x04": "zip",
 }  # fmt: skip
-"""First bytes of what is not unpacked here."""
+"""First bytes of compressed formats that are not unpacked here."""
 MAX_ARRAY: Final = 256 << 20  # bytes of a trace that is one JSON array; chosen: it is read whole
 _entries: Final = msgspec.json.Decoder(list[msgspec.Raw])
 
 
 def read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Yield ``(line number, line)``, numbered from 1, blank lines left out; of a file that is one
+    """Yield ``(line number, line)``, numbered from 1, without blank lines; for a file that is one
     JSON array, its entries.
 
     Gzip and UTF-16 are recognised by their content; a byte order mark is left out, and so is a
@@ -281,7 +280,7 @@ class _InUtf8(RawIOBase):
 
 
 _COARSE_S: Final = 1.0  # ticks at least so long are spread; chosen
-_LEAST_TICKS: Final = 16  # fewer tell nothing about a clock; chosen
+_LEAST_TICKS: Final = 16  # fewer show nothing about a clock; chosen
 _REGULAR: Final = 0.95  # share of the gaps between time stamps that are whole ticks; chosen
 
 
@@ -289,9 +288,9 @@ def spread_over_ticks(at: Floats) -> Floats:
     """Spread arrivals of one tick of a coarse clock evenly over it, in the same order.
 
     The Mooncake traces were exported with a clock of 3 s: ten requests share a time stamp. Taken
-    literally, this is a burst every 3 s and silence in between, in which no ranking could know a
-    request before the next nine. Times finer than a second, or at which requests do not pile up,
-    stay as they are.
+    literally, this is a burst every 3 s with silence in between, in which no ranking could know a
+    request before the next nine. Times finer than a second, or without such clusters, are
+    unchanged.
     """
     stamps, first, count = np.unique(at, return_index=True, return_counts=True)
     if len(stamps) < _LEAST_TICKS or len(at) < 2 * len(stamps):
@@ -307,11 +306,11 @@ def spread_over_ticks(at: Floats) -> Floats:
 
 
 def infer_sessions(chains: Sequence[Sequence[int]], full: Sequence[int], num_blocks: int) -> Ints:
-    """int32 ``[requests]``: the session that each request continues, or a new one.
+    """Return the session that each request continues, or a new one, int32 ``[requests]``.
 
-    By the rules of the live graph (``sessions.continued``), as far as a trace tells, and nothing
-    continues a branch that its session left behind. A trace does not tell what runs at the same
-    time.
+    Applies the rules of the live graph (``sessions.continued``), as far as a trace allows, and no
+    request continues a branch that its session abandoned. A trace does not show which requests run
+    at the same time.
     """
     owner = np.full(num_blocks, NO_ROW, dtype=np.int32)
     left = np.zeros(num_blocks, dtype=np.bool_)  # behind by its session
@@ -382,14 +381,14 @@ def _layers(line: Line) -> TraceLayers:
 
 
 MAX_REFERENCES: Final = 50_000_000
-"""Requests and block references that are read from one file; a gzip bomb costs 250 bytes each."""
+"""Requests and block references read from one file; a gzip bomb costs 250 bytes each."""
 
 
 def load_trace(path: Path, *, block_size: int | None = None) -> Trace:
     """Read a trace of any known format, gzipped or not; requests are sorted by arrival.
 
     Args:
-        block_size: Tokens a hash id stands for, if not what the format says.
+        block_size: Tokens per hash id, if different from the format's.
 
     Raises:
         TraceError: Names the file and the line that cannot be used.

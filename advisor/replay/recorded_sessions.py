@@ -1,10 +1,10 @@
 """Reads recorded agent sessions in the Weka format: one JSON file per session.
 
-The format is the public kv-cache-tester corpus's: ``tool_tokens`` and ``system_tokens`` say how
-long the head of the prompt is, ``requests`` hold ``t`` (s), ``in``, ``out``, ``hash_ids`` (full
-blocks, numbered inside the file; a number stands for its whole prefix. Where ``hash_id_scope`` is
-``global``, equal numbers behind equal ones are equal blocks in all files), ``stop``, ``api_time``;
-entries of type ``subagent`` hold ``requests`` of their own, timed from their start.
+The format is that of the public kv-cache-tester corpus. ``tool_tokens`` and ``system_tokens`` are
+the lengths of the prompt's head. ``requests`` have ``t`` (s), ``in``, ``out``, ``hash_ids`` (full
+blocks, numbered within the file; a number stands for its whole prefix. If ``hash_id_scope`` is
+``global``, equal numbers after equal ones are equal blocks in all files), ``stop``, ``api_time``;
+entries of type ``subagent`` have ``requests`` of their own, timed from their start.
 """
 
 from __future__ import annotations
@@ -36,24 +36,24 @@ class RecordedTurn:
     output_tokens: int
     # One number per full block; it stands for the block and everything before it.
     hash_ids: array[int]
-    stop: str  # why the answer ended: ``tool_use``, ``end_turn`` …; empty where unknown
-    input_types: tuple[str, ...]  # what came in since the turn before: ``text``, ``tool_result`` …
-    api_s: float | None  # seconds until the answer was complete; None where unknown
+    stop: str  # why the answer ended: ``tool_use``, ``end_turn`` …; empty if unknown
+    input_types: tuple[str, ...]  # inputs since the turn before: ``text``, ``tool_result`` …
+    api_s: float | None  # seconds until the answer was complete; None if unknown
 
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    name: str  # the file's, and a number behind it for subagents
-    block_size: int  # tokens a hash id stands for
+    name: str  # the file's, followed by a number for subagents
+    block_size: int  # tokens per hash id
     # ``tool_tokens``, ``system_tokens``: the head of the prompt, in this order.
     tool_tokens: int
     system_tokens: int
     began: float  # seconds after its parent's first request; 0 without a parent
     turns: tuple[RecordedTurn, ...]  # by time; at least one
     subagents: tuple[Session, ...]
-    # Agent harness whose tools and system prompt these are; empty: shared by equal lengths.
+    # Agent harness with these tools and this system prompt; empty: shared by equal lengths.
     harness: str = ""
-    is_global: bool = False  # whether block numbers hold across all sessions
+    is_global: bool = False  # whether block numbers are valid across all sessions
 
 
 class _Entry(msgspec.Struct):

@@ -1,5 +1,5 @@
-"""``Recorder`` writes what a live engine does as a trace, without tokens or names: blocks, sessions
-and tenants are keyed hashes, and the key is forgotten with the recording.
+"""``Recorder`` writes the events of a live engine as a trace, without tokens or names: blocks,
+sessions and tenants are keyed hashes, and the key is discarded with the recorder.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _MAX_RUNNING: Final = 65_536  # requests; chosen
 
 
 class Recorder:
-    """Writes one line per finished request, of a sidecar's events; a full disk ends it.
+    """Writes one line per finished request from a sidecar's events; a full disk ends the recording.
     Raises TraceError.
     """
 

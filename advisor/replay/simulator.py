@@ -16,12 +16,12 @@ import numpy.typing as npt
 from ...graph.ranking.copies import CopyOrder
 from .trace import Ints, ServiceModel, Trace
 
-# Eviction orders: which of the free blocks goes next.
+# Eviction orders: which of the free blocks is evicted next.
 
 
 class EvictionOrder(ABC):
-    """An instance's free cached blocks, and the order in which it loses them. The instance reports
-    what happens, in the engine's order; ``take`` and ``freed`` keep the set.
+    """An instance's free cached blocks, and the order in which it evicts them. The instance reports
+    events in the engine's order; ``take`` and ``freed`` maintain the set.
     """
 
     def serves(self, capacity: int) -> None:  # noqa: B027
@@ -39,21 +39,21 @@ class EvictionOrder(ABC):
 
     @abstractmethod
     def victims(self, count: int, now: float) -> list[int]:
-        """Take ``count`` free blocks, to be evicted now."""
+        """Choose ``count`` free blocks to be evicted now."""
 
     def started(self, request: int, hit: int, new: Sequence[int], now: float) -> None:  # noqa: B027
         """Note that a request was scheduled: first ``hit`` blocks matched, ``new`` allocated."""
 
     def evicted(self, blocks: Sequence[int], now: float) -> None:  # noqa: B027
-        """Note that the blocks which ``victims`` gave are gone."""
+        """Note that the blocks returned by ``victims`` were evicted."""
 
     def worth_copying(self, blocks: Sequence[int]) -> Sequence[int]:
-        """Those of the blocks just evicted that are worth a copy in a tier below."""
+        """Return those of the blocks just evicted that are worth a copy in a tier below."""
         return blocks
 
     def copied(self, made: Sequence[int], gone: Sequence[int], now: float) -> None:  # noqa: B027
-        """Note that the tier below holds copies of the blocks ``made``, and none of ``gone`` any
-        more.
+        """Note that the tier below now holds copies of the blocks ``made``, and no longer of
+        ``gone``.
         """
 
     def finished(self, request: int, now: float) -> None:  # noqa: B027
@@ -61,7 +61,7 @@ class EvictionOrder(ABC):
 
 
 class LruOrder(EvictionOrder):
-    """vLLM's free queue: the longest free goes first."""
+    """vLLM's free queue: the block free for longest is evicted first."""
 
     def __init__(self) -> None:
         self._free: OrderedDict[int, None] = OrderedDict()
@@ -84,7 +84,7 @@ class LruOrder(EvictionOrder):
 @dataclass(frozen=True, slots=True)
 class Admission:
     hit: int  # matched by prefix in the engine's pool
-    warmed: int  # matched behind that in the tier below, and loaded
+    warmed: int  # matched after that in the tier below, and loaded
     new: int  # allocated
 
 
@@ -93,8 +93,8 @@ class HostTier:
 
     Args:
         capacity: Blocks that it holds.
-        plain: Give up the least recently used copy first; otherwise as a live engine's tiers do.
-        selective: Take only blocks that the evicting order considers worth a copy, as live.
+        plain: Drop the least recently used copy first; otherwise as a live engine's tiers do.
+        selective: Store only blocks that the evicting order considers worth a copy, as live.
     """
 
     def __init__(self, capacity: int, *, plain: bool = True, selective: bool = False) -> None:
@@ -106,8 +106,8 @@ class HostTier:
         return block in self._held
 
     def store(self, blocks: Sequence[int]) -> tuple[list[int], list[int]]:
-        """Keep copies of evicted blocks, the first of them the first to go; returns copies that
-        were made, and then those that are gone, perhaps of the same blocks.
+        """Store copies of evicted blocks, the first of which is dropped first; returns the copies
+        that were made, and those that were dropped, perhaps of the same blocks.
         """
         made, gone = [], []
         for block in blocks:
@@ -122,7 +122,7 @@ class HostTier:
         return made, gone
 
     def touch(self, blocks: Sequence[int]) -> None:
-        """Note that these copies were read; tail first, so that a chain loses its tail first here
+        """Note that these copies were read, tail first, so that chains lose their tails first here
         too.
         """
         self._held.used(blocks)
@@ -131,7 +131,7 @@ class HostTier:
 class Instance:
     """vLLM's block pool: reference counts, prefix matching, blank blocks first.
 
-    A cached block behind a gap in its chain is not matched; it is computed again in its own place
+    A cached block after a gap in its chain is not matched; it is computed again in its own place
     (vLLM would hold it twice for a while).
     """
 
@@ -159,7 +159,7 @@ class Instance:
         return self.capacity - self.blank - self._free
 
     def match(self, chain: Sequence[int], limit: int) -> int:
-        """How many of the first ``limit`` blocks of a chain are cached, from its start."""
+        """Return how many of the first ``limit`` blocks of a chain are cached, from its start."""
         count = 0
         for block in chain[:limit]:
             if block not in self._references:
@@ -168,7 +168,7 @@ class Instance:
         return count
 
     def reach(self, chain: Sequence[int], limit: int) -> int:
-        """How many of the first ``limit`` blocks are cached, here or in the tier below."""
+        """Return how many of the first ``limit`` blocks are cached, here or in the tier below."""
         count = self.match(chain, limit)
         if self._host is not None:
             while count < limit and (
@@ -180,7 +180,7 @@ class Instance:
     def admit(
         self, request: int, chain: Sequence[int], limit: int, unhashed: int, now: float
     ) -> Admission | None:
-        """Schedule a request; None if it must wait for blocks.
+        """Schedule a request; returns None if it must wait for blocks.
 
         Args:
             chain: Its blocks; all get a place now, and can be matched by the next request.
@@ -276,10 +276,10 @@ Router = Callable[[int, Sequence[Instance]], int]  # ``(request, instances) → 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    # How long they take, where the trace is not asked or does not say.
+    # Their durations, if the trace is not used or does not state them.
     service: ServiceModel = field(default_factory=ServiceModel)
-    max_running: int = 256  # how many run at once in one instance
-    as_recorded: bool = False  # whether the trace is asked how long they took
+    max_running: int = 256  # requests that run at once in one instance
+    as_recorded: bool = False  # whether durations are taken from the trace
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -300,9 +300,9 @@ def simulate(
     router: Router = lambda request, instances: 0,
     load: Load | None = None,
 ) -> Outcome:
-    """Serve every request of ``trace``; deterministic. Without ``load``, one after the other in no
-    time: the setting in which hit rates of policies are compared, since all see the same order of
-    events.
+    """Serve every request of ``trace``; deterministic. Without ``load``, requests run one after the
+    other and take no time: the setting for comparing hit rates of policies, since all see the same
+    order of events.
     """
     run = _Run(trace, instances, load)
     for request, at in enumerate(trace.at.tolist()):
@@ -377,11 +377,11 @@ class _Run:
         return unhashed
 
 
-# Decides which of several instances a request goes to.
+# Decides which of several instances gets a request.
 
 
 class RoundRobin:
-    """One instance after the other, whatever the request."""
+    """Sends requests to one instance after the other."""
 
     def __init__(self) -> None:
         self._turn = count()
@@ -391,12 +391,12 @@ class RoundRobin:
 
 
 class PrefixAffinity:
-    """The instance where most of the prompt is cached, the tier ``below`` included unless all
-    instances share it. Among equals, the one where the least runs, then the one to which the least
-    was sent.
+    """Sends a request to the instance that caches most of the prompt, including the tier ``below``
+    unless all instances share it. Among equals, the one with the fewest running requests is chosen,
+    then the one that received the fewest.
 
-    Less than half of a prompt is no match: otherwise every prompt would follow the system prompt
-    that all share to one instance.
+    Less than half of a prompt does not count as a match: otherwise every prompt would follow the
+    system prompt shared by all to one instance.
     """
 
     def __init__(self, trace: Trace, below: bool = True) -> None:

@@ -128,7 +128,7 @@ _WAY: Final = "mean share of LRU → Belady"
 
 
 def table_of(title: str, heads: Sequence[str], left: Sequence[str]) -> Table:
-    """Return a table without rows; what is not in ``left`` stands to the right."""
+    """Return a table without rows; columns not in ``left`` are right-aligned."""
     shown = Table(title=title, title_justify="left")
     for head in heads:
         shown.add_column(head, justify="left" if head in left else "right")
@@ -141,7 +141,7 @@ def capacity_table(title: str, capacities: Sequence[int], *more: str) -> Table:
 
 
 def rates_table(table: HitTable) -> Table:
-    """Return hit rates by arm and capacity, and each arm's mean way from LRU to Belady."""
+    """Return hit rates by arm and capacity, and each arm's mean position between LRU and Belady."""
     trace = table.trace
     title = (
         f"{trace.name}: {len(trace):,} requests, {trace.prompt_blocks:,} prompt blocks of "

@@ -16,8 +16,8 @@ Ints = npt.NDArray[np.int32]
 Layers = tuple[tuple[SourceLayer, int, int], ...]
 """Parts of a prompt: ``(source layer, first token, end token)``."""
 
-NOBODY = -1  # said why an answer ended
-_BY_REQUEST: Final = (  # columns of a trace with a row for each request, and no more
+NOBODY = -1  # no caller stated why an answer ended
+_BY_REQUEST: Final = (  # columns of a trace with exactly one row for each request
     "at", "input_tokens", "output_tokens", "prompts", "full", "matchable", "session",
 )  # fmt: skip
 
@@ -29,15 +29,15 @@ class Statements:
     ended: npt.NDArray[np.bool_]  # bool, whether the session ends with it
     # int8, why its answer ended: 1 in a tool call, 0 the turn, -1 unstated.
     waiting: npt.NDArray[np.int8]
-    # float64, seconds from its end to the session's next; NaN: unstated.
+    # float64, seconds from its end to the session's next request; NaN: unstated.
     expected_return_s: npt.NDArray[np.float64]
     seconds: npt.NDArray[np.float64]  # float64, how long it took; NaN: unknown
     layers: tuple[Layers, ...]  # the parts of its prompt
-    tenant: npt.NDArray[np.int32]  # int32, numbered; -1 where none was named
+    tenant: npt.NDArray[np.int32]  # int32, numbered; -1 if none was named
 
     @property
     def anything(self) -> bool:
-        """Whether any caller stated what a session is doing, or what its prompt consists of."""
+        """Whether any caller stated what a session is doing, or the parts of its prompt."""
         told = (self.ended, ~np.isnan(self.expected_return_s))
         return self.tells_stops or any(bool(c.any()) for c in told) or any(self.layers)
 
@@ -53,22 +53,23 @@ class Statements:
 class Trace:
     """Requests in order of arrival.
 
-    A block id stands for a block and everything before it: equal ids have equal prefixes.
+    A block id stands for a block and its whole prefix: equal ids have equal prefixes.
 
     Attributes:
-        name: Where it came from, for people.
+        name: The trace's origin, for display.
         block_size: Tokens per block.
         at: float64 ``[requests]``, arrival in seconds since the trace began.
         input_tokens, output_tokens: ``[requests]``.
         starts: int64 ``[requests + 1]``; request i's chain is ``blocks[starts[i]:starts[i+1]]``.
         blocks: int32 block ids ``0 … num_blocks - 1``, prompt first, then known output blocks.
         prompts: ``[requests]``, how many blocks of the chain are prompt; the last may be partial.
-        full: ``[requests]``, how many of those are full blocks.
-        matchable: ``[requests]``, how many of those a prefix match may cover.
+        full: ``[requests]``, how many of these are full blocks.
+        matchable: ``[requests]``, how many of these a prefix match may cover.
         session: ``[requests]``, numbered in order of appearance.
-        last: bool ``[requests]``, whether its session never comes back after it.
-        has_sessions: Whether sessions were named in the file; else they are inferred from chains.
-        said: What callers said of the requests; None where the format knows no such thing.
+        last: bool ``[requests]``, whether its session never returns after it.
+        has_sessions: Whether sessions were named in the file; otherwise they are inferred from
+            chains.
+        said: Callers' statements about the requests; None if the format has none.
     """
 
     name: str
@@ -91,25 +92,25 @@ class Trace:
 
     @property
     def num_blocks(self) -> int:
-        """Distinct blocks."""
+        """Number of distinct blocks."""
         return int(self.blocks.max()) + 1 if len(self.blocks) else 0
 
     @property
     def prompt_blocks(self) -> int:
-        """Prompt blocks of all requests: what hit rates are shares of."""
+        """Prompt blocks of all requests, of which hit rates are shares."""
         return int(self.prompts.sum())
 
     def chain(self, request: int) -> Ints:
-        """The block ids of a request, the first block first."""
+        """Return the block ids of a request, the first block first."""
         return self.blocks[self.starts[request] : self.starts[request + 1]]
 
     def chains(self) -> list[list[int]]:
-        """All chains as lists: what a simulation's inner loop wants."""
+        """All chains as lists, for a simulation's inner loop."""
         flat, starts = self.blocks.tolist(), self.starts.tolist()
         return [flat[a:b] for a, b in pairwise(starts)]
 
     def keys(self) -> Keys:
-        """uint64, the key that stands for each block id; as spread out as real hashes are."""
+        """uint64, a key for each block id, as evenly distributed as real hashes."""
         # The finalizer of SplitMix64 (Steele et al., OOPSLA 2014): a bijection, so keys are unique.
         keys = np.arange(1, self.num_blocks + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
         keys = (keys ^ (keys >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -117,7 +118,7 @@ class Trace:
         return keys ^ (keys >> np.uint64(31))
 
     def turns(self) -> Ints:
-        """``[requests]``: which turn of its session each request is, from 0."""
+        """``[requests]``: the turn's index in its session, from 0."""
         order = np.argsort(self.session, kind="stable")
         ordered = self.session[order]
         first = np.flatnonzero(np.append(True, ordered[1:] != ordered[:-1]))
@@ -127,11 +128,11 @@ class Trace:
         return turns
 
     def unnamed(self) -> Trace:
-        """The same requests from callers that name no session."""
+        """Return the same requests from callers that name no session."""
         return replace(self, has_sessions=False)
 
     def head(self, share: float) -> Trace:
-        """The first ``share`` of the requests, knowing nothing of the rest."""
+        """Return the first ``share`` of the requests, with no knowledge of the rest."""
         count = round(len(self) * share)
         starts = self.starts[: count + 1]
         by_request = {name: getattr(self, name)[:count] for name in _BY_REQUEST}
@@ -147,7 +148,7 @@ class Trace:
 
 
 def last_turns(session: Ints) -> npt.NDArray[np.bool_]:
-    """Whether no later request is of the same session."""
+    """Return whether each request is the last of its session."""
     last = np.zeros(len(session), dtype=np.bool_)
     _, newest_first = np.unique(session[::-1], return_index=True)
     last[len(session) - 1 - newest_first] = True
@@ -161,7 +162,7 @@ class TraceError(KvGraphError):
 
 
 class ReplayError(KvGraphError):
-    """A replay was asked for something that cannot be; the message says what is allowed."""
+    """A replay was asked for something impossible; the message says what is allowed."""
 
     exit_code = 2
 

@@ -254,8 +254,8 @@ SCORE_BOUND: Final = 1e7
 """The largest size of a policy's score; a larger one is clipped to it. Chosen."""
 
 _STEP: Final = 2.0**25
-"""Of a score, from one rank to the next: more than two bounds, so that bands never meet; and small
-enough that a float64 tells blocks of one band apart by a ten-millionth of a point."""
+"""Points of score from one rank to the next: more than two bounds, so that ranks never overlap, and
+small enough that a float64 distinguishes blocks of one rank by a ten-millionth of a point."""
 
 
 class Rule(NamedTuple):

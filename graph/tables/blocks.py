@@ -34,7 +34,7 @@ from .held_rows import HeldRows
 # each key. On the wire, and wherever people read or type a key, it is the engine's own.
 
 NO_SALT: Final = np.uint64(0)
-"""Of engines that name no model: those that are only observed, and all before their hello."""
+"""For engines without a known model: those that are only observed, and all before their hello."""
 
 
 @lru_cache(maxsize=256)
@@ -57,7 +57,7 @@ Counts = npt.NDArray[np.uint32]
 DEFAULT_LAYER: Final = SourceLayer.USER_TURN
 UNPLACED: Final = 1 << 20
 """Depths from here on are of blocks whose distance from the start is unknown, counted from
-where their chain is known. Chosen: deeper than chains are, and worth little as a tie of scores."""
+where their chain is known. Chosen: deeper than any chain, and small as a tie-break of scores."""
 FIRST_KNOWN: Final = UNPLACED + (1 << 16)  # room above it for blocks reported later; chosen
 
 
@@ -458,8 +458,8 @@ Scores = npt.NDArray[np.float64]
 
 APART: Final = 1024.0  # more than a chain of any length can lower a score
 DEPTH_TIE: Final = 1e-5
-"""Of a score, for each block before one in its chain: of equals the deeper goes first, as when vLLM
-frees a request tail first."""
+"""Points of score for each preceding block in a chain: among equals, the deeper block is evicted
+first, as when vLLM frees a request tail first."""
 
 
 def keep_chains_whole(scores: Scores, above: Places, lengths: Places | None = None) -> Scores:

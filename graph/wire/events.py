@@ -130,8 +130,8 @@ class RequestStarted(Event, tag=6, frozen=True):
     waited_s: Seconds = 0.0  # since it arrived at the engine
     spliced_tokens: Count = 0  # of ``loading_tokens``, those from other positions
     same_tokens: Count = 0  # leading tokens of the first missing block that another prompt shares
-    # Index in ``EngineHello.groups`` of a group that lacks its part of the first missing block,
-    # which is in the pool; otherwise see the default.
+    # Index in ``EngineHello.groups`` of the group that lacks its part of the first missing block,
+    # although the observed group has that block; None if there is none.
     lacking: GroupPlace | None = None
     warms: bool = False  # it only warms the cache, and counts neither as hit nor as miss
 

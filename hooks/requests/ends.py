@@ -185,8 +185,8 @@ class AnswerReader:
         """Return why an answer ended if a grammar constrained its text, as for a required tool
         call.
 
-        Such a call carries none of the model's marks. An answer in any other form ends for an
-        unknown reason, since the grammar may have been asked for by a person or a program.
+        Such a call carries none of the model's marks. For an answer in any
+        other form the reason is unknown: a person or a program may have asked for the grammar.
         """
         # vLLM's grammar for a required call is a list of calls.
         ending = self.read(answer)

@@ -253,7 +253,7 @@ class BlockIndex:
         return list(map(self._pool.blocks.__getitem__, ids.tolist()))
 
     def freed_without_a_word(self, hashes: Sequence[bytes]) -> None:
-        """Note that a chain was freed when nothing reported which blocks hold it."""
+        """Note that a chain is freed now, and look up which blocks hold it."""
         held = map(self._pool.cached_block_hash_to_block.get_one_block, hashes)
         self.freed([block.block_id for block in held if block is not None])
 

@@ -15,7 +15,9 @@ from .base import Confidence, block_keys
 
 
 def confidence(logits: Tensor) -> Confidence:
-    """Entropy, margin and top mass of each row; float32 [rows]. Logits of −∞ have no mass."""
+    """Return entropy, margin and top mass of each row, float32 [rows]. Logits of −∞ have no
+    mass.
+    """
     log_p = torch.log_softmax(logits.to(torch.float32), dim=-1)
     plogp = torch.where(log_p.isneginf(), torch.zeros_like(log_p), log_p.exp() * log_p)
     first, second = log_p.topk(2, dim=-1).values.unbind(-1)
@@ -25,7 +27,7 @@ def confidence(logits: Tensor) -> Confidence:
 def attention_mass(
     cache: PagedKv, layer: int, queries: Tensor, block_table: Tensor, lengths: Tensor, scale: float
 ) -> Tensor:
-    """The share of one layer's attention that each block of a sequence gets, averaged over heads.
+    """Return the share of one layer's attention for each block of a sequence, averaged over heads.
 
     Args:
         queries: float [S, query heads, dims], rotated, one decode query per sequence.
@@ -55,17 +57,18 @@ WEIGHTS: Final = (0.25, 0.25, 0.5)
 
 
 def confidence_score(logits: Tensor) -> Tensor:
-    """The model's confidence in each row, float32 [rows]: 0 for uniform logits, 1 for one token.
+    """Return the model's confidence in each row, float32 [rows]: 0 for uniform logits, 1 for one
+    token.
 
     It falls with entropy, and rises with the margin between the first two choices and with the
-    first one's probability. It is no probability of being right: nothing calibrates it. −∞ rules a
-    token out; a row without any possible token or with a NaN scores 0.
+    probability of the first. It is not a probability of being right, since nothing calibrates it.
+    −∞ excludes a token; a row without any possible token or with a NaN scores 0.
     """
     return score_of(confidence(logits))
 
 
 def score_of(found: Confidence) -> Tensor:
-    """``confidence_score`` from a ``Confidence``; float32 [rows], on its device."""
+    """Return ``confidence_score`` of a ``Confidence``, float32 [rows], on its device."""
     by_entropy, by_margin, by_mass = WEIGHTS
     score = by_entropy * (1.0 - found.entropy) + by_margin * -torch.expm1(-found.margin)
     return torch.nan_to_num(score + by_mass * found.top_mass, nan=0.0).clamp(0.0, 1.0)
@@ -81,7 +84,9 @@ Floats: TypeAlias = npt.NDArray[np.float32]
 
 
 def host_confidence(logits: Tensor) -> Confidence:
-    """The confidence of logits [rows, vocabulary] of at least two tokens, using one thread."""
+    """Return the confidence of logits [rows, vocabulary] of at least two tokens, using one
+    thread.
+    """
     below = np.empty(tuple(logits.shape), dtype=np.float32)
     for row, copy in zip(logits, torch.from_numpy(below), strict=True):
         for some, place in zip(row.split(_ALONE), copy.split(_ALONE), strict=True):

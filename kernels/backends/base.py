@@ -1,6 +1,6 @@
-"""The contract of back ends: modules whose functions have these signatures, and leave the same bits
-as ``reference``, which documents each. Block numbers, slots and Δ are int64 in host memory, unless
-a back end says otherwise; ``ops`` has checked them.
+"""The contract of back ends: modules with functions of these signatures, which produce the same
+bits as ``reference``, where each is documented. Block numbers, slots and Δ are int64 in host
+memory, unless a back end says otherwise; ``ops`` has checked them.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ class Backend(Protocol):
     """Moves the bytes of paged memories."""
 
     def prepare(self, cache: PagedKv, arena: PagedKv) -> None:
-        """Compile and measure what the first moves between the two would otherwise wait for; raises
-        BuildError.
+        """Compile and measure whatever the first moves between the two would otherwise wait for;
+        raises BuildError.
         """
 
     def copy_blocks(self, source: Blocks, target: Blocks) -> None:
@@ -31,7 +31,7 @@ class Backend(Protocol):
         """
 
     def splice(self, source: PagedKv, target: PagedKv, slots: SlotMap, rope: Rope) -> None:
-        """Copy tokens [T] to other slots [T]: K rotated by Δ [T], V as it is.
+        """Copy tokens [T] to other slots [T]: K rotated by Δ [T], V unchanged.
 
         Raises:
             LayoutError: The layouts hold different models, or this back end cannot address them.
@@ -53,14 +53,16 @@ class Observer(Protocol):
         self, cache: PagedKv, layer: int, queries: Tensor, block_table: Tensor, lengths: Tensor,
         scale: float,
     ) -> Tensor:  # fmt: skip
-        """The share of one layer's attention that each block gets; see ``attention``."""
+        """Return the share of one layer's attention for each block; see ``attention``."""
 
     def confidence(self, logits: Tensor) -> Confidence:
-        """Entropy, margin and top mass of each row of logits [rows, vocabulary]."""
+        """Return entropy, margin and top mass of each row of logits [rows, vocabulary]."""
 
 
 def block_keys(cache: PagedKv, layer: int, numbers: Tensor) -> Tensor:
-    """One layer's keys of blocks ``numbers``, int64 [n]: float32 [n, heads, tokens, dims]."""
+    """Return one layer's keys of blocks ``numbers``, int64 [n], as float32 [n, heads, tokens,
+    dims].
+    """
     # Blocks are taken by strides, all their tokens at once: an address per value would take a long
     # context several times as long.
     layout, key = cache.layout, cache.layout.key
@@ -83,9 +85,9 @@ def block_keys(cache: PagedKv, layer: int, numbers: Tensor) -> Tensor:
 def block_meanings(
     cache: PagedKv, layer: int, numbers: Tensor, places: Tensor, rope: Rope | None
 ) -> Tensor:
-    """The mean key of each block as it was before rotation, float32 [n, heads · dims].
+    """Return the mean key of each block before rotation, float32 [n, heads · dims].
 
-    Equal text therefore has nearly equal means wherever it stands.
+    So equal text has nearly equal means at any position.
 
     Args:
         numbers: int64 [n], blocks.

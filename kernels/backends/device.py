@@ -22,7 +22,7 @@ from .base import Confidence
 
 
 def prepare(cache: PagedKv, arena: PagedKv) -> None:
-    """Compile and measure what the first copies in both directions would wait for otherwise."""
+    """Compile and measure whatever the first copies in both directions would otherwise wait for."""
     index = device_of(cache, arena).index
     if cache.layout.dtype == arena.layout.dtype:
         copy_table(index, True)
@@ -33,8 +33,8 @@ def prepare(cache: PagedKv, arena: PagedKv) -> None:
 
 
 def copy_blocks(source: Blocks, target: Blocks) -> None:
-    """Copy like ``reference.copy_blocks``, by the copy engine or a kernel, whichever was measured
-    faster. Raises LayoutError or TransferError.
+    """Copy as ``reference.copy_blocks`` does, by the copy engine or a kernel, whichever was
+    measured to be faster. Raises LayoutError or TransferError.
     """
     runs = block_runs(source, target)
     if not len(runs.sources):
@@ -63,7 +63,7 @@ def splice(source: PagedKv, target: PagedKv, slots: SlotMap, rope: Rope) -> None
 def attention_mass(
     cache: PagedKv, layer: int, queries: Tensor, block_table: Tensor, lengths: Tensor, scale: float
 ) -> Tensor:
-    """The share of one layer's attention that each block gets; see ``base.Observer``."""
+    """Return the share of one layer's attention for each block; see ``base.Observer``."""
     device = str(device_of(cache))
     call, mass = attention_mass_call(cache, layer, queries, block_table, lengths, scale, device)
     run(call)

@@ -15,11 +15,11 @@ import torch
 from ..compilers import load_library
 from ..tensors import Tensor
 
-TILE = 256  # tokens looked at together; chosen: a tile of 8 heads of 64 dimensions stays in L2
+TILE = 256  # tokens processed together; chosen: a tile of 8 heads of 64 dimensions stays in L2
 
 
 class KvPart(NamedTuple):
-    """Consecutive tokens of a layer, stored alike; scales are those of int8 only, float32."""
+    """Consecutive tokens of a layer, stored alike; scales, float32, exist for int8 only."""
 
     keys: Tensor  # [batch, kv heads, tokens, dims], floating point or int8
     values: Tensor  # [batch, kv heads, tokens, value dims], of the same type
@@ -28,7 +28,7 @@ class KvPart(NamedTuple):
 
 
 class AttentionResult(NamedTuple):
-    """The output of attention, and the attention that each token got."""
+    """The output of attention, and the attention to each token."""
 
     output: Tensor  # [batch, query heads, queries, value dims], in the queries' type
     # float32 [batch, queries, tokens]: shares of a query's attention, averaged over heads.
@@ -44,7 +44,7 @@ def mixed_attention(
     scale: float,  # factor of the logits, usually dims ** -0.5
     tile: int = TILE,  # tokens per step
 ) -> AttentionResult:
-    """Softmax attention over the tokens of all parts, in order, by the online method."""
+    """Compute softmax attention over the tokens of all parts, in order, by the online method."""
     batch, heads, count, dims = queries.shape
     kv_heads = parts[0].keys.shape[1]
     grouped = queries.to(torch.float32).reshape(batch, kv_heads, -1, dims) * scale
@@ -64,7 +64,9 @@ def mixed_attention(
 
 
 def observed_mass(queries: Tensor, keys: Tensor, visible: Tensor | None, scale: float) -> Tensor:
-    """Only the mass of ``AttentionResult``, of keys [batch, kv heads, tokens, dims] in one part."""
+    """Return only the mass of ``AttentionResult``, for keys [batch, kv heads, tokens, dims] in one
+    part.
+    """
     batch, heads, count, dims = queries.shape
     grouped = queries.to(torch.float32).reshape(batch, keys.shape[1], -1, dims) * scale
     seen = (grouped @ keys.to(torch.float32).mT).reshape(batch, heads, count, -1)
@@ -116,12 +118,12 @@ class _Running:
 
 
 SOURCE: Final = Path(__file__).parents[1] / "cpu" / "mixed.cpp"
-# Sums may run in any order and products may be fused: equal to rounding is what is promised.
+# Sums may run in any order and products may be fused: results are equal up to rounding.
 OPTIONS: Final = [
     "-O3", "-march=native", "-fopenmp-simd", "-fno-math-errno", "-fno-trapping-math",
     "-mprefer-vector-width=512",
 ]  # fmt: skip
-# Below this many numbers read, a second thread costs more than it brings; chosen.
+# For fewer numbers read, a second thread costs more than it gains; chosen.
 PARALLEL_NUMBERS: Final = 1 << 20
 
 _POINTER, _NUMBER = ctypes.c_void_p, ctypes.c_int64
@@ -157,7 +159,9 @@ def library() -> ctypes.CDLL:
 
 
 def serves(queries: Tensor, parts: Sequence[KvPart]) -> bool:
-    """Whether compiled C++ can do it: one float32 query per head, and parts as stores hold."""
+    """Return whether compiled C++ can do it: one float32 query per head, and parts as stores hold
+    them.
+    """
     return (
         queries.shape[2] == 1
         and queries.device.type == "cpu"

@@ -18,7 +18,7 @@ from ..runs import block_runs, check_same_model, slot_runs
 
 SOURCE: Final = Path(__file__).parents[1] / "cpu" / "paged.cpp"
 OPTIONS: Final = ["-O3", "-march=native", "-ffp-contract=off"]
-PARALLEL_BYTES: Final = 4 << 20  # below this a second thread costs more than it brings; chosen
+PARALLEL_BYTES: Final = 4 << 20  # for less, a second thread costs more than it gains; chosen
 MOST_THREADS: Final = 2  # that turn keys; chosen: on two idle cores, a splice takes half as long
 _TYPES: Final = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, torch.int8: 3}
 

@@ -1,5 +1,5 @@
-"""Spill, load, splice and rotate in plain torch on any device; other back ends must equal it. Each
-operation uses the layout's address functions: layer by layer, all tokens at once.
+"""Spill, load, splice and rotate in plain torch on any device; other back ends must give equal
+results. Each operation uses the layout's address functions, layer by layer, all tokens at once.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32}
 
 
 def prepare(cache: PagedKv, arena: PagedKv) -> None:
-    """Do nothing: torch needs no preparation."""
+    """Does nothing: torch needs no preparation."""
 
 
 def copy_blocks(source: Blocks, target: Blocks) -> None:
@@ -38,7 +38,7 @@ def copy_blocks(source: Blocks, target: Blocks) -> None:
 
 
 def splice(source: PagedKv, target: PagedKv, slots: SlotMap, rope: Rope) -> None:
-    """Copy tokens to other positions: K rotated by Δ in fp32, V as it is.
+    """Copy tokens to other positions: K rotated by Δ in fp32, V unchanged.
 
     Where the dtypes differ, values are converted: int8 cells are dequantised when read and
     quantised when written. A token with Δ = 0 and equal dtypes is copied bit for bit.
@@ -57,7 +57,7 @@ def splice(source: PagedKv, target: PagedKv, slots: SlotMap, rope: Rope) -> None
 
 
 def read_plane(kv: PagedKv, plane: Plane, layer: int, slots: Tensor) -> Tensor:
-    """K or V of tokens in float32, dequantised; [T, heads, dims]."""
+    """Return K or V of tokens in float32, dequantised, [T, heads, dims]."""
     values = kv.memory[addresses(kv.layout, plane, layer, slots)]
     if plane.scale is None:
         return values.to(torch.float32)
@@ -106,7 +106,7 @@ def _copy_tokens(
 
 
 def addresses(layout: KvLayout, plane: Plane, layer: int, slots: Tensor) -> Tensor:
-    """Indices into the memory of tokens' K or V in one layer; int64 [T, heads, dims]."""
+    """Return indices into the memory of tokens' K or V in one layer, int64 [T, heads, dims]."""
     heads = torch.arange(layout.heads, device=slots.device)[None, :, None]
     dims = torch.arange(plane.dims, device=slots.device)[None, None, :]
     return layout.address(plane, layer, slots[:, None, None], heads, dims)

@@ -19,7 +19,7 @@ from ..rope import Pairing, Rope
 from ..runs import ByteRuns, check_same_model
 from ..tensors import Tensor
 
-# The arguments of each kernel stand in the order of its source. All but the numbers are addresses.
+# The arguments of each kernel are in the order of its source. All but the numbers are addresses.
 Int64: TypeAlias = ctypes.c_int64
 Arguments: TypeAlias = tuple[ctypes.c_int64 | ctypes.c_float, ...]
 
@@ -87,13 +87,13 @@ def number(value: int) -> Int64:
     return Int64(int(value))
 
 
-# Number types, widths of access and sizes go to the compiler as macros, so that a kernel has no
-# branch for what the host knows.
-WARP: Final = 32  # threads; of every GPU so far
+# Number types, access widths and sizes are passed to the compiler as macros, so that a kernel has
+# no branch for what the host knows.
+WARP: Final = 32  # threads per warp, on every GPU so far
 THREADS: Final = 256  # of a thread block at most, so that its registers fit; chosen
-STAGES: Final = 4  # cells or pieces that a warp has on their way; chosen
+STAGES: Final = 4  # cells or pieces that a warp has in flight; chosen
 PIECE: Final = 2048  # bytes of a piece of a run; chosen
-# What every kernel is compiled with: the sources state none of these numbers themselves.
+# Macros of every kernel; the sources contain none of these numbers themselves.
 COMMON_DEFINES: Final = (
     f"WARP={WARP}", f"MOST_THREADS={THREADS}", f"STAGES={STAGES}", f"PIECE={PIECE}",
 )  # fmt: skip
@@ -128,7 +128,9 @@ def _turned_at_once(rope: Rope, each: int) -> tuple[int, int]:
 
 
 def mass_defines(cache: PagedKv) -> tuple[str, ...]:
-    """The macros of ``attention_mass``, for the widest access with which every key can be read."""
+    """Return the macros of ``attention_mass``, for the widest access with which every key can be
+    read.
+    """
     size = cache.layout.key.dims * cache.layout.itemsize
     width = at_least_4(math.gcd(fetch_width(cache), size), cache.layout.name)
     source = f"SOURCE_T={CXX_TYPES[cache.layout.dtype]}"
@@ -136,13 +138,15 @@ def mass_defines(cache: PagedKv) -> tuple[str, ...]:
 
 
 def confidence_defines(logits: Tensor) -> tuple[str, ...]:
-    """The macros of ``confidence``, for the widest access that the rows' alignment allows."""
+    """Return the macros of ``confidence``, for the widest access that the rows' alignment
+    allows.
+    """
     width = math.gcd(16, logits.data_ptr(), logits.stride(0) * logits.itemsize)
     return (f"SOURCE_T={CXX_TYPES[logits.dtype]}", f"BYTES={width}", *COMMON_DEFINES)
 
 
 def fetch_width(kv: PagedKv) -> int:
-    """The bytes of the widest access with which every cell can be read whole."""
+    """Return the bytes of the widest access with which every cell can be read whole."""
     layout, size = kv.layout, kv.layout.itemsize
     strides = (layout.layer_stride, layout.block_stride, layout.head_stride, layout.cell)
     width = math.gcd(
@@ -155,7 +159,7 @@ def fetch_width(kv: PagedKv) -> int:
 
 
 def row_width(kv: PagedKv) -> int:
-    """The bytes of the widest access with which K and V can each be read or written."""
+    """Return the bytes of the widest access with which K and V can each be read or written."""
     size, rows = kv.layout.itemsize, (kv.layout.key.dims, kv.layout.value.dims)
     base = kv.layout.value.base
     return at_least_4(
@@ -164,7 +168,9 @@ def row_width(kv: PagedKv) -> int:
 
 
 def at_least_4(width: int, name: str) -> int:
-    """``width``, the widest access in bytes; raises ``LayoutError`` if kernels lack it."""
+    """Return ``width``, the widest access in bytes; raises ``LayoutError`` if no kernel supports
+    it.
+    """
     if width < 4:
         raise LayoutError(f"{name}: cells are aligned to {width} bytes; kernels need 4")
     return width
@@ -174,7 +180,9 @@ _ALIGNMENT: Final = 16  # bytes: the widest access of a kernel
 
 
 def uploaded(tensors: Iterable[Tensor], device: str) -> tuple[Tensor, ...]:
-    """The tensors contiguous on ``device``; those in host memory travel in one pinned buffer."""
+    """Return the tensors contiguous on ``device``; those in host memory are copied in one pinned
+    buffer.
+    """
     # A copy from pageable memory would first wait for all earlier work of the stream. torch's cache
     # of pinned memory keeps the buffer until the copy is over.
     tensors = [tensor.contiguous() for tensor in tensors]
@@ -196,20 +204,20 @@ def _part(packed: Tensor, start: int, like: Tensor) -> Tensor:
     return part.view(like.dtype).view(like.shape)
 
 
-# Bytes of shared memory that a thread block has without an attribute of its kernel: from the CUDA
-# C++ Programming Guide.
+# Bytes of shared memory that a thread block has without a kernel attribute, from the CUDA C++
+# Programming Guide.
 SHARED_LIMIT: Final = 48 << 10
 COUNT_LIMIT: Final = 1 << 31
 DEFAULT_GRID: Final = 32  # few thread blocks saturate the bus; the rest of the GPU computes; chosen
-RESIDENT_GRID: Final = 128  # the GPU's own memory wants many; chosen
-_READERS: Final = 256  # threads of a thread block that reads attention or logits; chosen
+RESIDENT_GRID: Final = 128  # for the GPU's own memory, which needs many; chosen
+_READERS: Final = 256  # threads per thread block that reads attention or logits; chosen
 _FLOAT: Final = 4  # bytes
-_SEEN: Final = 4 * _FLOAT  # bytes that a thread of ``confidence`` has in shared memory
+_SEEN: Final = 4 * _FLOAT  # bytes of shared memory per thread of ``confidence``
 
 
 @dataclass(frozen=True)
 class KernelCall:
-    """A launch."""
+    """A launch of a kernel."""
 
     kernel: str
     defines: tuple[str, ...]  # macros, as `-D` takes them
@@ -217,11 +225,13 @@ class KernelCall:
     threads: int
     shared: int
     args: Arguments  # in the kernel's order
-    held: tuple[Tensor, ...]  # that the arguments point into
+    held: tuple[Tensor, ...]  # tensors that the arguments point into
 
     @property
     def shared_to_ask_for(self) -> int:
-        """Bytes that the kernel's attribute must allow before this launch; 0 if none are needed."""
+        """Return the bytes that the kernel's attribute must allow before this launch; 0 if none are
+        needed.
+        """
         return self.shared if self.shared > SHARED_LIMIT else 0
 
 
@@ -268,7 +278,7 @@ def _ring(layout: KvLayout) -> tuple[int, int]:
 def runs_call(
     source: PagedKv, target: PagedKv, runs: ByteRuns, grid: int = DEFAULT_GRID, device: str = "cpu"
 ) -> KernelCall:
-    """Copies of ``runs`` as a launch of ``copy_runs``; raises LayoutError or SlotError."""
+    """Return copies of ``runs`` as a launch of ``copy_runs``; raises LayoutError or SlotError."""
     starts = [torch.from_numpy(part) for part in (runs.sources, runs.targets)]
     _check_count(len(runs.sources) * -(-runs.size // PIECE), "pieces of runs")
     width = math.gcd(
@@ -299,7 +309,7 @@ def attention_mass_call(
     cache: PagedKv, layer: int, queries: Tensor, block_table: Tensor, lengths: Tensor,
     scale: float, device: str = "cpu",
 ) -> tuple[KernelCall, Tensor]:  # fmt: skip
-    """``attention.attention_mass`` per query head as a launch, and its result [S, heads,
+    """Return ``attention.attention_mass`` per query head as a launch, and its result [S, heads,
     blocks].
     """
     samples, heads, _ = queries.shape
@@ -323,7 +333,7 @@ def attention_mass_call(
 
 
 def confidence_call(logits: Tensor) -> tuple[KernelCall, Tensor]:
-    """``attention.confidence`` as a launch, and its result [rows, 3]."""
+    """Return ``attention.confidence`` as a launch, and its result [rows, 3]."""
     rows, vocabulary = logits.shape
     out = torch.empty(rows, 3, dtype=torch.float32, device=logits.device)
     args = ConfidenceArguments(
@@ -340,7 +350,9 @@ def confidence_call(logits: Tensor) -> tuple[KernelCall, Tensor]:
 
 
 def cell_layout(layout: KvLayout) -> Tensor:
-    """A layout as ``Layout`` in common.cuh reads it: int64 [13], in bytes; raises LayoutError."""
+    """Return a layout as ``Layout`` in common.cuh reads it: int64 [13], in bytes; raises
+    LayoutError.
+    """
     if layout.interleaved:
         raise LayoutError(f"{layout.name}: tokens interleave; its kernels are those of the CPU")
     size = layout.itemsize

@@ -1,6 +1,6 @@
 """Copies runs of bytes by the GPU's copy engines in one driver call, ``cuMemcpyBatchAsync`` (CUDA
-12.8 and later); it is called through its pointer with numpy arrays, because the Python binding
-would make an object of every address. Where the driver lacks or refuses it, each run is a
+12.8 and later). It is called through its pointer with numpy arrays, because the Python binding
+would create an object per address. If the driver lacks or refuses it, each run is a
 ``cuMemcpyAsync``.
 """
 
@@ -57,7 +57,7 @@ class CopyEngine:
 
 @functools.cache
 def copy_engine() -> CopyEngine:
-    """This process's copy engine; raises BuildError or TransferError."""
+    """Return this process's copy engine; raises BuildError or TransferError."""
     single = _function("cuMemcpyAsync", 12000, SINGLE)
     if single is None:
         raise TransferError("the GPU's driver has no cuMemcpyAsync: it cannot be used")
@@ -67,7 +67,9 @@ def copy_engine() -> CopyEngine:
 
 
 def batched(function: Function | None, extra: tuple[None, ...]) -> Batch | None:
-    """``cuMemcpyBatchAsync`` on numpy arrays; ``extra`` is what CUDA 12 has before the stream."""
+    """Return ``cuMemcpyBatchAsync`` on numpy arrays; ``extra`` are CUDA 12's arguments before the
+    stream.
+    """
     if not function:
         return None
 

@@ -32,7 +32,7 @@ def run(call: KernelCall) -> None:
 
 @contextlib.contextmanager
 def bound(device: torch.device) -> Iterator[int]:
-    """Make the device current for torch and driver, also in a thread that is new to CUDA."""
+    """Make the device current for torch and driver, even in a thread that is new to CUDA."""
     try:
         from cuda.core import Device
     except ImportError as error:
@@ -44,8 +44,8 @@ def bound(device: torch.device) -> Iterator[int]:
 
 @contextlib.contextmanager
 def batch_stream() -> Iterator[int]:
-    """The current stream's handle; if that is the default one, which batches refuse, a side
-    stream's.
+    """Yield the current stream's handle, or a side stream's if the current one is the default,
+    which batches refuse.
     """
     current = torch.cuda.current_stream()
     if current.cuda_stream:
@@ -66,7 +66,7 @@ def side_stream(index: int) -> torch.cuda.Stream:
 
 @functools.cache
 def loaded_kernel(name: str, defines: tuple[str, ...], shared: int, index: int) -> Kernel:
-    """A kernel, compiled for a device's architecture and loaded once per process and device.
+    """Return a kernel compiled for a device's architecture, loaded once per process and device.
     Raises BuildError or TransferError.
     """
     from cuda.core import ObjectCode

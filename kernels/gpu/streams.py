@@ -5,7 +5,7 @@
     ticket = transfer.run(fence, move)     # any thread: queued on the side, returns at once
     ticket.done()                          # polls; only then read, match or free what was moved
 
-On the CPU a move is over when ``run`` returns, and every ticket is done.
+On the CPU a move is complete when ``run`` returns, and every ticket is done.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from typing import Final, NamedTuple
 
 import torch
 
-_FIRST: Final = -1  # CUDA's priority of work that goes before the ordinary, 0
+_FIRST: Final = -1  # CUDA's priority above the ordinary one, 0
 
 
 class Fence(NamedTuple):
-    """A point in one stream's work; a move after it sees all that came before."""
+    """A point in one stream's work; a move after it sees all earlier work."""
 
-    event: torch.cuda.Event | None  # None: there is nothing to wait for
+    event: torch.cuda.Event | None  # None: nothing to wait for
 
 
 def mark(device: torch.device) -> Fence:
-    """Mark what the caller's current stream on ``device`` was given so far, without waiting. Call
-    it on the engine's thread: each thread has a current stream of its own.
+    """Mark the work queued so far on the caller's current stream of ``device``, without waiting.
+    Must be called on the engine's thread, since each thread has its own current stream.
     """
     if device.type != "cuda":
         return Fence(None)
@@ -45,16 +45,16 @@ class Ticket:
         self._start, self._end, self._seconds = start, end, seconds
 
     def done(self) -> bool:
-        """Whether the move is over; never waits."""
+        """Return whether the move is complete; never waits."""
         return self._end is None or bool(self._end.query())
 
     def wait(self) -> None:
-        """Sleep until the move is over; not for the engine's thread."""
+        """Sleep until the move is complete; not for the engine's thread."""
         if self._end is not None:
             self._end.synchronize()
 
     def seconds(self) -> float:
-        """How long a finished move took, without the wait for its fence and earlier moves."""
+        """Return how long a finished move took, without waiting for its fence and earlier moves."""
         if self._start is None:
             return self._seconds
         return float(self._start.elapsed_time(self._end)) / 1e3
@@ -70,15 +70,15 @@ class TransferStream:
         self._stream = torch.cuda.Stream(device, priority) if device.type == "cuda" else None
 
     def bind_thread(self) -> None:
-        """Make the device current for the calling thread, which works for this stream alone."""
+        """Make the device current for the calling thread, which must work for this stream only."""
         # A new thread's device is the first GPU: any question there, even whether a move is over,
         # would take some hundred MiB of that GPU's memory for each process of the other GPUs.
         if self._stream is not None:
             torch.cuda.set_device(self._stream.device)
 
     def run(self, fence: Fence, operation: Callable[[], None]) -> Ticket:
-        """Queue ``operation``'s work, to begin when the fence is passed. What ``operation`` raises
-        is raised once its earlier work is over, so that its memory may be reused.
+        """Queue ``operation``'s work, to start when the fence is passed. An exception of
+        ``operation`` is raised once its earlier work is complete, so that its memory may be reused.
         """
         if self._stream is None:
             began = time.perf_counter()

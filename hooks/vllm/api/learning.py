@@ -471,7 +471,7 @@ def _told(learn: Callable[[], BorderTable | EndMarks | None], nothing: str, some
 
 _ARGUMENTS_BEGIN: Final = re.compile(r"[\[({]?\s*[\"']?\s*$")
 _ARGUMENTS_END: Final = "\"'," + BRACKETS
-"""What may stand at the end of arguments, and before the mark that closes their call."""
+"""Characters that may end a call's arguments, before the mark that closes the call."""
 
 
 def learn_marks(config: VllmConfig, chat_template: str | None = None) -> EndMarks | None:

@@ -189,10 +189,11 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 _ASK_S: Final = 1.0  # between questions about one request; chosen
 _LEAST_NAME: Final = 16
-"""Characters of an ``X-Request-Id`` below which it may be part of another's; chosen."""
+"""Characters of an ``X-Request-Id`` below which no request is refused: the id may be a part of
+another one. Chosen."""
 _END_S: Final = 5.0  # for vLLM to abort a request whose client has gone; chosen
 _HEADER: Final = b"x-request-id"
-_REFUSED: Final = prometheus_client.Counter(  # one of vLLM's own metrics, on its /metrics
+_REFUSED: Final = prometheus_client.Counter(  # shown with vLLM's own, on its /metrics
     "kvgraph_refused_requests", "Requests answered 429 since they were held for too long"
 )
 

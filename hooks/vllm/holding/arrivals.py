@@ -20,8 +20,8 @@ _MOST_SESSIONS: Final = 65_536  # remembered; the one idle longest is forgotten 
 _MOST_AT_ONCE: Final = 8  # requests of one session; a name with more is shared by several. Chosen
 _SHARE: Final = 1 / 256  # weight of the newest request in the running share of known names; chosen
 _TRUSTED: Final = 0.25
-"""If fewer requests than this share carry a name that was seen before, names are taken for request
-ids and not trusted. A session of two requests gives 0.5. Chosen."""
+"""If a smaller share of requests has a name that was seen before, names are taken for request ids
+and not trusted. A session of two requests gives 0.5. Chosen."""
 _MOST_CONTEXTS: Final = 4  # remembered per name: a session's own, and its subagents'. Chosen
 
 

@@ -133,7 +133,7 @@ def _bound(original: Method) -> Method:
 # ``IdleWriter``: writes blocks to disk an hour after their request, even if nothing evicts them.
 
 IDLE_S: Final = 3600.0
-"""Seconds after which the blocks that a request computed are written; chosen."""
+"""Seconds after a request's end at which its computed blocks are written; chosen."""
 _MOST: Final = 262_144  # blocks remembered, some 20 MiB; beyond, the oldest are written now; chosen
 _AT_ONCE: Final = 32  # blocks; half of what may be on its way to the disk; chosen
 _COPIED_S: Final = 1.0  # by then, copies that were started exist, or never will; chosen

@@ -339,10 +339,10 @@ export interface components {
     schemas: {
         /**
          * AdmissionView
-         * @description Whom an engine holds until there is room, and held since its start.
+         * @description The requests that an engine holds until there is room, and has held since its start.
          *
          *     Attributes:
-         *         facts: In words, by their names, in the order in which to show them.
+         *         facts: Names of facts and their texts, in the order in which to show them.
          *         ends: Only reasons that occurred.
          */
         AdmissionView: {
@@ -355,10 +355,10 @@ export interface components {
         };
         /**
          * AdviceAge
-         * @description How old the advice is that an engine has, and who made it.
+         * @description The age of an engine's latest advice, and the policy that made it.
          *
          *     Attributes:
-         *         ranked_by: The policy's name, or ``lru`` where the guard lets the engine keep its order.
+         *         ranked_by: The policy's name, or ``lru`` if the guard lets the engine keep its order.
          */
         AdviceAge: {
             /** Engine */
@@ -372,13 +372,13 @@ export interface components {
         };
         /**
          * AttendedBlock
-         * @description One block that gets attention.
+         * @description One block with its sampled attention.
          *
          *     Attributes:
          *         session: The session that used it last; None if unknown.
-         *         identity: The segment that it is part of, where a request named it.
-         *         attention: A running mean of its share of the attention in the samples that it was in.
-         *         importance: From 0 to 1; much attention raises it where no request stated it.
+         *         identity: The segment that it belongs to, if a request named it.
+         *         attention: Running mean of its share of the attention in the samples that included it.
+         *         importance: From 0 to 1; much attention raises it if no request stated it.
          *         in_pool: Whether an engine's pool holds it.
          */
         AttendedBlock: {
@@ -399,7 +399,7 @@ export interface components {
         };
         /**
          * BlockCounts
-         * @description Full blocks of one prompt by where they came from; they add up to ``asked``.
+         * @description Full blocks of one prompt by their source; they add up to ``asked``.
          */
         BlockCounts: {
             /** Asked */
@@ -417,7 +417,8 @@ export interface components {
         };
         /**
          * BlockView
-         * @description One block: ``explain`` is what ``/blocks/KEY/explain`` says; history, the newest first.
+         * @description One block: ``explain`` is the content of ``/blocks/KEY/explain``; history, the newest
+         *     first.
          */
         BlockView: {
             /** At */
@@ -433,11 +434,11 @@ export interface components {
         };
         /**
          * CacheNoted
-         * @description Whether reported steps were taken.
+         * @description Whether reported steps were accepted.
          *
          *     Attributes:
-         *         taken: False: another start of a run of this name still reports.
-         *         steps: How many steps of the run are remembered.
+         *         taken: False: another start of a run of this name is still reporting.
+         *         steps: How many steps of the run are stored.
          */
         CacheNoted: {
             /** At */
@@ -452,16 +453,15 @@ export interface components {
          * @description Steps of one run, the oldest first, in columns of one length.
          *
          *     Attributes:
-         *         run: Its name.
-         *         started: When reporting of the run began, in Unix seconds. Another start replaces the run of
-         *             this name, unless that one reported within the last seconds.
+         *         run: The run's name.
+         *         started: When reporting of the run began, in Unix seconds. A different start replaces the
+         *             run of this name, unless that run reported within the last seconds.
          *         first: The number of the first of these steps, counted from that start.
-         *         low, high: Tokens of a layer that are kept while the model is confident, and while it is
-         *             not.
-         *         at: When each step was, in Unix seconds.
-         *         confidence: From 0 to 1; of a batch, the mean.
-         *         budget: Tokens that a layer of mean depth may keep; of a batch, the mean.
-         *         held: Tokens of a layer after the step; the mean over layers.
+         *         low, high: Tokens per layer that are kept while the model is confident, and while it is not.
+         *         at: Time of each step, in Unix seconds.
+         *         confidence: From 0 to 1; for a batch, the mean.
+         *         budget: Tokens that a layer of average depth may keep; for a batch, the mean.
+         *         held: Tokens per layer after the step, averaged over layers.
          */
         CacheSteps: {
             /** Run */
@@ -488,7 +488,7 @@ export interface components {
          * @description The latest steps of the latest runs.
          *
          *     Attributes:
-         *         runs: The latest to report first.
+         *         runs: The run that reported last comes first.
          */
         Caches: {
             /** At */
@@ -498,17 +498,17 @@ export interface components {
         };
         /**
          * EngineView
-         * @description One engine; ``status`` is its entry of ``/status``, whose keys are told there.
+         * @description One engine; ``status`` is its entry in ``/status``, with the keys described there.
          *
          *     Attributes:
          *         state: ``synced``, ``resyncing``, ``waiting``, ``replaying``, ``partial``, ``degraded``.
-         *         summary: One sentence: what it is doing, and what is wrong with it if anything is.
-         *         ranked_by: The policy's name, or ``lru`` where the engine keeps its own order.
-         *         guard: How the policy does beside LRU, in a few words; or that nobody compares them.
-         *         dropped: Events that never reached the sidecar; None where it never said.
-         *         hit_share: Of prompt tokens, found, since the sidecar's start; None before any.
+         *         summary: One sentence: what the engine is doing, and any problem.
+         *         ranked_by: The policy's name, or ``lru`` if the engine keeps its own order.
+         *         guard: How the policy compares with LRU, in a few words; or that nothing compares them.
+         *         dropped: Events that never reached the sidecar; None if the engine never reported it.
+         *         hit_share: Share of prompt tokens found, since the sidecar's start; None before any.
          *         prefetch_useful: Share of prefetched blocks that a request then found; None before any.
-         *         admission: Whom it holds until there is room; None where it never held anybody.
+         *         admission: The requests that it holds until there is room; None if it never held any.
          */
         EngineView: {
             /** Id */
@@ -574,20 +574,20 @@ export interface components {
          * @description One block that left an engine's pool.
          *
          *     Attributes:
-         *         id: Its place in the engine's log.
-         *         rule: What decided it: ``policy``, ``superseded``, ``session_over``, ``protected_layer``,
-         *             ``protected_share`` (its layer is protected only up to a share), ``lru`` (the engine's
-         *             own order held), ``unranked`` (the ranking did not name it).
+         *         id: Its number in the engine's log.
+         *         rule: The rule that decided it: ``policy``, ``superseded``, ``session_over``,
+         *             ``protected_layer``, ``protected_share`` (its layer is protected only up to a share),
+         *             ``lru`` (the engine's own order), ``unranked`` (not in the ranking).
          *         sentence: The same in words.
-         *         ranking: The ranking in force, by its epoch; None without one.
-         *         place: Blocks before it in that ranking; None if the ranking did not name it.
-         *         terms: What its score was made of when it was ranked; None where the ranking did not decide,
-         *             or named it further back than terms are kept, or it left too long ago.
-         *         layer, importance, hits, idle_s, shared: Its state then. ``hits`` stops at 255.
-         *         session: The session that used it last; None if that is forgotten.
+         *         ranking: Epoch of the ranking in force; None without one.
+         *         place: Number of blocks before it in that ranking; None if it was not in the ranking.
+         *         terms: Terms of its score when it was ranked; None if the ranking did not decide, placed it
+         *             further back than terms are kept, or was made too long ago.
+         *         layer, importance, hits, idle_s, shared: The block's state then. ``hits`` stops at 255.
+         *         session: The session that used it last; None if unknown.
          *         session_state: The state of that session then.
          *         copied: ``warm``, ``cold``, ``warm and cold``, or ``none``.
-         *         wanted_after_s: Seconds after which a request wanted it again, within the window; None if
+         *         wanted_after_s: Seconds after which a request needed it again, within the window; None if
          *             none did.
          */
         EvictionView: {
@@ -636,14 +636,14 @@ export interface components {
          *
          *     Attributes:
          *         engines: All engines that have a log.
-         *         window_s: How long after its eviction a block counts as regretted.
+         *         window_s: Seconds within which a block must be requested again to count as regretted.
          *         rules: Totals of this engine since the start.
-         *         since: The eviction of the given mark: up to it, only those are listed that were wanted
-         *             again. None: all are listed.
-         *         mark: Pass it as ``after`` to get what follows; None before any eviction.
-         *         kept: How many evictions the log remembers.
+         *         since: The eviction of the given mark: up to it, only evictions whose block was requested
+         *             again are listed. None: all are listed.
+         *         mark: Pass it as ``after`` to get later evictions; None before any eviction.
+         *         kept: Number of evictions that the log stores.
          *         meanings: Meanings of the terms, in words.
-         *         protected_lost: Why protected blocks were evicted all the same, in words.
+         *         protected_lost: Why protected blocks were evicted anyway, in words.
          */
         Evictions: {
             /** At */
@@ -680,9 +680,9 @@ export interface components {
          * @description At most ``limit`` blocks, those used last, and at most three times as many edges.
          *
          *     Attributes:
-         *         version: Changes when the graph did; the ``ETag`` too, so that asking again is cheap.
-         *         blocks, edges: How many the graph has; more than are here where it was cut.
-         *         left_out: Edges between the blocks here that are not here, the weakest of their types.
+         *         version: Changes with the graph, as does the ``ETag``, so that repeated requests are cheap.
+         *         blocks, edges: Numbers in the graph, which exceed those here if the view was cut.
+         *         left_out: Edges between these blocks that were left out, the weakest of their types.
          */
         GraphView: {
             /** At */
@@ -706,11 +706,11 @@ export interface components {
         };
         /**
          * HoldEnd
-         * @description Requests that were held until there was room, by why they waited no longer.
+         * @description Requests that were held until there was room, by the reason of their release.
          *
          *     Attributes:
          *         reason: One of ``room``, ``bound``, ``idle``, ``open``, ``silence``, ``gone``, ``patience``.
-         *         until: What it means, in words.
+         *         until: The reason in words.
          */
         HoldEnd: {
             /** Reason */
@@ -722,10 +722,10 @@ export interface components {
         };
         /**
          * IntentReplies
-         * @description One reply for each wish, in their order.
+         * @description One reply for each intent, in order.
          *
          *     Attributes:
-         *         at: When it was true, in Unix seconds.
+         *         at: Time at which this was true, in Unix seconds.
          */
         IntentReplies: {
             /** At */
@@ -735,14 +735,14 @@ export interface components {
         };
         /**
          * IntentReply
-         * @description What became of a wish.
+         * @description The outcome of an intent.
          *
          *     Attributes:
-         *         answer: ``clipped``: to a bound, or to the blocks that there are; ``deferred``: it will be
-         *             done as room allows; ``missing``: there is nothing that it could be done to.
+         *         answer: ``clipped``: up to a bound, or for the known blocks; ``deferred``: it will be done
+         *             as room allows; ``missing``: nothing that it names is known.
          *         reason: The same in words.
-         *         blocks: To how many it was done, of those ``asked``.
-         *         seconds: How long it holds; None: there is no such time.
+         *         blocks: Number of blocks it was applied to, of ``asked``.
+         *         seconds: How long it lasts; None: no time limit.
          */
         IntentReply: {
             answer: components["schemas"]["Verdict"];
@@ -757,19 +757,19 @@ export interface components {
         };
         /**
          * IntentWish
-         * @description One wish. Of ``block``, ``session``, ``identity`` and ``memory_id`` it names exactly one.
+         * @description One intent. It names exactly one of ``block``, ``session``, ``identity`` and ``memory_id``.
          *
          *     Attributes:
-         *         kind: What is wanted; ``signal`` says what a session is doing, as a request may.
-         *         block: A key, in decimal digits or ``0x`` and hexadecimal ones: with all before it.
-         *         session: All that its last turn walked.
-         *         identity: The segments of this name; one block of them if it ends in that one's number, as
-         *             in ``name#0``.
-         *         memory_id: All that refers to this memory.
-         *         tenant: Whose; blocks and sessions of others are not touched.
-         *         seconds: How long a lease or an order to prefetch lasts; None: as long as it may.
-         *         importance: How much ``retain`` values blocks.
-         *         waiting_for_tool, expected_return_s, tool, session_ended: Of ``signal``.
+         *         kind: What to do; ``signal`` states what a session is doing, as a request may.
+         *         block: A key, in decimal or ``0x`` and hexadecimal digits: this block and all before it.
+         *         session: All blocks that its last turn walked.
+         *         identity: The segments of this name; or one block of them, given by its number, as in
+         *             ``name#0``.
+         *         memory_id: All blocks that refer to this memory.
+         *         tenant: Only this tenant's blocks and sessions are affected.
+         *         seconds: How long a lease or a prefetch order lasts; None: as long as allowed.
+         *         importance: The importance that ``retain`` sets.
+         *         waiting_for_tool, expected_return_s, tool, session_ended: Only for ``signal``.
          */
         IntentWish: {
             /**
@@ -808,7 +808,7 @@ export interface components {
         };
         /**
          * IntentWishes
-         * @description All wishes of one question; each is done and answered by itself, in their order.
+         * @description All intents of one call; they are applied and answered one by one, in order.
          */
         IntentWishes: {
             /** Intents */
@@ -819,7 +819,7 @@ export interface components {
          * @description Attention to the blocks of one source layer.
          *
          *     Attributes:
-         *         blocks: Blocks of the layer that were sampled.
+         *         blocks: Sampled blocks of the layer.
          *         attention: Their share of all sampled attention, from 0 to 1.
          */
         LayerAttention: {
@@ -832,10 +832,10 @@ export interface components {
         };
         /**
          * Links
-         * @description Edges, a column each. ``type`` is a place in ``Names.types``.
+         * @description Edges in columns. ``type`` is an index in ``Names.types``.
          *
-         *     A ``target`` from the number of nodes on is a memory: ``Names.memories[target - nodes]``.
-         *     Copies are no nodes (see ``Nodes.tiers``), nor is the root, so neither has edges here.
+         *     A ``target`` not below the number of nodes is a memory: ``Names.memories[target - nodes]``.
+         *     Copies are not nodes (see ``Nodes.tiers``), and neither is the root, so they have no edges here.
          */
         Links: {
             /** Source */
@@ -849,13 +849,13 @@ export interface components {
         };
         /**
          * Loss
-         * @description Blocks that were computed again, by who needed them.
+         * @description Blocks that were computed again, by the session that needed them.
          *
          *     Attributes:
-         *         multi_turn: Of the session itself: its next turn found less than the last one had left.
-         *         cross_session: Shared blocks, which another session had computed.
-         *         capacity_multi_turn: The pool size, in blocks, that would have kept nearly all of them, by
-         *             their reuse distances; None if none were lost.
+         *         multi_turn: Needed by the session itself: its next turn found less than its last one left.
+         *         cross_session: Shared blocks, computed before by another session.
+         *         capacity_multi_turn: The pool size, in blocks, that would have kept nearly all of the
+         *             former, by their reuse distances; None if none were lost.
          */
         Loss: {
             /** Multi Turn */
@@ -871,23 +871,22 @@ export interface components {
          * Miss
          * @description The first block that a prompt did not find, and why.
          *
-         *     The reason is decided at once, or within 2 s, once the engine has reported what that step
-         *     evicted.
+         *     The reason is known at once, or within 2 s, when the engine has reported that step's evictions.
          *
          *     Attributes:
-         *         index: Which block of the prompt it is, from 0.
+         *         index: Index of the block in the prompt, from 0.
          *         reason: One of ``never_seen``, ``diverged``, ``evicted``, ``other_engine``, ``load_slower``,
          *             ``copy_lost``, ``reset``, ``not_cacheable``, ``unknown``, ``other_salt``, ``in_store``,
          *             ``other_group``.
          *         sentence: The reason in words, with names, times and rules.
-         *         key: The block; None for one that has no key (a partial block).
+         *         key: The block's key; None if it has none (a partial block).
          *         token: For ``diverged``: index, from 0, of the first prompt token that differs from another
          *             recent prompt; None if the engine does not know both.
          *         session: The other session involved: the one that this prompt diverged from, or the block's
          *             last user.
          *         engine: For ``other_engine``: the engine that has the block.
-         *         eviction: The eviction's ``id`` in ``/v1/evictions`` of the request's engine; None where
-         *             none is known.
+         *         eviction: The eviction's ``id`` in ``/v1/evictions`` of the request's engine; None if
+         *             unknown.
          *         evicted_at: When it was evicted; None if it was not.
          */
         Miss: {
@@ -917,13 +916,13 @@ export interface components {
          * @description Misses by reason: totals, and over time in steps, the oldest first.
          *
          *     Attributes:
-         *         reasons: Every reason code, in the order in which to show them, and what it means.
-         *         requests: By reason: how many requests in each step.
-         *         blocks: By reason: how many blocks they computed in each step.
-         *         asked, found: Tokens of prompts in each step, and how many of them were found.
-         *         asked_blocks: Full blocks of prompts in each step, each of its own engine's size.
+         *         reasons: Every reason code, in the order in which to show them, with its meaning.
+         *         requests: By reason: number of requests in each step.
+         *         blocks: By reason: number of blocks that they computed in each step.
+         *         asked, found: Prompt tokens in each step, and how many of them were found.
+         *         asked_blocks: Full prompt blocks in each step, in the block size of each engine.
          *         evicted: Blocks that left a pool in each step.
-         *         wanted: Blocks that were wanted again in each step, within ten minutes after they had left.
+         *         wanted: Blocks requested again in each step, within ten minutes after their eviction.
          */
         Misses: {
             /** At */
@@ -962,12 +961,12 @@ export interface components {
         };
         /**
          * Moment
-         * @description Something that happened, in words.
+         * @description An event in a block's history, in words.
          *
          *     Attributes:
          *         what: ``turn``, ``pause``, ``eviction``, ``regret``, ``load``, ``prefetch`` or ``miss``.
-         *         request, eviction: The record in its log, where there is one.
-         *         blocks: How many it is about.
+         *         request, eviction: The record's id in its log, if there is one.
+         *         blocks: Number of blocks concerned.
          */
         Moment: {
             /** At */
@@ -1003,7 +1002,7 @@ export interface components {
         };
         /**
          * Names
-         * @description What the columns' numbers mean.
+         * @description The meanings of the columns' numbers.
          */
         Names: {
             /** Layers */
@@ -1023,18 +1022,18 @@ export interface components {
         };
         /**
          * Nodes
-         * @description Blocks, a column each and a place a block; places are what edges and ``parent`` name.
+         * @description Blocks in columns; ``parent`` and edges refer to blocks by their index.
          *
          *     Attributes:
-         *         parent: The block before it in its chain; -1: none, or it is not shown.
-         *         depth: Blocks before it in its chain.
-         *         layer, session, tenant, segment: Places in ``Names``; -1: none.
-         *         importance: 0 to 1, in hundredths.
+         *         parent: Index of the block before it in its chain; -1: none, or not shown.
+         *         depth: Number of blocks before it in its chain.
+         *         layer, session, tenant, segment: Indices in ``Names``; -1: none.
+         *         importance: From 0 to 1, in hundredths.
          *         tiers: Bits of all engines together: 1 pool, 2 warm, 4 cold; 0: remembered only.
-         *         engines: Bits of the engines whose pool holds it, by their places in ``Names``.
+         *         engines: Bits of the engines whose pools hold it, by their indices in ``Names``.
          *         flags: Bits: 1 superseded, 2 shared by several sessions.
-         *         hits: Requests that found it.
-         *         idle_s: Seconds since it was last used, whole.
+         *         hits: Number of requests that found it.
+         *         idle_s: Whole seconds since it was last used.
          */
         Nodes: {
             /** Key */
@@ -1070,7 +1069,7 @@ export interface components {
          *
          *     Attributes:
          *         text: One or two sentences: what is wrong and what to do about it.
-         *         engine: The engine that it is about; None: the sidecar itself.
+         *         engine: The engine concerned; None: the sidecar itself.
          *         view: The view of the page that shows more.
          */
         Notice: {
@@ -1091,11 +1090,11 @@ export interface components {
          * @description Everything on the first screen.
          *
          *     Attributes:
-         *         verdict: That of the longest window in which anything was asked.
+         *         verdict: The verdict of the longest window with any requests.
          *         windows: The last minute, ten minutes, hour and four hours; the newest first.
-         *         prefill_tokens_per_s: As engines measured it; None before that.
-         *         stale_s: With advice older than this an engine evicts as stock vLLM does.
-         *         rooms: Engines that hold requests until there is room, did so lately, or stopped since it
+         *         prefill_tokens_per_s: Measured by engines; None before that.
+         *         stale_s: With advice older than this, an engine evicts like stock vLLM.
+         *         rooms: Engines that hold requests until there is room, did recently, or stopped because it
          *             saved nothing.
          *         attention: Problems, the most serious first.
          */
@@ -1129,10 +1128,10 @@ export interface components {
          *     Attributes:
          *         blocks: The pool's size; None if the engine never reported it.
          *         layers: Cached blocks by source layer, all ten of them.
-         *         states: Cached blocks by what their session does: running, waiting_for_tool, idle, ended, or
-         *             none for blocks of no session.
-         *         protected: Cached blocks that are protected by their layer.
-         *         protection: What is protected whatever the scores, and what that costs, in words.
+         *         states: Cached blocks by the state of their session: running, waiting_for_tool, idle, ended,
+         *             or none for blocks without a session.
+         *         protected: Cached blocks protected by their layer.
+         *         protection: What is protected whatever the scores are, and its cost, in words.
          */
         PoolView: {
             /** Engine */
@@ -1182,15 +1181,16 @@ export interface components {
         };
         /**
          * RankingView
-         * @description The ranking that an engine has now, the next to go first.
+         * @description An engine's present ranking, in order of eviction.
          *
          *     Attributes:
-         *         ranked_by: The policy's name, or ``lru``: then ``order`` is what the engine does by itself.
+         *         ranked_by: The policy's name, or ``lru``: then ``order`` is the engine's own order.
          *         sentence: Who ranks and why, in words.
-         *         terms: The names of the terms that make a score.
-         *         meanings: What these terms mean, and the rules that bind some of these blocks, in words.
-         *         ranked: How many blocks the whole ranking has.
-         *         protected: How many go only when nothing else is left.
+         *         terms: The names of a score's terms.
+         *         meanings: Meanings of these terms, and of the rules that apply to some of these blocks, in
+         *             words.
+         *         ranked: Number of blocks in the whole ranking.
+         *         protected: Number of blocks evicted only if nothing else is left.
          */
         RankingView: {
             /** At */
@@ -1222,7 +1222,8 @@ export interface components {
         };
         /**
          * ReasonTotal
-         * @description One reason since the sidecar's start: requests, and the blocks that they computed for it.
+         * @description One reason since the sidecar's start: its requests, and the blocks that they computed for
+         *     it.
          */
         ReasonTotal: {
             /** Requests */
@@ -1235,8 +1236,8 @@ export interface components {
          * @description What would have made a request faster.
          *
          *     Attributes:
-         *         of: The part of its time that it shortens: ``wait``, ``prompt`` or ``answer``.
-         *         saves_s: Seconds that it saves at most; 0: nothing could save any; None: unknown.
+         *         of: The part of its time that this shortens: ``wait``, ``prompt`` or ``answer``.
+         *         saves_s: Most seconds that this saves; 0: nothing could save any; None: unknown.
          *         text: The remedy in words.
          */
         Remedy: {
@@ -1255,24 +1256,24 @@ export interface components {
          * @description One request as its engine first scheduled it.
          *
          *     Attributes:
-         *         id: Its place in the log.
-         *         request: The engine's id of it.
+         *         id: Its number in the log.
+         *         request: The engine's id for it.
          *         at: When it was first scheduled, in Unix seconds.
          *         waited_s: Seconds from its arrival until then; 0 if the engine does not report it.
-         *         wait: What it waited for; None where it hardly waited.
-         *         prompt_tokens: All of them, the partial block at the end included.
-         *         block_size: Tokens of a block.
+         *         wait: What it waited for; None if it hardly waited.
+         *         prompt_tokens: Tokens of the prompt, including a partial block at the end.
+         *         block_size: Tokens per block.
          *         again: How many of the computed blocks had been in this pool before.
          *         finished: Why it ended; ``end_not_heard`` if no end was reported, or not yet; None while it
          *             runs.
          *         is_awaited: Whether its end may still be reported: it runs, or its engine lost messages less
-         *             than ten minutes ago. Other requests do not change any more.
+         *             than ten minutes ago. Otherwise the request no longer changes.
          *         ended_at: When it ended, in Unix seconds; None while it runs, or if no end was reported.
          *         answer_tokens: Tokens of its answer; None while it runs.
          *         expected_pause_s: The pause after it that its session announced, in seconds.
          *         prompt_s: Seconds that its prompt took to compute, at the prefill rate that its engine
          *             measured; None while it runs, or without such a rate.
-         *         miss: Why no more was found; ``not_cacheable`` where nothing that can be found is missing.
+         *         miss: Why no more was found; ``not_cacheable`` if nothing is missing that could be found.
          *         remedies: What would have made it faster, the largest saving first.
          */
         RequestView: {
@@ -1360,16 +1361,16 @@ export interface components {
         };
         /**
          * RoomView
-         * @description Requests that one engine holds until there is room for their context, now and lately.
+         * @description Requests that one engine holds until there is room for their context, now and recently.
          *
          *     Attributes:
-         *         waiting: Requests that are held now.
-         *         oldest_s: How long the first of them has been held.
-         *         fitting: Sessions that fit; None before any advice.
-         *         live: Sessions that are live; None before any advice.
-         *         begun: Requests of the last ten minutes, as far as the log remembers, that had been held.
-         *         longest_s: The longest that one of these was held.
-         *         sentence: The same in words; also whether a limit was lifted since it saved nothing.
+         *         waiting: Number of requests held now.
+         *         oldest_s: How long the first of them has been held, in seconds.
+         *         fitting: Number of sessions that fit; None before any advice.
+         *         live: Number of live sessions; None before any advice.
+         *         begun: Requests of the last ten minutes, as far as logged, that had been held.
+         *         longest_s: Longest time for which one of these was held, in seconds.
+         *         sentence: The same in words; also whether a limit was lifted because it saved nothing.
          */
         RoomView: {
             /** Engine */
@@ -1401,14 +1402,14 @@ export interface components {
         };
         /**
          * Sampled
-         * @description Sampled attention and confidence; empty where no engine samples.
+         * @description Sampled attention and confidence; empty if no engine samples.
          *
          *     Attributes:
-         *         layers: In the order of the layers' authority, those that were sampled.
-         *         blocks: The most attended, most first.
-         *         sessions: The least sure first.
+         *         layers: The sampled layers, the most precious first.
+         *         blocks: The most attended blocks first.
+         *         sessions: The least confident first.
          *         confidence: The mean over all sampled sessions; None without any.
-         *         edges: How many edges samples made, by type.
+         *         edges: Number of edges made from samples, by type.
          */
         Sampled: {
             /** At */
@@ -1431,7 +1432,7 @@ export interface components {
          * @description The model's confidence in its answers to one session.
          *
          *     Attributes:
-         *         confidence: A running mean, from 0 to 1; no probability of being right.
+         *         confidence: Running mean, from 0 to 1; not a probability of being right.
          */
         SessionConfidence: {
             /** Session */
@@ -1445,14 +1446,14 @@ export interface components {
         };
         /**
          * SessionTimeline
-         * @description One session: ``explain`` is what ``/sessions/NAME/explain`` says.
+         * @description One session: ``explain`` is the content of ``/sessions/NAME/explain``.
          *
          *     ``moments`` are the newest first; ``turns`` the oldest first.
          *
          *     Attributes:
-         *         since: The request of the given mark: turns, moments and residency begin with it. None: they
+         *         since: The request of the given mark: turns, moments and residency start with it. None: they
          *             are complete.
-         *         mark: Pass it as ``after`` to get what follows; None while no turn is over.
+         *         mark: Pass it as ``after`` to get later data; None while no turn has ended.
          */
         SessionTimeline: {
             /** At */
@@ -1482,10 +1483,10 @@ export interface components {
          *         tokens: Tokens of its last prompt, and of the answer once that is known.
          *         pool, warm, cold: Blocks in each tier of any engine.
          *         engine: The engine of its last request.
-         *         chain: Blocks of its last request, from the prompt's start; 0 if they are unknown.
+         *         chain: Blocks of its last request, from the prompt's start; 0 if unknown.
          *         chain_pool: How many of these, from the start, are in that engine's pool.
-         *         chain_copied: How many are there or in that engine's tiers below.
-         *         chain_shared: How many are in a store that engines share.
+         *         chain_copied: How many of these, from the start, are there or in that engine's other tiers.
+         *         chain_shared: How many of these, from the start, are in a store that engines share.
          */
         SessionView: {
             /** Session */
@@ -1531,7 +1532,8 @@ export interface components {
         };
         /**
          * Sessions
-         * @description Sessions, those heard of last first; ``known`` is how many there are, ``states`` counts.
+         * @description Sessions, those active last first; ``known`` is their total number, ``states`` counts them by
+         *     state.
          */
         Sessions: {
             /** At */
@@ -1547,10 +1549,10 @@ export interface components {
         };
         /**
          * ShadowView
-         * @description What a pool would have found under another policy or size, from the same requests.
+         * @description What a pool would have found under another policy or size, for the same requests.
          *
          *     Attributes:
-         *         name: What it is called; ``ours`` is the live pool, ``belady`` the ceiling.
+         *         name: Its name; ``ours`` is the live pool, ``belady`` the upper bound.
          *         sentence: The same in words.
          *         policy: The policy that ranks there.
          *         capacity: Its size beside the live pool's: 1.0, 0.75, 1.25 or 2.0, or with tiers.
@@ -1590,7 +1592,7 @@ export interface components {
         };
         /**
          * Shadows
-         * @description Shadows of one engine, ``ours`` first.
+         * @description One engine's simulated pools, ``ours`` first.
          *
          *     Attributes:
          *         guard: Who ranks the engine's blocks and by how much, as its guard's own shadow says; None
@@ -1621,7 +1623,7 @@ export interface components {
         };
         /**
          * TierFill
-         * @description How full one tier of one engine is; bytes are one worker's.
+         * @description How full one tier of one engine is, in bytes of one worker.
          */
         TierFill: {
             /** Engine */
@@ -1637,7 +1639,7 @@ export interface components {
         };
         /**
          * TokenHistory
-         * @description The same over time, a column each, the oldest first; ``starts`` are the steps' beginnings.
+         * @description The same over time, in columns, the oldest first; ``starts`` are the starts of the steps.
          */
         TokenHistory: {
             /** Step S */
@@ -1661,18 +1663,19 @@ export interface components {
         };
         /**
          * TokenWindow
-         * @description Where the tokens of prompts came from, over the last ``seconds``.
+         * @description Where prompt tokens came from, over the last ``seconds``.
          *
          *     ``asked`` is the sum of pool, loaded, prefetched and computed.
          *
          *     Attributes:
-         *         pool: Found in an engine's pool, where requests had left them.
-         *         loaded: Brought back from a colder tier for a request that waited.
-         *         prefetched: Found in the pool because they were brought back before anyone asked.
-         *         lru: What stock LRU would have found in a pool as large; None without a shadow of LRU.
-         *         saved_s: Seconds of computing that cached tokens stand for, at the measured prefill rate;
-         *             None before one was measured.
-         *         saved_beside_lru_s: The part of these beyond what LRU would have saved; negative where LRU
+         *         pool: Found in an engine's pool, left there by earlier requests.
+         *         loaded: Loaded from a colder tier for a request that waited.
+         *         prefetched: Found in the pool because they were loaded before any request asked.
+         *         lru: What stock LRU would have found in a pool of the same size; None if it is not
+         *             simulated.
+         *         saved_s: Seconds of computation saved by cached tokens, at the measured prefill rate; None
+         *             before one was measured.
+         *         saved_beside_lru_s: The part of these beyond what LRU would have saved; negative if LRU
          *             would have saved more.
          *         verdict: One sentence: whether it is helping, and by how much.
          */
@@ -1706,11 +1709,10 @@ export interface components {
          *
          *     Attributes:
          *         waited_s: Seconds from its arrival until ``at``; 0 if the engine does not report it.
-         *         ended_at: None while it runs; its beginning, if no end was reported.
-         *         pause_s: Until the next turn arrived; None: there was none yet.
-         *         expected_pause_s: The pause that was expected when the turn ended; None if nobody announced
-         *             one.
-         *         found_blocks: Blocks of its prompt that it found.
+         *         ended_at: None while it runs; its start, if no end was reported.
+         *         pause_s: Seconds until the next turn arrived; None: there was none yet.
+         *         expected_pause_s: The pause expected when the turn ended; None if none was announced.
+         *         found_blocks: Blocks of its prompt that were found.
          */
         Turn: {
             /** Request */
@@ -1756,10 +1758,11 @@ export interface components {
          * @description What an engine did while a request waited for its turn there.
          *
          *     Attributes:
-         *         prompts: Prompts begun in that time.
+         *         prompts: Number of prompts started in that time.
          *         tokens: Tokens computed for these prompts; without any, for the last prompt begun before.
          *         again: How many of these tokens had been in the engine's pool before.
-         *         largest: The ``id`` of the request for which most was computed; None if nothing was.
+         *         largest: The ``id`` of the request for which most was computed; None if nothing was
+         *             computed.
          *         held_s: Seconds for which the request was held until there was room for its context; 0 if it
          *             was not held.
          *         until: Why it was released: ``room``, ``bound``, ``idle``, ``open``, ``silence`` or
@@ -1787,13 +1790,13 @@ export interface components {
         };
         /**
          * WeightChange
-         * @description What to change of the weights; what is not named stays.
+         * @description Changes to the weights; everything not named stays as it is.
          *
          *     Attributes:
-         *         score: Of [score], by name: the numbers that ``Weights.score`` has.
-         *         edge_types: Of [score.edge_types].
-         *         protected_layers: All of them; None: as they are.
-         *         policy: One of ``Weights.policies``, from the next start on; None: as it is.
+         *         score: Numbers of [score] by name, as in ``Weights.score``.
+         *         edge_types: Numbers of [score.edge_types] by name.
+         *         protected_layers: The complete new set; None: unchanged.
+         *         policy: One of ``Weights.policies``, used after the next start; None: unchanged.
          */
         WeightChange: {
             /** Score */
@@ -1811,14 +1814,14 @@ export interface components {
         };
         /**
          * WeightEffect
-         * @description What a change would do to an engine's ranking, before it is made.
+         * @description The effect that a change would have on an engine's ranking.
          *
          *     Attributes:
          *         sentence: The same in words.
-         *         looked_at: Blocks in both lists: those to go first.
-         *         entering: Of these: only after the change.
+         *         looked_at: Number of blocks in both lists of those evicted first.
+         *         entering: Of these, the number in the list only after the change.
          *         movers: The blocks that move furthest.
-         *         window: On the remembered requests; None where none are.
+         *         window: The effect on the remembered requests; None if there are none.
          */
         WeightEffect: {
             /** At */
@@ -1837,19 +1840,20 @@ export interface components {
         };
         /**
          * Weights
-         * @description What decides the ranking, as configured; keys are those of the configuration file.
+         * @description The configured weights and rules that decide the ranking, by their keys in the configuration
+         *     file.
          *
          *     Attributes:
-         *         policy, next_policy: The one that ranks, and the one that does from the next start on.
-         *         policies: All that there are.
+         *         policy, next_policy: The policy that ranks, and the one that will after the next start.
+         *         policies: All available policies.
          *         heeds: Which weights the ranking policy uses, in words; None for a custom policy.
          *         score: [score]'s numbers by name.
-         *         defaults: The same, as they are without configuration.
-         *         meanings: What each number is, and each type of edge, in words.
+         *         defaults: The numbers without any configuration.
+         *         meanings: The meaning of each number, and of each type of edge, in words.
          *         file: The file that changes are written to; None without one.
-         *         is_editable: Whether this sidecar writes changes; ``why_not`` says why it does not. They can
-         *             be previewed and tried in any case.
-         *         undoable: How many changes can be undone.
+         *         is_editable: Whether this sidecar writes changes; ``why_not`` gives the reason if not.
+         *             Changes can be previewed and tried in any case.
+         *         undoable: Number of changes that can be undone.
          */
         Weights: {
             /** At */
@@ -1899,12 +1903,12 @@ export interface components {
         };
         /**
          * WindowEffect
-         * @description The remembered requests, played again with every block's score as it is now.
+         * @description The remembered requests, replayed with every block's present score.
          *
          *     Attributes:
          *         sentence: The same in words.
-         *         requests, asked: Requests, and their blocks.
-         *         found_now, found_then: Blocks found with the present weights, and with the others.
+         *         requests, asked: Number of requests, and of their blocks.
+         *         found_now, found_then: Blocks found with the present weights, and with the changed ones.
          */
         WindowEffect: {
             /** Sentence */
