@@ -176,6 +176,14 @@ def test_a_session_whose_home_forgot_it_goes_where_it_displaces_least(
     assert (choice.engine, choice.reason) == (engine, reason)
 
 
+def test_a_session_that_its_home_forgot_displaces_nothing_of_its_own() -> None:
+    router = router_of(2)
+    came_back(router, "s", 0, 6000)
+    came_back(router, "other", 1, 1000)
+    choice = router.choose(RoutingRequest("s", 6100), holding(0, 0, lost=LOST))
+    assert (choice.engine, choice.reason) == (0, Reason.HOME)
+
+
 @pytest.mark.parametrize("tokens_per_s", [100.0, 10_000.0])
 def test_what_overload_is_depends_on_an_engines_speed(tokens_per_s: float) -> None:
     router, home = at_home(replace(SPEED, prefill_tokens_per_s=tokens_per_s))
