@@ -136,7 +136,7 @@ def test_whatever_a_child_prints_it_is_looked_after(
     child: Start, caplog: pytest.LogCaptureFixture
 ) -> None:
     odd = (
-        "import sys; sys.stdout.buffer.write(b'\\xff\\n[1, 2]\\n' + b'[' * 100_000 + b'\\n'); "
+        "import sys; sys.stdout.buffer.write(b'\\xff\\n[1, 2]\\n' + b'[' * 50_000 + b'\\n'); "
         "sys.stdout.flush()\n"
     )
     sidecar = child(odd + LIVES)

@@ -6,28 +6,21 @@ import random
 import time
 from typing import Any
 
-from one_engine import new_llm, run_program
+from one_engine import generate, new_llm, run_program
 
 LINKED_S = 3.0  # until what happens is heard
 
 
 def main(options: dict[str, Any]) -> dict[str, Any]:
     """Serve a long prompt, others, and one that leaves the first in its middle; options: model."""
-    from vllm import SamplingParams, TokensPrompt
-
     llm = new_llm(
-        options["model"],
-        max_model_len=1024,
-        blocks=48,
-        max_num_seqs=2,
-        max_num_batched_tokens=128,
+        options["model"], 48, 1024, max_num_seqs=2, max_num_batched_tokens=128,
         skip_tokenizer_init=True,
-    )
+    )  # fmt: skip
     time.sleep(LINKED_S)
-    sampling = SamplingParams(max_tokens=4, temperature=0, ignore_eos=True, detokenize=False)
 
     def serve(tokens: list[int]) -> tuple[list[int], int]:
-        (said,) = llm.generate(TokensPrompt(prompt_token_ids=tokens), sampling, use_tqdm=False)
+        said = generate(llm, tokens, 4, detokenize=False)
         return list(said.outputs[0].token_ids), said.num_cached_tokens or 0
 
     rng = random.Random(1)

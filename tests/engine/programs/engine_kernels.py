@@ -1,78 +1,25 @@
-"""One real vLLM engine whose cache our kernels read and write; prints one line ``RESULT {json}``.
+"""One real vLLM engine whose cache our kernels read; prints one line ``RESULT {json}``.
 Called as ``python -P engine_kernels.py OPTIONS_JSON``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
-from one_engine import BLOCK, new_llm, run_program
+from one_engine import BLOCK, generate, new_llm, run_program
 
 PROMPT = [3, *range(20, 20 + 5 * BLOCK)]
 
 
 def main(model: str, dtype: str) -> dict[str, Any]:
-    """Serve one prompt from a cache that is intact, spoiled, and warmed from the arena."""
-    import torch
-    from kvgraph.kernels import layout as lay
+    """Move a prompt's keys in the cache of an engine that computes in ``dtype``."""
     from kvgraph.kernels import layout_engines as engines
-    from kvgraph.kernels import ops
-    from kvgraph.kernels.layout import Blocks
 
     llm = new_llm(model, 40, dtype=dtype)
     views = _cache_views(llm)
-    blocks, _, tokens, cell = views[0].shape
+    _, _, tokens, cell = views[0].shape
     cache = engines.from_views(views, isa=engines.cpu_isa(views[0].dtype, tokens, cell // 2))
-    here = Blocks(cache, torch.arange(blocks))
-    there = Blocks(lay.new_memory(cache.layout.record(blocks)), here.numbers)
-
-    def spill() -> None:
-        ops.spill(here, there)
-
-    def load() -> None:
-        ops.load(there, here)
-
-    return {
-        **_served(llm, cache, spill, load),
-        "changed_bytes": _changed_bytes(cache, spill, load),
-        "spliced_equals_recomputed": _splice_error(llm, cache),
-    }
-
-
-def _served(
-    llm: Any, cache: Any, spill: Callable[[], None], load: Callable[[], None]
-) -> dict[str, Any]:
-    """What the engine answers from its own cache, from noise, and from what came back."""
-    _generate(llm, PROMPT)
-
-    def spoil() -> None:
-        spill()
-        cache.memory.normal_()
-
-    texts, cached = {}, {}
-    before = {"first again": lambda: None, "spoiled": spoil, "warmed": load}
-    for name, prepare in before.items():
-        prepare()
-        texts[name], cached[name] = _generate(llm, PROMPT)
-    return {"texts": texts, "cached": cached}
-
-
-def _changed_bytes(cache: Any, spill: Callable[[], None], load: Callable[[], None]) -> int:
-    """Bytes of the cache that are not what they were after a way to the arena and back."""
-    spill()
-    before = cache.memory.clone()
-    cache.memory.zero_()
-    load()
-    return int((cache.memory != before).sum())
-
-
-def _generate(llm: Any, prompt: list[int]) -> tuple[list[int], int]:
-    from vllm import SamplingParams, TokensPrompt
-
-    sampling = SamplingParams(max_tokens=16, temperature=0, ignore_eos=True)
-    out = llm.generate(TokensPrompt(prompt_token_ids=prompt), sampling, use_tqdm=False)[0]
-    return list(out.outputs[0].token_ids), out.num_cached_tokens or 0
+    return {"error": _splice_error(llm, cache)}
 
 
 def _splice_error(llm: Any, cache: Any) -> float:
@@ -100,7 +47,7 @@ def _slots_of(llm: Any, prompt: list[int]) -> Any:
     """Slots of a prompt's full blocks, read from the prefix cache after serving it."""
     import torch
 
-    _generate(llm, prompt)
+    generate(llm, prompt, 16)
     manager = llm.llm_engine.engine_core.engine_core.scheduler.kv_cache_manager
     pool = manager.block_pool
     ends = len(prompt) // BLOCK

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from one_engine import new_llm, run_program, user_connector, wait_for
+from one_engine import generate, new_llm, run_program, user_connector, wait_for
 
 HOT, ONCE = ("hot-a", "hot-b"), 4  # sessions that return each round, and prompts that never do
 
@@ -55,14 +55,9 @@ def workload(rounds: int) -> Iterator[Turn]:
 
 
 def _serve(llm: Any, turn: Turn) -> Any:
-    from vllm import SamplingParams, TokensPrompt
-
     session, prompt, tag = turn
     params = {"kvgraph": {"session": session, **tag}, "mine": True}
-    sampling = SamplingParams(
-        max_tokens=8, temperature=0, ignore_eos=True, extra_args={"kv_transfer_params": params}
-    )
-    return llm.generate(TokensPrompt(prompt_token_ids=prompt), sampling, use_tqdm=False)[0]
+    return generate(llm, prompt, 8, extra_args={"kv_transfer_params": params})
 
 
 def _state(llm: Any) -> dict[str, Any]:

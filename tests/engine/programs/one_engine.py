@@ -24,6 +24,23 @@ def new_llm(model: str, blocks: int, max_model_len: int = 512, **others: Any) ->
     return LLM(model, **{**fixed, **usual, **fields, **others})
 
 
+def sampling(tokens: int, tag: Any = None, **others: Any) -> Any:
+    """So many tokens of the likeliest; ``tag``: what the request says to us."""
+    from vllm import SamplingParams
+
+    said = {"extra_args": {"kv_transfer_params": {"kvgraph": tag}}} if tag is not None else {}
+    return SamplingParams(max_tokens=tokens, temperature=0, ignore_eos=True, **{**said, **others})
+
+
+def generate(llm: Any, prompt: list[int], tokens: int, tag: Any = None, **others: Any) -> Any:
+    """What vLLM answers to a prompt of token ids."""
+    from vllm import TokensPrompt
+
+    params = sampling(tokens, tag, **others)
+    (answer,) = llm.generate(TokensPrompt(prompt_token_ids=prompt), params, use_tqdm=False)
+    return answer
+
+
 def user_connector() -> Any:
     """A configuration with a connector of the user's, which counts its calls."""
     from vllm.config import KVTransferConfig

@@ -290,6 +290,15 @@ def test_a_prompt_that_another_engine_computed_is_not_held_where_prompts_are_fet
     assert hall.held == ([] if believed else [remote])
 
 
+def test_who_says_so_where_none_are_fetched_has_a_new_name_all_the_same(new_hall: NewHall) -> None:
+    hall = new_hall()
+    hall.serve(4, 1, session_id="a")
+    hall.shut()
+    said = {"do_remote_prefill": True}
+    new = hall.ask(4, 1, session_id="b", kv_transfer_params=said)
+    assert hall.held == [new], "though another session's prompt is here"
+
+
 def test_the_connectors_that_fetch_what_requests_name_are_vllms() -> None:
     """It fails when another of vLLM's connectors reads it: name it where the list is."""
     from kvgraph.hooks.vllm.scheduler import _FETCHERS
