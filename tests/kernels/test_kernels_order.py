@@ -100,21 +100,3 @@ def test_counts_that_outgrow_32_bits_are_refused() -> None:
     starts = np.zeros(3, np.int64)
     with pytest.raises(SlotError, match="pieces"):
         runs_call(kv, kv, ByteRuns(starts, starts, COUNT_LIMIT * 2048))
-
-
-def test_a_part_of_a_call_leaves_the_call_alone() -> None:
-    kv: Any = new_memory(gpu_layout("BLHNC", 1, 2, 1, 4, 32))
-    call = move_call(kv, kv, SlotMap(torch.arange(8), torch.arange(8), torch.ones(8).long()), ROPE)
-    before = [arg.value for arg in call.args]
-    other = PagedKv(kv.memory.clone(), kv.layout)
-    part = call.part(3, 2, source=other.memory)
-    assert [arg.value for arg in call.args] == before
-    assert part.args.source.value == other.memory.data_ptr()
-    assert call.part(3, 2, target=other.memory).args.target.value == other.memory.data_ptr()
-    assert part.args.tokens.value == 2
-    after = {"source", "tokens"}
-    for column in ("source_slots", "target_slots", "rows"):
-        assert getattr(part.args, column).value == getattr(call.args, column).value + 3 * 8
-        after.add(column)
-    same = set(part.args._fields) - after
-    assert all(getattr(part.args, name) is getattr(call.args, name) for name in same)
