@@ -157,6 +157,8 @@ class EventSubscriber:
         self._peers: dict[bytes, Peer] = {}
         self._by_engine: dict[str, Peer] = {}  # the same
         self._emptied_at: float | None = None  # when the socket was last read empty
+        # Silent engines by identity: since when, while others were still heard.
+        self._doubted: dict[bytes, float] = {}
         self.counters: Counter[str] = Counter()
         # Set under overload: resyncs wait, since a list of all blocks would cost more events.
         self.is_patient = False
@@ -200,8 +202,13 @@ class EventSubscriber:
         gone = [peer for peer in self._peers.values() if peer.last_seen <= oldest]
         # A process that got no CPU for a while may run this thread before the one that reads what
         # arrived from the wire.
+        doubted, self._doubted = self._doubted, {}
         if gone and self._socket.poll(_LAST_LOOK_MS):
-            return []
+            # Some engine may always be sending: what had arrived when one was first doubted has
+            # been read once the socket was drained after that.
+            now = self._clock()
+            self._doubted = {peer.identity: doubted.get(peer.identity, now) for peer in gone}
+            gone = [peer for peer in gone if self._doubted[peer.identity] < self._emptied_at]
         return self._forget(gone, "silent")
 
     def drop_disconnected(self, identities: set[bytes]) -> list[str]:

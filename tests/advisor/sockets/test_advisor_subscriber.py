@@ -227,6 +227,22 @@ def test_nobody_is_judged_silent_whose_messages_are_still_on_the_wire(
     assert bench.subscriber.peers[0].synced
 
 
+def test_a_silent_engine_is_forgotten_though_another_is_always_heard(bench: Bench) -> None:
+    quiet, lively = bench.greeted("quiet"), bench.greeted("lively")
+    bench.clock.now += 60
+    lost = list[str]()
+    for _ in range(3):
+        for _ in range(2):
+            lively.send(PRESSURE)
+            assert bench.router.poll(5000)
+        bench.receive(1)
+        bench.clock.now += 0.1
+        lively.send(PRESSURE)
+        assert bench.router.poll(5000)
+        lost += bench.subscriber.expire()
+    assert lost == [engine_id(quiet.identity)]
+
+
 def test_engines_beyond_the_capacity_are_refused_and_counted() -> None:
     with closing(Bench(f"inproc://capacity-{os.urandom(4).hex()}", capacity=2)) as bench:
         for _ in range(3):

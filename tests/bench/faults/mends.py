@@ -117,6 +117,7 @@ MENDS: Final = (
     Mend("what a load reads makes room last", "hooks/vllm/tiers/loader.py", "    directory.reads(hashes)\n", "", "tests/tiers/test_tiers_loading.py -k full_disk"),
     Mend("a full memory makes way for a chain on disk", "hooks/vllm/tiers/loader.py", "            self._ledger.make_way(hashes[:count])\n", "", "tests/tiers/test_tiers_loading.py -k chain_on_disk"),
     Mend("what is on the wire is a sign of life", "advisor/sockets/subscriber.py", "if gone and self._socket.poll(_LAST_LOOK_MS):", "if False:", f"{_SUBSCRIBER} -k on_the_wire"),
+    Mend("a silent engine is forgotten though others are heard", "advisor/sockets/subscriber.py", "gone = [peer for peer in gone if self._doubted[peer.identity] < self._emptied_at]", "gone = []", f"{_SUBSCRIBER} -k always_heard"),
     Mend("nothing makes way for who waits", "hooks/vllm/tiers/loader.py", " and self.load_victims.fit(count):  # else", ":  # else", "tests/tiers/test_tiers_loading.py -k has_to_wait"),
     Mend("what the disk has too makes way first", "hooks/tiers/ledger.py", "            oldest.sort(key=lambda copy: not directory.is_cold(copy.block_hash))\n", "", "tests/tiers/test_tiers_loading.py -k makes_way"),
     Mend("what a disk does not bring costs it alone", "hooks/tiers/lanes.py", "            reads.keys(),\n", "            all_of(job),\n", "tests/tiers/test_tiers_mover.py -k costs_nothing"),
