@@ -70,10 +70,8 @@ class Columns:
 
     @property
     def size(self) -> int:
-        """Rows below this have been used at some time; a further row is reset before its first
-        use.
-        """
-        raise NotImplementedError
+        """Rows that may have been used: all that there is room for, unless a table counts them."""
+        return len(getattr(self, next(iter(self._declared))))
 
     def columns_nbytes(self, size: int) -> int:
         """Return the bytes that the first ``size`` rows take in all columns; the system provides

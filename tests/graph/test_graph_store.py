@@ -137,10 +137,6 @@ class Shelf(Columns):
     width: Rows = column(np.int32, 7)
     label: Rows = column(np.int32, NO_ROW, rare=True)
 
-    @property
-    def size(self) -> int:
-        return len(self.width)
-
 
 def test_a_rare_column_takes_no_room_before_it_is_written() -> None:
     shelf = Shelf(4)
