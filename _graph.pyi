@@ -54,15 +54,15 @@ def find_chains(
     column: _Keys,
     alive: _Marks,
     depth: _Rows,
-    keys: _Keys,
-    counts: _Places,
+    chains: list[bytes],
+    salt: int,
     guesses: list[_Rows | None],
+    keys: _Keys,
     rows: _Rows,
-    bad: _Marks,
     /,
-) -> tuple[int, int]: ...
+) -> tuple[int, list[bool] | None]: ...
 def lay(
-    blocks: BlockTable, rows: _Rows, new: _Marks, counts: _Places, now: float, /
+    blocks: BlockTable, rows: _Rows, new: _Marks | None, counts: list[int], now: float, /
 ) -> _Unlinked | None: ...
 def extend(
     blocks: BlockTable, rows: _Rows, new: _Marks, follows: bytes, counts: _Places, /

@@ -84,32 +84,42 @@ private:
     bool zero_ = false;  // a key
 };
 
-// find_chains(slots, key column, alive, depth, keys, counts, guesses, rows out, bad out) -> (how many
-// keys are not known, how many chains have a key twice). Chain after chain, each with the rows where its
-// first keys may be, or None: else each key is looked for behind the one before it. Of a key that is not
-// known the row is NO_ROW.
+// find_chains(slots, key column, alive, depth, chains, salt, guesses, keys out, rows out) -> (how many keys are not
+// known, for each chain whether it has a key twice, or None if none has). Of each chain its keys as on the wire, and
+// the rows where the first of them may be, or None: else each key is looked for behind the one before it. Of a key
+// that is not known the row is NO_ROW.
 inline PyObject* find_chains(Arguments with, Py_ssize_t count) {
     expect(count, 9);
     Array<int32_t> slots(with[0]);
     Array<const uint64_t> column(with[1]);
     Array<const uint8_t> alive(with[2]);
     Array<const int32_t> depth(with[3]);
-    Array<const uint64_t> keys(with[4]);
-    Array<const int64_t> counts(with[5]);
-    if (!PyList_Check(with[6])) raise_type_error("expected a list of guesses");
-    Array<int32_t> rows(with[7]);
-    Array<uint8_t> bad(with[8]);
+    if (!PyList_Check(with[4]) || !PyList_Check(with[6])) raise_type_error("expected lists of chains and guesses");
+    uint64_t salt = PyLong_AsUnsignedLongLong(with[5]);
+    if (PyErr_Occurred()) throw Raised{};
+    Array<uint64_t> keys(with[7]);
+    Array<int32_t> rows(with[8]);
     index_::Table table(slots);
     size_t n = keys.size(), size = std::min({column.size(), alive.size(), depth.size()}), sum = 0;
-    for (int64_t each : counts) sum += (size_t)each;
-    if (sum != n || (size_t)PyList_GET_SIZE(with[6]) != counts.size() || rows.size() != n || bad.size() != counts.size())
+    std::vector<size_t> counts((size_t)PyList_GET_SIZE(with[4]));
+    for (size_t chain = 0; chain < counts.size(); chain++) {
+        PyObject* hashes = PyList_GET_ITEM(with[4], (Py_ssize_t)chain);
+        if (!PyBytes_Check(hashes)) raise_type_error("hashes are bytes");
+        counts[chain] = (size_t)PyBytes_GET_SIZE(hashes) / sizeof(uint64_t);
+        if (counts[chain] > n - sum) raise_type_error("there is no room for keys");
+        std::memcpy(keys.data() + sum, PyBytes_AS_STRING(hashes), sizeof(uint64_t) * counts[chain]);
+        sum += counts[chain];
+    }
+    if (sum != n || (size_t)PyList_GET_SIZE(with[6]) != counts.size() || rows.size() != n)
         raise_type_error("keys, guesses and rows differ in number");
+    for (uint64_t& key : keys) key ^= salt;
+    std::vector<uint8_t> bad(counts.size());
     auto stands = [&](int32_t row, uint64_t key) {
         return (size_t)row < size && column[(size_t)row] == key && alive[(size_t)row];
     };
     size_t unknown = 0, twice = 0, start = 0;
     for (size_t chain = 0; chain < counts.size(); chain++) {
-        size_t end = start + (size_t)counts[chain], doubtful = 0, known = start;
+        size_t end = start + counts[chain], doubtful = 0, known = start;
         PyObject* guess = PyList_GET_ITEM(with[6], (Py_ssize_t)chain);
         std::optional<Array<const int32_t>> guessed;
         if (guess != Py_None) {
@@ -135,7 +145,6 @@ inline PyObject* find_chains(Arguments with, Py_ssize_t count) {
             }
         }
         // A row has one depth: whatever stands at its own depth here stands here once.
-        bad[chain] = 0;
         if (doubtful) {
             KeySet seen(doubtful);
             for (size_t at = start; at < end && !bad[chain]; at++) {
@@ -148,7 +157,10 @@ inline PyObject* find_chains(Arguments with, Py_ssize_t count) {
         }
         start = end;
     }
-    return pair_of(PyLong_FromSize_t(unknown), PyLong_FromSize_t(twice));
+    PyObject* told = twice ? PyList_New((Py_ssize_t)bad.size()) : Py_NewRef(Py_None);
+    for (size_t chain = 0; twice && told && chain < bad.size(); chain++)
+        PyList_SET_ITEM(told, (Py_ssize_t)chain, PyBool_FromLong(bad[chain]));
+    return pair_of(PyLong_FromSize_t(unknown), told);
 }
 
 // The columns that links of chains are written to.
@@ -182,13 +194,13 @@ struct Links {
         parent[(size_t)row] = NO_ROW;
     }
 
-    // Set the depths of new rows, and of those without a known place; returns whether any changed.
+    // Set the depths of new rows (null: none is), and of those without a known place; returns whether any changed.
     // Before any is set, all are looked at.
     bool place(const int32_t* rows, const uint8_t* is_new, const int64_t* depths, size_t n) {
         changing_.clear();
         for (size_t at = 0; at < n; at++) {
             int32_t known = depth[(size_t)rows[at]];
-            if ((is_new[at] || (known >= UNPLACED && depths[at] < UNPLACED)) && known != depths[at])
+            if (((is_new && is_new[at]) || (known >= UNPLACED && depths[at] < UNPLACED)) && known != depths[at])
                 changing_.push_back(at);
         }
         for (size_t at : changing_) depth[(size_t)rows[at]] = (int32_t)std::min<int64_t>(depths[at], DEEPEST);
@@ -236,7 +248,7 @@ inline PyObject* joined(Links& links, const int32_t* rows, const std::vector<int
     return told;
 }
 
-// lay(blocks, rows, new, counts, now) -> None, or (links that were cut, rows whose parents are too deep,
+// lay(blocks, rows, new or None, counts, now) -> None, or (links that were cut, rows whose parents are too deep,
 // these parents)
 inline PyObject* lay(Arguments with, Py_ssize_t count) {
     expect(count, 5);
@@ -244,20 +256,23 @@ inline PyObject* lay(Arguments with, Py_ssize_t count) {
     Links links(blocks);
     auto attended = blocks(&BlockColumns::last_attended);
     Array<const int32_t> rows(with[1]);
-    Array<const uint8_t> is_new(with[2]);
-    Array<const int64_t> counts(with[3]);
+    std::optional<Array<const uint8_t>> is_new;
+    if (with[2] != Py_None) is_new.emplace(with[2]);
+    if (!PyList_Check(with[3])) raise_type_error("expected a list of counts");
     double now = as_double(with[4]);
     size_t n = rows.size(), at = 0;
     check_rows(rows, std::min(links.size, attended.size));
     std::vector<int64_t> depths(n);
     std::vector<int32_t> parents(n);
-    for (int64_t each : counts)
+    for (Py_ssize_t chain = 0; chain < PyList_GET_SIZE(with[3]); chain++) {
+        int64_t each = as_integer(PyList_GET_ITEM(with[3], chain));
         for (int64_t within = 0; within < each && at < n; within++, at++) {
             depths[at] = within;
             parents[at] = within ? rows[at - 1] : NO_ROW;
         }
-    if (at != n || is_new.size() != n) raise_type_error("rows and counts differ in number");
-    bool moved = links.place(rows.data(), is_new.data(), depths.data(), n);
+    }
+    if (at != n || (is_new && is_new->size() != n)) raise_type_error("rows and counts differ in number");
+    bool moved = links.place(rows.data(), is_new ? is_new->data() : nullptr, depths.data(), n);
     for (int32_t row : rows) attended[(size_t)row] = now;
     return joined(links, rows.data(), parents, moved);
 }

@@ -69,9 +69,9 @@ class ChangeCounts:
         self.total += 1
 
 
-_SIGNS_OF_LIFE = (
+_SIGNS_OF_LIFE: frozenset[type] = frozenset({
     EngineHello, Pressure, AdviceApplied, TierReport, AdmissionReport, RequestHeld, RequestReleased
-)  # fmt: skip
+})  # fmt: skip
 
 
 class KVCacheGraph:
@@ -150,7 +150,7 @@ class KVCacheGraph:
         """
         column = self.tables.column_of(engine, self.models.get(engine, ""))
         yield from self._ingest.slices(column, events, self.clock())
-        if not all(isinstance(event, _SIGNS_OF_LIFE) for event in events):
+        if not _SIGNS_OF_LIFE.issuperset(map(type, events)):
             self.changes.changed(engine)
 
     def resident_count(self, engine: str) -> int:

@@ -132,8 +132,11 @@ class BlockFlag(IntFlag):
     EMBEDDED = 4  # the semantic index holds its embedding
 
 
+_WIRE: Final = np.dtype("<u8")
+
+
 def as_keys(values: list[int] | bytes | Keys) -> Keys:
     """Return block keys as a uint64 array; ``bytes`` are little-endian uint64, as on the wire."""
     if isinstance(values, bytes):
-        return np.frombuffer(values, dtype="<u8")
+        return np.frombuffer(values, _WIRE)
     return np.asarray(values, dtype=np.uint64)

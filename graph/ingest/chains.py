@@ -36,10 +36,10 @@ class ChainLinker:
         """
         self._told(core.extend(self._tables.blocks, rows, new, follows, counts))
 
-    def lay(self, rows: Rows, new: Flags, counts: npt.NDArray[np.int64], now: float) -> None:
-        """Link whole chains of ``counts[i]`` blocks, int32 ``[n]`` rows of which some are ``new``,
-        from their start, and note that they were read now. The ``i``-th row of each chain has depth
-        ``i``.
+    def lay(self, rows: Rows, new: Flags | None, counts: list[int], now: float) -> None:
+        """Link whole chains of ``counts[i]`` blocks, int32 ``[n]`` rows of which some are ``new``
+        (None: none is), from their start, and note that they were read now. The ``i``-th row of
+        each chain has depth ``i``.
         """
         self._told(core.lay(self._tables.blocks, rows, new, counts, now))
 

@@ -215,11 +215,12 @@ class GhostKeeper:
 
     def _surplus(self) -> Generator[None, None, Rows]:
         """int32, ascending: the ghosts to release now; notes when to check again."""
-        blocks, limit = self._tables.blocks, self._most()
+        blocks = self._tables.blocks
         if self._limits is not self._tables.limits:
-            self._limits, self._above = self._tables.limits, limit
+            self._limits, self._above = self._tables.limits, self._most()
         if len(blocks) <= self._above:
             return _NONE  # not when an engine leaves, either: it may be back in a moment
+        limit = self._most()
         ghosts, times = list[Rows](), list[Times]()
         for part in blocks.parts():
             rows, used = core.unheld(blocks, part.start, part.stop, HELD)

@@ -8,15 +8,14 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 from msgspec.structs import replace
 
 from ..compiled import core
 from ..logs.history import LoggedTables
 from ..logs.requests import Hold
 from ..ranking.copies import COPIES
-from ..tables.blocks import KnownBlocks, Mask
-from ..tables.hash_index import KnownChains
+from ..tables.blocks import Mask
+from ..tables.hash_index import KnownBlocks, KnownChains
 from ..tables.walks import Walk
 from ..types import DEFAULT_IMPORTANCE, NEVER, NO_ROW, Authority, Keys, Rows, SourceLayer, as_keys
 from ..wire.events import (
@@ -89,7 +88,6 @@ class HeldBook:
 
 
 Turn = RequestStarted | RequestFinished
-Counts = npt.NDArray[np.int64]
 _GENERATED: Final = int(SourceLayer.GENERATION)
 _GENERATED_WORTH: Final = float(DEFAULT_IMPORTANCE[SourceLayer.GENERATION])
 
@@ -116,19 +114,20 @@ class TurnRecorder:
         whole = [turn for turn in turns if len(turn.hashes) % 8 == 0]
         if any(turn.skipped for turn in whole):
             whole = [self._with_skipped(engine, turn) for turn in whole]
-        chains, names, counts, known = self._found(engine, whole)
+        chains, names, known = self._found(engine, whole)
         if len(chains) < len(turns):
             self._counters["events_refused"] += len(turns) - len(chains)
         if not chains:
             return
-        rows, new = self._tables.blocks.completed(known, now, self._tables.salt(engine))
-        self._chains.lay(rows, new, counts, now)
+        new = self._tables.blocks.complete(known, now, self._tables.salt(engine))
+        self._chains.lay(known.rows, new, known.counts, now)
         self._count([each for each in chains if isinstance(each, RequestStarted)])
+        start = 0
         try:
-            for turn, name, end, count in zip(
-                chains, names, np.cumsum(counts).tolist(), counts.tolist(), strict=True
-            ):
-                chain, keys = rows[end - count : end], known.keys[end - count : end]
+            for turn, name, count in zip(chains, names, known.counts, strict=True):
+                end = start + count
+                chain, keys = known.rows[start:end], known.keys[start:end]
+                start = end
                 self._known.note(name, chain)
                 if isinstance(turn, RequestStarted):
                     self._started(engine, turn, chain, keys, now)
@@ -227,19 +226,17 @@ class TurnRecorder:
 
     def _found(
         self, engine: int, turns: Sequence[Turn]
-    ) -> tuple[Sequence[Turn], list[str], Counts, KnownBlocks]:
+    ) -> tuple[Sequence[Turn], list[str], KnownBlocks]:
         """Drop turns whose chain has a key twice; returns turns, the name by which each one's chain
-        is remembered, how many blocks it has, and where these are.
+        is remembered, and where its blocks are.
         """
-        keys = as_keys(b"".join([turn.hashes for turn in turns]))
-        counts = np.array([len(turn.hashes) // 8 for turn in turns], dtype=np.int64)
         names = [turn.session or turn.request_id for turn in turns]
-        guesses, bad = self._known.guess(names), np.empty(len(turns), dtype=np.bool_)
-        salt = self._tables.salt(engine)
-        known = self._tables.blocks.find_chains(keys, salt, counts, guesses, bad)
-        if not known.bad:  # as always
-            return turns, names, counts, known
-        return self._found(engine, [turn for turn, b in zip(turns, bad, strict=True) if not b])
+        chains, salt = [turn.hashes for turn in turns], self._tables.salt(engine)
+        known = self._tables.blocks.find_chains(chains, salt, self._known.guess(names))
+        if known.bad is None:  # as always
+            return turns, names, known
+        good = [turn for turn, bad in zip(turns, known.bad, strict=True) if not bad]
+        return self._found(engine, good)
 
     def _walked(self, engine: int, event: RequestStarted, rows: Rows) -> None:
         """Record the walk; a match can never cover a prompt's last token."""

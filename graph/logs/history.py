@@ -261,10 +261,10 @@ class History(Departures):
         self._found: Counter[int] = Counter()
         self.running = RunningRequests()  # requests whose end is awaited
         self._heard: ReplayQueue | None = None  # no listener yet
+        self.requests = RequestLog()  # the log of requests of all engines
         # Running requests that miss a block which the tables say is in the pool; judged again once
         # their step's evictions are reported.
-        self.open_cases = OpenCases(tables, self.evictions, self._closed)
-        self.requests = RequestLog()  # the log of requests of all engines
+        self.open_cases = OpenCases(tables, self.evictions, self._closed, self.requests.judge)
         self.contents = ContentIndex()  # prompt contents, where callers use cache salts
         # Prompt tokens, in steps of ten seconds for four hours.
         self.tokens = StepSums(TOKEN_COLUMNS, 10.0, 1440)
@@ -465,9 +465,8 @@ class History(Departures):
         self.minutes.add((0, 0, 0, 0, len(regretted)), now)
         return len(rows), int((log.next - ids[known]).max(initial=0))
 
-    def _closed(self, number: int, case: OpenCase) -> None:
-        """Record the final verdict on a miss that could not be judged at once."""
-        self.requests.judge(number, case.miss)
+    def _closed(self, case: OpenCase) -> None:
+        """Count a miss that could not be judged at once."""
         self._count(case.miss, case.computed, case.at)
 
     def _count(self, miss: Miss, computed: int, now: float) -> None:

@@ -224,10 +224,11 @@ class OpenCases:
         self,
         tables: Tables,
         evictions: Mapping[int, EvictionLog],  # by residency column
-        # called for each closed case with its request's id
-        closed: Callable[[int, OpenCase], None],
+        closed: Callable[[OpenCase], None],  # called for each case that is closed
+        judged: Callable[[int, Miss], None],  # called before, if its miss is another, with its id
     ) -> None:
-        self._tables, self._evictions, self._closed = tables, evictions, closed
+        self._tables, self._evictions = tables, evictions
+        self._closed, self._judged = closed, judged
         self._open: dict[int, dict[int, OpenCase]] = {}
         self._carried: dict[int, set[int]] = {}  # from one message to the next
 
@@ -256,7 +257,7 @@ class OpenCases:
         """Close a request's case, if it has one, with the miss unchanged."""
         cases = self._open.get(engine, {})
         if number in cases:
-            self._closed(number, cases.pop(number))
+            self._closed(cases.pop(number))
         if not cases:
             self._open.pop(engine, None)
 
@@ -265,12 +266,15 @@ class OpenCases:
         is among these gets a new miss.
         """
         for number, case in self._open.pop(engine, {}).items():
-            self._closed(number, self._judged(engine, case, now))
+            if (miss := self._left(engine, case, now)) is not None:
+                case = case._replace(miss=miss)
+                self._judged(number, miss)
+            self._closed(case)
 
     def step_over(self, engine: int) -> None:
         """Close an engine's cases unchanged, because what follows belongs to a later step."""
-        for number in list(self._open.get(engine, ())):
-            self.drop(engine, number)
+        for case in self._open.pop(engine, {}).values():
+            self._closed(case)
 
     def message_over(self, engine: int) -> None:
         """Handle the end of a message that reported requests and no later blocks.
@@ -283,17 +287,18 @@ class OpenCases:
         if left := self._open.get(engine):
             self._carried[engine] = set(left)
 
-    def _judged(self, engine: int, case: OpenCase, now: float) -> OpenCase:
+    def _left(self, engine: int, case: OpenCase, now: float) -> Miss | None:
+        """The miss of a case whose block left in its step; None: it did not."""
         log = self._evictions.get(engine)
         is_late = now - case.at > _LATEST_S
         if log is None or is_late or int(self._tables.blocks.keys[case.row]) != case.key:
-            return case
+            return None
         row, key = np.array([case.row], dtype=np.int32), np.array([case.key], dtype=np.uint64)
         if int(log.find(row, key)[0]) < case.since:
-            return case
+            return None
         index = case.miss.index
         rows = np.full(index + 1, case.row, dtype=np.int32)
         mark, facts = log.marks.item(case.row), core.block(self._tables.blocks, engine, case.row)
         miss = judge(self._tables, self._evictions, engine, NO_ROW, rows, index, mark, facts, now)
         left = miss.left if isnan(miss.left) else case.at  # in its step, though reported later
-        return case._replace(miss=replace(miss, left=left).keeping_all(case.short))
+        return replace(miss, left=left).keeping_all(case.short)

@@ -235,15 +235,10 @@ class RequestLog:
         """Record why a request missed; ignored if the request is no longer stored."""
         if not self.first <= number < self.next:
             return
-        slot = number % LIMIT
-        record = self._ring[slot : slot + 1]
-        record["index"], record["key"] = miss.index, miss.key
+        record, names = self._ring[number % LIMIT], self._names[number % LIMIT]
+        for name in ("index", "key", "eviction", "short", "same", "reason", "detail"):
+            record[name] = getattr(miss, name)
         record["ago"] = record["at"] - miss.left
-        record["reason"], record["detail"], record["eviction"] = (
-            miss.reason, miss.detail, miss.eviction,
-        )  # fmt: skip
-        record["short"], record["same"] = miss.short, miss.same
-        names = self._names[slot]
         names.other = _other(miss)
 
     def finish(self, number: int, event: RequestFinished, now: float) -> None:
@@ -447,8 +442,10 @@ class RunningRequests:
 
     def overdue(self, engine: int, now: float) -> list[str]:
         """Return the ids of some of the engine's requests that have been in doubt for too long."""
-        doubted = self._doubted.get(engine, {}).items()
-        old = takewhile(lambda each: now - each[1][1] > AWAITED_S, doubted)
+        doubted = self._doubted.get(engine)
+        if not doubted:
+            return []
+        old = takewhile(lambda each: now - each[1][1] > AWAITED_S, doubted.items())
         return [name for name, _ in islice(old, _AT_ONCE)]
 
     def of(self, engine: int) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator
 from functools import lru_cache
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +24,7 @@ from ..types import (
     Tier,
 )
 from .columns import Columns, RowPool, column, more_than, refilled, taken_in_parts
-from .hash_index import Counts64, Guesses, HashIndex
+from .hash_index import Counts64, Guesses, HashIndex, KnownBlocks
 from .held_rows import HeldRows
 
 # The model's part in the identity of a block.
@@ -109,13 +109,6 @@ def known_depth(depth: Rows) -> Rows:
     """
     beyond = np.maximum(depth - FIRST_KNOWN, 0)
     return np.where(depth < UNPLACED, depth, beyond).astype(np.int32)
-
-
-class KnownBlocks(NamedTuple):
-    keys: Keys  # uint64 ``[n]``: the graph's keys, chain after chain
-    rows: Rows  # int32 ``[n]``: ``NO_ROW`` for unknown keys
-    unknown: int  # number of unknown keys
-    bad: int  # number of chains that contain a key twice
 
 
 _T = TypeVar("_T", bound=np.generic)
@@ -208,13 +201,9 @@ class BlockTable(BlockColumns):
         """Return the row of each of a model's keys, int32 ``[n]``; ``NO_ROW`` if unknown."""
         return self._index.find(_salted(keys, salt))
 
-    def find_chains(
-        self, keys: Keys, salt: np.uint64, counts: Counts64, guesses: Guesses, bad: Mask
-    ) -> KnownBlocks:
+    def find_chains(self, chains: list[bytes], salt: np.uint64, guesses: Guesses) -> KnownBlocks:
         """As ``find``, for whole chains; see ``HashIndex.find_chains``."""
-        keys = _salted(keys, salt)
-        found = self._index.find_chains(self.alive, self.depth, keys, counts, guesses, bad)
-        return KnownBlocks(keys, *found)
+        return self._index.find_chains(self.alive, self.depth, chains, int(salt), guesses)
 
     def wire_keys(self, rows: Rows | slice | int) -> Keys:
         """Return the keys that engines use for these blocks, uint64 ``[n]``."""
@@ -227,10 +216,14 @@ class BlockTable(BlockColumns):
         """
         return self._index.ensure(_salted(keys, salt), self._begins(salt, now), self.alive)
 
-    def completed(self, known: KnownBlocks, now: float, salt: np.uint64) -> tuple[Rows, Mask]:
-        """As ``ensure``, for keys that were already looked up."""
-        keys, rows, unknown, _ = known
-        return rows, self._index.complete(keys, rows, unknown, self._begins(salt, now), self.alive)
+    def complete(self, known: KnownBlocks, now: float, salt: np.uint64) -> Mask | None:
+        """As ``ensure``, for keys that were already looked up, whose rows are completed; returns
+        None if all were known.
+        """
+        if not known.unknown:
+            return None
+        begins = self._begins(salt, now)
+        return self._index.complete(known.keys, known.rows, known.unknown, begins, self.alive)
 
     def release(self, rows: Rows) -> None:
         """Take rows out of use; the caller has removed their edges."""

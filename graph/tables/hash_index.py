@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Generator, Iterator, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -77,6 +77,14 @@ Counts64 = npt.NDArray[np.int64]
 Guesses = list[Rows | None]  # int32 per chain, the likely rows of its first keys; None if unknown
 
 
+class KnownBlocks(NamedTuple):
+    keys: Keys  # uint64 ``[n]``: the graph's keys, chain after chain
+    rows: Rows  # int32 ``[n]``: ``NO_ROW`` for unknown keys
+    counts: list[int]  # keys of each chain
+    unknown: int  # number of unknown keys
+    bad: list[bool] | None  # of each chain, whether it contains a key twice; None: none does
+
+
 class HashIndex:
     """Maps ``keys[row]`` to ``row``; keys are unique."""
 
@@ -110,27 +118,24 @@ class HashIndex:
         return found
 
     def find_chains(
-        self, alive: Mask, depth: Rows, keys: Keys, counts: Counts64, guesses: Guesses, bad: Mask
-    ) -> tuple[Rows, int, int]:
+        self, alive: Mask, depth: Rows, chains: list[bytes], salt: int, guesses: Guesses
+    ) -> KnownBlocks:
         """Return the rows of chains' keys as ``find`` does, looking first at likely rows.
 
         Args:
             alive: bool ``[capacity]``: the rows in use.
             depth: int32 ``[capacity]``: positions of the rows in their chains.
-            keys: uint64 ``[n]``, chain after chain.
-            counts: int64 ``[chains]``: keys of each chain.
+            chains: The keys of each chain, as on the wire.
+            salt: What the graph mixes into each key.
             guesses: Likely rows of each chain's keys; see ``KnownChains``. Without one, the row
                 after the previous key's is tried first.
-            bad: bool ``[chains]``, output: marks chains that contain a key twice.
-
-        Returns:
-            The rows, int32 ``[n]``, the number of unknown keys, and the number of bad chains.
         """
-        rows = np.empty(len(keys), dtype=np.int32)
-        found = core.find_chains(
-            self._slots.rows, self.keys, alive, depth, keys, counts, guesses, rows, bad
+        counts = [len(hashes) // 8 for hashes in chains]
+        keys, rows = np.empty(sum(counts), np.uint64), np.empty(sum(counts), np.int32)
+        unknown, bad = core.find_chains(
+            self._slots.rows, self.keys, alive, depth, chains, salt, guesses, keys, rows
         )
-        return rows, *found
+        return KnownBlocks(keys, rows, counts, unknown, bad)
 
     def unhold(self, tiers: npt.NDArray[np.uint8], keys: Keys) -> Rows:
         """Clear the bit of an engine's pool in its ``tiers``; returns the rows of the keys that had
@@ -157,17 +162,16 @@ class HashIndex:
         """
         keys = np.ascontiguousarray(keys)
         self._make_room(keys)
-        found = np.full(len(keys), NO_ROW, dtype=np.int32)
+        found = np.empty(len(keys), dtype=np.int32)
+        found.fill(NO_ROW)
         return found, self._add(keys, found, len(keys), False, take, alive)
 
     def complete(
         self, keys: Keys, found: Rows, unknown: int, take: Callable[[int], Rows], alive: Mask
     ) -> Mask:
         """As ``ensure``, for keys that were already looked up. ``found``, int32 ``[n]``, has their
-        rows, and receives new rows for the ``unknown`` keys without one.
+        rows, and receives new rows for the ``unknown`` keys without one, of which there are some.
         """
-        if not unknown:
-            return np.zeros(len(keys), dtype=np.bool_)
         if self._is_crowded(unknown):
             self.rebuild(unknown)
         return self._add(keys, found, unknown, True, take, alive)
