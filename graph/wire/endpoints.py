@@ -196,7 +196,7 @@ class Wake:
 
     def clear(self) -> None:
         with contextlib.suppress(BlockingIOError):
-            os.read(self.fd, 65536)
+            os.read(self.fd, 512)  # more is left for the next turn: larger room costs page faults
 
     def close(self) -> None:
         """Close the descriptors; a later ``set`` does nothing, even if their numbers are reused."""

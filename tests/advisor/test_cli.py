@@ -260,6 +260,33 @@ def test_large_arrays_go_back_to_the_system_after_a_larger_one_was_freed() -> No
     assert found.stdout.split() == ["1"], found.stderr
 
 
+_TAKES_AGAIN = """
+import resource, numpy
+from kvgraph.advisor.process.process import tame_memory
+
+def faults():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+tame_memory()
+pages = 16 << 20 >> 12
+for _ in range(2):
+    before = faults()
+    arrays = [numpy.ones(1 << 17) for _ in range(16)]  # 1 MiB each
+    print((faults() - before) / pages)
+    del arrays
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="it is glibc's")
+def test_memory_of_small_arrays_is_kept_for_the_next_ones() -> None:
+    found = subprocess.run(
+        [sys.executable, "-P", "-c", _TAKES_AGAIN], capture_output=True, text=True
+    )
+    first, again = map(float, found.stdout.split())
+    assert first > 0.5, found.stderr
+    assert again < 0.1, found.stderr
+
+
 def test_a_child_of_a_dead_parent_ends_at_once(serve: Callable[..., Sidecar]) -> None:
     parent = subprocess.Popen([sys.executable, "-c", ""])
     parent.wait()
