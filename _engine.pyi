@@ -1,4 +1,4 @@
-"""The compiled engine core (core/engine.cpp); built where there is a C++ compiler.
+"""The compiled engine core (core/engine/engine.cpp); built where there is a C++ compiler.
 
 Everything is called with the GIL, from the scheduler's thread, but ``work``, ``holders`` and
 ``Batch.events``, which the client's thread may call as well.

@@ -18,7 +18,7 @@ _LEAST_S: Final = 0.01  # the shortest pause, in seconds; chosen
 _KEPT: Final = 4096  # ended waits, and as many that have not ended; chosen
 
 
-FEATURES: Final = (  # their order is that of ``core/returns.hpp``
+FEATURES: Final = (  # their order is that of ``core/graph/returns.hpp``
     "turns", "prompt", "written", "grown", "last_pause", "second_pause", "third_pause",
     "mean_pause", "recent_pause", "longest_pause", "mean_written", "stop", "tool_pause",
     "other_pause", "stated_pause",

@@ -1,5 +1,5 @@
 """A vectorised hash map from uint64 keys to row numbers: open addressing with double hashing, with
-compiled probes (``core/index.hpp``). It stores rows and one byte of each hash, 5 bytes per slot;
+compiled probes (``core/graph/index.hpp``). It stores rows and one byte of each hash, 5 bytes per slot;
 the keys are in the owner's key column, which the index enlarges.
 """
 
@@ -16,7 +16,7 @@ from ..compiled import core
 from ..types import NO_ROW, Keys, Rows
 from .columns import refilled, taken_in_parts
 
-# ``Slots``: an open-addressed array of row numbers, with double hashing (``core/index.hpp``).
+# ``Slots``: an open-addressed array of row numbers, with double hashing (``core/graph/index.hpp``).
 
 _SLOTS_PART: Final = 1 << 18  # slots created or scanned in one slice of work; chosen
 

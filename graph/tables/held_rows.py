@@ -11,7 +11,7 @@ from ..compiled import core
 from ..types import Rows
 from .columns import grown
 
-_PAGE: Final = 64  # rows; as in ``core/held.hpp``
+_PAGE: Final = 64  # rows; as in ``core/graph/held.hpp``
 
 
 class HeldRows:

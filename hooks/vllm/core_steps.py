@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from .index import BlockIndex
     from .observer import ChangeFeed, EngineObserver
 
-_TAKE: Final = 1  # take the pool's changes, as in core/engine.cpp
+_TAKE: Final = 1  # take the pool's changes, as in core/engine/steps.hpp
 _TELL: Final = 2
 _BEHIND: Final = 4
 ARRANGE: Final = 8  # perhaps rearrange: ``finish`` checks whether it is due

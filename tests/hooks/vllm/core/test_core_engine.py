@@ -385,7 +385,7 @@ def test_sanitizers_find_nothing(sanitizer: str, tmp_path: Path) -> None:
     subprocess.run(
         [
             compiler, "-std=c++17", "-O1", "-g", f"-fsanitize={sanitizer}", "-fPIC", "-shared",
-            f"-I{sysconfig.get_paths()['include']}", str(ROOT / "core/engine.cpp"),
+            f"-I{sysconfig.get_paths()['include']}", str(ROOT / "core/engine/engine.cpp"),
             "-o", str(built),
         ],
         check=True,
