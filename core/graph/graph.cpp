@@ -2,15 +2,20 @@
 // decides; what is here moves numbers in arrays that Python owns, and calls nothing back.
 #include "chains.hpp"
 #include "columns.hpp"
+#include "departures.hpp"
+#include "events.hpp"
 #include "held.hpp"
 #include "index.hpp"
-#include "ingest.hpp"
 #include "lab.hpp"
+#include "links.hpp"
 #include "networks.hpp"
 #include "pools.hpp"
+#include "residency.hpp"
 #include "returns.hpp"
+#include "rows.hpp"
 #include "scores.hpp"
 #include "sessions.hpp"
+#include "walks.hpp"
 
 namespace {
 

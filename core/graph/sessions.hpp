@@ -1,6 +1,9 @@
 // A session's turns, as they begin and end: what its row remembers of them.
 #pragma once
-#include "ingest.hpp"
+#include "walks.hpp"
+
+#include <algorithm>
+#include <cmath>
 
 namespace sessions {
 

@@ -1,6 +1,6 @@
 """A vectorised hash map from uint64 keys to row numbers: open addressing with double hashing, with
-compiled probes (``core/graph/index.hpp``). It stores rows and one byte of each hash, 5 bytes per slot;
-the keys are in the owner's key column, which the index enlarges.
+compiled probes (``core/graph/index.hpp``). It stores rows and one byte of each hash, 5 bytes per
+slot; the keys are in the key column of the owner, which the index enlarges.
 """
 
 from __future__ import annotations
