@@ -9,7 +9,6 @@ import re
 import shutil
 import tempfile
 import threading
-import time
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ from kvgraph.graph.wire.advice import AnyAdvice
 from kvgraph.graph.wire.events import AnyEvent
 from kvgraph.hooks.vllm.patching import restored
 from vllm_forks import VllmForks
-from waiting import PATIENCE_S
+from waiting import PATIENCE_S, until
 
 pytest.register_assert_rewrite("pool_engine")
 pytest_plugins = ["small_world", "page_browser", "page_sidecar"]
@@ -98,10 +97,11 @@ class RouterEnd:
             wait_s = 0.0
 
     def read_until(self, done: Callable[[], object], timeout_s: float = PATIENCE_S) -> None:
-        deadline = time.monotonic() + timeout_s
-        while not done():
-            assert time.monotonic() < deadline, "what was awaited did not arrive"
-            self.read(0.02)
+        def arrived() -> object:
+            self.read()
+            return done()
+
+        until(arrived, "what was awaited did not arrive", timeout_s)
 
     def has(self, kind: type) -> bool:
         return any(isinstance(event, kind) for event in self.events)

@@ -242,6 +242,7 @@ class TierLedger:
         self._was_cleared = True
         self.directory.clear()
         self.kept_off_disk.clear()
+        self.wanted.clear()
         self.announce_dropped(warm, Tier.WARM, Cause.RESET)
         self.announce_dropped(cold, Tier.COLD, Cause.RESET)
 

@@ -359,21 +359,38 @@ def test_garbage_is_counted_and_ignored(silent_client: AdvisorClient, frames: li
 
 
 def test_a_sidecar_that_refuses_us_is_left_alone_for_a_while(
-    router: Any, new_client: NewClient, caplog: pytest.LogCaptureFixture
+    router: Any, new_client: NewClient, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    client = new_client(router.endpoint, resync_gap_s=0.01, silent_s=0.1, refused_s=0.5)
+    looks = list[float]()
+
+    def looked_at() -> float:
+        if threading.current_thread().name == "kvgraph-client":
+            looks.append(clock.now)
+        return clock.now
+
+    def let_it_look(times: int) -> None:
+        wanted = len(looks) + times
+        router.read_until(lambda: len(looks) >= wanted)
+
+    options = {"alone_tick_s": 0.01, "silent_s": 0.1, "refused_s": 0.5}
+    client = new_client(router.endpoint, looked_at, **options)
     router.read_until(lambda: router.has(BlocksResident))
-    told = len(router.batches)
+    client.emit(BlocksRemoved(keys(1)))
+    router.read_until(lambda: router.has(BlocksRemoved))
     router.advise(Refused("it serves 64 engines already"))
-    deadline = time.monotonic() + 0.4
-    while time.monotonic() < deadline:
-        client.emit(BlocksRemoved(keys(1)))
-        router.read(0.02)
+    router.read_until(lambda: not client.outbox.is_open)
+    for _ in range(8):
+        clock.now += 0.06
+        client.emit(BlocksRemoved(keys(2)))
+        let_it_look(10)
     assert client.ranking() is None
-    assert client.dropped > 0
-    assert len(of_kind(router, EngineHello)) == 1, "no scan of the pool, no greeting"
-    assert len(router.batches) - told < 10
+    assert client.dropped == 8
+    clock.now += 0.06
     router.read_until(lambda: len(of_kind(router, EngineHello)) == 2)
+    told = [type(event) for event in router.events]
+    before = told[: len(told) - 1 - told[::-1].index(EngineHello)]
+    assert (before.count(EngineHello), before.count(BlocksRemoved)) == (1, 1)
+    assert before.count(Pressure) <= 1, "no heartbeat either"
     (line,) = caplog.messages
     assert "refuses this engine: it serves 64 engines already" in line
 

@@ -10,7 +10,6 @@ import stat
 import subprocess
 import sys
 import tempfile
-import time
 import tracemalloc
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -26,9 +25,11 @@ from kvgraph.hooks.sidecar import (
 from waiting import until
 
 LIVES = """
-import json, time
+import json, os, time
+engine = os.getppid()
 print(json.dumps({"ready": True, "http": "http://127.0.0.1:1"}), flush=True)
-time.sleep(60)
+while os.getppid() == engine:
+    time.sleep(0.1)
 """
 
 
@@ -171,12 +172,13 @@ def test_one_that_cannot_be_started_leaves_one_line(caplog: pytest.LogCaptureFix
     assert lines(caplog, "could not be started") == 1
 
 
-def test_stopping_ends_the_child_and_its_directory(child: Start) -> None:
+def test_stopping_ends_the_child_and_its_directory(
+    child: Start, caplog: pytest.LogCaptureFixture
+) -> None:
     sidecar = child("import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)" + LIVES)
-    until(lambda: sidecar.pid is not None)
+    until(lambda: lines(caplog, "listens on"))
     pid = sidecar.pid
     assert pid is not None
-    time.sleep(0.3)
     sidecar.stop(timeout_s=0.3)
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)

@@ -10,22 +10,28 @@ from typing import Final
 PATIENCE_S: Final = 120.0
 """For what takes a moment: minutes, since other tests and engines run beside."""
 
+_LOOK_S: Final = 0.01  # from one look to the next
+
 
 def until(
     condition: Callable[[], object], what: str = "it did not happen", timeout_s: float = PATIENCE_S
 ) -> None:
-    """Return as soon as a condition holds; fail with ``what`` after ``timeout_s``."""
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.01)
+    """Return as soon as a condition holds; fail with ``what`` after ``timeout_s``, in which a pause
+    of this process, as on a machine that sleeps, does not count.
+    """
+    for _ in range(round(timeout_s / _LOOK_S)):
+        if condition():
+            return
+        time.sleep(_LOOK_S)
+    raise AssertionError(what)
 
 
 async def soon(
     condition: Callable[[], object], what: str = "it did not happen", timeout_s: float = PATIENCE_S
 ) -> None:
     """Do what ``until`` does in a coroutine, where other tasks go on meanwhile."""
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, what
-        await asyncio.sleep(0.01)
+    for _ in range(round(timeout_s / _LOOK_S)):
+        if condition():
+            return
+        await asyncio.sleep(_LOOK_S)
+    raise AssertionError(what)

@@ -262,6 +262,31 @@ def test_what_a_session_left_is_given_up_with_a_reset(branched: Any) -> None:
     assert used(branched, joined(LATER, ASK), **MINE)["spliced"] == 0
     told = used(branched, joined(DOCUMENT, LATER, ASK), **MINE)
     assert (told["own"], told["spliced"]) == (0, 0)
+    # So it is exact again, and found by all.
+    assert used(branched, joined(DOCUMENT, LATER, ASK, [7]), **ASKS)["exact"] > len(DOCUMENT)
+
+
+def test_a_text_belongs_to_whoever_is_first_to_compute_it_after_a_reset(
+    recalls: Callable[..., Any],
+) -> None:
+    engine = recalls(Shape(blocks=97), LIMITS, "")
+    used(engine, FIRST, **MINE)
+    assert engine.reset()
+    used(engine, FIRST, **saying(session="other"))
+    assert used(engine, joined(DOCUMENT, ASK), **saying(session="other"))["spliced"] > 0
+
+
+def test_what_was_worth_a_copy_before_a_reset_is_not_after_it(taught: Any) -> None:
+    marks = taught.side.bridge.spiller.marks
+    marks.worth = frozenset()
+    marks.follow = lambda ranking: False
+    assert taught.reset()
+    plain = taught.ask(FIRST)
+    taught.settle()
+    for seed in range(8):  # the pool loses it
+        taught.serve(words(400, 1000 + seed))
+    assert taught.pool.get_cached_block(plain.block_hashes[0], [0]) is None
+    assert not any(map(taught.side.bridge.ledger.directory.warm, plain.block_hashes))
 
 
 def test_what_was_spliced_is_taken_from_where_it_was_computed(engine: Any) -> None:
@@ -420,6 +445,12 @@ def test_whose_text_is_found(
         ("all", saying(tenant="a", session="s"), saying(tenant="b", session="s"), False),
         ("all", saying(tenant="a", session="s"), saying(session="s"), False),
         ("all", saying(tenant="a", salt="x"), saying(tenant="b", salt="x"), False),
+        (
+            "all",
+            saying(salt="x", tenant="", session="s"),
+            saying(salt="y", tenant="", session="s"),
+            False,
+        ),
         ("session", saying(tenant="a", session="s"), saying(tenant="b", session="s"), True),
     ],
 )

@@ -87,9 +87,6 @@ class SplicePlans:
         """Remove and return a request's plan, when it is given its blocks or ends."""
         return self._plans.pop(request_id, None)
 
-    def clear(self) -> None:
-        self._plans.clear()
-
     def _is_old(self, plan: SplicePlan) -> bool:
         directory, version = self._ledger.directory, self._index.version
         if (plan.lost, plan.version) == (directory.lost, version):
@@ -204,10 +201,6 @@ class WantedCopies:
     def take(self) -> list[bytes]:
         count = min(_COPIED_PER_STEP, len(self._due))
         return list(dict.fromkeys(self._due.popleft() for _ in range(count)))
-
-    def clear(self) -> None:
-        self._due.clear()
-        self._ledger.wanted.clear()
 
 
 NO_OWNER: Final = (
@@ -353,8 +346,6 @@ class SpanRecall:
         """Forget all text, because the bytes behind it are no longer valid."""
         self._index.clear()
         self._branches.clear()
-        self.copies.clear()
-        self._plans.clear()
         return True
 
     def _note_read(self, request: Request, found: int, pieces: Sequence[Piece] = ()) -> None:

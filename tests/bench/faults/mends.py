@@ -130,6 +130,11 @@ MENDS: Final = (
     Mend("names that are cut stay several", "hooks/requests/hints.py", "    if name == value:\n", "    if True:\n", "tests/hooks/vllm/test_hooks_tagging.py -k stay_several"),
     Mend("a pipe is no calibration", "hooks/recall/gate.py", "        if path.exists() and not path.is_file():  # the", "        if False:  # the", "tests/recall/test_calibrate.py -k pipe"),
     Mend("recall is a named tenant's own", "hooks/vllm/recall/opt_in.py", "return salt or \"\", meaning.tenant or \"\", \"\"", "return salt or \"\", \"\", \"\"", "tests/recall/test_recall_engine.py -k named_tenants"),
+    Mend("recall is a cache salt's own, whatever tenant is named", "hooks/vllm/recall/opt_in.py", "return salt or \"\", meaning.tenant", "return \"\", meaning.tenant", "tests/recall/test_recall_engine.py -k named_tenants"),
+    Mend("recall is a cache salt's own, though the tenant is empty", "hooks/vllm/recall/opt_in.py", "if self._shared or salt or meaning.tenant:", "if self._shared or meaning.tenant:", "tests/recall/test_recall_engine.py -k named_tenants"),
+    Mend("a reset forgets whose text it was", "hooks/vllm/recall/recall.py", "        self._index.clear()\n", "", "tests/recall/test_recall_engine.py -k after_a_reset"),
+    Mend("a reset forgets what a session left", "hooks/vllm/recall/recall.py", "        self._branches.clear()\n        return True", "        return True", "tests/recall/test_recall_engine.py -k given_up_with_a_reset"),
+    Mend("a reset forgets what was worth a copy", "hooks/tiers/ledger.py", "        self.wanted.clear()\n", "", "tests/recall/test_recall_engine.py -k worth_a_copy_before"),
     # The shared store
     Mend("a store that all may write to", "hooks/store/stores.py", "if mode & stat.S_IWOTH:", "if False:", _STORE),
     Mend("a link in a store", "hooks/store/stores.py", "os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW", "os.O_RDONLY | os.O_CLOEXEC", _STORE),
