@@ -86,6 +86,10 @@ _T = TypeVar("_T")
 # Even an unchanged graph is ranked again after this time, since hints expire. Age alone lowers all
 # blocks by the same amount and reorders nothing.
 RERANK_AFTER_S: Final = 10.0
+# While nothing changes, a round only says that advice still holds: every second interval, and once
+# a second at least. Chosen; engines ignore advice that is 2 s old.
+_QUIET: Final = 2.0
+_QUIET_S: Final = 1.0
 _TELL_EVERY_S: Final = 0.1  # between publications in a round of many engines; chosen
 _ROOMY: Final = 0.25  # blank share of a pool above which no ranking is needed; chosen
 _REST: Final = 4.0  # seconds of rest per second of ranking; chosen
@@ -144,6 +148,7 @@ class GraphEvictionAdvisor:
         self._protected_seen = 0  # of what the graph counts, when it was last ranked
         self._stopping = False
         self._rank_now = False  # it was called for more than what to bring back
+        self._quiet_since: int | None = None  # changes, ever, at a round in which nothing was new
         self._call = threading.Event()
         self._urgent = threading.Event()  # ends a long rest
         self._thread = threading.Thread(target=self._run, name="kvgraph-planner", daemon=True)
@@ -179,6 +184,8 @@ class GraphEvictionAdvisor:
             self._call.set()
         elif self.orders.cannot_wait(self._interval_s):
             self._urgent.set()
+            self._call.set()
+        elif self._quiet_since not in (None, self._graph.changes.total):
             self._call.set()
 
     def _is_pressing(self, engine: str | None) -> bool:
@@ -294,7 +301,8 @@ class GraphEvictionAdvisor:
         return self._graph.rank(engine, 0)
 
     def _run(self) -> None:
-        due = self._clock() + self._interval_s
+        ended = self._clock()
+        due = ended + self._interval_s
         while not self._stopping:
             called = self._call.wait(max(0.0, due - self._clock()))
             self._call.clear()
@@ -302,20 +310,26 @@ class GraphEvictionAdvisor:
             if self._stopping:
                 return
             began = self._clock()
+            if called:
+                self._quiet_since = None
+                due = min(due, max(began, ended + self._interval_s))
             if called and not self._rank_now and began < due:
                 self.order()
                 self.counters["ordered_alone"] += 1
                 self._wake()
                 self._rest(self._clock() - began, _ORDERS_APART_S)
                 continue
-            self._rank_now = False
-            before = self._worked()
+            self._rank_now, self._quiet_since = False, None
+            before, changes = self._worked(), self._graph.changes.total
             self._try(lambda _: self.tick(), what="a round of ranking")
             self._wake()
             ended = self._clock()
-            if self._worked() != before:  # else nothing changed: it was hardly work
+            if self._worked() != before:
                 self._rest(ended - began)
-            due = ended + self._interval_s
+                due = ended + self._interval_s
+            else:  # nothing changed: it was hardly work
+                due = ended + max(self._interval_s, min(_QUIET * self._interval_s, _QUIET_S))
+                self._quiet_since = changes
 
     def _worked(self) -> int:
         """How often engines were ranked, or should have been."""

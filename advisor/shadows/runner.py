@@ -308,8 +308,10 @@ class ShadowRunner:
             for shadows in self.sets.values():
                 shadows.weigh_alike()
 
-    def tick(self) -> None:
-        """Process everything since the last tick, and rank again."""
+    def tick(self) -> bool:
+        """Process everything since the last tick, and rank again; returns whether there was
+        anything.
+        """
         began = self._cpu()
         with self._graph.lock:
             heard = self._graph.tables.history.listen()
@@ -329,6 +331,7 @@ class ShadowRunner:
         self._spent += self.spent_s
         self._judge()
         self._look_ahead()
+        return bool(heard)
 
     def _rank(self) -> None:
         """Rank the sets of engines that were asked for something, if it is time to."""
@@ -447,9 +450,10 @@ class ShadowRunner:
             )
 
     def _run(self) -> None:
-        while not self._stopping.wait(INTERVAL_S):
+        pause_s = INTERVAL_S
+        while not self._stopping.wait(pause_s):
             try:
-                self.tick()
+                pause_s = INTERVAL_S if self.tick() else 2 * INTERVAL_S
             except Exception as error:
                 self._notices.warn("shadows", "shadows failed (%s)", type(error).__name__)
                 logger.debug("shadows failed", exc_info=True)

@@ -36,6 +36,7 @@ from kvgraph.graph.wire.events import (
 )
 from msgspec.structs import replace
 from small_world import page_over
+from waiting import until
 from wire_keys import pack
 
 KEYS = pack(*range(1, 11))  # of a's blocks
@@ -481,3 +482,20 @@ def test_a_long_round_tells_of_an_engine_before_the_last_one_is_ranked() -> None
     planned.tick()
     assert told == [{}, {"a": 50.5}]
     assert planned.ranked.is_set(), "whoever publishes is woken meanwhile"
+
+
+def test_nothing_new_is_said_half_as_often_and_news_as_soon_as_ever() -> None:
+    planned = Planned(interval_s=0.5, clock=time.monotonic)
+    done = planned.planner.counters
+
+    def seconds_until(what: str) -> float:
+        before, began = done[what], time.monotonic()
+        until(lambda: done[what] > before)
+        return time.monotonic() - began
+
+    with planned.running():
+        seconds_until("redated")
+        assert seconds_until("redated") > 0.9
+        planned.store("a", 500)
+        planned.planner.applied("a")
+        assert seconds_until("ranked") < 0.9

@@ -218,7 +218,7 @@ _LEAST_RATE: Final = 0.95  # of the requests that were to be told of
 
 @dataclass(frozen=True)
 class Heard:
-    cpu_percent: float  # of a core, once pools are full
+    cpu_percent: list[float]  # of a core, once pools are full: one part of the time after the other
     starting_percent: float  # the same in the seconds before
     # how old each engine's advice was, at every look from the first second on; 2 where it had
     # none
@@ -231,6 +231,7 @@ class Heard:
 
 
 _SECONDS: Final = 20.0  # measured per load, once the graph is full
+_PARTS: Final = 5  # of these seconds, of which the median counts; chosen
 
 
 def run(progress: bool) -> Figures:
@@ -269,7 +270,7 @@ def listened(engines: int, blocks: int, load: Load, seconds: float, turns: int =
             raise BenchError(f"the sidecar did not answer its engines within {_LINKED_S:g} s")
         ages = list[float]()
         starting = _cpu_share(sidecar, feeds, _SETTLE_S, ages)
-        cpu = _cpu_share(sidecar, feeds, seconds, ages)
+        cpu = [_cpu_share(sidecar, feeds, seconds / _PARTS, ages) for _ in range(_PARTS)]
         if dropped := sum(each.client.dropped for each in feeds):
             raise BenchError(f"{dropped} events were dropped: the sidecar is too slow")
         return Heard(cpu, starting, ages, sidecar.rss() / 1e9)
