@@ -162,9 +162,10 @@ def engine(
 
 @app.command()
 def replay(
-    as_json: Json = False, trace: Annotated[Path | None, typer.Option(help="A trace file.")] = None
+    as_json: Json = False,
+    trace: Annotated[Path | None, typer.Option(help="A trace file, instead of the fleet.")] = None,
 ) -> None:
-    """Measure the replay lab's speed."""
+    """Measure the replay lab's speed: six policies over three hours of 40 users."""
     _measure(".replay", as_json, trace=trace)
 
 
