@@ -112,6 +112,7 @@ MENDS: Final = (
     Mend("a reset disowns the disk", "hooks/tiers/mover.py", "self.lanes.disown()  # before", "pass  # before", "tests/tiers/test_tiers_mover.py -k belongs_to_no"),
     Mend("workers hear of a reset first", "hooks/vllm/tiers/bridge.py", "return TierWork(self.ledger.book.take() + broken, *voided)", "return TierWork(self.ledger.book.take() + broken)", "tests/tiers/test_tiers_spilling.py -k told_of_a_reset"),
     Mend("what workers are told may be new weights", "hooks/vllm/tiers/weights.py", "            if not (isinstance(method, str) and method in _LEAVE_WEIGHTS):\n", "            if False:\n", "tests/engine/test_engine_resets.py -k from_outside"),
+    Mend("a version of weights is of new ones", "hooks/vllm/tiers/weights.py", "            _tell(_connector(self), \"set_weight_version\")\n", "            pass\n", "tests/engine/test_engine_resets.py -k trainer_gives"),
     Mend("a reset that is refused disowns the disk", "hooks/vllm/scheduler.py", "            self.tap.refused = self._give_up_copies\n", "", "tests/engine/test_engine_resets.py -k refused_leaves"),
     Mend("an adapter's blocks stay off the disk", "hooks/vllm/observer.py", "            self._adapted(unpack(pack_run(request.block_hashes, first, end, self._group.scale)))", "            pass", "tests/tiers/test_tiers_spilling.py -k adapter"),
     Mend("what a load reads makes room last", "hooks/vllm/tiers/loader.py", "    directory.reads(hashes)\n", "", "tests/tiers/test_tiers_loading.py -k full_disk"),
