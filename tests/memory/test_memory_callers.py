@@ -137,6 +137,31 @@ async def test_text_comes_back_for_its_api_key_alone_by_whichever_api(
         assert await salts(ours, cache_salt="a") == ["a"] * len(KEYS)
 
 
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"vllm_xargs": {"kvgraph": '{"recall": true}'}},
+        {"vllm_xargs": {"kvgraph": {"recall": True}}},
+        {"kv_transfer_params": {"kvgraph": '{"recall": true}'}},
+    ],
+    ids=["text in xargs", "xargs", "text"],
+)
+async def test_text_comes_back_for_its_api_key_alone_wherever_it_is_asked_for(
+    path: str, said: dict[str, Any]
+) -> None:
+    body = {"model": "m", "messages": [user("one")], "prompt": "one", **said}
+    async with remembering(replace(LARGE, mode=Mode.DISCARD)) as memory:
+        posted = [await memory.client.post(path, json=body, headers=each) for each in KEYS]
+        sent = [each.json()["sent"] for each in posted] if "chat" not in path else memory.engine.got
+    salts = [each.get("cache_salt") for each in sent]
+    assert None not in salts
+    assert len(set(salts)) == len(KEYS)
+    if "chat" in path:  # what is said of messages has their numbers in our prompt, and is said once
+        assert all("kvgraph" not in each.get("vllm_xargs", {}) for each in sent)
+        assert all(each["kv_transfer_params"] == {"kvgraph": {"recall": True}} for each in sent)
+
+
 async def test_a_chat_in_its_clients_own_form_has_its_api_keys_salt() -> None:
     recall = {"kv_transfer_params": {"kvgraph": {"recall": True}}}
     long = [user("one " * 20) for _ in range(60)]

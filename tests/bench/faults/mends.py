@@ -84,6 +84,9 @@ MENDS: Final = (
     Mend("a client's own salt is not another's", "advisor/memory/proxy.py", "said = b\"\\0\".join([*keys, orjson.dumps(salt)])", "said = orjson.dumps(salt)", _CALLERS),
     Mend("a salt does not follow from a key", "advisor/memory/proxy.py", "digest_size=16, key=key[:64])", "digest_size=16)", _CALLERS),
     Mend("each API key has a salt by every API", "advisor/memory/requests.py", "return orjson.dumps(fields | {CACHE_SALT: salt}) if salt else body", "return body", f"{_CALLERS} -k 'whichever_api or own_form'"),
+    Mend("recall is asked for wherever an engine hears it", "advisor/fleet/callers.py", "    return _stated(fields.get(XARGS)) | _stated(fields.get(\"kv_transfer_params\"))\n", "    return _stated(fields.get(\"kv_transfer_params\"))\n", f"{_CALLERS} -k wherever"),
+    Mend("recall may be asked for as text", "advisor/fleet/callers.py", "            hints = json.loads(hints)", "            hints = hints", f"{_CALLERS} -k wherever"),
+    Mend("what a chat's own form says is said once", "advisor/memory/requests.py", "for name, value in xargs.items() if name != HINTS}\n", "for name, value in xargs.items()}\n", f"{_CALLERS} -k wherever"),
     # Traces and plans
     Mend("a child before its parent", _READER, "self._same[other] = one", "pass", f"{_TRACES} -k child"),
     Mend("a byte order mark", "advisor/replay/reader.py", "line = line.removeprefix(_MARK).strip()  #", "line = line.strip()  #", f"{_TRACES} -k mark"),
