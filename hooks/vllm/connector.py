@@ -343,8 +343,8 @@ class KvGraphConnector(WorkerCalls, SupportsHMA):  # type: ignore[misc]
 
     @guarded(None)
     def weights_changed(self, by: str) -> None:
-        """Drop all copies, and keep later ones inside this process: the call ``by`` may have changed
-        the weights, so that they no longer match the model's files.
+        """Drop all copies, and keep later ones inside this process: after the call ``by``, the
+        weights may no longer match the model's files.
         """
         if self.calls.reset_cache:
             self._once.warn(
