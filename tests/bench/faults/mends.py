@@ -331,6 +331,7 @@ MENDS: Final = (
     Mend("a disk tier in another user's directory", "kernels/disk.py", "        self._refuse(self.path.parent, self.path.parent.stat())\n", "", f"{_ARENA} -k 'another_user_owns or for_everybody'"),
     Mend("chats in another user's directory", "advisor/memory/store.py", "        _check_owner(directory)\n", "", f"{_FILES} -k another_users"),
     Mend("a pipe is no orphan", "hooks/tiers/host.py", "if stat.S_ISREG(about.st_mode) and not", "if not", "tests/tiers/test_tiers_worker.py -k dates"),
+    Mend("hints that cannot be read may forbid", "hooks/requests/hints.py", "    return tag is None or (isinstance(tag, dict) and tag.get(SHARE, True) is True)\n", "    return not isinstance(tag, dict) or tag.get(SHARE, True) is True\n", "tests/store/test_store_sharing.py -k forbids"),
     Mend("a pipe is no value", "hooks/store/stores.py", " | os.O_NOFOLLOW | os.O_NONBLOCK\n", " | os.O_NOFOLLOW\n", f"{_STORE} -k pipe"),
     Mend("another user's folder is no failure", "hooks/store/stores.py", "    except PermissionError:  # another user's folder\n", "    except ZeroDivisionError:\n", f"{_STORE} -k another_user_holds"),
     Mend("times ahead are the oldest", "hooks/store/stores.py", "(used_at if used_at <= ahead else 0.0, size, path)", "(used_at, size, path)", f"{_STORE} -k for_ever"),
