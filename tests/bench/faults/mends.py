@@ -85,7 +85,7 @@ MENDS: Final = (
     Mend("a salt does not follow from a key", "advisor/memory/proxy.py", "digest_size=16, key=key[:64])", "digest_size=16)", _CALLERS),
     Mend("each API key has a salt by every API", "advisor/memory/requests.py", "return orjson.dumps(fields | {CACHE_SALT: salt}) if salt else body", "return body", f"{_CALLERS} -k 'whichever_api or own_form'"),
     Mend("recall is asked for wherever an engine hears it", "advisor/fleet/callers.py", "    return _stated(fields.get(XARGS)) | _stated(fields.get(\"kv_transfer_params\"))\n", "    return _stated(fields.get(\"kv_transfer_params\"))\n", f"{_CALLERS} -k wherever"),
-    Mend("recall may be asked for as text", "advisor/fleet/callers.py", "            hints = json.loads(hints)", "            hints = hints", f"{_CALLERS} -k wherever"),
+    Mend("recall may be asked for as text", "advisor/fleet/callers.py", "            hints = orjson.loads(hints)\n", "            pass\n", f"{_CALLERS} -k wherever"),
     Mend("what a chat's own form says is said once", "advisor/memory/requests.py", "for name, value in xargs.items() if name != HINTS}\n", "for name, value in xargs.items()}\n", f"{_CALLERS} -k wherever"),
     # Traces and plans
     Mend("a child before its parent", _READER, "self._same[other] = one", "pass", f"{_TRACES} -k child"),
