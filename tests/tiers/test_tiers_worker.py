@@ -481,6 +481,15 @@ def test_variables_of_a_machine_do_not(paper_config: Any, monkeypatch: pytest.Mo
     assert disk_identity(paper_config) == before
 
 
+def test_another_release_of_transformers_is_another(
+    paper_config: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a model's configuration leaves out, it has from there."""
+    before = disk_identity(paper_config)
+    monkeypatch.setattr("transformers.__version__", "99.0")
+    assert disk_identity(paper_config) != before
+
+
 def test_another_generation_of_devices_is_another(
     paper_config: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

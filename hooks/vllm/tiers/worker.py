@@ -317,6 +317,7 @@ def disk_identity(config: VllmConfig) -> str:
     class on both sides, and fails until each new one is classified. A class that is not listed
     counts as a whole. The model's files are identified by name, size and time.
     """
+    import transformers
     import vllm
 
     if config.weight_transfer_config is not None:
@@ -326,6 +327,7 @@ def disk_identity(config: VllmConfig) -> str:
     overrides = config.model_config.hf_overrides
     parts = [
         vllm.__version__,
+        transformers.__version__,  # whose defaults, and perhaps model, are used
         _described(config),
         # Their effect is in hf_config, but for files that they name, as a quantization_config_file.
         [_described(each) for each in overrides.values() if isinstance(each, str)]

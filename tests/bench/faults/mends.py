@@ -251,6 +251,7 @@ MENDS: Final = (
     Mend("freed memory is kept for small arrays", "advisor/process/process.py", "        system.mallopt(_TRIM_THRESHOLD, _KEPT)\n", "", "tests/advisor/test_cli.py -k small_arrays"),
     Mend("a sidecar asks for no huge pages", "advisor/service.py", "    tame_memory()\n", "", "tests/advisor/test_cli.py -k huge_pages"),
     Mend("a commit is of the weights' place", "hooks/vllm/tiers/worker.py", "if getattr(model, \"hf_config_path\", None) in (None, path):", "if True:", "tests/tiers/test_tiers_worker.py -k configurations_place"),
+    Mend("another transformers", "hooks/vllm/tiers/worker.py", "        transformers.__version__,  #", "        #", "tests/tiers/test_tiers_worker.py -k transformers"),
     Mend("a file that a setting names", "hooks/vllm/tiers/worker.py", "    if isinstance(value, str) and os.path.isfile(value):\n", "    if False:\n", "tests/tiers/test_tiers_worker.py -k setting_names"),
     Mend("a file that an override names", "hooks/vllm/tiers/worker.py", "[_described(each) for each in overrides.values() if isinstance(each, str)]", "[]", "tests/tiers/test_tiers_worker.py -k setting_names"),
     Mend("variables of libraries", "hooks/vllm/tiers/worker.py", "    names += _OF_LIBRARIES\n", "", "tests/tiers/test_tiers_worker.py -k choose"),
