@@ -73,6 +73,8 @@ MENDS: Final = (
     Mend("what cannot be read is set aside", "advisor/memory/store.py", "        os.replace(path, aside)\n", "        path.unlink()\n", f"{_FILES} -k 'damaged or others'"),
     Mend("unfinished files of others stay", "advisor/memory/store.py", "if _HEAD.startswith(head):", "if True:", f"{_FILES} -k others"),
     Mend("chats of others do not count", "advisor/memory/store.py", "if head == _HEAD:\n", "if True:\n", f"{_FILES} -k others"),
+    Mend("a crowd sets no chat aside", "advisor/memory/store.py", "error.errno in _SCARCE:\n", "False:\n", f"{_FILES} -k crowd"),
+    Mend("a chat without its text is not written", "advisor/memory/store.py", "        if is_whole and self._files is not None and chat.named:\n", "        if self._files is not None and chat.named:\n", f"{_CALLERS} -k crowd"),
     Mend("a deleted chat leaves nothing aside", "advisor/memory/command.py", "aside = proxy.store.forget_aside(caller_of(request.headers.raw), name)", "aside = False", f"{_FILES} -k damaged"),
     Mend("a full disk is in the status", "advisor/memory/store.py", "self.unwritten.add(chat.key)", "pass", f"{_FILES} -k disk"),
     Mend("what is not on disk leaves memory last", "advisor/memory/store.py", "key=lambda each: each[0] in unwritten", "key=lambda each: False", f"{_FILES} -k last"),
