@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import re
 import secrets
@@ -19,6 +20,8 @@ from .prompts import LastPrompts, Prompt, PromptReader
 
 Headers = list[tuple[bytes, bytes]]
 
+HINTS: Final = "kvgraph"  # the field with our hints, in ``kv_transfer_params`` and
+XARGS: Final = "vllm_xargs"
 MOST_BODY: Final = 64 << 20
 """Bytes of a request's body; chosen: several times the longest context in JSON."""
 MOST_VALUES: Final = 2 << 20
@@ -286,7 +289,7 @@ class Callers:
 
 def _explicit(fields: Mapping[str, Any], headers: Headers) -> _Name | None:
     """Return the session's name by vLLM's precedence. No name is refused: no engine does that."""
-    in_header, xargs = _in_header(headers), fields.get("vllm_xargs")
+    in_header, xargs = _in_header(headers), fields.get(XARGS)
     return (
         _name(fields.get("session_id"))
         or in_header
@@ -398,9 +401,18 @@ def _without_slash(path: str) -> str:
 
 
 def hints_in(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the hints in a request's fields; empty without any."""
-    params = fields.get("kv_transfer_params")
-    hints = params.get("kvgraph") if isinstance(params, dict) else None
+    """Return the hints in a request's fields, wherever an engine looks for them; empty without
+    any.
+    """
+    return _stated(fields.get(XARGS)) | _stated(fields.get("kv_transfer_params"))
+
+
+def _stated(params: object) -> dict[str, Any]:
+    """Return a field's hints, which may be JSON text there."""
+    hints = params.get(HINTS) if isinstance(params, dict) else None
+    if isinstance(hints, str):
+        with contextlib.suppress(orjson.JSONDecodeError):
+            hints = orjson.loads(hints)
     return hints if isinstance(hints, dict) else {}
 
 

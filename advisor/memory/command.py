@@ -40,7 +40,7 @@ from .engine import warn_if_unreachable
 from .proxy import MemoryProxy, caller_of, salt_of
 from .requests import CACHE_SALT
 from .settings import ATTENTION_WEIGHT, ChatStoreSettings, MemorySettings, Mode
-from .store import ChatStore
+from .store import ChatStore, UnreadError
 
 _MIB: Final = 1 << 20
 _KEY: Final = "OPENAI_API_KEY"
@@ -130,7 +130,10 @@ def memory_app(proxy: MemoryProxy) -> Router:
         name, aside = request.path_params["name"], False
         if request.method not in ("GET", "DELETE"):
             return refusal(404, NOT_SERVED)
-        found = _named(proxy.store, request, name)
+        try:
+            found = _named(proxy.store, request, name)
+        except UnreadError as error:
+            return refusal(error.status, str(error))
         if request.method == "DELETE":
             for chat in found:
                 proxy.store.forget(chat.key)

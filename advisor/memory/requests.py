@@ -8,12 +8,12 @@ from typing import Any, Final, NamedTuple
 
 import orjson
 
-from ..fleet.callers import BadRequestError, hints_in
+from ..fleet.callers import HINTS, XARGS, BadRequestError, hints_in
 from ..fleet.prompts import CHARACTERS_PER_TOKEN
 from .chat import Message, is_message
 
 CACHE_SALT: Final = "cache_salt"
-_PARAMS, _OURS, _MEMORY, _RECALL = "kv_transfer_params", "kvgraph", "memory", "recall"
+_PARAMS, _MEMORY, _RECALL = "kv_transfer_params", "memory", "recall"
 _TAGS: Final = frozenset(
     {"layer", "importance", "priority", "pinned", "identity", "memory_id"}
 )  # of a message's hints: docs/hints.md
@@ -55,13 +55,13 @@ class ChatRequest(NamedTuple):
         ours |= {"messages": tags} if tags else {}
         ours = ({_RECALL: True} if recalls else {}) | ours
         salted = {CACHE_SALT: salt} if salt and ours.get(_RECALL) else {}
-        return self._with(messages, {_OURS: ours}, salted)
+        return self._with(messages, {HINTS: ours}, salted)
 
     def plain(self, messages: Sequence[Message]) -> bytes:
         """Return the body for an engine that rejects hints, with ``messages`` in place of the
         client's.
         """
-        return self._with(messages, {_OURS: {}})
+        return self._with(messages, {HINTS: {}})
 
     def _with(
         self, messages: Sequence[Message], ours: dict[str, Any], more: Mapping[str, object] = {}
@@ -70,6 +70,8 @@ class ChatRequest(NamedTuple):
         params = (theirs if isinstance(theirs, dict) else {}) | ours
         params = {name: value for name, value in params.items() if value}
         fields = {name: value for name, value in self.fields.items() if name != _PARAMS}
+        if isinstance(xargs := fields.get(XARGS), dict):  # what it says of hints, ours say too
+            fields[XARGS] = {name: value for name, value in xargs.items() if name != HINTS}
         return orjson.dumps(
             fields | {"messages": messages, **more} | ({_PARAMS: params} if params else {})
         )

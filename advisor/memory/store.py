@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import hashlib
 import logging
 import os
@@ -20,6 +21,7 @@ import msgspec
 
 from ...graph.errors import ConfigError
 from ...graph.wire.frames import BAD_PAYLOAD
+from ..fleet.callers import BadRequestError
 from .chat import Block, ChatSession
 from .settings import ChatStoreSettings
 
@@ -35,7 +37,16 @@ _HEAD: Final = b"kvgraph chat 3\n"
 _DIGEST: Final = 32  # bytes
 _BODY: Final = len(_HEAD) + _DIGEST  # offset of the chat
 
+_SCARCE: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})  # and say nothing of a file
+
 _log = logging.getLogger(__name__)
+
+
+class UnreadError(BadRequestError):
+    """A chat's file cannot be read for want of open files or memory, as in a crowd."""
+
+    def __init__(self) -> None:
+        super().__init__("too many files are open to read this chat; try again soon", 503)
 
 
 class _File(NamedTuple):
@@ -82,7 +93,7 @@ class ChatFiles:
             self._note(digest, _File(owner, size))
 
     def read(self, key: str) -> ChatSession | None:
-        """Return the chat of a key; None if there is none that can be read."""
+        """Return the chat of a key; None if there is none that can be read. Raises UnreadError."""
         digest = _digest(key)
         file = self._files.get(digest)
         return self._read(digest, file) if file is not None else None
@@ -158,7 +169,9 @@ class ChatFiles:
             chat = _chat_in(path.read_bytes())
         except FileNotFoundError:
             return None
-        except (OSError, *BAD_PAYLOAD, MemoryError):
+        except (OSError, *BAD_PAYLOAD, MemoryError) as error:
+            if isinstance(error, OSError) and error.errno in _SCARCE:
+                raise UnreadError from None
             chat = None
         if chat is not None and _digest(chat.key) == digest:
             return chat
@@ -278,13 +291,16 @@ class ChatStore:
         return self._locks.setdefault(key, asyncio.Lock())
 
     def get(self, new: ChatSession) -> ChatSession:
-        """Return the chat with the key of ``new``: from memory, from its file, or else ``new``."""
+        """Return the chat with the key of ``new``: from memory, from its file, or else ``new``.
+        Raises UnreadError.
+        """
         key = new.key
-        chat = self._chats.pop(key, None) or self._in_use.get(key)
+        chat = self._chats.get(key) or self._in_use.get(key)
         if chat is None:
             chat = self._files.read(key) if self._files is not None else None
         chat = new if chat is None else chat
-        self._load(chat)
+        self._load(chat)  # first: it may raise, and the chat stays
+        self._chats.pop(key, None)
         self.put(chat)
         if key not in self._sizes:
             self._measure(chat, _encoded(chat))
@@ -298,7 +314,9 @@ class ChatStore:
         return list(self._chats.values())
 
     def of_caller(self, caller: str, salt: str, name: str) -> list[ChatSession]:
-        """Return the chats of this name that a caller may read, one for each model."""
+        """Return the chats of this name that a caller may read, one for each model. Raises
+        UnreadError.
+        """
         kept = self._files.of_owner(name, caller) if self._files is not None else []
         found = {chat.key: chat for chat in (*kept, *self._in_use.values())}  # the latter are newer
         asked = (caller, salt, name)
@@ -316,9 +334,9 @@ class ChatStore:
         if not self.holds(version):
             return
         chat = self._in_use[version.key]
-        self._load(chat)
+        is_whole = self._is_whole(chat)
         self._chats[chat.key] = chat
-        if self._files is not None and chat.named:
+        if is_whole and self._files is not None and chat.named:
             size = await self._files.write(chat)
             if not self.holds(chat):  # forgotten while it was written
                 return self._files.forget(chat.key)
@@ -347,6 +365,16 @@ class ChatStore:
         self._drop(key)
         if self._files is not None:
             self._files.forget(key)
+
+    def _is_whole(self, chat: ChatSession) -> bool:
+        """Load a chat's text before it is written; False if its file has to stay as it is."""
+        try:
+            self._load(chat)
+        except UnreadError:
+            if self._files is not None:
+                self._files.unwritten.add(chat.key)
+            return False
+        return True
 
     def _load(self, chat: ChatSession) -> None:
         """Read text that was dropped for want of room back from the chat's file."""

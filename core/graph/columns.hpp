@@ -140,16 +140,17 @@ public:
         rows_.push_back(row);
         parents_.push_back(parent);
     }
-    // Calls with each row that may follow a parent.
+    // Calls with each row that may follow a parent, those that were noted last first, until told false.
     template <class With>
-    void each_of(int32_t parent, With with) const {
+    void latest_of(int32_t parent, With with) const {
         constexpr size_t PART = 256;
-        for (size_t start = 0; start < parents_.size(); start += PART) {
-            size_t end = std::min(parents_.size(), start + PART);
+        for (size_t end = parents_.size(); end > 0;) {
+            size_t start = end - std::min(end, PART);
             uint32_t any = 0;
             for (size_t at = start; at < end; at++) any |= parents_[at] == parent;
-            for (size_t at = start; any && at < end; at++)
-                if (parents_[at] == parent) with(rows_[at]);
+            for (size_t at = end; any && at-- > start;)
+                if (parents_[at] == parent && !with(rows_[at])) return;
+            end = start;
         }
     }
     size_t bytes() const { return 4 * (rows_.capacity() + parents_.capacity()); }

@@ -179,17 +179,20 @@ inline PyObject* written(Arguments with, Py_ssize_t count) {
     return packed(doubtful);
 }
 
-// The rows that follow a parent, ascending. Where not all of them were noted when they were linked, all rows
-// are looked at, and they are noted.
+constexpr size_t MOST_CHILDREN = 1024;  // looked at: what all users share has one for each; chosen
+
+// The rows that follow a parent, ascending; of more than MOST_CHILDREN, those that were linked last. Where not
+// all of them were noted when they were linked, all rows are looked at, and they are noted.
 inline std::vector<int32_t> children_of(const Blocks& blocks, size_t parent, size_t size) {
     auto parents = blocks(&BlockColumns::parent);
-    size_t wanted = blocks(&BlockColumns::children)[parent];
+    size_t wanted = std::min<size_t>(blocks(&BlockColumns::children)[parent], MOST_CHILDREN);
     Heads& heads = blocks.columns().heads;
     std::vector<int32_t> found;
     auto follows = [&](size_t row) { return row < size && parents[row] == (int32_t)parent; };
     if (follows(parent + 1)) found.push_back((int32_t)parent + 1);
-    heads.each_of((int32_t)parent, [&](int32_t row) {
+    heads.latest_of((int32_t)parent, [&](int32_t row) {
         if ((size_t)row != parent + 1 && follows((size_t)row)) found.push_back(row);
+        return found.size() < 2 * MOST_CHILDREN;  // some were noted twice, perhaps
     });
     sort_rows(found);
     found.erase(std::unique(found.begin(), found.end()), found.end());

@@ -369,7 +369,7 @@ def may_be_shared(params: object) -> bool:
     store. Any caller may forbid it, trusted or not, even with a malformed value.
     """
     tag = params.get(KEY) if isinstance(params, dict) else None
-    return not isinstance(tag, dict) or tag.get(SHARE, True) is True
+    return tag is None or (isinstance(tag, dict) and tag.get(SHARE, True) is True)
 
 
 class HintReader:

@@ -343,13 +343,13 @@ class KvGraphConnector(WorkerCalls, SupportsHMA):  # type: ignore[misc]
 
     @guarded(None)
     def weights_changed(self, by: str) -> None:
-        """Drop all copies, and keep later ones inside this process: the worker call ``by`` may have
-        changed the weights, so that they no longer match the model's files.
+        """Drop all copies, and keep later ones inside this process: after the call ``by``, the
+        weights may no longer match the model's files.
         """
         if self.calls.reset_cache:
             self._once.warn(
                 "weights",
-                "kvgraph: %r was called in this engine's workers and may have changed its weights: "
+                "kvgraph: %r was called and may have changed this engine's weights: "
                 "copies are given up, and no disk or shared store is used from now on",
                 by[:MAX_NAME],
             )

@@ -20,6 +20,7 @@ PATCHES: Final = {
     "Executor.init_kv_output_aggregator": "lets workers that move nothing answer as in stock vLLM",
     "Scheduler.__init__": "holds new sessions in overload",
     "EngineCore.collective_rpc": "notes that workers may have got other weights",
+    "EngineCore.set_weight_version": "notes that they have got other weights",
     "EngineCoreProc.run_busy_loop": "wakes an idle engine for prefetches",
     "DPEngineCoreProc.run_busy_loop": "wakes an idle engine for prefetches",
     "GPUModelRunner.initialize_kv_cache": "samples decode steps",

@@ -210,6 +210,22 @@ def test_what_workers_are_told_from_outside_may_be_new_weights(
     assert engine.side is not None
 
 
+def test_a_version_that_a_trainer_gives_weights_says_that_they_are_new(paper: Any) -> None:
+    """It may have brought them without a call of vLLM's, as by a thread of its own worker's."""
+    from vllm.v1.engine.core import EngineCore
+
+    engine = paper(Shape(cold=64))
+    park(engine, PARKED)
+    told, core = disowned(engine), SimpleNamespace(scheduler=engine.scheduler)
+    follow_worker_calls()
+    EngineCore.set_weight_version(core, "step-7")
+    assert core._weight_version == "step-7"
+    assert not is_copied(engine)
+    engine.serve(text(2, 77))
+    assert any(told)
+    assert engine.side is not None
+
+
 def test_calls_of_workers_before_there_is_a_connector_are_vllms_own() -> None:
     from vllm.v1.engine.core import EngineCore
 

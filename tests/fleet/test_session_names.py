@@ -318,6 +318,7 @@ def test_a_name_that_engines_take_is_not_refused(odd: str) -> None:
         ([], {"session_id": odd}), ([(b"x-session-id", odd.encode())], {}),
         ([], {"vllm_xargs": {"session_id": odd}}),
         ([], {"kv_transfer_params": {"kvgraph": {"session": odd}}}),
+        ([], {"vllm_xargs": {"kvgraph": json.dumps({"session": odd})}}),
     ):  # fmt: skip
         asked = named(headers, body)
         assert (asked.turn.name, asked.turn.is_named) == (odd, True)
@@ -350,7 +351,8 @@ def test_what_is_no_name_is_the_engines_to_judge() -> None:
     twice = [(b"x-session-id", b"first"), (b"X-Session-ID", b"second")]
     asked = named(twice, {})
     assert (asked.turn.name, asked.headers) == ("first", twice), "as vLLM's server reads it"
-    for body in ({"session_id": 5}, {"session_id": ["a"]}, {"vllm_xargs": {"session_id": 5}}):
+    lone = {"vllm_xargs": {"kvgraph": '{"session": "\\ud800"}'}}  # engines say ? for that
+    for body in ({"session_id": 5}, {"session_id": ["a"]}, {"vllm_xargs": {"session_id": 5}}, lone):
         assert not named([], body).turn.is_named
 
 

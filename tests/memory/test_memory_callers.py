@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import json
 import tracemalloc
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from chat_scenes import LARGE, asked, finish, user
@@ -17,7 +19,7 @@ from kvgraph.advisor.memory import command
 from kvgraph.advisor.memory.chat import Block, ChatSession
 from kvgraph.advisor.memory.proxy import caller_salt
 from kvgraph.advisor.memory.settings import ChatStoreSettings, MemorySettings, Mode
-from kvgraph.advisor.memory.store import ChatStore
+from kvgraph.advisor.memory.store import ChatStore, UnreadError
 from kvgraph_bench.memory.chat_engine import Remembering, remembering
 
 
@@ -137,6 +139,31 @@ async def test_text_comes_back_for_its_api_key_alone_by_whichever_api(
         assert await salts(ours, cache_salt="a") == ["a"] * len(KEYS)
 
 
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"vllm_xargs": {"kvgraph": '{"recall": true}'}},
+        {"vllm_xargs": {"kvgraph": {"recall": True}}},
+        {"kv_transfer_params": {"kvgraph": '{"recall": true}'}},
+    ],
+    ids=["text in xargs", "xargs", "text"],
+)
+async def test_text_comes_back_for_its_api_key_alone_wherever_it_is_asked_for(
+    path: str, said: dict[str, Any]
+) -> None:
+    body = {"model": "m", "messages": [user("one")], "prompt": "one", **said}
+    async with remembering(replace(LARGE, mode=Mode.DISCARD)) as memory:
+        posted = [await memory.client.post(path, json=body, headers=each) for each in KEYS]
+        sent = [each.json()["sent"] for each in posted] if "chat" not in path else memory.engine.got
+    salts = [each.get("cache_salt") for each in sent]
+    assert None not in salts
+    assert len(set(salts)) == len(KEYS)
+    if "chat" in path:  # what is said of messages has their numbers in our prompt, and is said once
+        assert all("kvgraph" not in each.get("vllm_xargs", {}) for each in sent)
+        assert all(each["kv_transfer_params"] == {"kvgraph": {"recall": True}} for each in sent)
+
+
 async def test_a_chat_in_its_clients_own_form_has_its_api_keys_salt() -> None:
     recall = {"kv_transfer_params": {"kvgraph": {"recall": True}}}
     long = [user("one " * 20) for _ in range(60)]
@@ -207,6 +234,27 @@ async def test_text_that_memory_has_no_room_for_stays_in_its_file(tmp_path: Path
     assert [len(block.text) for block in chat.blocks] == [2000, 2000]
     again = ChatStore(kept).get(chat_of("a"))
     assert [len(block.text) for block in again.blocks] == [2000, 2000]
+
+
+async def test_a_crowd_costs_no_text_that_memory_has_no_room_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = ChatStoreSettings(ram_bytes=3000, directory=tmp_path)
+    store, texts = ChatStore(kept), ["x" * 2000, "y" * 2000]
+    chat = store.get(chat_of("a", *texts))
+    await store.keep(chat)
+    assert not chat.blocks[0].messages
+    with monkeypatch.context() as crowd:
+        crowd.setattr(Path, "read_bytes", Mock(side_effect=OSError(errno.ENFILE, "no more")))
+        with pytest.raises(UnreadError):
+            store.get(chat_of("a"))
+        await store.keep(chat)
+        assert store.unwritten == 1
+    assert store.chats() == [chat]
+    for each in (store, ChatStore(kept)):
+        assert [block.text for block in each.get(chat_of("a")).blocks] == texts
+    await store.keep(chat)
+    assert store.unwritten == 0
 
 
 async def test_many_short_messages_take_no_more_memory_than_is_allowed() -> None:

@@ -106,6 +106,22 @@ async def test_a_damaged_file_is_set_aside_and_its_chat_begins_anew(
     assert list(tmp_path.iterdir()) == []
 
 
+async def test_a_crowd_that_takes_all_open_files_costs_no_chat(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await spoken(tmp_path, "one")
+    async with remembering(LARGE, kept=ChatStoreSettings(directory=tmp_path)) as memory:
+        with monkeypatch.context() as crowd:
+            crowd.setattr(Path, "read_bytes", failing(errno.EMFILE))
+            answers = [
+                await append(memory, "lost"), await memory.client.get("/memory/s"),
+                await memory.client.delete("/memory/s"),
+            ]  # fmt: skip
+        assert [each.status_code for each in answers] == [503] * 3
+        assert (await append(memory, "two")).status_code == 200
+        assert memory.prompt() == ["one", "well then", "two"]
+
+
 async def test_whatever_bit_is_flipped_chats_are_answered(tmp_path: Path) -> None:
     await spoken(tmp_path, "one äöü", "two")
     (path,) = tmp_path.iterdir()

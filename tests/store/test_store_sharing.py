@@ -139,6 +139,7 @@ def test_at_eviction_what_is_copied_ahead_is_given(tmp_path: Path) -> None:
         {"lora_request": SimpleNamespace(lora_name="a")},
         {"kv_transfer_params": {"kvgraph": {"share": False}}},
         {"kv_transfer_params": {"kvgraph": {"share": "no"}}},
+        {"kv_transfer_params": {"kvgraph": '{"share": false}'}},  # where no text is read
     ],
 )
 def test_what_a_request_forbids_stays_here(fleet: Fleet, request_says: dict[str, Any]) -> None:

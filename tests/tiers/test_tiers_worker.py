@@ -358,6 +358,23 @@ def test_every_field_that_counts_gives_another_name(paper_config: Any) -> None:
     assert ("speculative_config", "draft_model_config", "quantization") in tried
 
 
+@pytest.mark.parametrize("named", ["an override", "a field"])
+def test_a_file_that_a_setting_names_counts_by_what_it_is(
+    paper_config: Any, tmp_path: Path, named: str
+) -> None:
+    """As a quantization of weights, or scales of an encoder, that somebody edits in place."""
+    path, names = tmp_path / "scales.json", set()
+    for text in ('{"bits": 8}', '{"bits": 16}'):
+        path.write_text(text)
+        config = whole(paper_config)
+        if named == "an override":
+            config.model_config.hf_overrides = {"quantization_config_file": str(path)}
+        else:
+            config.model_config.multimodal_config.mm_encoder_fp8_scale_path = str(path)
+        names.add(disk_identity(config))
+    assert len(names) == 2
+
+
 def test_a_field_that_vllm_gets_counts_at_once(paper_config: Any) -> None:
     """Until somebody decided, copies under its old value are not found; never a wrong one."""
     config, names = copy(paper_config), set()
@@ -462,6 +479,15 @@ def test_variables_of_a_machine_do_not(paper_config: Any, monkeypatch: pytest.Mo
     for variable in ("VLLM_DP_RANK", "VLLM_HOST_IP", "VLLM_PORT", "VLLM_CACHE_ROOT", "HOME"):
         monkeypatch.setenv(variable, "1")
     assert disk_identity(paper_config) == before
+
+
+def test_another_release_of_transformers_is_another(
+    paper_config: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a model's configuration leaves out, it has from there."""
+    before = disk_identity(paper_config)
+    monkeypatch.setattr("transformers.__version__", "99.0")
+    assert disk_identity(paper_config) != before
 
 
 def test_another_generation_of_devices_is_another(

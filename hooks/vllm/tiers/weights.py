@@ -1,4 +1,4 @@
-"""Detects calls of an engine's workers that may change its weights."""
+"""Detects calls of an engine that may change its weights, or say that they changed."""
 
 from __future__ import annotations
 
@@ -26,12 +26,14 @@ methods of a trainer's own worker, and functions sent to the workers.
 
 def follow_worker_calls() -> None:
     """Call ``weights_changed`` on the connector of every engine in this process when its workers
-    are called from outside the engine in a way that may change weights.
+    are called from outside the engine in a way that may change weights, or when a trainer says that
+    they have another version: it may have brought them on a road of its own.
     """
     try:
         from vllm.v1.engine.core import EngineCore
 
         patch(EngineCore, "collective_rpc", _followed)
+        patch(EngineCore, "set_weight_version", _versioned)
     except (ImportError, AttributeError) as error:
         logger.warning("kvgraph: new weights are noticed by resets alone (%s)", error)
 
@@ -43,9 +45,24 @@ def _followed(original: Method) -> Method:
             return original(self, method, *args, **kwargs)
         finally:  # one that failed may have changed some
             if not (isinstance(method, str) and method in _LEAVE_WEIGHTS):
-                _tell(getattr(getattr(self, "scheduler", None), "connector", None), method)
+                _tell(_connector(self), method)
 
     return collective_rpc
+
+
+def _versioned(original: Method) -> Method:
+    @functools.wraps(original)
+    def set_weight_version(self: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return original(self, *args, **kwargs)
+        finally:
+            _tell(_connector(self), "set_weight_version")
+
+    return set_weight_version
+
+
+def _connector(core: Any) -> Any:
+    return getattr(getattr(core, "scheduler", None), "connector", None)
 
 
 def _tell(connector: Any, method: Any) -> None:

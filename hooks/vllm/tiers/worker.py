@@ -317,15 +317,22 @@ def disk_identity(config: VllmConfig) -> str:
     class on both sides, and fails until each new one is classified. A class that is not listed
     counts as a whole. The model's files are identified by name, size and time.
     """
+    import transformers
     import vllm
 
     if config.weight_transfer_config is not None:
         raise StorageError("a trainer replaces this engine's weights while it runs")
     speculative = config.speculative_config
     draft = speculative.draft_model_config if speculative is not None else None
+    overrides = config.model_config.hf_overrides
     parts = [
         vllm.__version__,
+        transformers.__version__,  # whose defaults, and perhaps model, are used
         _described(config),
+        # Their effect is in hf_config, but for files that they name, as a quantization_config_file.
+        [_described(each) for each in overrides.values() if isinstance(each, str)]
+        if isinstance(overrides, dict)
+        else [],
         _environment(),
         _device(),
         _implementation(config.model_config),
@@ -353,6 +360,8 @@ def _described(value: object) -> object:
     """Describe a value of vLLM's configuration, equal in all processes for equal values."""
     from vllm.config.utils import normalize_value
 
+    if isinstance(value, str) and os.path.isfile(value):
+        return _stat(Path(value), value)  # what it names is read, and may be edited in place
     if isinstance(value, type) or not is_dataclass(value) or hasattr(value, "to_json_string"):
         return _hashed(value) or normalize_value(value)
     left_out = CHANGES_NOTHING.get(type(value).__name__, frozenset())

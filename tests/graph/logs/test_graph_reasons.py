@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -601,6 +602,27 @@ def test_siblings_are_found_as_by_a_look_at_all_blocks(copied: bool) -> None:
                 found.add(said)
     assert len(found) > 10
     assert core.heads_nbytes(blocks)
+
+
+def test_what_all_users_share_costs_each_no_more_than_what_a_few_share() -> None:
+    """A system prompt has a block behind it for each user, and each new one asks who else did."""
+
+    def cost(users: int) -> float:
+        now = [1.0]
+        graph = KVCacheGraph(limits=GraphLimits(max_ghosts=1 << 20), clock=lambda: now[0])
+        graph.apply("e", [stored(1)])
+        for first in range(2, users + 2, 1000):
+            graph.apply("e", [stored(key, behind=1) for key in range(first, first + 1000)])
+        now[0] += 1.0
+        blocks, took = graph.tables.blocks, list[float]()
+        parent, row = blocks.find(as_keys([1, 2])).tolist()
+        for _ in range(9):
+            began = time.thread_time()
+            assert core.sibling(blocks, blocks.size, row, parent, -1, now[0]) == -1
+            took.append(time.thread_time() - began)
+        return min(took)
+
+    assert cost(96_000) < 6 * cost(3000), "32 times as many"
 
 
 def test_a_log_gets_room_with_the_table_and_not_when_a_block_leaves() -> None:
