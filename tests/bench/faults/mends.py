@@ -77,7 +77,8 @@ MENDS: Final = (
     Mend("a full disk is in the status", "advisor/memory/store.py", "self.unwritten.add(chat.key)", "pass", f"{_FILES} -k disk"),
     Mend("what is not on disk leaves memory last", "advisor/memory/store.py", "key=lambda each: each[0] in unwritten", "key=lambda each: False", f"{_FILES} -k last"),
     Mend("a side question cuts no chat", "advisor/memory/proxy.py", "if not request.appends:", "if False:", f"{_FILES} -k side"),
-    Mend("the version that went on is kept", "advisor/memory/chat.py", "last = max(self.versions, key=lambda each: each.gone_on)", "last = self", f"{_FILES} -k 'side or anew'"),
+    Mend("the chat is kept beside a side question", "advisor/memory/chat.py", "        return _linked(self, new, *kept), new\n", "        return _linked(new, *kept), new\n", f"{_FILES} -k first_turn_on"),
+    Mend("a chat not yet continued is kept, too", "advisor/memory/chat.py", "key=lambda each: len(each.blocks))[-1:]", "key=lambda each: len(each.blocks))[:0]", f"{_FILES} -k first_turn_on"),
     # What goes into a prompt, and whose it is
     Mend("names in a prompt are escaped", "advisor/memory/chooser.py", "map(_plain, names[older:])", "names[older:]", _TOLD),
     Mend("each API key has a salt", "advisor/memory/requests.py", "salted = {CACHE_SALT: salt} if salt and ours.get(_RECALL) else {}", "salted = {}", _CALLERS),
