@@ -33,7 +33,9 @@ _LONGEST_KEPT: Final = (
     512  # characters of a session's name; a longer one is replaced by its digest. Chosen
 )
 _NOT_IN_NAMES: Final = frozenset("@/\\\0")  # by vLLM's rule for cache salts
-_NOBODY: Final = frozenset({"null", "none", "undefined"})  # what clients without a name write
+_NOBODY: Final = re.compile(  # what clients without a name write, or leave of a template
+    r"null|none|nil|undefined|0{8}-[-0]{27}|(\{\{|\$\{).*", re.IGNORECASE | re.DOTALL
+)
 _SERVED: Final = ("/tokenize", "/detokenize", "/version")  # served paths besides those below /v1/
 _DECODINGS: Final = 3  # of a path by servers in turn; chosen: one more than double decoding
 _GENERATES: Final = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages")
@@ -49,21 +51,26 @@ _STORES: Final = "/v1/responses"  # answers here are stored unless the request s
 _SESSION: Final = b"x-session-id"  # vLLM reads it in all of its APIs
 HARNESSES: Final[dict[str, tuple[str, ...]]] = {
     "Claude Code": ("X-Claude-Code-Session-Id",),
-    "Codex": ("session-id", "session_id", "conversation_id"),
+    # A thread is one agent's; subagents have their session's id.
+    "Codex": ("thread-id", "thread_id", "session-id", "session_id", "conversation_id"),
     "opencode": ("x-opencode-session", "x-session-affinity"),
     "Goose": ("agent-session-id",),
     "Kilo Code": ("X-KiloCode-TaskId", "x-kilo-session"),
     "Qwen Code": ("X-Qwen-Code-Session-Id",),
     "Amp": ("X-Amp-Thread-Id",),
     "Hermes": ("X-Hermes-Session-Id",),
+    "Mistral Vibe, Zed": ("x-affinity",),
     "Open WebUI": ("X-OpenWebUI-Chat-Id",),
+    "Hugging Face's chat-ui": ("ChatUI-Conversation-ID",),
     "LiteLLM": ("X-Litellm-Session-Id",),
     "Helicone": ("Helicone-Session-Id",),
     "xAI's clients": ("x-grok-conv-id",),
     "Dynamo": ("x-dynamo-session-id",),
-    "others": ("thread-id", "X-Conversation-Id"),
+    "others": ("X-Thread-Id", "X-Conversation-Id"),
 }
 """Headers in which agent harnesses name their sessions; the first one present counts."""
+_AGENT: Final = b"x-claude-code-agent-id"
+"""Claude Code's subagents have their session's name, and this; each is a conversation."""
 _HEADERS: Final = {
     header.lower().encode(): header for headers in HARNESSES.values() for header in headers
 }
@@ -300,23 +307,23 @@ def _explicit(fields: Mapping[str, Any], headers: Headers) -> _Name | None:
 
 def _harness(fields: Mapping[str, Any], headers: Headers) -> _Name | None:
     """Return the session's name as an agent harness gives it, if any."""
-    known = {key.lower(): value for key, value in reversed(headers)}
-    for header in _HEADERS:
-        if name := _name(text_of(known.get(header, b"")).strip()):
-            return name.accepted()
+    known = {key.lower(): text_of(value).strip() for key, value in reversed(headers)}
+    agent = known.get(_AGENT)
     said = (
+        *(known.get(header, "") for header in _HEADERS),
         *(_field(fields, path) for path in FIELDS),
         *(_in_user(_field(fields, path)) for path in _USERS),
     )
     for each in said:
         if name := _name(each):
-            return name.accepted()
+            own = _name(f"{each}:{agent}") if agent else name
+            return (own or name).accepted()
     key = _name(_field(fields, _CACHE_KEY))
     return key.accepted()._replace(shared=True) if key else None
 
 
 def _name(name: object) -> _Name | None:
-    if not isinstance(name, str) or not name or name.lower() in _NOBODY:
+    if not isinstance(name, str) or not name or _NOBODY.fullmatch(name):
         return None
     if len(name) > _LONGEST_KEPT:  # names are remembered, and one may be as long as a body
         return _Name(hashlib.blake2b(name.encode(), digest_size=16).hexdigest(), "")

@@ -208,8 +208,7 @@ class ChatSession(msgspec.Struct, weakref=True):
     evictions: Count = 0
     recalls: Count = 0
     crumb: Count = 0  # tokens of the line in the prompt that names the blocks that left
-    gone_on: Count = 0  # order in which clients last continued the versions; 0 for never
-    # Another version of the chat, see ``version_for``; that version has none itself.
+    # Another version of the chat, see ``version_for``, with the next one.
     other: ChatSession | None = None
 
     @property
@@ -231,7 +230,7 @@ class ChatSession(msgspec.Struct, weakref=True):
 
     @property
     def versions(self) -> list[ChatSession]:
-        return [self] if self.other is None else [self, self.other]
+        return [self] if self.other is None else [self, *self.other.versions]
 
     def version_for(self, messages: Sequence[Message]) -> tuple[ChatSession, ChatSession]:
         """Choose the version of the chat that a client's messages continue.
@@ -240,7 +239,8 @@ class ChatSession(msgspec.Struct, weakref=True):
         messages that share nothing with the chat get a version of their own. Messages that keep
         half of it or less, as after an edit, become the chat at once, and the previous version is
         kept as the other one. A version that the client continues becomes the chat. Besides the
-        newest version, the one continued last is kept.
+        newest version and the chat, the longest of the others is kept: it may be the one that the
+        client continues.
 
         Returns:
             The chat from now on, and the version that ``messages`` belong to: the same, or its
@@ -251,23 +251,21 @@ class ChatSession(msgspec.Struct, weakref=True):
         best = max(fits, key=lambda fit: (fit.common, fit.known))
         version = best.version
         if best.goes_on or (version is self and best.is_edited):
-            version.gone_on = 1 + max(each.gone_on for each in self.versions)
-            version.other = next((each for each in self.versions if each is not version), None)
-            if version is not self:
-                self.other = None
-            return version, version
-        last = max(self.versions, key=lambda each: each.gone_on)
+            rest = [each for each in self.versions if each is not version]
+            return _linked(version, *rest), version
+        kept = sorted(self.versions[1:], key=lambda each: len(each.blocks))[-1:]
         new = (
             version._copy()
             if best.common
             else ChatSession(self.key, self.name, self.caller, self.salt, self.named)
         )
-        self.other = last.other = None
         if best.common and version is self:
-            new.other = last
-            return new, new
-        last.other = new
-        return last, new
+            return _linked(new, self, *kept), new
+        return _linked(self, new, *kept), new
+
+    def without(self, version: ChatSession) -> None:
+        """Forget another version."""
+        _linked(*(each for each in self.versions if each is not version))
 
     def follow(
         self, messages: Sequence[Message], appends: bool, tags: Mapping[int, dict[str, Any]]
@@ -331,14 +329,14 @@ class ChatSession(msgspec.Struct, weakref=True):
             block.place, self.places = self.places, self.places + 1
 
     def _copy(self) -> ChatSession:
-        """Return a separate version that no client has continued yet."""
+        """Return a separate version."""
         blocks = [
             msgspec.structs.replace(
                 each, messages=[*each.messages], digests=[*each.digests], tags={**each.tags}
             )
             for each in self.blocks
         ]
-        return msgspec.structs.replace(self, blocks=blocks, gone_on=0, other=None)
+        return msgspec.structs.replace(self, blocks=blocks, other=None)
 
     def systems(self, messages: Sequence[Message]) -> int:
         number = 0
@@ -380,6 +378,13 @@ class ChatSession(msgspec.Struct, weakref=True):
             messages -= len(block.digests)
             kept.append(block)
         self.blocks = kept
+
+
+def _linked(*versions: ChatSession) -> ChatSession:
+    """Make these the versions of a chat; return the first, which is the chat."""
+    for each, behind in zip(versions, [*versions[1:], None], strict=True):
+        each.other = behind
+    return versions[0]
 
 
 class _Fit:

@@ -352,7 +352,7 @@ class ChatStore:
         if chat is version:
             self.forget(chat.key)
         else:
-            chat.other = None
+            chat.without(version)
 
     def forget_aside(self, caller: str, name: str) -> bool:
         """Remove the unreadable files of a caller's chats of this name; return whether there were

@@ -128,19 +128,22 @@ inline PyObject* end_turn(Arguments with, Py_ssize_t count) {
 }
 
 // begin_walk(blocks, sessions, row, rows, engine, now, prompt tokens, whether its whole prompt is known) ->
-// (how many blocks of its last turn the session abandoned, as of begin_turn): it walks these rows
+// (how many blocks of its last turn the session abandoned, as of begin_turn): it walks these rows. A prompt beside
+// the last turn abandons nothing, and is not what the session's next one is compared with.
 inline PyObject* begin_walk(Arguments with, Py_ssize_t count) {
     expect(count, 8);
     Blocks blocks(with[0]);
     Sessions table(with[1]);
-    size_t row = row_of(with[2], ingest::least(table(&SessionColumns::running), table(&SessionColumns::tip)));
+    size_t row = row_of(with[2], ingest::least(table(&SessionColumns::running), table(&SessionColumns::tip),
+                                               table(&SessionColumns::reach)));
     Array<const int32_t> rows(with[3]);
     int64_t engine = as_integer(with[4]), tokens = as_integer(with[6]);
     double now = as_double(with[5]);
-    bool whole = PyObject_IsTrue(with[7]) == 1;
-    size_t left = whole ? ingest::supersede_rows(blocks, table, rows, row) : 0;
+    bool whole = PyObject_IsTrue(with[7]) == 1, beside = whole && ingest::is_beside(blocks, table, rows, row);
+    size_t left = whole ? ingest::supersede_rows(blocks, table, rows, row, beside) : 0;
     ingest::own_rows(blocks, rows, (int32_t)row);
-    Begun begun(table, row, engine, now, tokens, whole ? (int64_t)rows.size() : -1, last_of(rows));
+    Begun begun(table, row, engine, now, tokens, whole && !beside ? (int64_t)rows.size() : -1,
+                last_of(rows));
     return Py_BuildValue("(nN)", (Py_ssize_t)left, begun.told());
 }
 

@@ -52,15 +52,27 @@ inline void own_rows(const Blocks& blocks, const Array<const int32_t>& rows, int
     }
 }
 
-// How many blocks of its last turn a session abandoned with this one, whose chain `rows` is: none while another
-// request of it runs, which is a sibling then.
-inline size_t supersede_rows(const Blocks& blocks, const Sessions& table, const Array<const int32_t>& rows, size_t own) {
+// Whether a prompt is beside its session's last turn: it shares no block with it, and is at most half as long. So are
+// questions for a title, and subagents, which have their session's name.
+inline bool is_beside(const Blocks& blocks, const Sessions& table, const Array<const int32_t>& rows, size_t own) {
+    auto parent = blocks(&BlockColumns::parent);
+    int32_t root = table(&SessionColumns::tip)[own];
+    if (root < 0 || !rows.size() || 2 * (int64_t)rows.size() > table(&SessionColumns::reach)[own]) return false;
+    for (size_t left = parent.size; left && (size_t)root < parent.size && parent[(size_t)root] >= 0; left--)
+        root = parent[(size_t)root];
+    return root != rows[0];
+}
+
+// How many blocks of its last turn a session abandoned with this one, whose chain `rows` is: none if it is `beside`
+// that, or while another request of it runs, which is a sibling then.
+inline size_t supersede_rows(const Blocks& blocks, const Sessions& table, const Array<const int32_t>& rows, size_t own,
+                             bool beside) {
     auto parent = blocks(&BlockColumns::parent), depth = blocks(&BlockColumns::depth);
     auto sessions = blocks(&BlockColumns::session);
     auto flags = blocks(&BlockColumns::flags);
     auto salt = blocks(&BlockColumns::salt);
     auto running = table(&SessionColumns::running), tips = table(&SessionColumns::tip);
-    int32_t session = (int32_t)own, tip = running[own] > 0 ? NO_ROW : tips[own];
+    int32_t session = (int32_t)own, tip = beside || running[own] > 0 ? NO_ROW : tips[own];
     size_t size = least(parent, depth, sessions, flags, salt), n = rows.size();
     check_rows(rows, size);
     for (int32_t row : rows) flags[(size_t)row] &= (uint8_t)~SUPERSEDED;

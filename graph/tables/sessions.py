@@ -172,7 +172,8 @@ class SessionTable(SessionOutlook):
         """As ``begin_turn``, for a request that walks these block rows; ``whole``: they are all
         full blocks of its prompt. The session owns these blocks, and shares those that others
         walked too. Returns how many blocks of its last turn it abandoned, and so superseded; 0
-        while another request of the session runs.
+        while another request of the session runs, and for a prompt at most half as long that shares
+        none of them: a side question, or a subagent.
         """
         self.changes += 1
         left, was = core.begin_walk(blocks, self, row, rows, engine, now, prompt_tokens, whole)

@@ -43,8 +43,9 @@ _Many = msgspec.Meta(max_length=MOST_EVENTS)
 _MEDIA: Final = {
     **dict.fromkeys(("GPU", "DEVICE"), Tier.HOT),
     **dict.fromkeys(("CPU", "CPU_PINNED", "CPU_TIER1", "HOST", "HOST_PINNED"), Tier.WARM),
-    **dict.fromkeys(("STORAGE", "DISK", "NVME", "CPU_TIER2"), Tier.COLD),
+    **dict.fromkeys(("STORAGE", "DISK", "NVME", "FS", "CPU_TIER2"), Tier.COLD),
     **dict.fromkeys(("EXTERNAL", "NETWORK", "REMOTE", "SHARED"), Tier.POOL),
+    **dict.fromkeys(("OBJ", "OBJECT_STORE", "SHARED_STORAGE"), Tier.POOL),
 }
 _FULL_ATTENTION: Final = frozenset({"full_attention", "mla_attention", "sink_full_attention"})
 _UNSTATED: Final = frozenset({None, "unknown"})
@@ -60,12 +61,14 @@ class _StoredMap(msgspec.Struct, tag="BlockStored", gc=False):
     session_id: str | int | float | None = None
     group_idx: int | None = None
     kv_cache_spec_kind: str | None = None
+    locality: str | None = None  # of a copy: where it lies, seen from the engine
 
 
 class _RemovedMap(msgspec.Struct, tag="BlockRemoved", gc=False):
     block_hashes: Hashes
     medium: str | None = None
     group_idx: int | None = None
+    locality: str | None = None
 
 
 class _ClearedMap(msgspec.Struct, tag="AllBlocksCleared", gc=False):
@@ -157,6 +160,7 @@ class KvEventDecoder:
         ]
         self._chosen: tuple[Any, Any, Any] | None = None
         self._group: tuple[int, int] | None = None  # its rank as a choice, and its number
+        self._is_pool_known = False  # whether an event was about the pool
         self._copies: Counter[int] = Counter()  # the pool's blocks, by hash, as far as reported
         self.unknown_events = 0  # events skipped because this build does not know their kind
         # Events skipped because they are malformed or have no meaning; the rest of their batch is
@@ -213,8 +217,10 @@ class KvEventDecoder:
             try:
                 translated.extend(self._translate(event))
             except WireError as error:
-                # Unknown media are never an engine's pool.
-                self._leave_out(str(error), _tier_of(event) is Tier.HOT)
+                # An unknown medium may be the pool's as long as no other name of it was seen.
+                tier = _tier_of(event)
+                is_pool = tier is Tier.HOT or (tier is None and not self._is_pool_known)
+                self._leave_out(str(error), is_pool)
         return translated
 
     def forget(self) -> None:
@@ -236,7 +242,8 @@ class KvEventDecoder:
         if isinstance(event, _ClearedMap | _ClearedArray):
             self._copies.clear()
             return [BlocksCleared()]
-        tier = _tier(event.medium)
+        tier = _tier(event)
+        self._is_pool_known |= tier is Tier.HOT
         packed = _pack(event.block_hashes)
         if isinstance(event, _Removed):
             if not self._is_observed(event.group_idx):
@@ -334,14 +341,13 @@ def _decode_as(shape: tuple[Any, Any, Any], payload: bytes) -> tuple[list[KvEven
     return known, bad, unknown
 
 
-def _tier(medium: str | None) -> Tier:
-    if medium is None:
-        return Tier.HOT
-    tier = _MEDIA.get(medium.upper())
+def _tier(event: _Stored | _Removed) -> Tier:
+    tier, medium = _tier_of(event), event.medium or ""
     if tier is None:
         allowed = ", ".join(_MEDIA)
         raise WireError(f"medium {medium[:32]!r} is not known; allowed: {allowed}")
-    return tier
+    is_remote = tier is not Tier.HOT and getattr(event, "locality", None) == "REMOTE"
+    return Tier.POOL if is_remote else tier
 
 
 def _tier_of(event: KvEvent) -> Tier | None:

@@ -292,6 +292,29 @@ def test_claude_codes_user_has_its_session_in_it(user_id: str, name: str | None)
         assert (turn.name if turn.is_named else None) == name
 
 
+CLAUDE = (b"X-Claude-Code-Session-Id", b"s")
+CODEX = (b"session-id", b"s")
+
+
+@pytest.mark.parametrize(
+    ("headers", "name"),
+    [
+        ([CLAUDE], "s"), ([CLAUDE, (b"x-claude-code-agent-id", b"a1")], "s:a1"),
+        ([CODEX, (b"thread-id", b"s")], "s"), ([CODEX, (b"thread-id", b"t")], "t"),
+        ([(b"session_id", b"s"), (b"thread_id", b"t")], "t"),
+    ],
+)  # fmt: skip
+def test_a_subagent_under_its_sessions_name_is_a_session_of_its_own(
+    headers: Headers, name: str
+) -> None:
+    """Otherwise its prompts would take the place of its parent's, which waits for it."""
+    user = {"metadata": {"user_id": "user_1_session_s"}}
+    asked = named(headers, user, "/v1/messages")
+    assert asked.turn.name == asked.turn.engine_name == name
+    explicit = named([*headers, (b"x-session-id", b"mine")], user, "/v1/messages")
+    assert explicit.turn.name == "mine"
+
+
 def test_what_vllm_reads_itself_comes_first_and_is_left_as_it_came() -> None:
     header = [(b"x-claude-code-session-id", b"harness"), (b"x-session-id", b"header")]
     asked = named(header, {"session_id": "body", "prompt_cache_key": "key"})
@@ -356,7 +379,10 @@ def test_what_is_no_name_is_the_engines_to_judge() -> None:
         assert not named([], body).turn.is_named
 
 
-@pytest.mark.parametrize("nobody", ["undefined", "null", "None"])
+UNSET = "{{LIBRECHAT_BODY_CONVERSATIONID}}", "${SESSION}", "00000000-0000-0000-0000-000000000000"
+
+
+@pytest.mark.parametrize("nobody", ["undefined", "null", "None", *UNSET])
 def test_a_client_without_a_name_may_write_so(nobody: str) -> None:
     headers = [(b"x-session-id", nobody.encode()), (b"x-session-affinity", nobody.encode())]
     assert not named(headers, {"session_id": nobody, "prompt_cache_key": nobody}).turn.is_named

@@ -158,6 +158,31 @@ def test_what_begins_beside_a_session_supersedes_nothing(
     assert traffic.asks(*HISTORY, 41) == first
 
 
+def test_a_side_question_under_a_chats_name_leaves_the_chat_as_it_was(traffic: Traffic) -> None:
+    """As a title that is asked for, or a subagent for which its session waits."""
+
+    def asks(*keys: int, name: str = "chat") -> None:
+        traffic.end(traffic.begin(*keys, session=name), *keys, session=name)
+
+    asks(*range(1, 9))
+    for questions in ([(101, 102, 103, 104)], [(201,), (301, 302), (301, 302, 303)]):
+        for question in questions:
+            asks(*question)
+            assert not any(traffic.superseded(*range(1, 9), *question))
+        asks(*range(1, 10))
+        assert traffic.superseded(1, 9, *questions[-1]) == [False] * 2 + [True] * len(question)
+    asks(*range(401, 406))
+    assert traffic.superseded(1, 9) == [True, True], "it is another version of the chat"
+
+
+def test_a_chat_goes_on_beside_a_question_that_runs(traffic: Traffic) -> None:
+    asked = traffic.begin(*range(1, 9), session="chat")
+    traffic.end(traffic.begin(101, session="chat"), 101, session="chat")
+    traffic.end(asked, *range(1, 9), session="chat")
+    traffic.begin(102, session="chat")
+    assert not any(traffic.superseded(*range(1, 9)))
+
+
 def test_another_tenants_request_continues_nothing(traffic: Traffic) -> None:
     first = traffic.asks(1, 2, 3, tenant="a")
     assert traffic.asks(1, 2, 3, 4, tenant="b") != first

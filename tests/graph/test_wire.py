@@ -319,7 +319,16 @@ def test_an_event_that_means_nothing_costs_only_itself(
     assert decoder.decode_payload(encode([1.5, [STORED, bad, REMOVED, bad]])) == OURS[:2]
     assert decoder.left_out == 3
     assert named in decoder.last_left_out
-    assert decoder.torn == ("medium" not in change or change["medium"] == 7)
+    assert decoder.torn == (known is False or change.get("medium") != "tape")
+
+
+def test_storage_that_is_not_the_engines_own_is_a_shared_store() -> None:
+    """vLLM's tiers of files and of objects both tell ``STORAGE``, and where it lies."""
+    for locality, tier in ((None, 4), ("LOCAL", 4), ("REMOTE", 8)):
+        place = {"medium": "STORAGE", "locality": locality}
+        events = decoded({**STORED, **place}, {**REMOVED, **place})
+        assert events == [BlocksSpilled(KEYS, tier, 0), CopiesDropped(pack(3), tier)]
+    assert decoded({**STORED, "locality": "REMOTE"}) == OURS[:1]
 
 
 @pytest.mark.parametrize("ts", [None, "2026-11-29", [], {"at": 1.5}, 1 << 63])
@@ -339,7 +348,8 @@ def test_a_batchs_time_costs_no_events_whatever_it_is(ts: object, known: bool) -
     ("medium", "tier"),
     [("cpu", 2), ("CPU", 2), ("Cpu", 2), ("CPU_PINNED", 2), ("cpu_pinned", 2), ("host", 2),
      ("host_pinned", 2), ("CPU_TIER1", 2), ("storage", 4), ("Disk", 4), ("CPU_TIER2", 4),
-     ("NVMe", 4), ("EXTERNAL", 8), ("remote", 8), ("shared", 8), ("network", 8)],
+     ("NVMe", 4), ("FS", 4), ("EXTERNAL", 8), ("remote", 8), ("shared", 8), ("network", 8),
+     ("OBJ", 8), ("SHARED_STORAGE", 8), ("OBJECT_STORE", 8)],
 )  # fmt: skip
 def test_media_are_read_in_any_case(medium: str, tier: int) -> None:
     events = decoded({**STORED, "medium": medium}, {**REMOVED, "medium": medium})

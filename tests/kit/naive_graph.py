@@ -151,15 +151,16 @@ class NaiveTurns(NaiveBlocks):
         session = self.session(name)
         for key in keys:
             self.block(key).superseded = False
+        beside = self.is_beside(session, keys)
         if session.running == 0:
-            self.supersede(name, session.tip, keys)
+            self.supersede(name, None if beside else session.tip, keys)
             if not session.turns:
                 session.first = len(keys)
             session.turns += 1
         self.own(name, keys)
         session.running += 1
         session.engine = engine
-        session.reach = len(keys)
+        session.reach = session.reach if beside else len(keys)
         session.state = SessionState.RUNNING
         self.mark_tip(name, keys)
 
@@ -222,6 +223,12 @@ class NaiveTurns(NaiveBlocks):
     def compacts(self, known: int, blocks: int, before: int) -> bool:
         full = before * 4 >= 3 * max(each.reach for each in self.sessions.values())
         return full and 2 * blocks <= before and (blocks - known) * 20 >= before
+
+    def is_beside(self, session: NaiveSession, keys: list[int]) -> bool:
+        root = session.tip
+        while root is not None and (parent := self.blocks[root].parent) is not None:
+            root = parent
+        return root is not None and root != keys[0] and 2 * len(keys) <= session.reach
 
     def supersede(self, name: str, tip: int | None, keys: list[int]) -> None:
         while tip is not None and tip not in keys:

@@ -17,7 +17,7 @@ import msgspec
 import pytest
 from chat_scenes import APPEND, LARGE, append, asked, finish, model, names, shown, user
 from kvgraph.advisor.memory import store
-from kvgraph.advisor.memory.chat import ChatSession
+from kvgraph.advisor.memory.chat import Block, ChatSession
 from kvgraph.advisor.memory.settings import ChatStoreSettings, MemorySettings
 from kvgraph.advisor.memory.store import ChatFiles
 from kvgraph.graph.errors import ConfigError
@@ -285,6 +285,31 @@ def test_a_side_question_leaves_the_chat_as_it_was(kind: str, budget: int, tmp_p
     assert prompts == plain[1]
     if kind != "with the first message":  # which is an edit, until the chat goes on
         assert known == plain[0]
+
+
+@pytest.mark.parametrize("places", [slice(-2, None), slice(1, 3)], ids=["newest", "first"])
+def test_a_side_question_from_the_first_turn_on_leaves_the_chat_as_it_was(places: slice) -> None:
+    """It has messages of the chat, and comes before the chat has been continued."""
+    chat, messages = ChatSession("key", "name", "caller"), [{"role": "system", "content": "Help."}]
+
+    def asks(sent: list[Any]) -> ChatSession:
+        nonlocal chat
+        chat, version = chat.version_for(sent)
+        version.follow(sent, False, {})
+        version.add([model(f"answer {len(sent)}")])
+        return version
+
+    known = list[Block]()
+    for turn in range(5):
+        messages.append(user(f"turn {turn}"))
+        version = asks(messages)
+        if turn > 1:
+            assert all(one is same for one, same in zip(known, version.blocks, strict=False))
+        known = version.blocks
+        messages.append(model(f"answer {len(messages)}"))
+        for what in ("title", "tags"):
+            asks([*messages[places], user(f"which {what}?")])
+        assert len(chat.versions) <= 3
 
 
 async def test_a_chat_that_is_begun_anew_under_its_name_is_followed(tmp_path: Path) -> None:

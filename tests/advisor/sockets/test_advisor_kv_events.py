@@ -270,6 +270,15 @@ def test_an_event_that_cannot_be_read_costs_itself_and_the_state_says_so(
         assert (watcher.forgotten, watcher.source.sequence.gaps) == (0, 0)
 
 
+def test_a_pool_under_a_name_that_is_not_known_leaves_no_good_state(
+    publisher: Publisher, watcher: Watcher
+) -> None:
+    publisher.publish({**stored(1), "medium": "XPU"})
+    watcher.until(lambda: watcher.source.state == "partial")
+    assert "XPU" in watcher.source.last_left_out
+    assert watcher.blocks == set()
+
+
 def test_batches_that_wait_for_a_replay_mean_what_they_mean_behind_it(
     publisher: Publisher, watcher: Watcher
 ) -> None:
