@@ -80,6 +80,24 @@ def test_a_part_that_is_not_there_is_refused_by_name(bench: str) -> None:
     assert "'step'; allowed: all, " in done.output
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["agents", "--best", "16"],
+        ["agents", "--closed", "--requests", "60"],
+        ["agents", "--closed", "--stock", ".5"],
+        ["agents", "--closed", "--paper", "--pairs", "2"],
+        ["agents", "--open", "--arms", "hints"],
+        ["tiers", "--pairs", "0"],
+        ["confkv", "--length", "255"],
+    ],
+)
+def test_an_option_that_would_do_nothing_is_refused(words: list[str]) -> None:
+    done = CliRunner().invoke(app, words, env={"COLUMNS": "300"})
+    assert done.exit_code == 2
+    assert words[-2] in done.output
+
+
 MEASURED = {
     "graph": "graph.graph", "sidecar": "sidecars.sidecar_bench", "hotpath": "hotpath",
     "replay": "replay", "meaning": "meaning.meaning", "confkv": "confkv.confkv",

@@ -1,4 +1,4 @@
-"""The tiers bench: its workload is what it claims, and its figures follow from the records."""
+"""The tiers bench: its figures follow from the records, and what servers say is told."""
 
 from __future__ import annotations
 
@@ -35,9 +35,6 @@ from kvgraph_bench.tiers.tiers_arms import (
 @pytest.fixture(scope="module")
 def workload() -> Workload:
     return build_tier_workload(2048)
-
-
-# The workload ------------------------------------------------------------------------------------
 
 
 # Figures from canned records ---------------------------------------------------------------------

@@ -250,7 +250,7 @@ class _Bench:
         pace = done.pace or 1.0
         trace = engine_trace(self.requests, done.passed.sent_s, pace, path, done.took_s())
         for policy in policies:
-            self.shown.starting(f"lab: {policy}")
+            self.shown.passing("lab", policy, 0)
             self.lab.append(lab_run(trace, policy, done.pool))
         self.keep(self.result())
 
