@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from kvgraph_bench.errors import BenchError
 from kvgraph_bench.fleet.apart import run_apart
 from kvgraph_bench.fleet.fleet_kills import LONGEST_S, STAGE, failed_in
 from kvgraph_bench.fleet.kill_wave import LEAST, KillWave, WaveEnd
@@ -57,6 +58,13 @@ def test_an_error_that_is_streamed_is_no_answer_and_says_why() -> None:
     facts = play(pieces=[PIECES[0], 'data: {"error": {"code": 500}}\n\ndata: [DONE]\n\n'])
     assert (facts["cut"], facts["whole"]) == (len(BODIES), 0)
     assert facts["why"] == ['data: {"error": {"code": 500}}']
+
+
+def test_a_wave_that_nobody_answers_ends_and_says_why() -> None:
+    with pytest.raises(
+        BenchError, match="only 0 requests were in flight at the kill: ConnectError"
+    ):
+        asyncio.run(KillWave([StandInEngine().url], BODIES).play(lambda: asyncio.sleep(0)))
 
 
 @pytest.mark.parametrize("addresses", [1, 2])
