@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from kvgraph_bench.cli import app
-from kvgraph_bench.figures import Figure, Figures, keep_raw
+from kvgraph_bench.figures import Figure, Figures, at_least, keep_raw
 from kvgraph_bench.steps.scheduler_steps import EMPTY, Busy, measure_arms, measure_client
 from kvgraph_bench.steps.step_loop import Load
 from typer.testing import CliRunner
@@ -55,6 +55,23 @@ def test_what_was_measured_outlives_a_raw_file_that_went_away(
     assert json.loads((tmp_path / "raw.json").read_text()) == {"value": 1}
     keep_raw(tmp_path, {"value": 1})
     assert "cannot be written" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("bound", [100 * 227 / 228, 55 / 60, 100.0])
+def test_what_equals_a_bound_is_no_miss(bound: float) -> None:
+    assert not Figure.of(bound, "%", at_least(bound)).is_missed
+    assert Figure.of(bound - 0.11, "%", at_least(bound)).is_missed
+
+
+def test_counts_are_shown_with_all_their_digits(capsys: pytest.CaptureFixture[str]) -> None:
+    figures = Figures("some")
+    figures.add("sessions", 100_000, "sessions")
+    figures.add("rates", [12_345.6, 0.123456, 9999.4], "tok/s")
+    figures.print()
+    shown = capsys.readouterr().out
+    assert "100,000 sessions" in shown
+    assert "0.1235 – 12,346" in shown
+    assert "9,999 tok/s" in shown
 
 
 def test_a_figure_is_the_median_with_its_spread() -> None:

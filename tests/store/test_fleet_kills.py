@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 from kvgraph_bench.errors import BenchError
+from kvgraph_bench.figures import Figures
 from kvgraph_bench.fleet.apart import run_apart
-from kvgraph_bench.fleet.fleet_kills import LONGEST_S, STAGE, failed_in
+from kvgraph_bench.fleet.fleet_kills import BEGUN_THERE, LONGEST_S, STAGE, add_waves, failed_in
 from kvgraph_bench.fleet.kill_wave import LEAST, KillWave, WaveEnd
 from kvgraph_bench.fleet.mooncake_processes import why_not
 from kvgraph_bench.fleet.stand_in_engine import StandInEngine
@@ -81,6 +82,13 @@ def test_what_is_cut_counts_as_failed_unless_its_answer_was_passed_on_by_what_wa
     facts: dict[str, Any] = {"cut": 2, "failed": 1}
     assert failed_in("engine", facts) == failed_in("router", facts) == 1
     assert failed_in("master", facts) == failed_in("sidecar", facts) == 3
+
+
+def test_too_few_in_flight_is_a_miss() -> None:
+    facts = {"cut": 0, "failed": 0, "asked_again": 0, "store_loaded": 0}
+    figures = Figures("fleet")
+    add_waves(figures, {name: {**facts, "in_flight": 19} for name in BEGUN_THERE})
+    assert figures.figures["in_flight_at_kill"].is_missed
 
 
 @pytest.fixture
