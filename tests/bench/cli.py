@@ -10,7 +10,7 @@ import signal
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn
 
 import typer
 from rich.console import Console
@@ -193,7 +193,7 @@ def confkv(
     ] = None,
     texts: Annotated[int | None, typer.Option(min=3, help="Windows of text; else 48.")] = None,
     length: Annotated[
-        int | None, typer.Option(min=200, help="Tokens of a window; else 1,024.")
+        int | None, typer.Option(min=256, help="Tokens of a window; else 1,024.")
     ] = None,
     part: Annotated[str, typer.Option(help="all, text, needles, pages or cost.")] = "all",
 ) -> None:
@@ -202,8 +202,7 @@ def confkv(
         from .confkv.confkv import FULL, QUICK
 
         scale = QUICK if quick else FULL
-        length = length or scale.length
-        scale = replace(scale, texts=texts or scale.texts, length=length, prompt=length // 4)
+        scale = replace(scale, texts=texts or scale.texts, length=length or scale.length)
     _measure(".confkv.confkv", as_json, part=part, scale=scale, model=model, text=text)
 
 
@@ -246,7 +245,7 @@ def kernels(as_json: Json = False, model: Model = None) -> None:
 def tiers(
     as_json: Json = False,
     part: Annotated[str, typer.Option(help="all, texts, pressure or idle.")] = "all",
-    pairs: int = 6,
+    pairs: Annotated[int, typer.Option(min=1, help="Rounds without memory pressure (idle).")] = 6,
     pace: Annotated[
         float | None, typer.Option(min=0.1, help="Factor on the script's pauses; else measured.")
     ] = None,
@@ -285,10 +284,14 @@ def agents(
     pairs: Pairs = None,
 ) -> None:
     """Run a real vLLM with recorded agents: stock, the graph, hints, host memory; and the lab."""
-    if by_clock and (closed or paper or arms or model):
-        raise typer.BadParameter("it plays its own arms on paper", param_hint="--open")
+    mode = "--closed --paper" if paper else "--closed" if closed else "--open" if by_clock else ""
+    if by_clock and (closed or paper):
+        raise typer.BadParameter("not with --closed or --paper", param_hint="--open")
     if paper and not closed:
         raise typer.BadParameter("is an option of --closed", param_hint="--paper")
+    _check_taken(
+        mode, arms=arms, requests=requests, stock=stock, model=model, best=best, pairs=pairs
+    )
     shares = _shares(stock)
     with _explained():
         from .agents.agents import QUICK, Scale, run, save_details
@@ -322,6 +325,26 @@ def agents(
             )
             save_details(result)
     result.figures().print(as_json)
+
+
+_TAKEN: Final = {
+    "": ("arms", "requests", "stock", "model"),
+    "--closed": ("arms", "model", "best", "pairs"),
+    "--closed --paper": ("best",),
+    "--open": ("requests", "stock"),
+}
+"""Of the options that not all ways to run ``bench agents`` take, each way's."""
+
+
+def _check_taken(mode: str, **options: object) -> None:
+    """Refuse options that would do nothing."""
+    for name, value in options.items():
+        if value is not None and name not in _TAKEN[mode]:
+            taken = ", ".join(f"--{each}" for each in _TAKEN[mode])
+            problem = (
+                f"does nothing {f'with {mode}' if mode else 'without --closed'}; allowed: {taken}"
+            )
+            raise typer.BadParameter(problem, param_hint=f"--{name}")
 
 
 def _shares(text: str | None) -> tuple[float, ...] | None:

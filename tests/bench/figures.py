@@ -114,6 +114,12 @@ class Figures:
         return table
 
 
+def at_least(bound: float, digits: int = 1) -> str:
+    """A target, rounded down: what equals the bound is no miss."""
+    scale = 10**digits
+    return f"≥ {math.floor(bound * scale) / scale:.{digits}f}"
+
+
 def quantile(samples: Sequence[float], percentile: float) -> float:
     return float(np.percentile(samples, percentile))
 
@@ -129,13 +135,18 @@ def _rounded(value: Value) -> Value:
 def _shown(figure: Figure) -> str:
     if isinstance(figure.value, bool):
         return "yes" if figure.value else "no"
-    return f"{figure.value:,.4g} {figure.unit}"
+    return f"{_number(figure.value)} {figure.unit}"
 
 
 def _spread(figure: Figure) -> str:
     if figure.n == 1:
         return ""
-    return "{:,.4g} – {:,.4g}".format(*figure.spread)
+    return " – ".join(map(_number, figure.spread))
+
+
+def _number(value: float) -> str:
+    """Four digits; all of a larger number's, since ``g`` would write a count as ``1e+05``."""
+    return f"{value:,.0f}" if abs(value) >= 9999.5 else f"{value:,.4g}"
 
 
 def keep_raw(path: Path, facts: Mapping[str, Any]) -> None:

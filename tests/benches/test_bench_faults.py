@@ -313,6 +313,8 @@ def test_a_mend_is_taken_out_of_a_copy_and_put_back(
         assert mends.tested(tmp_path, mend.tests) == 1
     assert "a + b" in (tmp_path / mend.file).read_text()
     assert mends.tested(tmp_path, "none.py") == 2
+    with mends.taken_out(tmp_path, mend._replace(new="__import__('os').abort()")):
+        assert mends.tested(tmp_path, mend.tests) == 1  # no test passes that ends the process
     with (
         pytest.raises(BenchError, match="0 times"),
         mends.taken_out(tmp_path, mend._replace(old="a * b")),

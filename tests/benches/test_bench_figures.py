@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from kvgraph_bench.cli import app
-from kvgraph_bench.figures import Figure, Figures, keep_raw
+from kvgraph_bench.figures import Figure, Figures, at_least, keep_raw
 from kvgraph_bench.steps.scheduler_steps import EMPTY, Busy, measure_arms, measure_client
 from kvgraph_bench.steps.step_loop import Load
 from typer.testing import CliRunner
@@ -57,6 +57,23 @@ def test_what_was_measured_outlives_a_raw_file_that_went_away(
     assert "cannot be written" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("bound", [100 * 227 / 228, 55 / 60, 100.0])
+def test_what_equals_a_bound_is_no_miss(bound: float) -> None:
+    assert not Figure.of(bound, "%", at_least(bound)).is_missed
+    assert Figure.of(bound - 0.11, "%", at_least(bound)).is_missed
+
+
+def test_counts_are_shown_with_all_their_digits(capsys: pytest.CaptureFixture[str]) -> None:
+    figures = Figures("some")
+    figures.add("sessions", 100_000, "sessions")
+    figures.add("rates", [12_345.6, 0.123456, 9999.4], "tok/s")
+    figures.print()
+    shown = capsys.readouterr().out
+    assert "100,000 sessions" in shown
+    assert "0.1235 – 12,346" in shown
+    assert "9,999 tok/s" in shown
+
+
 def test_a_figure_is_the_median_with_its_spread() -> None:
     figure = Figure.of([3.0, 1.0, 2.0], "ms")
     assert (figure.value, figure.spread, figure.n) == (2.0, (1.0, 3.0), 3)
@@ -78,6 +95,24 @@ def test_a_part_that_is_not_there_is_refused_by_name(bench: str) -> None:
     done = CliRunner().invoke(app, [bench, "--part", "step"], env={"COLUMNS": "300"})
     assert done.exit_code == 2
     assert "'step'; allowed: all, " in done.output
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["agents", "--best", "16"],
+        ["agents", "--closed", "--requests", "60"],
+        ["agents", "--closed", "--stock", ".5"],
+        ["agents", "--closed", "--paper", "--pairs", "2"],
+        ["agents", "--open", "--arms", "hints"],
+        ["tiers", "--pairs", "0"],
+        ["confkv", "--length", "255"],
+    ],
+)
+def test_an_option_that_would_do_nothing_is_refused(words: list[str]) -> None:
+    done = CliRunner().invoke(app, words, env={"COLUMNS": "300"})
+    assert done.exit_code == 2
+    assert words[-2] in done.output
 
 
 MEASURED = {

@@ -1,4 +1,4 @@
-"""The tiers bench: its workload is what it claims, and its figures follow from the records."""
+"""The tiers bench: its figures follow from the records, and what servers say is told."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from kvgraph_bench.errors import CompletionError
 from kvgraph_bench.serving.completions import Answer, PassResult, all_at_once, one_at_a_time
@@ -35,9 +36,6 @@ from kvgraph_bench.tiers.tiers_arms import (
 @pytest.fixture(scope="module")
 def workload() -> Workload:
     return build_tier_workload(2048)
-
-
-# The workload ------------------------------------------------------------------------------------
 
 
 # Figures from canned records ---------------------------------------------------------------------
@@ -111,6 +109,13 @@ def test_arms_differ_by_their_settings_alone(tmp_path: Path) -> None:
         {"AITHER_KVCACHE_PREFETCH": "0"},
         {"AITHER_KVCACHE_PREFETCH": "0", "AITHER_KVCACHE_SPILL": "all"},
     ]
+
+
+def test_a_server_closes_no_connection_before_its_client(tmp_path: Path) -> None:
+    kept = httpx.Limits().keepalive_expiry
+    environment = STOCK.plan("m", tmp_path).environment({})
+    assert kept is not None
+    assert float(environment["VLLM_HTTP_TIMEOUT_KEEP_ALIVE"]) > 2 * kept
 
 
 @pytest.fixture

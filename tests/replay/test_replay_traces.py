@@ -172,11 +172,12 @@ def test_sessions_without_time_stamps_come_as_their_answers_let_them(loaded: Loa
         {"session_id": "b", "delay": 500, **BODY},
         {"session_id": "a", **BODY},
         {"session_id": "b", "timestamp": None, "delay": None, **BODY},
+        {"delay": 4000, **BODY},  # a session of a single turn
     )
-    assert trace.session.tolist() == [0, 1, 1, 0, 0]
+    assert trace.session.tolist() == [0, 1, 1, 2, 0, 0]
     answer = 500 / 20_000 + 100 * 0.02
     assert trace.at.tolist() == pytest.approx(
-        [0.0, 0.5, 0.5 + answer, 2.0 + answer, 2.0 + 2 * answer]
+        [0.0, 0.5, 0.5 + answer, 4.0, 2.0 + answer, 2.0 + 2 * answer]
     )
 
 

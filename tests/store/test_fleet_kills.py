@@ -9,8 +9,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from kvgraph_bench.errors import BenchError
+from kvgraph_bench.figures import Figures
 from kvgraph_bench.fleet.apart import run_apart
-from kvgraph_bench.fleet.fleet_kills import LONGEST_S, STAGE, failed_in
+from kvgraph_bench.fleet.fleet_kills import BEGUN_THERE, LONGEST_S, STAGE, add_waves, failed_in
 from kvgraph_bench.fleet.kill_wave import LEAST, KillWave, WaveEnd
 from kvgraph_bench.fleet.mooncake_processes import why_not
 from kvgraph_bench.fleet.stand_in_engine import StandInEngine
@@ -59,6 +61,13 @@ def test_an_error_that_is_streamed_is_no_answer_and_says_why() -> None:
     assert facts["why"] == ['data: {"error": {"code": 500}}']
 
 
+def test_a_wave_that_nobody_answers_ends_and_says_why() -> None:
+    with pytest.raises(
+        BenchError, match="only 0 requests were in flight at the kill: ConnectError"
+    ):
+        asyncio.run(KillWave([StandInEngine().url], BODIES).play(lambda: asyncio.sleep(0)))
+
+
 @pytest.mark.parametrize("addresses", [1, 2])
 def test_an_answer_that_had_begun_is_cut_and_asked_for_nowhere_else(addresses: int) -> None:
     facts = play(addresses, killed=True)
@@ -73,6 +82,13 @@ def test_what_is_cut_counts_as_failed_unless_its_answer_was_passed_on_by_what_wa
     facts: dict[str, Any] = {"cut": 2, "failed": 1}
     assert failed_in("engine", facts) == failed_in("router", facts) == 1
     assert failed_in("master", facts) == failed_in("sidecar", facts) == 3
+
+
+def test_too_few_in_flight_is_a_miss() -> None:
+    facts = {"cut": 0, "failed": 0, "asked_again": 0, "store_loaded": 0}
+    figures = Figures("fleet")
+    add_waves(figures, {name: {**facts, "in_flight": 19} for name in BEGUN_THERE})
+    assert figures.figures["in_flight_at_kill"].is_missed
 
 
 @pytest.fixture

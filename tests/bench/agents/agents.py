@@ -118,6 +118,9 @@ class AgentsResult:
         ]
 
     def _add_tiers(self, figures: Figures) -> None:
+        for arm in (HOST_LRU, QUIET_TIERS, TIERS):
+            if shares := self.shares(arm, self.pools[0]):
+                figures.add(f"{arm.name}_share", shares, "share of prompt")
         for arm, name, target in (
             (QUIET_TIERS, "quiet_tiers_recomputed", "≤ 1.0"),
             (TIERS, "tiers_recomputed", "≤ 0.85"),
@@ -250,7 +253,7 @@ class _Bench:
         pace = done.pace or 1.0
         trace = engine_trace(self.requests, done.passed.sent_s, pace, path, done.took_s())
         for policy in policies:
-            self.shown.starting(f"lab: {policy}")
+            self.shown.passing("lab", policy, 0)
             self.lab.append(lab_run(trace, policy, done.pool))
         self.keep(self.result())
 

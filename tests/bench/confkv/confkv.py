@@ -144,11 +144,15 @@ PARTS: Final = ("all", "text", "needles", "pages", "cost")
 class Scale:
     texts: int = 48  # held-out windows; three seeds choose their thirds
     length: int = 1024  # tokens of a window
-    prompt: int = 256  # of which so many are read at once
+
+    @property
+    def prompt(self) -> int:
+        """Tokens of a window that are read at once."""
+        return self.length // 4
 
 
 FULL: Final = Scale()
-QUICK: Final = Scale(texts=6, length=384, prompt=128)
+QUICK: Final = Scale(texts=6, length=384)
 
 
 def run(progress: bool, part: str, scale: Scale, model: Path | None, text: Path | None) -> Figures:

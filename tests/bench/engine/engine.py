@@ -72,9 +72,7 @@ class Profile:
 
 def profiled(plan: ServerPlan, seconds: float) -> Profile:
     kept = plan.directory / f"{plan.arm}.own_times.json"
-    # Server and callers are late under this load: no connection may be closed just as a caller
-    # takes it up again.
-    settings = (*plan.settings, (OWN_TIMES, str(kept)), ("VLLM_HTTP_TIMEOUT_KEEP_ALIVE", "60"))
+    settings = (*plan.settings, (OWN_TIMES, str(kept)))
     options = (*plan.options, "--distributed-executor-backend", f"{_EXECUTORS}.ProfiledExecutor")
     plan = replace(plan, blocks=POOL, max_model_len=MAX_MODEL_LEN, max_num_seqs=RUNNING,
                    settings=settings, options=options)  # fmt: skip

@@ -168,7 +168,7 @@ def run_replays(figures: Figures, size: Size, say: Say) -> None:
     figures.add("replay_rounds", rounds * len(WAYS), "")
     figures.add("replay_wrong_pictures", wrong, "", "0")
     figures.add("replay_losses_not_said", silent, "", "0")
-    figures.add("replay_attempts_a_gap", most, "", f"≤ {MAX_ATTEMPTS}, the mean of a round")
+    figures.add("replay_attempts_a_gap", most, "the mean of a round", f"≤ {MAX_ATTEMPTS}")
 
 
 def run_late(figures: Figures, size: Size, say: Say) -> None:

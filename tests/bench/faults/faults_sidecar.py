@@ -77,7 +77,9 @@ def run_kills(figures: Figures, size: Size, say: Say) -> None:
     figures.add("engine_failures", killed.served.failed, "", "0")
     figures.add("engine_requests", killed.served.answered, "", f"≥ {REQUESTS:,}")
     figures.add("kills", len(killed.took), "", f"{KILLS}")
-    figures.add("resync_s", float(np.percentile(back, 99)) if back else _PATIENCE_S, "s", "p99 ≤ 5")
+    figures.add(
+        "resync_s", float(np.percentile(back, 99)) if back else _PATIENCE_S, "s, p99", "≤ 5"
+    )
     figures.add("never_equal_to_oracle", len(killed.took) - len(back), "", "0")
 
 

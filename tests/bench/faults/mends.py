@@ -454,7 +454,7 @@ def taken_out(tree: Path, mend: Mend) -> Iterator[None]:
 
 
 def tested(tree: Path, tests: str) -> int:
-    """What pytest says of a tree; a test that hangs has failed."""
+    """What pytest says of a tree; a test that hangs, or ends pytest's process, has failed."""
     environment = os.environ | {
         "PYTHONPATH": str(tree.parent), "PYTHONDONTWRITEBYTECODE": "1",
         "PYTEST_ADDOPTS": "-x -q -p no:cacheprovider",
@@ -466,5 +466,7 @@ def tested(tree: Path, tests: str) -> int:
             stderr=subprocess.DEVNULL, check=False,
         )  # fmt: skip
     except subprocess.TimeoutExpired:
+        return _FAILED
+    if ended.returncode < 0:  # killed by a signal
         return _FAILED
     return ended.returncode if ended.returncode in (_PASSED, _FAILED) else _OTHERWISE

@@ -41,9 +41,9 @@ def has_networks() -> bool:
 def run_apart(
     module: str, what: str, say: Callable[[str], None], longest_s: float
 ) -> dict[str, Any]:
-    """Run a stage ``what``, a function of ``module``, for ``longest_s`` at most; returns its
-    result. ``say`` is told each of its lines that is for people. Raises BenchError: it broke; with
-    the end of what it said.
+    """Play ``what`` on the stage ``module``, for ``longest_s`` at most; returns the result. ``say``
+    is told each of its lines that is for people. Raises BenchError: it broke; with the end of what
+    it said.
     """
     command = [*APART, sys.executable, "-P", "-m", __name__, module, what]
     tail: deque[str] = deque(maxlen=_TAIL)

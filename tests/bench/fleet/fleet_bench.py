@@ -28,10 +28,10 @@ def run(progress: bool, quick: bool = False, raw: Path | None = None, part: str 
     def say(line: str) -> None:
         console.print(line, highlight=False, markup=False)
 
+    if part in ("all", "kills"):  # first: not every machine can
+        facts["kills"] = add_kills(figures, say)
     if part in ("all", "store"):
         add_store(figures, 3 if quick else 8, say)
-    if part in ("all", "kills"):
-        facts["kills"] = add_kills(figures, say)
     if part in ("all", "routers"):
         facts["routers"] = add_routers(figures, say)
     if part in ("all", "stock"):

@@ -60,8 +60,8 @@ def add_kills(figures: Figures, say: Callable[[str], None]) -> dict[str, dict[st
 def add_waves(figures: Figures, waves: dict[str, dict[str, Any]]) -> None:
     failed = {name: failed_in(name, facts) for name, facts in waves.items()}
     figures.add("failed_after_kill", sum(failed.values()), "requests", "0")
-    figures.add("in_flight_at_kill", min(each["in_flight"] for each in waves.values()), "requests",
-                ">= 20")  # fmt: skip
+    fewest = min(each["in_flight"] for each in waves.values())
+    figures.add("in_flight_at_kill", fewest, "requests", "≥ 20")
     for name in BEGUN_THERE:
         figures.add(f"cut_by_kill_of_{name}", waves[name]["cut"], "begun there")
     figures.add("asked_again_after_router", waves["router"]["asked_again"], "requests")

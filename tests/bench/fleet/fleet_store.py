@@ -60,7 +60,7 @@ def add_store(figures: Figures, sessions: int, say: Callable[[str], None]) -> No
     if at_turn.other_texts or at_eviction.other_texts:
         raise BenchError("an answer through the store is not the one without it")
     moved, computed = quantile(at_turn.moved, 50), quantile(at_turn.computed, 50)
-    figures.add("pool_ttft_ratio", moved / computed, "", "<= .3")
+    figures.add("pool_ttft_ratio", moved / computed, "", "≤ 0.3")
     figures.add("pool_ttft_ms", [1e3 * each for each in at_turn.moved], "ms")
     figures.add("pool_computed_ttft_ms", [1e3 * each for each in at_turn.computed], "ms")
     for when, arm in (("turn", at_turn), ("eviction", at_eviction)):

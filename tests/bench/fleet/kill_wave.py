@@ -90,13 +90,16 @@ class KillWave:
                 for body, asked in zip(self._bodies, self._asked, strict=True)
             ]
             while sum(each.began for each in self._asked) < _BEGUN:
+                if all(each.done() for each in running):
+                    break  # nobody was answered
                 await asyncio.sleep(0.005)
             in_flight = [each for each in self._asked if each.fate is None]
             begun = sum(each.began for each in in_flight)
             await kill()
             await asyncio.gather(*running)
         if len(in_flight) < LEAST:
-            raise BenchError(f"only {len(in_flight)} requests were in flight at the kill")
+            why = "; ".join(sorted({each.why for each in self._asked if each.why}))
+            raise BenchError(f"only {len(in_flight)} requests were in flight at the kill: {why}")
         return WaveEnd(len(in_flight), begun, tuple(self._asked))
 
     async def _ask(self, client: httpx.AsyncClient, body: dict[str, Any], asked: Asked) -> None:

@@ -20,7 +20,7 @@ from kvgraph.kernels.rope import rope_from_config
 
 from ..confkv.confkv_arms import STATIC, follow
 from ..confkv.small_models import load
-from ..figures import Figures
+from ..figures import Figures, at_least
 from .needle_texts import ARMS, BUDGETS, LENGTH, Asked, draw
 from .recall_language import SAID
 from .recall_stage import RECALLS, start
@@ -92,7 +92,7 @@ def _add_verdict(figures: Figures, rights: Right) -> None:
     ours = share[f"restored_{TIGHT}"]
     others = [*(arm for arm in ARMS if arm != "restored"), *EVICTING]
     best = max(others, key=lambda arm: share[f"{arm}_{TIGHT}"])
-    figures.add("needle_recovery", ours, "right at 3.6 ×", f"≥ {share['full'] - 0.05:.3f}")
+    figures.add("needle_recovery", ours, "right at 3.6 ×", at_least(share["full"] - 0.05, 3))
     figures.add("needle_best_other", share[f"{best}_{TIGHT}"], f"right: {best}", "< 0.5")
     pairs = zip(rights[f"restored_{TIGHT}"], rights[f"torch_restored_{TIGHT}"], strict=True)
     same = [mine == theirs for mine, theirs in pairs]

@@ -87,6 +87,9 @@ class ServerPlan:
         env.update(
             VLLM_SERVER_DEV_MODE="1",  # for /reset_prefix_cache between the passes
             VLLM_NO_USAGE_STATS="1",
+            # Longer than clients keep connections, which is 5 s, as vLLM's default is: on a busy
+            # machine one would be closed just as a client takes it up again.
+            VLLM_HTTP_TIMEOUT_KEEP_ALIVE="60",
             HF_HUB_OFFLINE="1" if Path(self.model).exists() else env.get("HF_HUB_OFFLINE", "0"),
         )
         if on_cpu():

@@ -17,7 +17,7 @@ from typing import Any, Final
 from rich.console import Console
 
 from ..engine.engine_rounds import CONCURRENCY, rounds_in_turns
-from ..figures import Figures, quantile
+from ..figures import Figures, at_least, quantile
 from ..serving.completions import PassResult, agreement
 from ..serving.model import ensure_model, vocabulary_size
 from ..serving.progress import DemoProgress
@@ -110,7 +110,7 @@ def _add_agreement(figures: Figures, alone: PassResult, concurrent: dict[str, Pa
     ours = [agreement(alone, r.result) for arm, r in concurrent.items() if arm != STOCK.name]
     itself = agreement(alone, concurrent[STOCK.name].result)
     if ours:
-        target = f"≥ {100 * itself:.0f}"  # as stock with itself
+        target = at_least(100 * itself)  # as stock with itself
         figures.add("concurrent_agreement", 100 * min(ours), "%", target)
 
 

@@ -115,13 +115,14 @@ def result(*runs: AgentRun, labs: tuple[LabRun, ...]) -> AgentsResult:
 def test_shares_are_of_the_way_from_stock_to_belady() -> None:
     found = result(
         run("stock", 200, 600), run("stock", 200, 590), run("stock", 200, 610),
-        run("default", 200, 650), run("hints", 200, 710),
+        run("default", 200, 650), run("hints", 200, 710), run("tiers", 200, 700, host=100),
         labs=(lab(LRU, 200, 60), lab(BELADY, 200, 80)),
     ).figures().figures  # fmt: skip
     assert found["engine_inferred_share"].value == pytest.approx(0.25)
     assert found["engine_signalled_share"].value == pytest.approx(0.55)
     assert found["stock_share"].value == pytest.approx(0.6)
     assert found["stock_share"].n == 3
+    assert found["tiers_share"].value == pytest.approx(0.7)
     assert "lab_live_difference" not in found, "no policy was played in the lab"
 
 
