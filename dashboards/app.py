@@ -88,18 +88,21 @@ def _add_overview(app: FastAPI, source: StatusSource, registry: CollectorRegistr
 
     add_assets(app)
 
-    @app.head("/healthz", include_in_schema=False)  # some load balancers ask by it
     @app.get("/healthz")
     async def healthz() -> Response:
         healthy = source.is_healthy()
         return as_json({"status": "ok" if healthy else "stalled"}, 200 if healthy else 503)
 
-    @app.head("/readyz", include_in_schema=False)
     @app.get("/readyz")
     async def readyz() -> Response:
         waits_for = source.not_ready()
         body = {"status": "ready"} if waits_for is None else {"status": "waiting", "for": waits_for}
         return as_json(body, 200 if waits_for is None else 503)
+
+    # Some load balancers and charts ask by HEAD, or by other names.
+    for path in ("/healthz", "/health", "/live", "/livez", "/ping", "/readyz", "/ready"):
+        answer = readyz if path.startswith("/ready") else healthz
+        app.add_api_route(path, answer, methods=["GET", "HEAD"], include_in_schema=False)
 
     @app.get("/status")
     def status() -> Response:

@@ -121,6 +121,13 @@ def test_health_and_readiness_tell_a_stalled_sidecar(client: TestClient, source:
     assert (answer.status_code, answer.json()["for"]) == (503, "an engine to list its blocks")
 
 
+@pytest.mark.parametrize("path", ["/health", "/live", "/livez", "/ping", "/ready", "/readyz"])
+def test_probes_go_by_several_names(client: TestClient, source: Source, path: str) -> None:
+    assert client.get(path).status_code == client.head(path).status_code == 200
+    source.healthy = False
+    assert client.get(path).status_code == client.head(path).status_code == 503
+
+
 def test_status_names_engines_and_what_they_did(client: TestClient) -> None:
     status = client.get("/status").json()
     (engine,) = status["engines"]

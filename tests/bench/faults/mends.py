@@ -81,6 +81,7 @@ MENDS: Final = (
     Mend("a side question cuts no chat", "advisor/memory/proxy.py", "if not request.appends:", "if False:", f"{_FILES} -k side"),
     Mend("the chat is kept beside a side question", "advisor/memory/chat.py", "        return _linked(self, new, *kept), new\n", "        return _linked(new, *kept), new\n", f"{_FILES} -k first_turn_on"),
     Mend("a chat not yet continued is kept, too", "advisor/memory/chat.py", "key=lambda each: len(each.blocks))[-1:]", "key=lambda each: len(each.blocks))[:0]", f"{_FILES} -k first_turn_on"),
+    Mend("the sidecar's probes go by several names", "dashboards/app.py", "for path in (\"/healthz\", \"/health\", \"/live\", \"/livez\", \"/ping\", \"/readyz\", \"/ready\"):", "for path in (\"/healthz\", \"/readyz\"):", "tests/dashboards/test_dashboards_app.py -k several_names"),
     # What goes into a prompt, and whose it is
     Mend("names in a prompt are escaped", "advisor/memory/chooser.py", "map(_plain, names[older:])", "names[older:]", _TOLD),
     Mend("each API key has a salt", "advisor/memory/requests.py", "salted = {CACHE_SALT: salt} if salt and ours.get(_RECALL) else {}", "salted = {}", _CALLERS),
