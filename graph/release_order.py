@@ -58,7 +58,6 @@ class HoldingOrder:
     among tenants, by blocks of context (start-time fair queueing, Goyal et al., 1996), each
     tenant's own requests in order of arrival. A client with a thousand sessions therefore delays
     only itself. A tenant is charged for requests that start, not for those that are cancelled.
-    Tenants that were never served count as one, so that a client that uses a new name for each
     Tenants never served before count as one, so a client that uses a new name for each request gets
     the share of one tenant. Each operation costs amortised O(log n) of the held requests.
     Without room, a request's size counts too: see ``pop_patient``.

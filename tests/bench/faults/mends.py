@@ -68,7 +68,7 @@ _HOSTILE, _RETRIES = f"{_ROUTE}/test_route_hostile.py", f"{_ROUTE}/test_route_re
 MENDS: Final = (
     # Chats on disk
     Mend("no chats are taken from a directory of everybody's", "advisor/memory/store.py", "    if there.st_mode & stat.S_IWOTH:\n", "    if False:\n", f"{_FILES} -k every_user"),
-    Mend("a damaged chat is no error", "advisor/memory/store.py", "except (OSError, *BAD_PAYLOAD, MemoryError):", "except (OSError, msgspec.DecodeError):", f"{_FILES} -k damaged"),
+    Mend("a damaged chat is no error", "advisor/memory/store.py", "except (OSError, *BAD_PAYLOAD, MemoryError) as error:", "except (OSError, msgspec.DecodeError) as error:", f"{_FILES} -k damaged"),
     Mend("a chat's digest is compared", "advisor/memory/store.py", "if head != _HEAD or _sum(data) != digest:", "if head != _HEAD:", f"{_FILES} -k damaged"),
     Mend("what cannot be read is set aside", "advisor/memory/store.py", "        os.replace(path, aside)\n", "        path.unlink()\n", f"{_FILES} -k 'damaged or others'"),
     Mend("unfinished files of others stay", "advisor/memory/store.py", "if _HEAD.startswith(head):", "if True:", f"{_FILES} -k others"),
