@@ -45,7 +45,7 @@ class _Place(NamedTuple):
 
 _Lane = OrderedDict[str, _Place]
 """Requests of one tenant, priority and kind (returning or new), by id, in order of arrival."""
-_Turn = tuple[int, bool, float, int, int, _Lane]
+_Turn = tuple[int, float, bool, int, int, _Lane]
 """A lane's position in the order, by its first request, and the lane's ``id``, so that lanes
 themselves are never compared, even after a request moved to another lane.
 """
@@ -54,14 +54,13 @@ themselves are never compared, even after a request moved to another lane.
 class HoldingOrder:
     """Held requests, by age for the limit on waiting, and in fair order for free room.
 
-    The fair order: by priority; within one, sessions served here before come first; then fairly
-    among tenants, by blocks of context (start-time fair queueing, Goyal et al., 1996), each
-    tenant's own requests in order of arrival. A client with a thousand sessions therefore delays
-    only itself. A tenant is charged for requests that start, not for those that are cancelled.
-    Tenants that were never served count as one, so that a client that uses a new name for each
-    Tenants never served before count as one, so a client that uses a new name for each request gets
-    the share of one tenant. Each operation costs amortised O(log n) of the held requests.
-    Without room, a request's size counts too: see ``pop_patient``.
+    The fair order: by priority; within one, fairly among tenants, by blocks of context (start-time
+    fair queueing, Goyal et al., 1996); of a tenant's own requests, those of sessions served here
+    before come first, each kind in order of arrival. A client with a thousand sessions therefore
+    delays only itself, whether they are new or return. A tenant is charged for requests that start,
+    not for those that are cancelled. Tenants never served before count as one, so a client that
+    uses a new name for each request gets the share of one tenant. Each operation costs amortised
+    O(log n) of the held requests. Without room, a request's size counts too: see ``pop_patient``.
     """
 
     def __init__(self) -> None:
@@ -241,7 +240,7 @@ class HoldingOrder:
     def _turn(self, lane: _Lane) -> _Turn:
         place = _first(lane)
         held = place.held
-        return held.priority, not held.returning, self._start(place), place.number, id(lane), lane
+        return held.priority, self._start(place), not held.returning, place.number, id(lane), lane
 
     def _forget(self) -> None:
         if len(self._turns) > 2 * sum(map(len, self._lanes.values())) + _DEAD_ENTRIES:

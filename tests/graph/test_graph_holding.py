@@ -394,6 +394,18 @@ def test_tenants_without_an_end_that_start_are_forgotten_the_oldest_first() -> N
     assert drain(order) == ["one"]
 
 
+def test_sessions_that_return_hold_up_no_other_tenants_new_ones() -> None:
+    """They go before their own tenant's alone: fifty took all room for as long as they came."""
+    order = order_of("many", "one")
+    for number in range(50):
+        order.add(Held(f"many{number}", 0.0, 10, returning=True, tenant="many"))
+    order.add(Held("new", 0.0, 10, tenant="many"))
+    order.add(Held("one", 0.0, 10, tenant="one"))
+    first = drain(order)
+    assert first.index("one") <= 1
+    assert first[-1] == "new"
+
+
 def anyone(rng: random.Random, number: int) -> Held:
     return Held(
         f"r{number}", float(number), rng.randint(1, 9), rng.choice([0, 0, 1]),
@@ -407,9 +419,9 @@ def test_the_heap_gives_what_a_search_through_all_gives() -> None:
     ends: dict[str | None, float] = {}
     now = 0.0
 
-    def turn(name: str) -> tuple[int, bool, float, int]:
+    def turn(name: str) -> tuple[int, float, bool, int]:
         held, since, number = waiting[name]
-        return held.priority, not held.returning, max(since, ends.get(held.tenant, 0.0)), number
+        return held.priority, max(since, ends.get(held.tenant, 0.0)), not held.returning, number
 
     def head(name: str) -> bool:
         held, _, number = waiting[name]
@@ -432,7 +444,7 @@ def test_the_heap_gives_what_a_search_through_all_gives() -> None:
             if rng.random() < 0.4:
                 assert order.drop(name) is waiting.pop(name)[0]
                 continue
-            start = turn(name)[2]
+            start = turn(name)[1]
             held = waiting.pop(name)[0]
             assert order.take(name) is held
             ends[held.tenant] = start + held.blocks

@@ -210,6 +210,7 @@ MENDS: Final = (
     Mend("room for bodies is bounded", "advisor/fleet/relay.py", "        if room.taken + more > room.most * (_FOR_LARGE if large else 1):\n", "        if False:\n", "tests/fleet/route/test_route_service.py -k bodies"),
     Mend("large bodies leave room for others", "advisor/fleet/relay.py", "room.most * (_FOR_LARGE if large else 1)", "room.most", "tests/fleet/route/test_route_service.py -k bodies"),
     # Admission
+    Mend("sessions that return hold up their own tenant's alone", "graph/release_order.py", "return held.priority, self._start(place), not held.returning, place.number, id(lane), lane", "return held.priority, not held.returning, self._start(place), place.number, id(lane), lane", "tests/graph/test_graph_holding.py -k return_hold_up"),
     Mend("new names are one tenant", "graph/release_order.py", "return tenant is not None and tenant not in self._ends and tenant not in self._once", "return False", "tests/hooks/vllm/holding/test_hooks_holding.py -k new_salt"),
     Mend("a priority that vLLM does not go by", "hooks/vllm/holding/queue.py", "return request.priority if self._goes_by_priority else 0", "return request.priority", "tests/hooks/vllm/holding/test_hooks_holding_orders.py -k claims"),
     Mend("a long answer's text is joined once", "advisor/memory/engine.py", "self._parts.setdefault(field, []).append(text)", "self._parts[field] = [\"\".join([*self._parts.get(field, []), text])]", "tests/memory/test_memory_protocol.py -k long_answer"),
