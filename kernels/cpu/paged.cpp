@@ -91,6 +91,15 @@ inline void narrow(float x, int8_t& out) {
   out = static_cast<int8_t>(std::min(127.0f, std::max(-128.0f, step)));
 }
 
+// Offsets of a tile's tokens where neither they nor dimensions adjoin, as in the layout for AMX: a
+// division for each number would cost more than moving it.
+struct Tokens {
+  i64 offset[kTile];
+  Tokens(const Plane& p, i64 first, i64 count) {
+    for (i64 n = 0; n < count; ++n) offset[n] = p.token(first + n);
+  }
+};
+
 // A tile is float[dims][kTile]: tokens adjoin, so that every loop over them is a vector.
 // Returns the column in which token `first` stands: where tokens adjoin in memory whole tiles are
 // read, from earlier in the block if need be, since odd lengths cost more than what they save.
@@ -111,9 +120,11 @@ i64 load(const T* head, const Plane& p, i64 tokens, i64 first, i64 count, float*
       for (i64 d = 0; d < p.dims; ++d) tile[d * kTile + n] = widen(row[d]);
     }
   } else {
-    for (i64 d = 0; d < p.dims; ++d)
-      for (i64 n = 0; n < count; ++n)
-        tile[d * kTile + n] = widen(at[p.dim(d) + p.token(first + n)]);
+    const Tokens tokens_at(p, first, count);
+    for (i64 d = 0; d < p.dims; ++d) {
+      const T* row = at + p.dim(d);
+      for (i64 n = 0; n < count; ++n) tile[d * kTile + n] = widen(row[tokens_at.offset[n]]);
+    }
   }
   return 0;
 }
@@ -133,9 +144,11 @@ void store(T* head, const Plane& p, i64 first, i64 count, const float* tile) {
       for (i64 d = 0; d < p.dims; ++d) narrow(tile[d * kTile + n], row[d]);
     }
   } else {
-    for (i64 d = 0; d < p.dims; ++d)
-      for (i64 n = 0; n < count; ++n)
-        narrow(tile[d * kTile + n], at[p.dim(d) + p.token(first + n)]);
+    const Tokens tokens_at(p, first, count);
+    for (i64 d = 0; d < p.dims; ++d) {
+      T* row = at + p.dim(d);
+      for (i64 n = 0; n < count; ++n) narrow(tile[d * kTile + n], row[tokens_at.offset[n]]);
+    }
   }
 }
 
@@ -193,9 +206,15 @@ void copy(const T* from, const Plane& p, i64 first, T* to, const Plane& q, i64 o
     for (i64 d = 0; d < p.dims; ++d)
       std::memcpy(target + q.dim(d) + other, source + p.dim(d) + first, count * sizeof(T));
   } else {
-    for (i64 d = 0; d < p.dims; ++d)
-      for (i64 n = 0; n < count; ++n)
-        target[q.dim(d) + q.token(other + n)] = source[p.dim(d) + p.token(first + n)];
+    for (i64 done = 0; done < count; done += kTile) {
+      i64 some = std::min(kTile, count - done);
+      const Tokens read(p, first + done, some), written(q, other + done, some);
+      for (i64 d = 0; d < p.dims; ++d) {
+        const T* in = source + p.dim(d);
+        T* out = target + q.dim(d);
+        for (i64 n = 0; n < some; ++n) out[written.offset[n]] = in[read.offset[n]];
+      }
+    }
   }
   if (p.scale >= 0)
     for (i64 n = 0; n < count; ++n)
