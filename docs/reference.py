@@ -45,7 +45,8 @@ EXPLAINED_BY: Final = {"score": (kvgraph.Weights, kvgraph.Rules), "graph": (kvgr
 PLAIN: Final = {
     "/": "the page for a browser, else a list of what is here",
     "/assets/{name}": "the page's scripts and styles",
-    "/healthz": "200 while rankings are made in time, else 503; also `/health`, `/livez`, `/ping`",
+    "/healthz": "200 while rankings are made in time, else 503; also `/health`, `/live`, `/livez`, "
+    "`/ping`",
     "/readyz": "200 once all linked engines get advice, else 503; also `/ready`",
     "/status": "engines, sessions and counters, as `kvgraph status --json` prints them",
     "/metrics": "[metrics](metrics.md) for Prometheus",

@@ -20,8 +20,8 @@ from .prompts import LastPrompts, Prompt, PromptReader
 
 Headers = list[tuple[bytes, bytes]]
 
-HINTS: Final = "kvgraph"  # the field with our hints, in ``kv_transfer_params`` and
 XARGS: Final = "vllm_xargs"
+HINTS: Final = "kvgraph"  # the field with our hints, there and in ``kv_transfer_params``
 MOST_BODY: Final = 64 << 20
 """Bytes of a request's body; chosen: several times the longest context in JSON."""
 MOST_VALUES: Final = 2 << 20
