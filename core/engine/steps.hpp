@@ -96,6 +96,7 @@ int rests(State& s, double now) {
     return s.pace.reach <= s.pace.most && slot(s.far_blank, s.at.users) == zero &&
            (hash == nullptr || hash == Py_None);
   }
+  if (s.next >= s.order.len / sizeof(uint64_t)) return 1;  // the ranking names no others
   return s.is_settled && static_cast<int64_t>(drop_taken(s)) >= s.pace.enough();
 }
 

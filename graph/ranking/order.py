@@ -13,7 +13,8 @@ import numpy as np
 from ..compiled import core
 from ..errors import GraphError
 from ..tables.blocks import APART, BlockTable, Mask, Places, Selection, Tiers, keep_chains_whole
-from ..types import HELD, BlockKey, Rows, Tier, as_keys
+from ..tables.front import Front
+from ..types import HELD, BlockKey, Rows, SessionState, Tier, as_keys
 from ..wire.advice import EvictionRanking
 from .copies import worth_spilling
 from .formulas import LruPolicy
@@ -48,40 +49,70 @@ def rank(view: View, policy: Policy, limit: int, for_copies: bool = True) -> Evi
     tiers = blocks.own_tiers(view.engine, held)
     there = (tiers & int(Tier.HOT)) != 0
     scores = _ruled_scores(front, policy, there)
+    in_use = _in_use(view, held)
     if front.front.lengths is not None:
-        return _of_runs(front, scores, there, limit, for_copies)
+        return _of_runs(front, scores, there, in_use, limit, for_copies)
     demoting = _demoting(scores, blocks, held, tiers, limit)
     scores = _tail_first(scores, blocks, held, there)
     open_to_loss = scores > PROTECTED_BELOW
-    victims = _highest(scores, open_to_loss, limit)
+    victims = _highest(scores, open_to_loss & ~in_use, limit)
     protected = _highest(scores, ~open_to_loss & (scores > _NEVER), limit)
     worth = victims[:0]
     if for_copies:
-        wanted = worth_spilling(tables, held.rows[victims], view.now)
-        worth = np.concatenate([victims[wanted], protected])
+        later = _highest(scores, open_to_loss & in_use, limit)
+        open_places = np.concatenate([victims, later])
+        wanted = worth_spilling(tables, held.rows[open_places], view.now)
+        worth = np.concatenate([open_places[wanted], protected])
     named = (victims, protected, worth, demoting)
     keys, salt = held.of(blocks.keys), tables.salt(view.engine)
     order, late, spill, demote = (np.take(keys, places) ^ salt for places in named)
     return EvictionRanking(0, view.now, order, late, spill, demote)
 
 
+def _in_use(view: View, held: Selection) -> Mask:
+    """bool ``[len(held)]``: blocks that a running request of the view's engine reads, as far as is
+    known. An engine cannot evict them, and would look at each in vain.
+    """
+    sessions = view.sessions
+    here = sessions.state[: sessions.size] == SessionState.RUNNING
+    here &= sessions.engine[: sessions.size] == view.engine
+    if not here.any():
+        return np.zeros(len(held), dtype=np.bool_)
+    since = np.append(np.where(here, sessions.started[: sessions.size], np.inf), np.inf)
+    return held.last_used() >= np.take(since, held.of(view.blocks.session), mode="wrap")
+
+
 def _of_runs(
-    copied: CopiedColumns, scores: Scores, there: Mask, limit: int, for_copies: bool
+    copied: CopiedColumns,
+    scores: Scores,
+    there: Mask,
+    in_use: Mask,
+    limit: int,
+    for_copies: bool,
 ) -> EvictionRanking:
     """As ``rank``, of runs of blocks none of which is kept, and none of which has a copy."""
     view, front = copied.view, copied.front
-    lengths = front.lengths
-    assert lengths is not None
-    limit = min(max(0, limit), int(lengths.sum()))
-    runs, offsets = np.empty((2, limit), dtype=np.int64)
-    found = core.highest_of_runs(copied.whole(scores), lengths, there, runs, offsets)
-    wanted = np.zeros(len(scores), dtype=np.bool_)
-    if for_copies:
-        wanted = worth_spilling(view.tables, copied.every.rows, view.now)
+    scores, limit = copied.whole(scores), min(max(0, limit), len(copied.live[1]))
+    nobody = np.zeros(len(scores), dtype=np.bool_)
+    wanted = worth_spilling(view.tables, copied.every.rows, view.now) if for_copies else nobody
+    victims = _highest_of_runs(front, scores, there & ~in_use, limit)
+    later = _highest_of_runs(front, scores, there & in_use, limit if for_copies else 0)
     with view.lock:
         salt = view.tables.salt(view.engine)
-        order, spill = front.keys_of_runs(runs[:found], offsets[:found], salt, wanted)
+        order, spill = front.keys_of_runs(*victims, salt, wanted)
+        _, spill_later = front.keys_of_runs(*later, salt, wanted)
+    spill = np.concatenate([spill, spill_later])
     return replace(EvictionRanking.empty(view.now), order=order, spill_first=spill)
+
+
+def _highest_of_runs(
+    front: Front, scores: Scores, among: Mask, limit: int
+) -> tuple[Places, Places]:
+    """As ``_highest``: the run of each block, and its offset there."""
+    assert front.lengths is not None
+    runs, offsets = np.empty((2, limit if among.any() else 0), dtype=np.int64)
+    found = core.highest_of_runs(scores, front.lengths, among, runs, offsets)
+    return runs[:found], offsets[:found]
 
 
 def resident_scores(view: View, policy: Policy) -> tuple[Rows, Scores]:

@@ -61,8 +61,8 @@ INFERRED: Final = "~"  # first character of the name of a session that no caller
 
 
 _OF_RANKINGS: Final = (
-    "state", "tenant", "engine", "last_seen", "gap", "expected_return", "reach", "inferred",
-    "confidence", "turns",
+    "state", "tenant", "engine", "last_seen", "started", "gap", "expected_return", "reach",
+    "inferred", "confidence", "turns",
 )  # fmt: skip
 
 

@@ -130,8 +130,12 @@ class CoreWindow(Window):
         """Note that blocks were used again or moved; returns whether any of them was a victim."""
         return self._core.forget(ids) > 0
 
+    @property
+    def is_exhausted(self) -> bool:
+        return self._core.place >= len(self._order)
+
     def falls_due(self) -> bool:
-        if self._core.place >= len(self._order):
+        if self.is_exhausted:
             return False
         left = self._core.drop_taken()
         self._due = self._due or self._is_low(left)

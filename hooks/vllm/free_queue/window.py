@@ -249,9 +249,11 @@ class Window:
 
     @property
     def holds_enough(self) -> bool:
-        """Whether the victims at the head suffice for the next step and no more are due; forgets
-        those that are gone.
+        """Whether the victims at the head suffice for the next step and no more are due, or the
+        ranking names no others; forgets those that are gone.
         """
+        if self.is_exhausted:
+            return True
         return not self._due and self.still_suffices() and not self._is_low(len(self._victims))
 
     def forget(self, ids: Sequence[int]) -> bool:
@@ -265,16 +267,21 @@ class Window:
         self._victims.keep_first(0)
 
     def falls_due(self) -> bool:
-        if self._next >= len(self._order):
+        if self.is_exhausted:
             return False
         self._victims.drop_taken()
         self._due = self._due or self._is_low(len(self._victims))
         return self._due
 
     @property
+    def is_exhausted(self) -> bool:
+        """Whether all of the ranking was looked at."""
+        return self._next >= len(self._order)
+
+    @property
     def is_settled(self) -> bool:
         """Whether all victims that were due for the last ranking were moved."""
-        return not self._due
+        return not self._due or self.is_exhausted
 
     def find_anchor(self, known_of: float) -> KVCacheBlock | None:
         """Return the last victim that was not used since ``known_of``, the time up to which the

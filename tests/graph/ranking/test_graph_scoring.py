@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -12,7 +13,7 @@ from kvgraph.graph.ranking.policy import Policy, Rules, Weights
 from kvgraph.graph.types import EdgeType, SourceLayer
 from kvgraph.graph.wire.events import ConfidenceSampled, Segment
 from small_world import World
-from turns import SIZE, Told, finished, started
+from turns import SIZE, Told, finished, started, stored
 from wire_keys import pack
 
 
@@ -58,6 +59,42 @@ def test_protected_blocks_go_only_when_nothing_else_is_left(told: Told) -> None:
     assert ranking.protected.tolist() == [1]
     assert told.graph.suggest_eviction(2) == [3, 2]
     assert told.graph.suggest_eviction(3) == [3, 2, 1]
+
+
+@pytest.mark.parametrize("alone", [True, False])  # or in runs
+@pytest.mark.parametrize("policy", [ClassicPolicy, LifecyclePolicy])
+def test_blocks_that_a_running_request_reads_are_not_named(
+    told: Told, policy: Callable[[], Policy], alone: bool
+) -> None:
+    """An engine cannot evict them, and looks at every block that is named."""
+    told.graph.policy = policy()
+    if alone:
+        told.turn("kept", 21, segments=(layer(SourceLayer.RULES, 1),))
+    told.turn("a", 1, 2, 3, 4)
+    told.turn("b", 11, 12)
+    told.now += 1
+    told.tell(started("again", 1, 2, 5, found=2, session="a"), stored(5, behind=2))
+    assert set(told.order()) == {3, 4, 11, 12}, "what it left behind can go"
+    ranking = told.graph.rank("e", 2)
+    assert len(ranking.order) == 2
+    assert not {1, 2, 5}.intersection(ranking.order.tolist()), "they take nobody's place"
+    told.tell(finished("again", 1, 2, 5, session="a"))
+    assert set(told.order()) == {1, 2, 3, 4, 5, 11, 12}
+
+
+def test_a_block_that_is_read_on_another_engine_can_go(told: Told) -> None:
+    told.turn("a", 1, 2)
+    told.now += 1
+    told.tell(started("again", 1, 2, session="a"), stored(1, 2), engine="other")
+    assert told.order() == [2, 1]
+    assert told.order("other") == []
+
+
+def test_blocks_that_a_running_request_reads_are_worth_copies(told: Told) -> None:
+    """It may end, and they may go, before the next ranking."""
+    told.turn("b", 11)
+    told.tell(started("again", 1, 2, session="a"), stored(1, 2))
+    assert told.graph.rank("e", 10).spill_first.tolist() == [11, 2, 1]
 
 
 def test_an_unprotected_parent_of_a_protected_block_is_protected_with_it(told: Told) -> None:

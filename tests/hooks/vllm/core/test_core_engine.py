@@ -167,6 +167,31 @@ def test_a_step_in_which_nothing_happened_asks_nobody(monkeypatch: pytest.Monkey
     assert side._steps.step(8, 0, 0) == 8, "a caller's word disturbs it"
 
 
+@pytest.mark.parametrize("core", ["", "python"])
+@pytest.mark.parametrize("named", [0, 4])
+def test_a_step_under_a_ranking_that_names_no_more_asks_nobody(
+    named: int, core: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As under LRU, which orders nothing, or where running requests read nearly all blocks."""
+    monkeypatch.setenv(CORE_VARIABLE, core)
+    pool, make, asked = new_pool(200), request_maker(), list[int]()
+    connector = connected(pool)
+    request = make(list(range(150 * BLOCK_SIZE)))
+    leave_behind(pool, request)
+    pool.get_new_blocks(49)  # no blank one is left
+    side = connector.side
+    keys = as_keys(pack_hashes(request.block_hashes))
+    side.client.hold_ranking(a_ranking(keys[:named].copy()))
+    connector.build_connector_meta(STEP)
+    assert side.arranger.moved == named
+    monkeypatch.setattr(side.arranger, "step", lambda *_: asked.append(1))
+    connector.build_connector_meta(STEP)
+    assert not asked
+    side.client.hold_ranking(a_ranking(keys[:8].copy()))
+    connector.build_connector_meta(STEP)
+    assert asked, "a new one is looked at"
+
+
 def test_with_tiers_a_decode_step_hands_nothing_on(
     paper: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
