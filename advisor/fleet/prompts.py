@@ -28,7 +28,7 @@ BINARY_TOKENS: Final = 1024
 """Tokens assumed for an image, a sound or a file; chosen: about a large image of Qwen2-VL."""
 _BINARY: Final = frozenset(
     {"image", "image_url", "input_image", "audio_url", "input_audio", "video_url", "file"}
-    | {"input_file", "document"}
+    | {"input_file", "document", "computer_screenshot"}
 )
 _LEADING: Final = ("tools", "system", "instructions")  # templates write them before the messages
 _SYSTEM: Final = frozenset({"system", "developer"})  # roles; prompts of these alone are shared
@@ -193,7 +193,7 @@ def _shown(message: Any) -> _Shown | None:
     if kind in ("function_call", "custom_tool_call"):
         said = message.get("arguments", message.get("input"))
         return _made("assistant", [_call(message.get("name"), said)])
-    if kind in ("function_call_output", "custom_tool_call_output"):
+    if isinstance(kind, str) and kind.endswith("_call_output"):
         return _made("tool", _texts(message.get("output")))
     if not isinstance(role, str):
         return _made("", [_plain(_without_marks(message))])
@@ -244,6 +244,8 @@ def _made(role: str, parts: Sequence[str]) -> _Shown:
 def _texts(content: Any) -> list[str]:
     if isinstance(content, str):
         return [content] if content else []
+    if isinstance(content, dict):
+        content = [content]
     if not isinstance(content, list):
         return [] if content is None else [_plain(content)]
     found: list[str] = []

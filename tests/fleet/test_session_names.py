@@ -368,6 +368,46 @@ def test_callers_of_other_keys_have_other_sessions(header: bytes) -> None:
     assert turns[0].session != turns[1].session
 
 
+@pytest.mark.parametrize("before", ["", "T-"])
+def test_a_session_named_by_a_uuid_goes_on_under_a_new_key(before: str) -> None:
+    """Helpers fetch keys that expire within minutes."""
+    callers = Callers()
+    name = before.encode() + b"0198f2a1-7c3e-7d7b-9a41-2f1f6f0f5b11"
+    keys = [(b"authorization", b"Bearer one")], [(b"authorization", b"Bearer two")]
+    for header in (b"x-session-id", b"x-claude-code-session-id"):
+        turns = [turned(callers, {}, headers=[*key, (header, name)]) for key in keys]
+        assert turns[0].session == turns[1].session
+    assert turns[0].prompt.scope != turns[1].prompt.scope, "what they hold is not"
+    other = turned(callers, {"cache_salt": "s"}, headers=[*keys[0], (header, name)])
+    assert other.session != turns[0].session
+    memory = Callers(harnesses=False)  # a name opens a chat's text there
+    turns = [turned(memory, {}, headers=[*key, (b"x-session-id", name)]) for key in keys]
+    assert turns[0].session != turns[1].session
+
+
+def test_dynamos_last_request_ends_its_session() -> None:
+    """https://docs.nvidia.com/dynamo/dev/agents/identify-agent-sessions"""
+    name = [(b"X-Dynamo-Session-ID", b"s"), (b"X-Claude-Code-Session-Id", b"t")]
+    ends = {
+        final: named([*name, (b"X-Dynamo-Session-Final", final)], {}).turn.ends
+        for final in (b"true", b"True", b"false", b"")
+    }
+    assert ends == {b"true": True, b"True": True, b"false": False, b"": False}
+    assert named(name, {}).turn.name == "s", "before a harness's own"
+    body = json.dumps({"messages": [user("a")]}).encode()
+    final = [(b"x-dynamo-session-final", b"true")]
+    asked = Callers(harnesses=False).read("POST", "/v1/chat/completions", final, body)
+    assert asked.turn is not None
+    assert not asked.turn.ends, "no memory forgets a chat for a header that does not name it"
+
+
+def test_a_byte_order_mark_hides_no_session() -> None:
+    body = json.dumps({"session_id": "s", "messages": [user("a")]}).encode()
+    asked = Callers().read("POST", "/v1/chat/completions", [], b"\xef\xbb\xbf" + body)
+    assert asked.turn is not None
+    assert (asked.turn.name, asked.body.data) == ("s", body)
+
+
 def test_what_is_no_name_is_the_engines_to_judge() -> None:
     long = [(b"x-session-id", b"x" * 10_000)]
     assert len(named(long, {}).turn.name) < 100
@@ -382,7 +422,9 @@ def test_what_is_no_name_is_the_engines_to_judge() -> None:
 UNSET = "{{LIBRECHAT_BODY_CONVERSATIONID}}", "${SESSION}", "00000000-0000-0000-0000-000000000000"
 
 
-@pytest.mark.parametrize("nobody", ["undefined", "null", "None", *UNSET])
+@pytest.mark.parametrize(
+    "nobody", ["undefined", "null", "None", "NaN", "N/A", "unknown", "[object Object]", *UNSET]
+)
 def test_a_client_without_a_name_may_write_so(nobody: str) -> None:
     headers = [(b"x-session-id", nobody.encode()), (b"x-session-affinity", nobody.encode())]
     assert not named(headers, {"session_id": nobody, "prompt_cache_key": nobody}).turn.is_named
