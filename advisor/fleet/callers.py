@@ -74,7 +74,7 @@ HARNESSES: Final[dict[str, tuple[str, ...]]] = {
     "LiteLLM": ("X-Litellm-Session-Id",),
     "Helicone": ("Helicone-Session-Id",),
     "xAI's clients": ("x-grok-conv-id",),
-    "others": ("X-Thread-Id", "X-Conversation-Id"),
+    "others": ("X-Thread-Id", "X-Conversation-Id", "conversation-id", "x-multi-turn-session-id"),
 }
 """Headers in which agent harnesses name their sessions; the first one present counts."""
 _AGENT: Final = b"x-claude-code-agent-id"
@@ -184,7 +184,7 @@ def keys_of(headers: Headers) -> list[bytes]:
 
 def is_served(path: str) -> bool:
     """Return whether requests for a path are sent to engines."""
-    return path.startswith("/v1/") or path in _SERVED
+    return (path.startswith("/v1/") and path != "/v1/") or path in _SERVED
 
 
 def check_path(path: str) -> None:

@@ -80,6 +80,7 @@ MENDS: Final = (
     Mend("what is not on disk leaves memory last", "advisor/memory/store.py", "key=lambda each: each[0] in unwritten", "key=lambda each: False", f"{_FILES} -k last"),
     Mend("a side question cuts no chat", "advisor/memory/proxy.py", "if not request.appends:", "if False:", f"{_FILES} -k side"),
     Mend("the chat is kept beside a side question", "advisor/memory/chat.py", "        return _linked(self, new, *kept), new\n", "        return _linked(new, *kept), new\n", f"{_FILES} -k first_turn_on"),
+    Mend("a side question of a chat's later messages is no edit", "advisor/memory/chat.py", "        if best.goes_on or (mine and best.is_edited and 2 * best.common > best.known):\n", "        if best.goes_on or (mine and best.is_edited):\n", f"{_FILES} -k without"),
     Mend("a chat not yet continued is kept, too", "advisor/memory/chat.py", "key=lambda each: len(each.blocks))[-1:]", "key=lambda each: len(each.blocks))[:0]", f"{_FILES} -k first_turn_on"),
     Mend("the sidecar's probes go by several names", "dashboards/app.py", "for path in (\"/healthz\", \"/health\", \"/live\", \"/livez\", \"/ping\", \"/readyz\", \"/ready\"):", "for path in (\"/healthz\", \"/readyz\"):", "tests/dashboards/test_dashboards_app.py -k several_names"),
     # What goes into a prompt, and whose it is
@@ -330,6 +331,7 @@ MENDS: Final = (
     Mend("an answer shows that a chat goes on", "advisor/fleet/prompts.py", "            if behind.by_model and behind.digest not in self._owners:", "            if False:", f"{_NAMES} -k 'behind or begun'"),
     Mend("examples that are alike are no answers", "advisor/fleet/prompts.py", "            if behind.by_model and behind.digest not in self._owners:", "            if behind.by_model:", f"{_NAMES} -k begin_alike"),
     Mend("a signature is no picture", "advisor/fleet/prompts.py", "_ADDRESS.sub(_unsigned, _plain(_without_marks(part)))", "_plain(_without_marks(part))", f"{_NAMES} -k picture"),
+    Mend("a WebSocket is refused in words", "advisor/fleet/relay.py", "            return await refusal(501, _NO_SOCKETS)(scope, receive, send)\n", "            pass\n", f"{_ROUTE}/test_route_paths.py -k socket"),
     Mend("no name of a session is refused", "advisor/fleet/callers.py", "    if not isinstance(name, str) or not name or _NOBODY.fullmatch(name):\n        return None\n", "    if not isinstance(name, str) or not name or _NOBODY.fullmatch(name):\n        return None\n    if len(name) > MOST_NAME or _NOT_IN_NAMES & set(name):\n        raise BadRequestError(name)\n", f"{_NAMES} -k not_refused"),
     Mend("undefined is no name", "advisor/fleet/callers.py", " or _NOBODY.fullmatch(name)", "", f"{_NAMES} -k without_a_name"),
     Mend("engines are sent no field of ours", "advisor/fleet/callers.py", "call = call._replace(headers=[*others, (_SESSION, turn.engine_name.encode())])", "call = call._replace(body=Body(body.rstrip()[:-1] + b',\"session_id\":\"' + turn.engine_name.encode() + b'\"}'))", f"{_NAMES} {_ROUTE}/test_route_proxy.py -k 'harnesses or nothing_of_ours'"),
