@@ -87,6 +87,7 @@ FIELDS: Final[tuple[tuple[str, ...], ...]] = (
     ("metadata", "chat_id"), ("metadata", "sessionId"), ("client_metadata", "session_id"),
     ("litellm_session_id",), ("conversation",), ("conversation", "id"), ("vllm_xargs", "job_id"),
     ("nvext", "agent_context", "trajectory_id"), ("nvext", "agent_context", "session_id"),
+    ("kv_transfer_params", "evoke", "evoke_session"),
 )  # fmt: skip
 """Fields of bodies in which they do so; the first one present counts."""
 _USERS: Final = (("metadata", "user_id"), ("user",))
@@ -271,7 +272,7 @@ class Callers:
         prompt = self._reader.read(fields, scope)
         session, engine_name = self._session(prompt, fields, headers, _name(named))
         name = session.partition(" ")[2]
-        ends = hints.get("session_ended") is True or (self._harnesses and _is_final(headers))
+        ends = hints.get("session_ended") is True or (self._harnesses and _is_last(fields, headers))
         return Turn(session, name, prompt.known_by, ends, engine_name)
 
     def _session(
@@ -337,8 +338,12 @@ def _harness(fields: Mapping[str, Any], headers: Headers) -> _Name | None:
     return key.accepted()._replace(shared=True) if key else None
 
 
-def _is_final(headers: Headers) -> bool:
-    return any(key.lower() == _FINAL and value.lower() == b"true" for key, value in headers)
+def _is_last(fields: Mapping[str, Any], headers: Headers) -> bool:
+    """Tell whether Dynamo's clients or Continuum's say that their session ends."""
+    xargs = fields.get(XARGS)
+    said = [xargs.get("is_last_step")] if isinstance(xargs, dict) else []
+    said += [text_of(value) for key, value in headers if key.lower() == _FINAL]
+    return any(str(each).lower() in ("true", "1") for each in said)
 
 
 def _name(name: object) -> _Name | None:

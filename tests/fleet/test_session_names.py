@@ -401,6 +401,13 @@ def test_dynamos_last_request_ends_its_session() -> None:
     assert not asked.turn.ends, "no memory forgets a chat for a header that does not name it"
 
 
+@pytest.mark.parametrize("last", [True, 1, "true", "1", False, 0, "false", None, [], "0"])
+def test_continuums_last_step_ends_its_job(last: object) -> None:
+    """As in the engine: see ``hooks.requests.hints``."""
+    turn = named([], {"vllm_xargs": {"job_id": "j", "is_last_step": last}}).turn
+    assert (turn.name, turn.ends) == ("j", last in (True, 1, "true", "1"))
+
+
 def test_a_byte_order_mark_hides_no_session() -> None:
     body = json.dumps({"session_id": "s", "messages": [user("a")]}).encode()
     asked = Callers().read("POST", "/v1/chat/completions", [], b"\xef\xbb\xbf" + body)

@@ -283,7 +283,7 @@ MENDS: Final = (
     Mend("a template that nobody filled in is no name", "advisor/fleet/callers.py", "|0{8}-[-0]{27}|\\[object .*|(\\{\\{|\\$\\{).*\"", "\"", f"{_NAMES} -k without_a_name"),
     Mend("a new key under a UUID is no new caller", "advisor/fleet/callers.py", "            owner = _scope([], fields) if by_name else scope\n", "            owner = scope\n", f"{_NAMES} -k uuid"),
     Mend("a UUID opens no chat's text", "advisor/fleet/callers.py", "by_name = self._harnesses and _UUID", "by_name = _UUID", f"{_NAMES} -k uuid"),
-    Mend("Dynamo says that a session ends", "advisor/fleet/callers.py", " or (self._harnesses and _is_final(headers))", "", f"{_NAMES} -k dynamos"),
+    Mend("Dynamo says that a session ends", "advisor/fleet/callers.py", " or (self._harnesses and _is_last(fields, headers))", "", f"{_NAMES} -k 'dynamos or continuums'"),
     Mend("a byte order mark is no JSON", "advisor/fleet/callers.py", "        if body.startswith(_MARK):\n", "        if False:\n", f"{_NAMES} -k mark"),
     Mend("what only reads is asked for again", "advisor/fleet/callers.py", "\"/v1/rerank\", \"/v1/messages/count_tokens\",\n", "\n", f"{_RETRIES}"),
     Mend("a screenshot is no text", "advisor/fleet/prompts.py", "    if isinstance(kind, str) and kind.endswith(\"_call_output\"):\n", "    if kind in (\"function_call_output\", \"custom_tool_call_output\"):\n", "tests/fleet/test_prompt_chains.py -k picture_counts"),
