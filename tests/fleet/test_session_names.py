@@ -181,6 +181,46 @@ def test_a_conversation_is_one_session_and_no_other_is_the_same(change: Change, 
     assert len(set().union(*found)) == 4
 
 
+RULES = "Every *SEARCH/REPLACE block* must use this format, and no other one. " * 20
+
+
+def aiders(session: int, rules: str) -> Iterator[Body]:
+    """A conversation about files, most of the text, that stand behind what was said before."""
+    examples = [user("Change factorial() to use math's. " * 3), told("assistant", "I need to ", 9)]
+    done: Messages = []
+    for turn in range(8):
+        asked = f"Make change {turn} to module {session}, which handles users' requests"
+        lines = " ".join(f"line {n} of {session} at {turn}" for n in range(2000))
+        files = [user(f"I have *added these files*:\n{lines}"), told("assistant", "Ok, those.")]
+        now = {
+            "behind": [user(f"{asked}\n\n{RULES}")],
+            "system": [user(asked), told("system", RULES)],
+        }[rules]
+        yield {"messages": [told("system", SYSTEM), *examples, *done, *files, *now]}
+        done += [user(asked), told("assistant", f"blocks {session} {turn} ", 30)]
+
+
+@pytest.mark.parametrize("rules", ["behind", "system"])
+def test_a_conversation_goes_on_while_most_of_its_text_changes(rules: str) -> None:
+    callers, running = Callers(), [aiders(session, rules) for session in range(4)]
+    turns = [[read(callers, next(each)) for each in running] for _ in range(8)]
+    assert [len({*names}) for names in zip(*turns, strict=True)] == [1, 1, 1, 1]
+    assert len({*turns[0]}) == 4
+
+
+def test_conversations_that_are_met_in_their_middle_are_not_one() -> None:
+    """As after a restart of the proxy: what harnesses say stands in all of them."""
+    callers, met = Callers(), list[str]()
+    hint = user("You did not use a tool in your previous response. Please retry with one.")
+    for session in range(20):
+        said = [told("system", SYSTEM)]
+        for turn in range(3 + session % 7):
+            said += [user(f"step {turn} of {session}"), told("assistant", f"a {session} {turn}")]
+            said += [hint, told("assistant", f"I call {turn} for {session}")]
+        met.append(read(callers, {"messages": [*said, user("continue") if session % 2 else hint]}))
+    assert len({*met}) == 20
+
+
 def turned(
     callers: Callers, body: Body, path: str = "/v1/chat/completions", headers: Headers | None = None
 ) -> Any:
