@@ -115,6 +115,7 @@ MENDS: Final = (
     # ConfKVCache
     Mend("latents are refused", "hooks/confkv/cache.py", "if getattr(text, \"kv_lora_rank\", None):", "if False:", f"{_CONF} -k latents"),
     Mend("a model that gives up its cache", "hooks/confkv/cache.py", "if drops_at is not None and text.max_position_embeddings > drops_at:", "if False:", f"{_CONF} -k 'gives_up'"),
+    Mend("a mask with a bias is refused", "hooks/confkv/attention.py", "    if not bool((present | (newest <= torch.finfo(newest.dtype).min / 2)).all()):\n", "    if False:\n", f"{_CONF} -k bias"),
     Mend("values of another width", "hooks/confkv/stores.py", "_room(keys, 0), _room(values, 0)", "_room(keys, 0), _room(keys, 0)", f"{_CONF} -k width"),
     # Tiers, and what vLLM is promised
     Mend("a reset disowns the disk", "hooks/tiers/mover.py", "self.lanes.disown()  # before", "pass  # before", "tests/tiers/test_tiers_mover.py -k belongs_to_no"),
