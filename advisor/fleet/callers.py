@@ -38,8 +38,8 @@ _NOBODY: Final = re.compile(  # what clients without a name write, or leave of a
     re.IGNORECASE | re.DOTALL,
 )
 _UUID: Final = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
-_POOLS: Final = ("/score", "/rerank", "/v2/rerank", "/classify", "/pooling", "/v2/embed")
-_SERVED: Final = ("/tokenize", "/detokenize", "/version", *_POOLS)  # besides those below /v1/
+# Paths served besides those below /v1/. At others, such as /pooling, vLLM asks for no API key.
+_SERVED: Final = ("/tokenize", "/detokenize", "/version", "/v2/rerank", "/v2/embed")
 _DECODINGS: Final = 3  # of a path by servers in turn; chosen: one more than double decoding
 _GENERATES: Final = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages")
 # Requests that change nothing in an engine but its cache; for generating ones, the body counts too.
