@@ -34,13 +34,19 @@ _LONGEST_KEPT: Final = (
 )
 _NOT_IN_NAMES: Final = frozenset("@/\\\0")  # by vLLM's rule for cache salts
 _NOBODY: Final = re.compile(  # what clients without a name write, or leave of a template
-    r"null|none|nil|undefined|0{8}-[-0]{27}|(\{\{|\$\{).*", re.IGNORECASE | re.DOTALL
+    r"null|none|nil|undefined|unknown|anonymous|nan|n/a|0{8}-[-0]{27}|\[object .*|(\{\{|\$\{).*",
+    re.IGNORECASE | re.DOTALL,
 )
-_SERVED: Final = ("/tokenize", "/detokenize", "/version")  # served paths besides those below /v1/
+_UUID: Final = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
+# Paths served besides those below /v1/. At others, such as /pooling, vLLM asks for no API key.
+_SERVED: Final = ("/tokenize", "/detokenize", "/version", "/v2/rerank", "/v2/embed")
 _DECODINGS: Final = 3  # of a path by servers in turn; chosen: one more than double decoding
 _GENERATES: Final = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages")
 # Requests that change nothing in an engine but its cache; for generating ones, the body counts too.
-_REPEATABLE: Final = frozenset({*_GENERATES, *_SERVED, "/v1/embeddings"})
+_REPEATABLE: Final = frozenset({
+    *_GENERATES, *_SERVED, "/v1/embeddings", "/v1/score", "/v1/rerank", "/v1/messages/count_tokens",
+    "/v1/audio/transcriptions", "/v1/audio/translations",
+})  # fmt: skip
 _CLIENTS_TOOLS: Final = (None, "function", "custom")  # types of tools that the client runs itself
 _ACTS: Final = (
     "background", "previous_response_id", "conversation", "mcp_servers", "container",
@@ -49,7 +55,10 @@ _ACTS: Final = (
 """Fields that make a server continue after its answer, continue stored responses, or run tools."""
 _STORES: Final = "/v1/responses"  # answers here are stored unless the request says otherwise
 _SESSION: Final = b"x-session-id"  # vLLM reads it in all of its APIs
+_FINAL: Final = b"x-dynamo-session-final"  # "true" on a session's last request
+_MARK: Final = b"\xef\xbb\xbf"  # UTF-8's byte order mark, which PowerShell and .NET write
 HARNESSES: Final[dict[str, tuple[str, ...]]] = {
+    "Dynamo": ("x-dynamo-session-id",),  # it has precedence over harnesses' own
     "Claude Code": ("X-Claude-Code-Session-Id",),
     # A thread is one agent's; subagents have their session's id.
     "Codex": ("thread-id", "thread_id", "session-id", "session_id", "conversation_id"),
@@ -65,8 +74,7 @@ HARNESSES: Final[dict[str, tuple[str, ...]]] = {
     "LiteLLM": ("X-Litellm-Session-Id",),
     "Helicone": ("Helicone-Session-Id",),
     "xAI's clients": ("x-grok-conv-id",),
-    "Dynamo": ("x-dynamo-session-id",),
-    "others": ("X-Thread-Id", "X-Conversation-Id"),
+    "others": ("X-Thread-Id", "X-Conversation-Id", "conversation-id", "x-multi-turn-session-id"),
 }
 """Headers in which agent harnesses name their sessions; the first one present counts."""
 _AGENT: Final = b"x-claude-code-agent-id"
@@ -78,6 +86,8 @@ FIELDS: Final[tuple[tuple[str, ...], ...]] = (
     ("metadata", "session_id"), ("metadata", "conversation_id"), ("metadata", "thread_id"),
     ("metadata", "chat_id"), ("metadata", "sessionId"), ("client_metadata", "session_id"),
     ("litellm_session_id",), ("conversation",), ("conversation", "id"), ("vllm_xargs", "job_id"),
+    ("nvext", "agent_context", "trajectory_id"), ("nvext", "agent_context", "session_id"),
+    ("kv_transfer_params", "evoke", "evoke_session"),
 )  # fmt: skip
 """Fields of bodies in which they do so; the first one present counts."""
 _USERS: Final = (("metadata", "user_id"), ("user",))
@@ -175,7 +185,7 @@ def keys_of(headers: Headers) -> list[bytes]:
 
 def is_served(path: str) -> bool:
     """Return whether requests for a path are sent to engines."""
-    return path.startswith("/v1/") or path in _SERVED
+    return (path.startswith("/v1/") and path != "/v1/") or path in _SERVED
 
 
 def check_path(path: str) -> None:
@@ -239,6 +249,9 @@ class Callers:
         what = what.removesuffix("/")
         if method != "POST" or what not in _GENERATES:
             return call
+        if body.startswith(_MARK):
+            body = body.removeprefix(_MARK)
+            call = call._replace(body=Body(body))
         fields = _fields(body)
         call = call._replace(effect=_effect(what, fields))
         if fields is None:
@@ -259,7 +272,7 @@ class Callers:
         prompt = self._reader.read(fields, scope)
         session, engine_name = self._session(prompt, fields, headers, _name(named))
         name = session.partition(" ")[2]
-        ends = hints.get("session_ended") is True
+        ends = hints.get("session_ended") is True or (self._harnesses and _is_last(fields, headers))
         return Turn(session, name, prompt.known_by, ends, engine_name)
 
     def _session(
@@ -270,7 +283,10 @@ class Callers:
         if found is None and self._harnesses:
             found = _harness(fields, headers)
         if found is not None:
-            session = f"{scope.hex()} {found.name}"
+            # Nobody else has a UUID, and API keys expire in the middle of a session.
+            by_name = self._harnesses and _UUID.search(found.name)
+            owner = _scope([], fields) if by_name else scope
+            session = f"{owner.hex()} {found.name}"
             if not (found.shared and self._is_applications(session, prompt)):
                 return session, found.engine_name
         before = fields.get("previous_response_id")
@@ -320,6 +336,14 @@ def _harness(fields: Mapping[str, Any], headers: Headers) -> _Name | None:
             return (own or name).accepted()
     key = _name(_field(fields, _CACHE_KEY))
     return key.accepted()._replace(shared=True) if key else None
+
+
+def _is_last(fields: Mapping[str, Any], headers: Headers) -> bool:
+    """Tell whether Dynamo's clients or Continuum's say that their session ends."""
+    xargs = fields.get(XARGS)
+    said = [xargs.get("is_last_step")] if isinstance(xargs, dict) else []
+    said += [text_of(value) for key, value in headers if key.lower() == _FINAL]
+    return any(str(each).lower() in ("true", "1") for each in said)
 
 
 def _name(name: object) -> _Name | None:

@@ -28,7 +28,7 @@ BINARY_TOKENS: Final = 1024
 """Tokens assumed for an image, a sound or a file; chosen: about a large image of Qwen2-VL."""
 _BINARY: Final = frozenset(
     {"image", "image_url", "input_image", "audio_url", "input_audio", "video_url", "file"}
-    | {"input_file", "document"}
+    | {"input_file", "document", "computer_screenshot"}
 )
 _LEADING: Final = ("tools", "system", "instructions")  # templates write them before the messages
 _SYSTEM: Final = frozenset({"system", "developer"})  # roles; prompts of these alone are shared
@@ -76,6 +76,9 @@ class Prompt(NamedTuple):
     # Its messages without the leading system prompt, or its pieces.
     said: Sequence[MessageDigest] = ()
     texts: Sequence[str] = ()  # texts of the last messages; must not be kept
+    # Digest of the last message without what stands behind its first empty line; empty if it has
+    # none.
+    head: bytes = b""
     newest: Words = frozenset()  # words of the last message; empty if there are none
     system: Words = frozenset()  # words of the system prompt
     scope: bytes = b""  # digest of caller, salt and model
@@ -146,7 +149,10 @@ class PromptReader:
         tokens = _with_rest(tokens, len(leading) + len(shown))
         newest = sample_of(words_of(texts[-1])) if said else frozenset[int]()
         words = sample_of(words_of("\n".join(system)))
-        return Prompt(links, tokens, None, (), said, texts, newest, words, scope)
+        asked, cut, _ = texts[-1].partition("\n\n") if said else ("", "", "")
+        data = _prompt_text(shown[-1].role, asked.strip()).data if cut else b""
+        head = self._digest(scope, data) if data else b""
+        return Prompt(links, tokens, None, (), said, texts, head, newest, words, scope)
 
     def _digest(self, before: bytes, data: bytes) -> bytes:
         return hashlib.blake2b(before + data, key=self._key, digest_size=16).digest()
@@ -193,7 +199,7 @@ def _shown(message: Any) -> _Shown | None:
     if kind in ("function_call", "custom_tool_call"):
         said = message.get("arguments", message.get("input"))
         return _made("assistant", [_call(message.get("name"), said)])
-    if kind in ("function_call_output", "custom_tool_call_output"):
+    if isinstance(kind, str) and kind.endswith("_call_output"):
         return _made("tool", _texts(message.get("output")))
     if not isinstance(role, str):
         return _made("", [_plain(_without_marks(message))])
@@ -244,6 +250,8 @@ def _made(role: str, parts: Sequence[str]) -> _Shown:
 def _texts(content: Any) -> list[str]:
     if isinstance(content, str):
         return [content] if content else []
+    if isinstance(content, dict):
+        content = [content]
     if not isinstance(content, list):
         return [] if content is None else [_plain(content)]
     found: list[str] = []
@@ -430,14 +438,20 @@ class LastPrompts:
     def _likeliest(self, prompt: Prompt) -> str | None:
         """Return the session of whose last prompt this one keeps most, and more than half."""
         said, kept, beyond = prompt.said, Counter[str](), set[str]()
+        messages, shared = Counter[str](), 0  # of those that are kept, each session's own
         answered, again = set[str](), dict[str, float]()
         replied = set[str]()  # sessions of which a message has an answer that is new
         digests = {each.digest for each in said[:-1]}
+        seen = set[bytes]()  # what is said again and again counts once
         for each, behind in pairwise(said):
             session, first = self._owners.get(each.digest, _MessageOwner(None))
+            once = each.digest not in seen
+            seen.add(each.digest)
             if session is None:
+                shared += once and each.digest in self._owners
                 continue
-            kept[session] += each.tokens
+            kept[session] += once * each.tokens
+            messages[session] += once
             if behind.by_model and behind.digest not in self._owners:
                 replied.add(session)
             if not first:
@@ -460,7 +474,10 @@ class LastPrompts:
             own = session in answered or session in beyond  # whatever the system's words are
             alike = own or _alike(known.system, prompt.system)
             tokens = kept[session] + share * known.newest_tokens
-            if goes_on and alike and tokens > _KEPT * known.tokens:
+            # A few large messages, such as files, may change and be most of the text.
+            by_number = session in replied and messages[session] + shared >= _KEPT * len(said)
+            keeps = tokens > _KEPT * known.tokens or by_number
+            if goes_on and alike and keeps:
                 # Of chats that begin alike, the one that was asked first goes on first.
                 best, most = max((best, most), (session, (tokens, -known.at)), key=itemgetter(1))
         return best
@@ -486,17 +503,17 @@ class LastPrompts:
     def _note_said(self, prompt: Prompt, session: str) -> None:
         said, before = prompt.said, self._known.pop(session, None)
         owner = _MessageOwner(session, before is None)
-        for each in said:
-            theirs = self._owners.setdefault(each.digest, owner)
+        for digest in (*(each.digest for each in said), *([prompt.head] if prompt.head else ())):
+            theirs = self._owners.setdefault(digest, owner)
             if theirs.session not in (session, None):
-                self._owners[each.digest] = _MessageOwner(None)
+                self._owners[digest] = _MessageOwner(None)
         while len(self._owners) > self._most:
             del self._owners[next(iter(self._owners))]
         if before is not None:
             self._forget_words(session, before)
         found_by = tuple((prompt.scope, word) for word in sorted(prompt.newest)[:_FOUND_BY])
         self._noted += 1
-        last, tokens = said[-1], sum(each.tokens for each in said)
+        last, tokens = said[-1], sum({each.digest: each.tokens for each in said}.values())
         self._known[session] = _LastPrompt(
             self._noted, len(said), tokens, prompt.newest, last.tokens, last.digest, prompt.system,
             found_by,

@@ -29,6 +29,7 @@ _FOR_LARGE: Final = 0.75
 that large or endless bodies do not block everyone. Chosen.
 """
 NOT_SERVED: Final = "not served here; requests go to /v1/…"
+_NO_SOCKETS: Final = "WebSockets are not passed on: connect to an engine itself"
 _READ_APART: Final = 256 << 10  # size in bytes from which a body is parsed on a thread; chosen
 
 
@@ -117,6 +118,10 @@ class Relay(Generic[Known]):
         """Answer one request; stop when its client disconnects."""
         if not is_served(scope["path"]):
             return await refusal(404, NOT_SERVED)(scope, receive, send)
+        if any(
+            key == b"upgrade" and value.lower() == b"websocket" for key, value in scope["headers"]
+        ):
+            return await refusal(501, _NO_SOCKETS)(scope, receive, send)
         share, counts = BodyShare(self.room), self._proxy.counts
         try:
             asked = await self._asked(Request(scope, receive), share)

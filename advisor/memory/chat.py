@@ -237,10 +237,10 @@ class ChatSession(msgspec.Struct, weakref=True):
 
         Clients also ask for titles and tags under a chat's name, which must not truncate it. So
         messages that share nothing with the chat get a version of their own. Messages that keep
-        half of it or less, as after an edit, become the chat at once, and the previous version is
-        kept as the other one. A version that the client continues becomes the chat. Besides the
-        newest version and the chat, the longest of the others is kept: it may be the one that the
-        client continues.
+        half of it or less from the first one on, as after an edit, become the chat at once, and the
+        previous version is kept as the other one. A version that the client continues becomes the
+        chat. Besides the newest version and the chat, the longest of the others is kept: it may be
+        the one that the client continues.
 
         Returns:
             The chat from now on, and the version that ``messages`` belong to: the same, or its
@@ -248,18 +248,19 @@ class ChatSession(msgspec.Struct, weakref=True):
         """
         digests = [digest_of(each) for each in messages]
         fits = [_Fit(each, messages, digests) for each in self.versions]
-        best = max(fits, key=lambda fit: (fit.common, fit.known))
-        version = best.version
-        if best.goes_on or (version is self and best.is_edited):
+        best = max(fits, key=lambda fit: (fit.common, fit.is_edited, fit.known))
+        version, mine = best.version, best.version is self
+        if best.goes_on or (mine and best.is_edited and 2 * best.common > best.known):
             rest = [each for each in self.versions if each is not version]
             return _linked(version, *rest), version
         kept = sorted(self.versions[1:], key=lambda each: len(each.blocks))[-1:]
+        shares = best.common > 0 or best.is_edited
         new = (
             version._copy()
-            if best.common
+            if shares
             else ChatSession(self.key, self.name, self.caller, self.salt, self.named)
         )
-        if best.common and version is self:
+        if shares and mine:
             return _linked(new, self, *kept), new
         return _linked(self, new, *kept), new
 

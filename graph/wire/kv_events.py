@@ -50,6 +50,8 @@ _MEDIA: Final = {
 _FULL_ATTENTION: Final = frozenset({"full_attention", "mla_attention", "sink_full_attention"})
 _UNSTATED: Final = frozenset({None, "unknown"})
 _LARGEST_BLOCK: Final = 65_535  # tokens
+_UNKNOWN: Final = "Invalid value "  # how msgspec's words for a kind that is not known begin
+_LONGEST_KIND: Final = 32  # characters of its name that are shown; chosen
 _MOST_COUNTED: Final = 1 << 20  # hashes whose copies in the pool are counted; chosen
 
 
@@ -162,9 +164,8 @@ class KvEventDecoder:
         self._group: tuple[int, int] | None = None  # its rank as a choice, and its number
         self._is_pool_known = False  # whether an event was about the pool
         self._copies: Counter[int] = Counter()  # the pool's blocks, by hash, as far as reported
-        self.unknown_events = 0  # events skipped because this build does not know their kind
-        # Events skipped because they are malformed or have no meaning; the rest of their batch is
-        # used.
+        # Events skipped because they are malformed, have no meaning or are of an unknown kind; the
+        # rest of their batch is used.
         self.left_out = 0
         self.last_left_out = ""  # why the last of them was skipped
         self.torn = False  # whether a skipped event may have been about blocks in the engine's pool
@@ -190,7 +191,7 @@ class KvEventDecoder:
         if self._chosen is not None:
             return self._note(*_decode_as(self._chosen, payload))
         error: Exception | None = None
-        best: tuple[list[KvEvent], list[str], int] | None = None
+        best: tuple[list[KvEvent], list[str]] | None = None
         for shape in self._shapes:
             try:
                 read = _decode_as(shape, payload)
@@ -227,8 +228,7 @@ class KvEventDecoder:
         """Forget the pool's contents, which have become unknown."""
         self._copies.clear()
 
-    def _note(self, events: list[KvEvent], bad: list[str], unknown: int) -> list[KvEvent]:
-        self.unknown_events += unknown
+    def _note(self, events: list[KvEvent], bad: list[str]) -> list[KvEvent]:
         for reason in bad:
             self._leave_out(reason, True)
         return events
@@ -316,11 +316,11 @@ class KvEventDecoder:
         return np.array(gone, dtype="<u8").tobytes()
 
 
-def _decode_as(shape: tuple[Any, Any, Any], payload: bytes) -> tuple[list[KvEvent], list[str], int]:
-    """Decode a batch; returns events, reasons of unreadable ones, and how many are unknown."""
+def _decode_as(shape: tuple[Any, Any, Any], payload: bytes) -> tuple[list[KvEvent], list[str]]:
+    """Decode a batch; returns events, and the reasons of those that cannot be read."""
     batch, raw, event = shape
     try:
-        return batch.decode(payload).events, [], 0
+        return batch.decode(payload).events, []
     except BAD_PAYLOAD as first:
         try:
             items = raw.decode(payload).events
@@ -328,17 +328,16 @@ def _decode_as(shape: tuple[Any, Any, Any], payload: bytes) -> tuple[list[KvEven
             raise WireError(f"KV-event batch refused: {first}") from None
     known: list[KvEvent] = []
     bad: list[str] = []
-    unknown = 0
     for item in items:
         try:
             known.append(event.decode(item))
         except BAD_PAYLOAD as error:
             reason = str(error) or type(error).__name__
-            if reason.startswith("Invalid value"):  # msgspec's wording for an unknown tag
-                unknown += 1
-            else:
-                bad.append(reason)
-    return known, bad, unknown
+            if reason.startswith(_UNKNOWN):  # a newer kind, which may be about the pool
+                kind = reason.removeprefix(_UNKNOWN).partition(" - at ")[0]
+                reason = f"its kind is not known: {ascii(kind[:_LONGEST_KIND])[1:-1]}"
+            bad.append(reason)
+    return known, bad
 
 
 def _tier(event: _Stored | _Removed) -> Tier:

@@ -92,11 +92,18 @@ def _observed(layer: ConfLayer, query: Tensor, key: Tensor, scale: float) -> Ten
 
 
 def _present(mask: Tensor | None, count: int) -> Tensor | None:
-    """Which new tokens are not padding, [batch, count]: those that the last one may read."""
+    """Which new tokens are not padding, [batch, count]: those that the last one may read. Raises
+    UnsupportedError.
+    """
     if mask is None or count == 1:
         return None
     newest = mask[:, 0, -1, -count:]
-    return newest if newest.dtype == torch.bool else newest == 0
+    if newest.dtype == torch.bool:
+        return newest
+    present = newest == 0
+    if not bool((present | (newest <= torch.finfo(newest.dtype).min / 2)).all()):
+        raise UnsupportedError("ConfKVCache does not know attention with a bias in its mask")
+    return present
 
 
 def _refuse(kwargs: dict[str, Any]) -> None:

@@ -280,6 +280,14 @@ def test_models_that_it_cannot_serve_are_refused_by_name(config: Any, said: str)
         kvgraph.ConfKVCache(config)
 
 
+def test_a_mask_with_a_bias_is_refused_by_name() -> None:
+    """Its tokens would count as padding, and none as held."""
+    config = made("doge", num_key_value_heads=2)
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").eval()
+    with pytest.raises(UnsupportedError, match="a bias in its mask"):
+        generated(model, torch.arange(3, 43)[None], kvgraph.ConfKVCache(model.config, TIGHT), 2)
+
+
 @pytest.mark.parametrize("kind", ["phi3", "phimoe"])
 def test_a_model_that_gives_up_its_cache_is_refused_by_name(kind: str) -> None:
     config = made(kind, num_key_value_heads=2)

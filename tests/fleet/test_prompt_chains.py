@@ -59,6 +59,15 @@ def test_a_harnesss_billing_line_changes_no_link() -> None:
     assert links(0) == links(1)
 
 
+def test_a_picture_counts_as_one_wherever_a_tool_returns_it() -> None:
+    data = "data:image/png;base64," + "A" * 400_000
+    shot = {"type": "computer_screenshot", "image_url": data}
+    for kind in ("computer_call_output", "function_call_output", "custom_tool_call_output"):
+        for output in (shot, [shot]):
+            item = {"type": kind, "call_id": "c", "output": output}
+            assert PromptReader().read({"input": [item]}, SCOPE).tokens < 2000
+
+
 def test_text_and_token_ids_are_cut_in_pieces_of_which_the_last_may_still_grow() -> None:
     reader = PromptReader()
     short = reader.read({"prompt": "x" * (2 * PIECE + 5)}, SCOPE)

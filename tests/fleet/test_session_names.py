@@ -181,6 +181,46 @@ def test_a_conversation_is_one_session_and_no_other_is_the_same(change: Change, 
     assert len(set().union(*found)) == 4
 
 
+RULES = "Every *SEARCH/REPLACE block* must use this format, and no other one. " * 20
+
+
+def aiders(session: int, rules: str) -> Iterator[Body]:
+    """A conversation about files, most of the text, that stand behind what was said before."""
+    examples = [user("Change factorial() to use math's. " * 3), told("assistant", "I need to ", 9)]
+    done: Messages = []
+    for turn in range(8):
+        asked = f"Make change {turn} to module {session}, which handles users' requests"
+        lines = " ".join(f"line {n} of {session} at {turn}" for n in range(2000))
+        files = [user(f"I have *added these files*:\n{lines}"), told("assistant", "Ok, those.")]
+        now = {
+            "behind": [user(f"{asked}\n\n{RULES}")],
+            "system": [user(asked), told("system", RULES)],
+        }[rules]
+        yield {"messages": [told("system", SYSTEM), *examples, *done, *files, *now]}
+        done += [user(asked), told("assistant", f"blocks {session} {turn} ", 30)]
+
+
+@pytest.mark.parametrize("rules", ["behind", "system"])
+def test_a_conversation_goes_on_while_most_of_its_text_changes(rules: str) -> None:
+    callers, running = Callers(), [aiders(session, rules) for session in range(4)]
+    turns = [[read(callers, next(each)) for each in running] for _ in range(8)]
+    assert [len({*names}) for names in zip(*turns, strict=True)] == [1, 1, 1, 1]
+    assert len({*turns[0]}) == 4
+
+
+def test_conversations_that_are_met_in_their_middle_are_not_one() -> None:
+    """As after a restart of the proxy: what harnesses say stands in all of them."""
+    callers, met = Callers(), list[str]()
+    hint = user("You did not use a tool in your previous response. Please retry with one.")
+    for session in range(20):
+        said = [told("system", SYSTEM)]
+        for turn in range(3 + session % 7):
+            said += [user(f"step {turn} of {session}"), told("assistant", f"a {session} {turn}")]
+            said += [hint, told("assistant", f"I call {turn} for {session}")]
+        met.append(read(callers, {"messages": [*said, user("continue") if session % 2 else hint]}))
+    assert len({*met}) == 20
+
+
 def turned(
     callers: Callers, body: Body, path: str = "/v1/chat/completions", headers: Headers | None = None
 ) -> Any:
@@ -368,6 +408,53 @@ def test_callers_of_other_keys_have_other_sessions(header: bytes) -> None:
     assert turns[0].session != turns[1].session
 
 
+@pytest.mark.parametrize("before", ["", "T-"])
+def test_a_session_named_by_a_uuid_goes_on_under_a_new_key(before: str) -> None:
+    """Helpers fetch keys that expire within minutes."""
+    callers = Callers()
+    name = before.encode() + b"0198f2a1-7c3e-7d7b-9a41-2f1f6f0f5b11"
+    keys = [(b"authorization", b"Bearer one")], [(b"authorization", b"Bearer two")]
+    for header in (b"x-session-id", b"x-claude-code-session-id"):
+        turns = [turned(callers, {}, headers=[*key, (header, name)]) for key in keys]
+        assert turns[0].session == turns[1].session
+    assert turns[0].prompt.scope != turns[1].prompt.scope, "what they hold is not"
+    other = turned(callers, {"cache_salt": "s"}, headers=[*keys[0], (header, name)])
+    assert other.session != turns[0].session
+    memory = Callers(harnesses=False)  # a name opens a chat's text there
+    turns = [turned(memory, {}, headers=[*key, (b"x-session-id", name)]) for key in keys]
+    assert turns[0].session != turns[1].session
+
+
+def test_dynamos_last_request_ends_its_session() -> None:
+    """https://docs.nvidia.com/dynamo/dev/agents/identify-agent-sessions"""
+    name = [(b"X-Dynamo-Session-ID", b"s"), (b"X-Claude-Code-Session-Id", b"t")]
+    ends = {
+        final: named([*name, (b"X-Dynamo-Session-Final", final)], {}).turn.ends
+        for final in (b"true", b"True", b"false", b"")
+    }
+    assert ends == {b"true": True, b"True": True, b"false": False, b"": False}
+    assert named(name, {}).turn.name == "s", "before a harness's own"
+    body = json.dumps({"messages": [user("a")]}).encode()
+    final = [(b"x-dynamo-session-final", b"true")]
+    asked = Callers(harnesses=False).read("POST", "/v1/chat/completions", final, body)
+    assert asked.turn is not None
+    assert not asked.turn.ends, "no memory forgets a chat for a header that does not name it"
+
+
+@pytest.mark.parametrize("last", [True, 1, "true", "1", False, 0, "false", None, [], "0"])
+def test_continuums_last_step_ends_its_job(last: object) -> None:
+    """As in the engine: see ``hooks.requests.hints``."""
+    turn = named([], {"vllm_xargs": {"job_id": "j", "is_last_step": last}}).turn
+    assert (turn.name, turn.ends) == ("j", last in (True, 1, "true", "1"))
+
+
+def test_a_byte_order_mark_hides_no_session() -> None:
+    body = json.dumps({"session_id": "s", "messages": [user("a")]}).encode()
+    asked = Callers().read("POST", "/v1/chat/completions", [], b"\xef\xbb\xbf" + body)
+    assert asked.turn is not None
+    assert (asked.turn.name, asked.body.data) == ("s", body)
+
+
 def test_what_is_no_name_is_the_engines_to_judge() -> None:
     long = [(b"x-session-id", b"x" * 10_000)]
     assert len(named(long, {}).turn.name) < 100
@@ -382,7 +469,9 @@ def test_what_is_no_name_is_the_engines_to_judge() -> None:
 UNSET = "{{LIBRECHAT_BODY_CONVERSATIONID}}", "${SESSION}", "00000000-0000-0000-0000-000000000000"
 
 
-@pytest.mark.parametrize("nobody", ["undefined", "null", "None", *UNSET])
+@pytest.mark.parametrize(
+    "nobody", ["undefined", "null", "None", "NaN", "N/A", "unknown", "[object Object]", *UNSET]
+)
 def test_a_client_without_a_name_may_write_so(nobody: str) -> None:
     headers = [(b"x-session-id", nobody.encode()), (b"x-session-affinity", nobody.encode())]
     assert not named(headers, {"session_id": nobody, "prompt_cache_key": nobody}).turn.is_named

@@ -252,6 +252,10 @@ SIDES = {
         {"role": "system", "content": "You make titles."}, user("the title of " + str(chat)[-200:])
     ],
     "with the first message": lambda chat: [chat[0], user("which title has this?")],
+    "without the first messages": lambda chat: [*chat[3:], user("which title has this?")],
+    "without some in the middle": lambda chat: [
+        *chat[:1], *chat[4:], user("which title has this?")
+    ],
     "with the newest messages": lambda chat: [*chat[-3:], user("which title has this?")],
     "of another model's form": lambda chat: [
         {"role": "user", "content": [{"type": "text", "text": "tags?"}]}

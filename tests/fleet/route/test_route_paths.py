@@ -49,6 +49,22 @@ async def test_a_path_with_dots_elsewhere_is_passed_on(single: Routed, path: str
     assert single.engines[0].headers[0].split(" ")[1] == path
 
 
+async def test_a_web_socket_is_refused_in_words_and_other_upgrades_are_passed_by(
+    single: Routed,
+) -> None:
+    url = single.url + "/v1/realtime"
+    headers = {"Connection": "Upgrade, HTTP2-Settings", "HTTP2-Settings": "AAMAAABk"}
+    refused = await single.client.get(url, headers={**headers, "Upgrade": "websocket"})
+    assert (refused.status_code, single.engines[0].got) == (501, [])
+    assert "WebSockets are not passed on" in refused.text
+    answer = await single.client.post(  # as Java's client asks first
+        single.url + "/v1/completions", json={"prompt": "a"}, headers={**headers, "Upgrade": "h2c"}
+    )
+    assert answer.status_code == 200
+    for path in ("/v1/", "/pooling", "/rerank"):  # vLLM asks for no key at the last two
+        assert (await single.client.post(single.url + path, json={})).status_code == 404
+
+
 @pytest.mark.parametrize("base", ["http://127.0.0.1:9", "http://127.0.0.1:9/below"])
 async def test_what_goes_out_is_looked_at_again(base: str) -> None:
     upstream = Upstream(0, base)

@@ -53,6 +53,9 @@ async def test_one_answer_that_breaks_costs_no_other_request(fleet: Routed) -> N
         ("/v1/responses", 1),
         ("/v1/messages", 2),
         ("/v1/embeddings", 2),
+        ("/v1/messages/count_tokens", 2),
+        ("/v2/rerank", 2),
+        ("/v1/audio/transcriptions", 2),
     ],
 )
 async def test_what_was_sent_is_sent_again_only_if_it_generates(
