@@ -323,6 +323,7 @@ MENDS: Final = (
     Mend("a topic is one publisher's", "advisor/sockets/kv_events.py", "if not self._topic and life.topic not in (None, frames[0]):", "if False:", f"{_KV_EVENTS} -k topics_are"),
     Mend("a topic is compared whole", "advisor/sockets/kv_events.py", "if self._topic and frames[0] != self._topic:", "if False:", f"{_KV_EVENTS} -k another_topic"),
     Mend("signed hashes", "graph/wire/kv_events.py", "    if not -(1 << 63) <= key < 1 << 64:", "    if not 0 <= key < 1 << 64:", f"{_WIRE} -k signed"),
+    Mend("a ranking has a number that can be reported", "graph/wire/advice.py", "    epoch: Total  # what an engine reports back", "    epoch: int", f"{_WIRE} -k could_report"),
     Mend("media in any case", "graph/wire/kv_events.py", "_MEDIA.get(medium.upper())", "_MEDIA.get(medium)", f"{_WIRE} -k any_case"),
     Mend("a block stays until its last copy is gone", "graph/wire/kv_events.py", "left = self._copies.get(key, 1) - 1", "left = 0", f"{_WIRE} -k last_copy"),
     Mend("an answer shows that a chat goes on", "advisor/fleet/prompts.py", "            if behind.by_model and behind.digest not in self._owners:", "            if False:", f"{_NAMES} -k 'behind or begun'"),
