@@ -18,7 +18,6 @@ from ...tiers.costs import TransferCosts
 from ...tiers.jobs import TierAnswer
 from ...tiers.ledger import TierLedger, copied_events
 from ..core_index import CoreIndex
-from ..groups import first_named_token
 from .bridge import TierCacheBridge
 from .sharing import Sharer, StoreLookup
 from .worker import OpenRecords, disk_identity
@@ -162,15 +161,15 @@ class StoreTier:
 
 
 def permits(settings: StoreSettings) -> Callable[[Request], bool]:
-    """Return a test of whether a request's blocks may leave this engine. They may not if their
-    hashes follow from names; with a cache salt, unless the operator allows it; or if the caller
-    forbids it.
+    """Return a test of whether a request's blocks may leave this engine. They may not with an
+    adapter, which may be trained further under its name; with a cache salt, unless the operator
+    allows it; or if the caller forbids it.
     """
 
     def permitted(request: Request) -> bool:
         salt_permits = settings.salted or not request.cache_salt
-        means_the_same = first_named_token(request) is None
-        return salt_permits and means_the_same and may_be_shared(request.kv_transfer_params)
+        alone = request.lora_request is None
+        return salt_permits and alone and may_be_shared(request.kv_transfer_params)
 
     return permitted
 

@@ -124,7 +124,7 @@ MENDS: Final = (
     Mend("an adapter's blocks stay off the disk", "hooks/vllm/observer.py", "            self._named(unpack(pack_run(request.block_hashes, first, end, group.scale)))", "            pass", "tests/tiers/test_tiers_spilling.py -k adapter"),
     Mend("a picture that its client names stays off disks", "hooks/vllm/groups.py", "if not _OF_CONTENT.fullmatch(str(each.identifier))", "if False", "tests/tiers/test_tiers_spilling.py -k client_names"),
     Mend("a picture that its content names goes there", "hooks/vllm/groups.py", "if not _OF_CONTENT.fullmatch(str(each.identifier))", "", "tests/tiers/test_tiers_spilling.py -k client_names"),
-    Mend("a picture that its client names is not shared", "hooks/vllm/tiers/store.py", "means_the_same = first_named_token(request) is None", "means_the_same = request.lora_request is None", "tests/store/test_store_sharing.py -k forbids"),
+    Mend("a picture that its client names is not shared", "hooks/vllm/groups.py", "if not _OF_CONTENT.fullmatch(str(each.identifier))", "if False", "tests/store/test_store_sharing.py -k forbids"),
     Mend("what a load reads makes room last", "hooks/vllm/tiers/loader.py", "    directory.reads(hashes)\n", "", "tests/tiers/test_tiers_loading.py -k full_disk"),
     Mend("a full memory makes way for a chain on disk", "hooks/vllm/tiers/loader.py", "            self._ledger.make_way(hashes[:count])\n", "", "tests/tiers/test_tiers_loading.py -k chain_on_disk"),
     Mend("what is on the wire is a sign of life", "advisor/sockets/subscriber.py", "if gone and self._socket.poll(_LAST_LOOK_MS):", "if False:", f"{_SUBSCRIBER} -k on_the_wire"),
