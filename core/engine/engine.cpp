@@ -351,6 +351,7 @@ PyMODINIT_FUNC PyInit__engine(void) {
   s_hashes = PyUnicode_InternFromString("block_hashes");
   s_request_id = PyUnicode_InternFromString("request_id");
   s_lora = PyUnicode_InternFromString("lora_request");
+  s_media = PyUnicode_InternFromString("mm_features");
   s_reversed = PyUnicode_InternFromString("__reversed__");
   s_ranking = PyUnicode_InternFromString("_ranking");
   s_ts = PyUnicode_InternFromString("ts");

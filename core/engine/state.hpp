@@ -107,7 +107,7 @@ struct Batch {
 extern PyTypeObject batch_type;  // below
 PyObject *zero = nullptr, *s_hashes = nullptr, *s_request_id = nullptr;
 PyObject *s_lora = nullptr, *s_reversed = nullptr, *s_ranking = nullptr, *s_ts = nullptr;
-PyObject *s_admission = nullptr, *s_rests = nullptr;
+PyObject *s_admission = nullptr, *s_rests = nullptr, *s_media = nullptr;
 PyObject* s_arguments[5];
 const char* const kArguments[5] = {"request", "blocks", "num_cached_blocks", "num_full_blocks",
                                    "kv_cache_group_id"};

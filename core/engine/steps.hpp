@@ -118,7 +118,7 @@ int holds_nobody(State& s) {
 // Whether what changed can be queued here, and nobody else need see it; -1 with an error.
 int is_plain(const State& s) {
   if (s.must_take || !s.sealed.empty()) return 0;
-  const int special = are_special(*s.now);
+  const int special = are_special(s, *s.now);
   return special < 0 ? -1 : !special;
 }
 

@@ -148,13 +148,17 @@ std::string id_of(PyObject* name) {
 }
 
 // Whether somebody in the step itself must see these calls; -1 with an error.
-int are_special(const Changes& changes) {
+int are_special(const State& s, const Changes& changes) {
+  PyObject* const names[] = {s_lora, s_media};
+  const int count = s.keeps_hashes ? 2 : 1;  // without tiers, nobody asks for media
   for (const Call& call : changes.calls) {
-    PyObject* adapter = PyObject_GetAttr(call.request, s_lora);
-    if (adapter == nullptr) return -1;
-    const bool has_one = adapter != Py_None;
-    Py_DECREF(adapter);
-    if (has_one) return 1;
+    for (int at = 0; at < count; ++at) {
+      PyObject* named = PyObject_GetAttr(call.request, names[at]);
+      if (named == nullptr) return -1;
+      const int has_some = PyObject_IsTrue(named);
+      Py_DECREF(named);
+      if (has_some) return has_some;
+    }
   }
   return 0;
 }
@@ -184,7 +188,7 @@ Batch* take_changes(Core* self, PyObject* sessions, int special) {
     taken = s.sealed.front();
     s.sealed.pop_front();
   }
-  if (!special) special = are_special(*taken);
+  if (!special) special = are_special(s, *taken);
   if (special < 0 || !look_at_requests(s, *taken, sessions)) {
     give_back(s, taken);
     return nullptr;

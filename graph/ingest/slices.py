@@ -14,6 +14,7 @@ from ..tables.tables import Tables
 from ..types import HELD, Rows
 from ..wire.events import (
     AnyEvent,
+    BlocksEmbedded,
     BlocksLoaded,
     BlocksRemoved,
     BlocksSpilled,
@@ -42,6 +43,7 @@ _RUNS: Final[dict[type, tuple[type, ...]]] = {
 }
 _CUT: Final = (BlocksStored, BlocksRemoved, BlocksSpilled, BlocksLoaded, CopiesDropped)
 _BYTES: Final = 8 * SLICE_KEYS
+_EMBEDDING: Final = 128  # keys that take as long as finding one embedding's neighbours; measured
 
 
 class Run(NamedTuple):
@@ -73,14 +75,20 @@ def event_runs(events: Sequence[AnyEvent]) -> Iterator[Run]:
 
 
 def _key_bytes(event: AnyEvent) -> int:
-    """How many bytes of keys an event is applied with: those that a tip leaves out come back."""
-    return len(getattr(event, "hashes", b"")) + 8 * int(getattr(event, "skipped", 0))
+    """How many bytes of keys an event is applied with, or the equivalent in time: those that a tip
+    leaves out come back.
+    """
+    size = len(getattr(event, "hashes", b"")) + 8 * int(getattr(event, "skipped", 0))
+    return size * _EMBEDDING if isinstance(event, BlocksEmbedded) else size
 
 
 def _parts(event: AnyEvent) -> Iterator[AnyEvent]:
     """Split an event with many keys into equivalent smaller ones; others stay as they are. An event
     whose keys are malformed stays whole and is refused later.
     """
+    if isinstance(event, BlocksEmbedded):
+        yield from _embedded_parts(event)
+        return
     if not isinstance(event, _CUT) or len(event.hashes) % 8:
         yield event
         return
@@ -90,6 +98,17 @@ def _parts(event: AnyEvent) -> Iterator[AnyEvent]:
         if start and isinstance(part, BlocksStored):
             part = replace(part, parent=int.from_bytes(hashes[start - 8 : start], "little"))
         yield part
+
+
+def _embedded_parts(event: BlocksEmbedded) -> Iterator[BlocksEmbedded]:
+    count, width, step = len(event.hashes) // 8, 2 * event.dim, SLICE_KEYS // _EMBEDDING
+    if len(event.hashes) % 8 or len(event.vectors) != width * count:
+        yield event
+        return
+    for first in range(0, count, step):
+        end = first + step
+        hashes, vectors = event.hashes[8 * first : 8 * end], event.vectors
+        yield replace(event, hashes=hashes, vectors=vectors[width * first : width * end])
 
 
 # ``oldest`` finds the least recently used rows without copying all times at once. It takes a sample

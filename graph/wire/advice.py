@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..types import Keys, as_keys
-from .events import MAX_NAME, Count, Hashes, Seconds, Unit
+from .events import MAX_NAME, Count, Hashes, Seconds, Total, Unit
 
 PRESSING_SHARE: Final = 0.02
 """Share of a pool: after this much turnover since the last ranking, a new one is made at once (see
@@ -123,7 +123,7 @@ class Advice(msgspec.Struct, array_like=True, frozen=True, gc=False):
 class RankingMessage(Advice, tag=1, frozen=True):
     """An ``EvictionRanking`` as encoded: its keys as bytes, and its age."""
 
-    epoch: int
+    epoch: Total  # what an engine reports back
     age_s: Seconds
     order: Hashes
     protected: Hashes
@@ -150,7 +150,7 @@ class RankingMessage(Advice, tag=1, frozen=True):
 class StillValid(Advice, tag=2, frozen=True):
     """Confirms that ranking ``epoch`` is still valid because nothing has changed."""
 
-    epoch: int
+    epoch: Total
     age_s: Seconds
     heard: Count = 0
 

@@ -181,7 +181,8 @@ class _Scratch:
         return None if _walk(queue) == stood and expected else "the free queue"
 
     def _begin(self, hashes: list[bytes]) -> None:
-        pool, request = self._pool, SimpleNamespace(block_hashes=hashes, lora_request=None)
+        pool = self._pool
+        request = SimpleNamespace(block_hashes=hashes, lora_request=None, mm_features=())
         found: list[Any] = []
         while len(found) < len(hashes) and self._rng.random() < 0.9:  # else computed again
             block = pool.get_cached_block(hashes[len(found)], [0])

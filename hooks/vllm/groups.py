@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -68,6 +69,23 @@ def observed_group(kv_cache: KVCacheConfig, pool: BlockPool) -> ObservedGroup:
     others = (group.kv_cache_spec.block_size for i, group in enumerate(groups) if i != index)
     take = 1 + sum(-(-size // other) for other in others)
     return ObservedGroup(index, size, pool.hash_block_size, take, skips=not full)
+
+
+_OF_CONTENT: Final = re.compile(r"[0-9a-f]{64}|[0-9a-f]{128}")  # what vLLM digests media to
+
+
+def first_named_token(request: Request) -> int | None:
+    """Return the first token of a prompt from which on hashes follow from a name instead of from
+    content; None if there is none. A LoRA adapter may be trained further under its name, and what
+    a client gives an id of its own (``uuid``) may be another picture the next time.
+    """
+    if request.lora_request is not None:
+        return 0
+    media = request.mm_features or ()
+    starts = [
+        each.mm_position.offset for each in media if not _OF_CONTENT.fullmatch(str(each.identifier))
+    ]
+    return min(starts, default=None)
 
 
 def most_blocks_per_step(config: VllmConfig, group: ObservedGroup) -> int:

@@ -30,7 +30,7 @@ from ..requests.hints import (
 )
 from ..settings import engine_settings
 from .core_index import changes_of
-from .groups import ObservedGroup
+from .groups import ObservedGroup, first_named_token
 from .index import BlockIndex
 from .meters import PromptDemand
 from .tap import CachedRun, Changes, PackedHashes, PoolTap, returned
@@ -223,9 +223,9 @@ class EngineObserver:
         *,
         # is told which keys a caller says are protected: as its request starts and ends
         stated: Callable[[Sequence[int], bool], None],
-        # is told which keys a LoRA adapter computed, as they enter the prefix cache; None: nobody
-        # asks
-        adapted: Callable[[Sequence[int]], None] | None,
+        # is told which keys follow from names (``first_named_token``), as they enter the prefix
+        # cache; None: nobody asks
+        named: Callable[[Sequence[int]], None] | None,
         # what to emit at a request's end, for what callers say of it
         ended: Callable[[RequestFinished, Request], AnyEvent | Later],
         # is told which keys the engine evicted, when that is worked through
@@ -244,7 +244,7 @@ class EngineObserver:
         self._group = group
         self._reporter = ChangeReporter(group, index, gone)
         self._index, self._listeners = index, listeners
-        self._emit, self._stated, self._adapted = emit, stated, adapted
+        self._emit, self._stated, self._named = emit, stated, named
         self._ended, self._began, self._contents, self._lacking = ended, began, contents, lacking
         self._clock, self._recent = clock, RecentPrompts(group.block_size)
         self._tags = HintReader(hint_policy(engine_settings()))
@@ -382,8 +382,7 @@ class EngineObserver:
             # vLLM adds to its list, and shortens it where more input is streamed.
             runs.append((list(hashes) if request.resumable else hashes, blocks, first, end))
             self.stored += end - first
-            if request.lora_request is not None:
-                self._note_adapted(request, first, end)
+            self._note_named(request, first, end)
         late = LateChanges(runs, changes, sessions, self._reporter)
         self._index.late.add(late.note)
         self._emit(late)
@@ -398,14 +397,16 @@ class EngineObserver:
             return
         changes = changes_of(batch)
         for request, _, first, end in changes.cached:
-            if request.lora_request is not None:
-                self._note_adapted(request, first, end)
+            self._note_named(request, first, end)
         for listener in self._listeners:
             listener.changed(changes)
 
-    def _note_adapted(self, request: Request, first: int, end: int) -> None:
-        if self._adapted is not None:
-            self._adapted(unpack(pack_run(request.block_hashes, first, end, self._group.scale)))
+    def _note_named(self, request: Request, first: int, end: int) -> None:
+        if self._named is None or (token := first_named_token(request)) is None:
+            return
+        group = self._group
+        if (first := max(first, token // group.block_size)) < end:
+            self._named(unpack(pack_run(request.block_hashes, first, end, group.scale)))
 
     # Asked from the client's thread -------------------------------------------------------------
 

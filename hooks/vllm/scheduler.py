@@ -116,7 +116,7 @@ class SchedulerSide:
         followers = [each for each in (self._spans, self.store, bridge) if each is not None]
         self.observer = EngineObserver(
             pool, group, self.index, [arranger, *followers], self._emit, stated=arranger.stated,
-            adapted=None if bridge is None else bridge.adapted, ended=engine_ends(config),
+            named=None if bridge is None else bridge.named, ended=engine_ends(config),
             gone=arranger.evicted, contents=SaltedContents(self.client, group.block_size).of,
             began=engine_layers(config), lacking=self._groups.lacking, clock=clock,
         )  # fmt: skip

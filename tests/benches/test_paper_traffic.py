@@ -75,7 +75,7 @@ def what_an_adapter_computed_reaches_the_disk(monkeypatch: pytest.MonkeyPatch) -
 
     def forgetful(self: Any, *args: Any, **kwargs: Any) -> None:
         made(self, *args, **kwargs)
-        self.adapted = lambda keys: None
+        self.named = lambda keys: None
 
     monkeypatch.setattr(TierCacheBridge, "__init__", forgetful)
 

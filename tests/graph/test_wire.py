@@ -85,6 +85,17 @@ def test_rankings_and_hellos_of_older_and_newer_builds_are_understood() -> None:
     ]
 
 
+@pytest.mark.parametrize("epoch", [-1, 2**63, 2**64 - 1])
+@pytest.mark.parametrize("rest", [[0.0, b"", b"", b""], [0.0]])
+def test_a_number_of_a_ranking_that_no_engine_could_report_is_refused(
+    epoch: int, rest: list[Any]
+) -> None:
+    tag = 1 if len(rest) > 1 else 2
+    assert wire.decode_advice([wire.HEADER, b"\0" * 8, encode([tag, 2**63 - 1, *rest])], now=0.0)
+    with pytest.raises(WireError, match="advice refused"):
+        wire.decode_advice([wire.HEADER, b"\0" * 8, encode([tag, epoch, *rest])], now=0.0)
+
+
 @pytest.mark.parametrize(
     "room",
     [

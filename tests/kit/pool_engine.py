@@ -458,6 +458,11 @@ def prompt(blocks: int, seed: int, extra: int = 1) -> list[int]:
     return [seed * 1000 + at for at in range(blocks * BLOCK_SIZE + extra)]
 
 
+def picture(identifier: str, offset: int = 2) -> Any:
+    """A picture in a prompt, as vLLM's request has it."""
+    return SimpleNamespace(identifier=identifier, mm_position=SimpleNamespace(offset=offset))
+
+
 def counted_walks(pool: Any) -> list[int]:
     """Numbers of the blocks that anybody looks at in the queue from now on."""
     looked: list[int] = []

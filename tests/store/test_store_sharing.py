@@ -17,7 +17,7 @@ from kvgraph.hooks.store.sealed import store_key
 from kvgraph.hooks.store.stores import DirectoryStore
 from kvgraph.hooks.tiers.jobs import Load, TierAnswer, WorkerStart
 from kvgraph.hooks.vllm.tiers.sharing import PATIENCE_S, StoreLookup
-from pool_engine import Engine, parked, prompt
+from pool_engine import Engine, parked, picture, prompt
 from waiting import until
 
 pytestmark = pytest.mark.usefixtures("vllm_loaded")
@@ -132,11 +132,17 @@ def test_at_eviction_what_is_copied_ahead_is_given(tmp_path: Path) -> None:
     assert fleet.serve(two, prompt(4, 1)).loaded == 4
 
 
+def test_a_picture_that_its_content_names_is_shared(fleet: Fleet, two: Engine) -> None:
+    fleet.serve(two, prompt(4, 2), {"mm_features": [picture("0f" * 32)]})
+    assert two.counts.shared == 4
+
+
 @pytest.mark.parametrize(
     "request_says",
     [
         {"cache_salt": "s"},
         {"lora_request": SimpleNamespace(lora_name="a")},
+        {"mm_features": [picture("a name of its client's")]},
         {"kv_transfer_params": {"kvgraph": {"share": False}}},
         {"kv_transfer_params": {"kvgraph": {"share": "no"}}},
         {"kv_transfer_params": {"kvgraph": '{"share": false}'}},  # where no text is read

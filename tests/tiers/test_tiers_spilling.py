@@ -14,7 +14,7 @@ from kvgraph.graph.wire.events import CopiesDropped
 from kvgraph.hooks.tiers.jobs import Demote, Load, Spill, TierAnswer, TierWork, WorkerStart
 from kvgraph.hooks.vllm.tiers.spiller import Spiller, StepTaken
 from kvgraph_bench.hotpath import BLOCK_SIZE
-from pool_engine import Engine, Turn, counted_walks, keys, parked, prompt
+from pool_engine import Engine, Turn, counted_walks, keys, parked, picture, prompt
 from seeded import seeded
 
 pytestmark = pytest.mark.usefixtures("vllm_loaded")
@@ -72,11 +72,15 @@ def test_what_is_not_worth_a_copy_gets_none_and_the_saving_is_counted() -> None:
     assert everything.counts.spilled >= 4
 
 
-def finished(engine: Engine, seed: int, adapter: bool = False) -> Turn:
-    """A request of an adapter or of the model itself, from its arrival to its end."""
+def finished(engine: Engine, seed: int, adapter: bool = False, image: str = "") -> Turn:
+    """A request of an adapter or of the model itself, from its arrival to its end; an ``image`` of
+    that identifier is in its third block.
+    """
     turn = engine.ask(prompt(4, seed))
     if adapter:
         turn.request.lora_request = SimpleNamespace(lora_name="tuned", lora_path="/tuned")
+    if image:
+        turn.request.mm_features = [picture(image, 2 * BLOCK_SIZE + 3)]
     engine.finish_loading(turn)
     engine.end(turn)
     return turn
@@ -234,6 +238,21 @@ def test_what_an_adapter_computed_never_reaches_the_disk() -> None:
     assert engine.counts.dropped > 0, "in memory they were"
     assert not adapted & set(engine.worker.disk)
     assert not adapted & set(engine.directory.cold_hashes())
+
+
+def test_what_a_client_names_is_not_on_disk_for_another_to_find() -> None:
+    """A picture's own id may be another picture's the next time; a digest is of its content."""
+    engine = Engine(blocks=12, warm=8, cold=64)
+    for number in range(12):
+        finished(engine, number, image=("", "0f" * 32, "screenshot")[number % 3])
+        engine.settle()
+    engine.push_out()
+    engine.settle()
+    disk = set(engine.worker.disk)
+    named = [engine.hashes_of(prompt(4, seed)) for seed in range(2, 12, 3)]
+    assert not disk & {h for hashes in named for h in hashes[2:]}
+    assert disk & {h for hashes in named for h in hashes[:2]}, "before it stands plain text"
+    assert disk & {h for seed in range(1, 12, 3) for h in engine.hashes_of(prompt(4, seed))[2:]}
 
 
 def test_what_an_adapter_computed_stays_off_the_disk_after_a_prefetch() -> None:

@@ -174,8 +174,8 @@ class TierCacheBridge:
         workers: int,
         manager: KVCacheManager,
     ) -> None:
-        # told which keys, that the engine cached, a LoRA adapter computed
-        self.ledger, self.adapted = ledger, ledger.kept_off_disk.update
+        # told which keys, that the engine cached, follow from names and not from content
+        self.ledger, self.named = ledger, ledger.kept_off_disk.update
         self.step_ended = ledger.costs.step_ended  # told that a step's output arrived
         self._group, self._pool, self._index = group, pool, index
         self.spiller = Spiller(pool, ledger, index.holders, settings.spill_all)

@@ -28,6 +28,7 @@ from kvgraph.graph.types import MAX_ENGINES, EdgeType, Keys, Tier
 from kvgraph.graph.wire.events import (
     AnyEvent,
     BlocksCleared,
+    BlocksEmbedded,
     BlocksRemoved,
     BlocksResident,
     BlocksSpilled,
@@ -207,6 +208,25 @@ def test_long_events_are_cut_and_short_ones_joined() -> None:
         7, int(keys[SLICE_KEYS - 1]), int(keys[2 * SLICE_KEYS - 1])
     ]  # fmt: skip
     assert runs[-1].events[0].hashes.startswith(b"torn"), "to be refused whole"  # type: ignore
+
+
+def test_many_embeddings_are_applied_in_slices_and_torn_ones_refused_whole() -> None:
+    """Finding the neighbours of one takes as long as storing a hundred blocks."""
+    rng, count, dim = np.random.default_rng(3), 200, 8
+    keys = random_keys(rng, count)
+    vectors = rng.standard_normal((count, dim)).astype("<f2")
+    told = BlocksEmbedded(packed(keys), dim, vectors.tobytes())
+    graph = KVCacheGraph(clock=lambda: 1.0)
+    graph.apply("e", [BlocksStored(packed(keys), None, BLOCK_SIZE)])
+    assert sum(1 for _ in graph.slices("e", [told])) >= count // 40, "some milliseconds each"
+    rows = graph.tables.blocks.find(keys, graph.tables.salt(0))
+    kept = graph.embeddings()
+    held = dict(zip(kept["rows"].tolist(), kept["vectors"], strict=True))
+    assert all(
+        np.array_equal(held[row], own) for row, own in zip(rows.tolist(), vectors, strict=True)
+    )
+    graph.apply("e", [BlocksEmbedded(packed(keys), dim, vectors.tobytes()[:-1])])
+    assert graph.counters["events_refused"] == 1
 
 
 def held_by_key(graph: KVCacheGraph) -> dict[int, tuple[int, int, int]]:

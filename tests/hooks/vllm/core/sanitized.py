@@ -150,7 +150,10 @@ def main(steps: int = 1500, blocks: int = 200) -> str:
     thread.start()
     for step in range(steps):
         request = SimpleNamespace(
-            block_hashes=rng.choice(chains), request_id=f"r{step}", lora_request=None
+            block_hashes=rng.choice(chains),
+            request_id=f"r{step}",
+            lora_request=None,
+            mm_features=(),
         )
         now[0], running[f"r{step}"] = float(step), request
         sessions[f"r{step}"] = "a session"
