@@ -47,8 +47,9 @@ class ProtectedKeys:
         self.stated_count = 0  # grows whenever callers' statements change
         self._stale_s = stale_s
         self._clock = clock
-        # as many as a sidecar keeps before it knows the price, or as many as one has kept
-        self._most_stated = int(first_share(blocks - 1) * blocks)
+        # with what a ranking protects: what the last one allows; before, as many as a sidecar keeps
+        # until it knows the price
+        self._most = int(first_share(blocks - 1) * blocks)
         self._stated: dict[int, _Said] = {}  # by key, the latest last
         self._over: set[int] = set()  # of these, keys whose last request is over
         self._looked_through = 0.0  # ts of the ranking by which these were looked through
@@ -72,9 +73,12 @@ class ProtectedKeys:
             return False
         news = keys.tobytes() != self._keys.tobytes()
         before = self._place
+        if ranking is not None and ranking.may_keep is not None:
+            self._most = ranking.may_keep
         if news:
             places = None if ranking is None else ranking.protected_places
             self._place = places_of(keys) if places is None else places
+        self._forget_beyond_share()
         if ranking is not None and ranking.ts >= linked_since != self._linked_since:
             self._linked_since = linked_since
             self._keep_unheard(before.keys() - self._place.keys() - self._stated.keys())
@@ -177,19 +181,20 @@ class ProtectedKeys:
     def _keep_unheard(self, keys: Collection[int]) -> None:
         """Keep what an earlier sidecar protected, of which the one that ranks now may not know."""
         self.stated_count += 1
-        self._most_stated = max(self._most_stated, len(keys))
+        self._most = max(self._most, len(self._place) + len(keys))
         unheard = dict.fromkeys(keys, (-math.inf, self._clock()))
         self._stated.update(unheard)
         self._over.update(unheard)
         self._forget_beyond_share()
 
     def _forget_beyond_share(self) -> None:
-        """Forget what was stated first, where callers state more than may be kept."""
-        stated = self._stated
-        while len(stated) > self._most_stated:
+        """Forget what was stated first, where callers state more than rankings left them."""
+        stated, most = self._stated, max(0, self._most - len(self._place))
+        while len(stated) > most:
             first = next(iter(stated))
             del stated[first]
             self._over.discard(first)
+            self.stated_count += 1
 
 
 class HeadGuard:

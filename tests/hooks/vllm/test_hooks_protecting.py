@@ -182,7 +182,7 @@ class Listener:
 
 @pytest.mark.parametrize("late_s", [0.0, 2.0, 11.0, 45.0])
 def test_rules_outlive_any_delay_of_a_sidecar_that_ranks_in_time(late_s: float) -> None:
-    now, pool, make = 1000.0, new_pool(101), request_maker()
+    now, pool, make = 1000.0, new_pool(401), request_maker()
     connector = connected(pool, clock=lambda: now, batched_tokens=256, requests=4)
     sidecar = Listener(connector, lambda: now)
     rng, precious, lost = random.Random(3), set[bytes](), 0
@@ -288,6 +288,15 @@ def test_callers_cannot_have_more_than_a_sixteenth_of_a_pool_unpriced() -> None:
     told.protection.evicted_protected = 0
     told.protection.evicted(told.keys[:50])
     assert told.protection.evicted_protected == 50, "no block is of use without those before it"
+
+
+def test_callers_have_what_rankings_leave() -> None:
+    told = Told()
+    for most, kept in [(None, 50), (60, 60), (0, 30)]:
+        advice = ranking(protected=told.keys[100:130])
+        told.protection.adopt(dataclasses.replace(advice, may_keep=most), 0.0)
+        told.protection.state(told.keys[:90])
+        assert told.remains(None, math.inf) == kept
 
 
 def test_what_is_stated_is_kept_before_any_sidecar_answers() -> None:
