@@ -47,8 +47,8 @@ class ProtectedKeys:
         self.stated_count = 0  # grows whenever callers' statements change
         self._stale_s = stale_s
         self._clock = clock
-        # with what a ranking protects: what the last one allows; before, as many as a sidecar keeps
-        # until it knows the price
+        # most keys that callers may state: as many as the last ranking may protect; before any, as
+        # many as a sidecar protects until it knows the price
         self._most = int(first_share(blocks - 1) * blocks)
         self._stated: dict[int, _Said] = {}  # by key, the latest last
         self._over: set[int] = set()  # of these, keys whose last request is over
@@ -181,16 +181,16 @@ class ProtectedKeys:
     def _keep_unheard(self, keys: Collection[int]) -> None:
         """Keep what an earlier sidecar protected, of which the one that ranks now may not know."""
         self.stated_count += 1
-        self._most = max(self._most, len(self._place) + len(keys))
+        self._most = max(self._most, len(keys))
         unheard = dict.fromkeys(keys, (-math.inf, self._clock()))
         self._stated.update(unheard)
         self._over.update(unheard)
         self._forget_beyond_share()
 
     def _forget_beyond_share(self) -> None:
-        """Forget what was stated first, where callers state more than rankings left them."""
-        stated, most = self._stated, max(0, self._most - len(self._place))
-        while len(stated) > most:
+        """Forget what was stated first, where callers state more than may be kept."""
+        stated = self._stated
+        while len(stated) > self._most:
             first = next(iter(stated))
             del stated[first]
             self._over.discard(first)
