@@ -22,6 +22,7 @@ from .ranking.copies import prefetch_candidates
 from .ranking.formulas import ClassicPolicy
 from .ranking.order import RankingSources, rank_by_ruler
 from .ranking.policy import Policy, PolicyChoice, Referee, Rules, ScoreProfile, View
+from .ranking.rules import may_keep
 from .stats import GraphStats, graph_stats
 from .tables.integrity import check_integrity
 from .tables.tables import GraphLimits
@@ -196,7 +197,8 @@ class KVCacheGraph:
         if column is None:
             return EvictionRanking.empty(self.clock())
         view = replace(self._view(column), lock=self.lock)
-        return rank_by_ruler(view, self.policy, self.referee, limit, for_copies)
+        ranking = rank_by_ruler(view, self.policy, self.referee, limit, for_copies)
+        return replace(ranking, may_keep=may_keep(view))
 
     def suggest_eviction(self, n: int, engine: str | None = None) -> list[BlockKey]:
         """Return the ``n`` blocks to evict first; protected ones only if nothing else is left."""

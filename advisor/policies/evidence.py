@@ -24,11 +24,12 @@ _AHEAD: Final = 0.02  # and share of a pool's blocks by which it must be ahead
 @dataclass(slots=True)
 class Evidence:
     """Blocks that a policy found beyond LRU: their sum over requests, negative if LRU found more,
-    and the sum of their squares.
+    the sum of their squares, and the largest of them.
     """
 
     ahead: float = 0.0
     spread: float = 0.0
+    most: float = 0.0
 
     def note(self, difference: int, fade: float) -> None:
         """Add a request in which the policy found ``difference`` more blocks than LRU; earlier
@@ -36,10 +37,16 @@ class Evidence:
         """
         self.ahead = self.ahead * fade + difference
         self.spread = self.spread * fade + difference * difference
+        self.most = max(self.most * fade, difference)
 
     def is_sure(self, least: float) -> bool:
+        """Return whether one of them is better, by ``least`` blocks and beyond chance; the policy
+        must be ahead without the request that helped it most, too: one alone is always more than
+        half a standard deviation.
+        """
         sure = _SURE if self.ahead > 0 else _SURE_OF_LRU
-        return abs(self.ahead) > max(sure * math.sqrt(self.spread), least)
+        is_beyond_chance = abs(self.ahead) > max(sure * math.sqrt(self.spread), least)
+        return is_beyond_chance and (self.ahead < 0 or self.ahead > self.most)
 
 
 @dataclass(slots=True)
@@ -108,9 +115,10 @@ def fading(walked: int, capacity: int) -> float:
 
 def _together(fleet: Iterable[PolicySelector]) -> tuple[Evidence, int]:
     """Pool the evidence of several engines, and their blocks."""
-    ahead = spread = 0.0
+    ahead = spread = most = 0.0
     blocks = 0
     for each in fleet:  # many, and asked for by each of them
         ever = each.ever
         ahead, spread, blocks = ahead + ever.ahead, spread + ever.spread, blocks + each.capacity
-    return Evidence(ahead, spread), blocks
+        most = max(most, ever.most)
+    return Evidence(ahead, spread, most), blocks

@@ -53,6 +53,14 @@ def kept_share(view: View) -> float:
     return view.tables.kept_share(view.engine)
 
 
+def may_keep(view: View) -> int | None:
+    """Return how many blocks of the engine's pool may be kept whatever the scores are; None: its
+    size is not known.
+    """
+    pool = view.tables.pool_blocks.get(view.engine)
+    return None if pool is None else int(kept_share(view) * pool)
+
+
 def names_anything(view: View) -> bool:
     """Return whether any block of the engine's pool has a protected layer, or is leased."""
     return names_any(view, view.blocks.holding(view.engine))

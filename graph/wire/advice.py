@@ -52,6 +52,7 @@ class EvictionRanking:
         demote_first: uint64 ``[w]`` keys of copies in the WARM tier, least worth keeping first.
         known_of: The ranking reflects engine events up to this time (same clock as ``ts``).
         heard: How many of the engine's event batches the ranking reflects.
+        may_keep: How many blocks of the pool may be protected or leased; None: not known.
         order_blocks: int64 ``[k]``: the blocks that held the keys of ``order`` when the ranking
             arrived; 0 for a key that none held.
         spill_blocks: int64 ``[s]``: the same for ``spill_first``.
@@ -67,6 +68,7 @@ class EvictionRanking:
     demote_first: Keys
     known_of: float = math.inf
     heard: int = 0
+    may_keep: int | None = None
     order_blocks: BlockIds | None = None
     spill_blocks: BlockIds | None = None
     spill_keys: frozenset[int] | None = None
@@ -130,21 +132,25 @@ class RankingMessage(Advice, tag=1, frozen=True):
     spill_first: Hashes
     demote_first: Hashes = b""
     heard: Count = 0
+    may_keep: Count | None = None
 
     @classmethod
     def of(cls, ranking: EvictionRanking, now: float) -> RankingMessage:
         """Return the ranking as sent at ``now`` on the sender's clock."""
         age_s = max(0.0, now - ranking.ts)
         order, protected, spill, demote = (packed(getattr(ranking, name)) for name in _BLOCKS)
-        return cls(ranking.epoch, age_s, order, protected, spill, demote, ranking.heard)
+        lists = order, protected, spill, demote
+        return cls(ranking.epoch, age_s, *lists, ranking.heard, ranking.may_keep)
 
     def at(self, now: float) -> EvictionRanking:
         """Return the ranking with ``ts`` on the clock of the receiver, which received it at
         ``now``. Raises ValueError if its keys are not whole 64-bit numbers.
         """
         order, protected, spill, demote = (as_keys(getattr(self, name)) for name in _BLOCKS)
-        ts, heard = now - self.age_s, self.heard
-        return EvictionRanking(self.epoch, ts, order, protected, spill, demote, heard=heard)
+        return EvictionRanking(
+            self.epoch, now - self.age_s, order, protected, spill, demote,
+            heard=self.heard, may_keep=self.may_keep,
+        )  # fmt: skip
 
 
 class StillValid(Advice, tag=2, frozen=True):

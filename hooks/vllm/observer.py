@@ -333,7 +333,7 @@ class EngineObserver:
             self._state(meaning, prompt, is_over=True)
 
     def _state(self, meaning: CheckedHints, hashes: Sequence[bytes], is_over: bool) -> None:
-        for keys in _protected(meaning, hashes, self._group.block_size):
+        if keys := _protected(meaning, hashes, self._group.block_size):
             self._stated(keys, is_over)
 
     def requests_preempted(self, request_ids: Iterable[str]) -> None:
@@ -428,12 +428,14 @@ class EngineObserver:
         )
 
 
-def _protected(meaning: CheckedHints, hashes: Sequence[bytes], size: int) -> Iterator[list[int]]:
+def _protected(meaning: CheckedHints, hashes: Sequence[bytes], size: int) -> list[int]:
     """Keys of the blocks of ``size`` tokens that a caller's segments protect."""
-    for segment in meaning.segments:
-        if segment.layer in PROTECTED_LAYERS:
-            covered = hashes[segment.start // size : -(-segment.end // size)]
-            yield [key_of(block_hash) for block_hash in covered]
+    return [
+        key_of(block_hash)
+        for segment in meaning.segments
+        if segment.layer in PROTECTED_LAYERS
+        for block_hash in hashes[segment.start // size : -(-segment.end // size)]
+    ]
 
 
 # ``ChangeFeed``: passes a pool's changes to its followers.

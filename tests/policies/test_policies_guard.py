@@ -471,6 +471,15 @@ def test_evidence_of_several_counts_as_that_of_one_engine_with_all_their_blocks(
     assert not small[0].may_begin(small), "2 % of four pools are eight blocks"
 
 
+def test_one_request_proves_nothing() -> None:
+    """Its blocks are a whole standard deviation, however many they are."""
+    shown = PolicySelector(100)
+    for difference, is_due in [(60, False), (-20, False), (10, False), (15, True)]:
+        shown.note(difference, 60)
+        assert shown.is_due_for_change() is is_due
+        assert shown.may_begin([shown, PolicySelector(100)]) is is_due
+
+
 def test_an_engine_that_is_sure_of_lru_does_not_follow() -> None:
     others = [selector(500.0, 100.0) for _ in range(4)]
     doubtful, sure = selector(-5.0, 36.0), selector(-5.0, 16.0)

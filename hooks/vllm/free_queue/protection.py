@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from itertools import chain, compress, islice
 from operator import not_
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from ....graph.types import MOST_SHARE, Keys
+from ....graph.tables.protection import first_share
+from ....graph.types import Keys
 from ....graph.wire.advice import EvictionRanking
 from ...keys import keys_in_pool
 from ...link.mailbox import places_of
@@ -46,7 +47,9 @@ class ProtectedKeys:
         self.stated_count = 0  # grows whenever callers' statements change
         self._stale_s = stale_s
         self._clock = clock
-        self._most_stated = int(MOST_SHARE * blocks)  # until a sidecar knows them, and their price
+        # most keys that callers may state: as many as the last ranking may protect; before any, as
+        # many as a sidecar protects until it knows the price
+        self._most = int(first_share(blocks - 1) * blocks)
         self._stated: dict[int, _Said] = {}  # by key, the latest last
         self._over: set[int] = set()  # of these, keys whose last request is over
         self._looked_through = 0.0  # ts of the ranking by which these were looked through
@@ -70,9 +73,12 @@ class ProtectedKeys:
             return False
         news = keys.tobytes() != self._keys.tobytes()
         before = self._place
+        if ranking is not None and ranking.may_keep is not None:
+            self._most = ranking.may_keep
         if news:
             places = None if ranking is None else ranking.protected_places
             self._place = places_of(keys) if places is None else places
+        self._forget_beyond_share()
         if ranking is not None and ranking.ts >= linked_since != self._linked_since:
             self._linked_since = linked_since
             self._keep_unheard(before.keys() - self._place.keys() - self._stated.keys())
@@ -85,7 +91,7 @@ class ProtectedKeys:
         """
         self.stated_count += 1
         stated, said = self._stated, (self._clock(), math.inf)
-        for key in keys:
+        for key in reversed(keys):  # if there are too many, a prompt's last ones are forgotten
             stated.pop(key, None)
             stated[key] = said
         self._over.difference_update(keys)
@@ -95,7 +101,7 @@ class ProtectedKeys:
         """Note that a request which stated these keys ended; the sidecar was told before."""
         self.stated_count += 1
         stated, now = self._stated, self._clock()
-        for key in keys:
+        for key in reversed(keys):
             said, _ = stated.pop(key, (now, now))
             stated[key] = said, now
         self._over.update(keys)
@@ -172,21 +178,23 @@ class ProtectedKeys:
         self._stated.clear()
         self._over.clear()
 
-    def _keep_unheard(self, keys: Iterable[int]) -> None:
+    def _keep_unheard(self, keys: Collection[int]) -> None:
         """Keep what an earlier sidecar protected, of which the one that ranks now may not know."""
         self.stated_count += 1
+        self._most = max(self._most, len(keys))
         unheard = dict.fromkeys(keys, (-math.inf, self._clock()))
         self._stated.update(unheard)
         self._over.update(unheard)
         self._forget_beyond_share()
 
     def _forget_beyond_share(self) -> None:
-        """Forget what was stated first, where callers state more than their share of the pool."""
+        """Forget what was stated first, where callers state more than may be kept."""
         stated = self._stated
-        while len(stated) > self._most_stated:
+        while len(stated) > self._most:
             first = next(iter(stated))
             del stated[first]
             self._over.discard(first)
+            self.stated_count += 1
 
 
 class HeadGuard:

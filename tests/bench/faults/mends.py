@@ -169,6 +169,10 @@ MENDS: Final = (
     Mend("changes need the edit token", "dashboards/access.py", "if not _same(token, self._edit):", "if False:", "tests/advisor/test_weight_edits.py"),
     Mend("the door asks for a token", "advisor/sockets/front.py", "return len(request) == _PLAIN and hmac.compare_digest(request[-1], self._token)", "return len(request) == _PLAIN", "tests/advisor/sockets/test_advisor_keys.py -k token"),
     # What callers say costs others little, and nobody goes before others by a word
+    Mend("one request proves nothing for a policy", "advisor/policies/evidence.py", " and (self.ahead < 0 or self.ahead > self.most)", "", "tests/policies/test_policies_guard.py -k proves_nothing"),
+    Mend("what callers state is bounded before its price is known", "hooks/vllm/free_queue/protection.py", "int(first_share(blocks - 1) * blocks)", "int(0.5 * blocks)", "tests/hooks/vllm/test_hooks_protecting.py -k unpriced"),
+    Mend("callers state no more than rankings may protect", "hooks/vllm/free_queue/protection.py", "            self._most = ranking.may_keep\n", "            pass\n", "tests/hooks/vllm/test_hooks_protecting.py -k rankings_may"),
+    Mend("of what callers state, a prompt's beginning stays", "hooks/vllm/free_queue/protection.py", "for key in reversed(keys):  #", "for key in keys:  #", "tests/hooks/vllm/test_hooks_protecting.py -k unpriced"),
     Mend("what is too dear is kept no longer", "advisor/policies/protection_price.py", "if self._now.share and self._now.is_dear(allowed):", "if False:", "tests/policies/test_policies_lifecycle.py"),
     Mend("holding does not end itself", "graph/admission.py", "self._met = queued or len(self._order) > 0", "self._met = queued", "tests/graph/test_graph_holding.py"),
     Mend("no prompt is measured for ever", "graph/admission.py", "return self._began is not None and now - self._began < self._most_s", "return self._began is not None", "tests/graph/test_graph_holding.py -k for_ever"),

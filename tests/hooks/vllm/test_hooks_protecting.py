@@ -182,7 +182,7 @@ class Listener:
 
 @pytest.mark.parametrize("late_s", [0.0, 2.0, 11.0, 45.0])
 def test_rules_outlive_any_delay_of_a_sidecar_that_ranks_in_time(late_s: float) -> None:
-    now, pool, make = 1000.0, new_pool(101), request_maker()
+    now, pool, make = 1000.0, new_pool(401), request_maker()
     connector = connected(pool, clock=lambda: now, batched_tokens=256, requests=4)
     sidecar = Listener(connector, lambda: now)
     rng, precious, lost = random.Random(3), set[bytes](), 0
@@ -215,7 +215,7 @@ class Told(Pool):
 
     def __init__(self, stale_s: float = 60.0) -> None:
         self.now = 1000.0
-        super().__init__(201, clock=self.clock)
+        super().__init__(801, clock=self.clock)
         self.protection = ProtectedKeys(len(self.pool.blocks), stale_s, self.clock)
         self.protection.state(self.keys[:40])
 
@@ -280,10 +280,23 @@ def test_a_word_that_nobody_heard_is_forgotten_in_the_end() -> None:
     assert told.remains(None, math.inf) == 0
 
 
-def test_callers_cannot_have_more_than_half_of_a_pool() -> None:
+def test_callers_cannot_have_more_than_a_sixteenth_of_a_pool_unpriced() -> None:
+    """Nobody measures what it costs until a ranking knows of it."""
     told = Told()
     told.protection.state(told.keys)
-    assert told.remains(None, math.inf) == 100
+    assert told.remains(None, math.inf) == 50
+    told.protection.evicted_protected = 0
+    told.protection.evicted(told.keys[:50])
+    assert told.protection.evicted_protected == 50, "no block is of use without those before it"
+
+
+def test_callers_state_no_more_than_rankings_may_protect() -> None:
+    told = Told()
+    for most, kept in [(None, 80), (60, 90), (0, 30)]:
+        advice = ranking(protected=told.keys[100:130])
+        told.protection.adopt(dataclasses.replace(advice, may_keep=most), 0.0)
+        told.protection.state(told.keys[:90])
+        assert told.remains(None, math.inf) == kept
 
 
 def test_what_is_stated_is_kept_before_any_sidecar_answers() -> None:
@@ -292,11 +305,11 @@ def test_what_is_stated_is_kept_before_any_sidecar_answers() -> None:
     make, precious = request_maker(), []
     for number in range(40):
         request = make([number, *range(6 * BLOCK_SIZE)])
-        request.kv_transfer_params = {"kvgraph": rules(4)} if number < 3 else None
+        request.kv_transfer_params = {"kvgraph": rules(4)} if number < 2 else None
         blocks = start(connector, pool, request)
         connector.build_connector_meta(STEP)
         finish(connector, pool, request, blocks)
-        precious += request.block_hashes[:4] if number < 3 else []
+        precious += request.block_hashes[:4] if number < 2 else []
     assert all(pool.get_cached_block(each, [0]) for each in precious)
 
 
@@ -334,7 +347,7 @@ def test_few_others_at_the_head_are_not_taken_for_many() -> None:
 
 
 def test_a_ranking_that_did_not_hear_of_it_does_not_overrule_a_caller() -> None:
-    world = Pool(201)
+    world = Pool(801)
     precious = set(world.keys[:40])
     world.arranger.stated(list(precious), is_over=True)
     for number in range(60):

@@ -333,16 +333,16 @@ def test_where_all_is_in_use_nobody_looks_for_what_is_protected() -> None:
 
 def test_what_callers_stated_may_lapse_while_it_waits_to_go() -> None:
     queue = Queue(401)
-    stated, ranked = queue.keys[:100].tolist(), queue.keys[100:-2]
+    stated, ranked = queue.keys[:25].tolist(), queue.keys[25:-2]
     queue.arranger.stated(stated, is_over=True)
     queue.step(ranked)
-    taken = queue.pool.get_new_blocks(2 + 65)  # what is free, and stated first
+    taken = queue.pool.get_new_blocks(2 + 16)  # what is free, and stated first
     queue.now += 100.0
     queue.step(ranked)
     assert len(queue.order) == queue.pool.get_num_free_blocks() == 400 - len(taken)
-    left = {block for block in range(1, 101) if queue.pool.blocks[block].ref_cnt == 0}
-    assert len(left) == 35
-    assert set(queue.order[:35]) == left, "nothing protects them, so they go first"
+    left = {block for block in range(1, 26) if queue.pool.blocks[block].ref_cnt == 0}
+    assert len(left) == 9
+    assert set(queue.order[:9]) == left, "nothing protects them, so they go first"
 
 
 def test_all_that_is_freed_at_once_goes_before_what_is_protected() -> None:
