@@ -392,6 +392,7 @@ MENDS: Final = (
     Mend("engines behind one endpoint are several", "advisor/config/sections.py", "if at[each.endpoint] == 1 else", "if True else", "tests/advisor/test_config.py -k behind_one"),
     Mend("no engine is followed twice", "advisor/config/sections.py", "if known and (each.topic in known or \"\" in {each.topic, *known}):", "if False:", "tests/advisor/test_config.py -k names_key"),
     Mend("long ids are several series", "dashboards/metrics.py", "return f\"{text[: _LENGTH - 1 - len(digest)]}~{digest}\"", "return text[:_LENGTH]", f"{_PAGE} -k begin_alike"),
+    Mend("a system text before the first special token", "hooks/requests/messages.py", "run = runs[at] if at else runs[at]._replace(start=0)", "run = runs[at]", f"{_LAYERS} -k without_a_special"),
     Mend("a nested table of layers", "hooks/requests/borders.py", "        return read_table(text)\n    except (ValueError, RecursionError) as", "        return read_table(text)\n    except ValueError as", f"{_LAYERS} -k broken_table"),
     Mend("a chat that names no border is not walked", "hooks/requests/messages.py", "        if not self._may_name(messages):\n            return frozenset()\n", "", f"{_LAYERS} -k names_no_border"),
     Mend("what cannot be packed is walked", "hooks/requests/messages.py", "        except Exception:  # other than plain data is walked\n            return True", "        except Exception:\n            return False", f"{_LAYERS} -k wherever_it_is_typed"),
