@@ -142,10 +142,10 @@ _WAY: Final = "mean share of LRU → Belady"
 
 
 def table_of(title: str, heads: Sequence[str], left: Sequence[str]) -> Table:
-    """Return a table without rows; columns not in ``left`` are right-aligned."""
+    """Return a table without rows; columns in ``left`` are left-aligned and never cut."""
     shown = Table(title=title, title_justify="left")
     for head in heads:
-        shown.add_column(head, justify="left" if head in left else "right")
+        shown.add_column(head, justify="left" if head in left else "right", no_wrap=head in left)
     return shown
 
 
