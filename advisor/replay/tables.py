@@ -111,8 +111,8 @@ def _equal_columns(rates: dict[str, dict[int, float]], guard: bool) -> Iterator[
     alike: dict[tuple[float, ...], list[str]] = {}
     for arm, row in rates.items():
         alike.setdefault(tuple(row.values()), []).append(arm)
-    for row, arms in alike.items():
-        if len(row) > 2 and len(arms) > 1:
+    for found, arms in alike.items():
+        if len(found) > 2 and len(arms) > 1:
             guarded = guard and "lru" in arms
             ranked = [arm for arm in arms if guarded and arm != "lru" and _is_slow(arm)]
             kept = f": the guard let {_listed(ranked)} rank never, or in vain" if ranked else ""
