@@ -262,6 +262,7 @@ MENDS: Final = (
     Mend("who had no time is the next", "advisor/intake.py", "            self._sources.rotate(-1)  # who", "            # who", f"{_KV_EVENTS} -k takes_long"),
     Mend("freed arrays leave no holes", "advisor/process/process.py", "        system.mallopt(_MMAP_THRESHOLD, _LARGE)\n", "", "tests/advisor/test_cli.py -k large_arrays"),
     Mend("a speed of nothing is not shown", "advisor/tools/terminal.py", "/s\" if rate else \"\"", "/s\"", "tests/advisor/tools/test_top.py -k nothing_was_measured"),
+    Mend("a share's interval begins at zero", "tests/bench/figures.py", "low = max(0.0, middle - half)", "low = middle - half", "tests/benches/test_bench_figures.py -k share_of_nothing"),
     Mend("new shadows hear requests whose blocks they lack", "advisor/shadows/runner.py", "rows = rows[view.blocks.created[rows] < before]", "pass", "tests/policies/test_policies_shadows.py -k find_of_lrus"),
     Mend("nothing new is said seldom", "advisor/planner.py", "min(_QUIET * self._interval_s, _QUIET_S)", "0.0", "tests/advisor/test_advisor_planner.py -k nothing_new"),
     Mend("news end a quiet pause", "advisor/planner.py", "        elif self._quiet_since not in (None, self._graph.changes.total):\n            self._call.set()\n", "", "tests/advisor/test_advisor_planner.py -k nothing_new"),
