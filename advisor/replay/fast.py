@@ -99,7 +99,7 @@ ALGORITHMS: Final = {
     "2q": "TwoQ",
 }
 """Our name of a policy → libcachesim's class for it."""
-_LEAST: Final = {"s3fifo": 10, "wtinylfu": 5}  # objects below which the library ends the process
+_LEAST: Final = {"s3fifo": 10, "wtinylfu": 6}  # objects below which the library ends the process
 
 
 def is_installed() -> bool:
@@ -140,7 +140,9 @@ def new_cache(policy: str, capacity: int) -> tuple[Any, Any]:
         raise ReplayError(f"policy {policy!r} at {capacity} blocks: allowed: {least} or more")
     # log2 of its hash table's slots; the default of 24 costs 128 MB per cache.
     slots = max(12, capacity.bit_length() + 2)
-    cache = getattr(libcachesim, ALGORITHMS[policy])(capacity, hashpower=slots)
+    # W-TinyLFU's window is a hundredth of a pool; where that is no block, it would admit nothing.
+    window = {"window_size": max(0.01, 1 / capacity)} if policy == "wtinylfu" else {}
+    cache = getattr(libcachesim, ALGORITHMS[policy])(capacity, hashpower=slots, **window)
     request = libcachesim.Request()
     request.obj_size = 1
     return cache, request

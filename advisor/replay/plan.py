@@ -344,14 +344,15 @@ def plan(
 
 def _table(found: Sequence[PlanFound], best: PlanFound | None, name: str) -> Table:
     heads = (
-        "engines", "host", "cost", "hit rate", "loaded", "TTFT p50", "p95", "busiest", "routing",
+        "engines", "host pools", "cost", "hit rate", "from host", "TTFT p50 s", "p95 s", "busy",
+        "routing",
     )  # fmt: skip
-    table = table_of(f"{name}: plans by cost", heads, ["routing"])
+    table = table_of(f"{name}: plans by cost", heads, ["engines", "routing"])
     for row in found:
         table.add_row(
-            f"{row.plan.engines}", f"{row.plan.host:g} pools", f"{row.cost:.2f}",
-            f"{row.hit_rate:.3f}", f"{row.host_rate:.3f}", f"{row.ttft_p50_s:.2f} s",
-            f"{row.ttft_p95_s:.2f} s", f"{row.busiest:.0%}", row.plan.routing,
+            f"{row.plan.engines}", f"{row.plan.host:g}", f"{row.cost:.2f}",
+            f"{row.hit_rate:.3f}", f"{row.host_rate:.3f}", f"{row.ttft_p50_s:.2f}",
+            f"{row.ttft_p95_s:.2f}", f"{row.busiest:.0%}", row.plan.routing,
             style="bold" if row is best else "",
         )  # fmt: skip
     return table

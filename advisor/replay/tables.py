@@ -65,7 +65,14 @@ def hit_table(
     found = all_cells(_hit_rate, (trace, settings), cells, processes, progress)
     rates = {arm: {c: found[arm, c] for c in capacities} for arm in arms}
     seconds = time.perf_counter() - began
-    notes = [*_notes(trace, capacities, arms), *_equal_columns(rates, settings.guard)]
+    notes = list(_notes(trace, capacities, arms))
+    if trace.num_blocks > min(capacities):
+        notes += _equal_columns(rates, settings.guard)
+    else:
+        notes.append(
+            f"no pool is ever full: {trace.name} has {trace.num_blocks:,} blocks in all, so all "
+            "find the same; choose a smaller --capacity"
+        )
     return HitTable(trace, tuple(capacities), rates, seconds, notes)
 
 
@@ -100,13 +107,20 @@ def _notes(trace: Trace, capacities: Sequence[int], arms: Sequence[str]) -> Iter
 
 
 def _equal_columns(rates: dict[str, dict[int, float]], guard: bool) -> Iterator[str]:
-    """Warn of two different algorithms with the same figures everywhere."""
-    for one, other in itertools.combinations(rates, 2):
-        if len(rates[one]) > 2 and rates[one] == rates[other]:
-            equal = f"{one} and {other} are equal at every capacity"
-            ranked = next((arm for arm in (one, other) if arm != "lru"), "")
-            kept = guard and "lru" in (one, other) and _is_slow(ranked)
-            yield f"{equal}: the guard let {ranked} rank never, or in vain" if kept else equal
+    """Warn of different algorithms with the same figures everywhere, once of all that agree."""
+    alike: dict[tuple[float, ...], list[str]] = {}
+    for arm, row in rates.items():
+        alike.setdefault(tuple(row.values()), []).append(arm)
+    for found, arms in alike.items():
+        if len(found) > 2 and len(arms) > 1:
+            guarded = guard and "lru" in arms
+            ranked = [arm for arm in arms if guarded and arm != "lru" and _is_slow(arm)]
+            kept = f": the guard let {_listed(ranked)} rank never, or in vain" if ranked else ""
+            yield f"{_listed(arms)} are equal at every capacity{kept}"
+
+
+def _listed(names: Sequence[str]) -> str:
+    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
 
 
 def pyplot() -> Any:
@@ -128,10 +142,10 @@ _WAY: Final = "mean share of LRU → Belady"
 
 
 def table_of(title: str, heads: Sequence[str], left: Sequence[str]) -> Table:
-    """Return a table without rows; columns not in ``left`` are right-aligned."""
+    """Return a table without rows; columns in ``left`` are left-aligned and never cut."""
     shown = Table(title=title, title_justify="left")
     for head in heads:
-        shown.add_column(head, justify="left" if head in left else "right")
+        shown.add_column(head, justify="left" if head in left else "right", no_wrap=head in left)
     return shown
 
 

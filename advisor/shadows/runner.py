@@ -197,9 +197,12 @@ class ShadowSet:
     def remembered(self) -> tuple[list[WindowRequest], int]:
         return self.window.taken(), self.blocks
 
-    def hold_what_is_there(self, view: View) -> None:
-        """Fill all simulated pools with the live pool's contents, the most recently used on top."""
+    def hold_what_is_there(self, view: View, before: float) -> None:
+        """Fill all simulated pools with what the live pool held at that time, the most recently
+        used on top.
+        """
         rows = newest_resident(view.tables, view.engine)
+        rows = rows[view.blocks.created[rows] < before]
         keys = view.blocks.keys[rows]
         self._stack.use(rows, keys)
         if self.awake:
@@ -316,7 +319,7 @@ class ShadowRunner:
         with self._graph.lock:
             heard = self._graph.tables.history.listen()
             names = {column: name for name, column in self._graph.tables.engines.items()}
-            self._keep_sets()
+            self._keep_sets(heard)
         with self.lock:
             for each in heard:
                 name = names.get(each.engine, "")
@@ -354,8 +357,10 @@ class ShadowRunner:
             with self._graph.lock, self.lock:
                 over = next(work, True) is not None
 
-    def _keep_sets(self) -> None:
-        """Keep one set per engine that reported the size of its pool; a new one if that changes."""
+    def _keep_sets(self, heard: Sequence[ReplayedWalk]) -> None:
+        """Keep one set per engine that reported the size of its pool; a new one if that changes,
+        which is still to hear these.
+        """
         tables = self._graph.tables
         kept = dict[str, ShadowSet]()
         for engine, column in tables.engines.items():
@@ -367,7 +372,9 @@ class ShadowRunner:
             if before is None or (before.blocks, before.copies) != (blocks, copies):
                 guard, awake = _guarding(self._graph, column), self._is_watched()
                 before = ShadowSet(blocks, self._policies(), copies, guard, awake)
-                before.hold_what_is_there(self._view(column))
+                # what these brought is not there yet
+                first = min((x.at for x in heard if x.engine == column), default=math.inf)
+                before.hold_what_is_there(self._view(column), first)
                 if self.otherwise is not None and awake:
                     before.weigh_otherwise(self.otherwise, self._view(column))
             kept[engine] = before

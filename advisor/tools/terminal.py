@@ -170,7 +170,8 @@ def _fill(blocks: int, capacity: int, size: int) -> str:
 
 
 def _moved(blocks: int, size: int, rate: float) -> str:
-    return f"{blocks:,} blocks, {_bytes(blocks * size)}, at {_bytes(rate)}/s"
+    speed = f", at {_bytes(rate)}/s" if rate else ""  # 0: not measured yet
+    return f"{blocks:,} blocks, {_bytes(blocks * size)}{speed}"
 
 
 def _prefetch(tiers: Mapping[str, Any]) -> str:

@@ -142,7 +142,7 @@ def shade(share: float) -> str:
 def _pool(pool: Mapping[str, Any], now: Mapping[str, Any]) -> RenderableType:
     size, cached, engine = pool["blocks"], pool["cached"], pool["engine"]
     facts = [
-        ("cached", f"{_bar(cached, size)} {cached:,} of {size or '?'} blocks"),
+        ("cached", f"{_bar(cached, size)} {cached:,} of {f'{size:,}' if size else '?'} blocks"),
         ("layers", _counts(pool["layers"])),
         ("of sessions", _counts(pool["states"])),
         ("protected", pool["protection"].removeprefix("protected: ")),

@@ -277,14 +277,16 @@ class LayerMarker:
         return spans
 
     def _with_system(self, tokens: Sequence[int], messages: Messages, runs: list[Run]) -> list[Run]:
-        """Return ``runs`` with the system text split off the user's turn that holds it."""
+        """Return ``runs`` with the system text split off the user's turn that holds it, or off what
+        stands before that.
+        """
         system = next((each for each in messages if each.get("role") in _SYSTEM), None)
         content = "\n".join(strings_in(system.get("content"))).strip() if system else ""
         turns = [at for at, run in enumerate(runs) if run.layer == SourceLayer.USER_TURN]
         if not content or not turns:
             return runs
         at = turns[-1 if self._table.system_last else 0]
-        run = runs[at]
+        run = runs[at] if at else runs[at]._replace(start=0)
         start, end = self._place_of(tokens[run.start : run.end], content)
         split = [
             Run(run.layer, run.start, run.start + start),

@@ -86,7 +86,8 @@ class Figures:
         share, spread = right / n, z * z / n
         middle = (share + spread / 2) / (1 + spread)
         half = z * math.sqrt(share * (1 - share) / n + spread / (4 * n)) / (1 + spread)
-        self.add(name, share, f"{of}, {middle - half:.3f} – {middle + half:.3f}", target)
+        low = max(0.0, middle - half)  # rounding may leave -0.000
+        self.add(name, share, f"{of}, {low:.3f} – {middle + half:.3f}", target)
         return share
 
     def as_dict(self) -> dict[str, Any]:

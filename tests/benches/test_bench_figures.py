@@ -150,3 +150,9 @@ def test_the_client_is_measured_once_a_tick() -> None:
     took = measure_client(Load(4, 1_000), "python", steps=28)
     assert len(took) == 4
     assert min(took) > 0
+
+
+def test_a_share_of_nothing_has_no_interval_below_zero() -> None:
+    figures = Figures("x")
+    figures.add_share("none", 0, 3, "of 3")
+    assert figures.figures["none"].unit == "of 3, 0.000 – 0.561"

@@ -231,6 +231,20 @@ def test_tiers_are_as_much_more_pool(trace: Trace) -> None:
     assert all(s.blocks == SMALL + 80 for s in view.shadows if s.tiers)
 
 
+def test_what_is_asked_before_tiers_are_known_is_no_find_of_lrus(trace: Trace) -> None:
+    """An engine reports its tiers with its first steps, which makes its shadows begin anew."""
+    live = Live(trace, CAPACITY)
+    report = dict.fromkeys(TierReport.__struct_fields__, 0)
+    live.now = 1.0
+    live.ask()
+    live.graph.apply("e", [TierReport(**{**report, "warm_capacity": 60})])
+    live.ask(hit=1)  # by now all of it is there
+    live.runner.tick()
+    once = live.set.asked // 2 - 1  # its last block is computed in any case
+    assert once > 1
+    assert [each.found for each in live.set.lru] == [once] * len(live.set.lru)
+
+
 def test_what_host_memory_would_bring_is_told_of_an_engine_without_tiers(played: Live) -> None:
     shadows = {each.name: each for each in views_of(played)}
     with_memory, twice = shadows["lru + host memory"], shadows["lru ×2"]

@@ -28,7 +28,7 @@ from kvgraph.advisor.replay.reader import infer_sessions, load_trace, spread_ove
 from kvgraph.advisor.replay.recorded_sessions import read_sessions
 from kvgraph.advisor.replay.recorder import Recorder
 from kvgraph.advisor.replay.simulator import Instance, simulate
-from kvgraph.advisor.replay.tables import HitTable, draw, hit_table
+from kvgraph.advisor.replay.tables import HitTable, _equal_columns, draw, hit_table
 from kvgraph.advisor.replay.trace import ReplayError, TraceError
 from kvgraph.graph.types import as_keys
 from kvgraph.graph.wire.events import MAX_SEGMENTS, RequestFinished, RequestStarted, Segment
@@ -128,11 +128,24 @@ def test_wrong_arguments_are_one_line_and_exit_code_2(
     assert problem in done.stderr
 
 
-def test_equal_columns_are_pointed_out(trace_file: Path) -> None:
+def test_equal_columns_are_pointed_out_once() -> None:
+    row = {1: 0.1, 2: 0.2, 3: 0.3}
+    rates = {"lru": row, "lifecycle": row, "arc": row, "lfu": {**row, 3: 0.4}}
+    assert list(_equal_columns(rates, guard=False)) == [
+        "lru, lifecycle and arc are equal at every capacity"
+    ]
+    (note,) = _equal_columns(rates, guard=True)
+    assert note.endswith(
+        "are equal at every capacity: the guard let lifecycle rank never, or in vain"
+    )
+
+
+def test_pools_that_are_never_full_are_one_note(trace_file: Path) -> None:
     trace = load_trace(trace_file)
-    ample = [trace.num_blocks + more for more in (1, 2, 3)]
-    table = hit_table(trace, ["lru", "infinite"], ample, Settings(), processes=1)
-    assert table.notes == ["lru and infinite are equal at every capacity"]
+    ample = [trace.num_blocks + more for more in (0, 1, 2)]
+    table = hit_table(trace, ["lru", "sieve", "infinite"], ample, Settings(), processes=1)
+    (note,) = table.notes
+    assert note.startswith(f"no pool is ever full: small.jsonl has {trace.num_blocks:,} blocks")
 
 
 def test_the_way_from_lru_to_belady(trace_file: Path) -> None:

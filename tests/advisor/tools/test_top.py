@@ -250,6 +250,15 @@ def test_without_engines() -> None:
     assert "no engine is connected" in shown([], 80)
 
 
+def test_a_speed_that_nothing_was_measured_of_is_not_shown() -> None:
+    tiers = {each.name: 0 for each in fields(TierReport)} | {"loaded": 29, "spilled": 70}
+    alone = engine(0) | {"tiers": tiers | {"spill_bytes_per_s": 2e9}}
+    alone["graph"]["pressure"] = None
+    text = shown([alone], 120)
+    assert "29 blocks, 0.0 MB " in text
+    assert "70 blocks, 0.0 MB, at 2.00 GB/s" in text
+
+
 @pytest.mark.parametrize(("reads", "left"), [(True, False), (False, True)])
 def test_what_a_shared_store_did_is_told_where_there_is_one(reads: bool, left: bool) -> None:
     alone = engine(0) | {"tiers": {each.name: 0 for each in fields(TierReport)}}

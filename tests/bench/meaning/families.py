@@ -246,7 +246,10 @@ TOOLLESS: Final = Family(
     "toolless", hermes, ("<bos>", "<eos>", "<start_of_turn>", "<end_of_turn>"),
     "<eos>", "<end_of_turn>", "<end_of_turn>", spaces=True,
 )  # fmt: skip
-"""Its template has no form for tool calls."""
+"""Its template has no form for tool calls, and system texts stand in a user's turn."""
+
+ZEPHYR: Final = Family("zephyr", hermes, ("<s>", "</s>"), "</s>", "</s>", "</s>", spaces=True)
+"""Zephyr's and TinyLlama's: roles are plain text, and no special token begins a prompt."""
 
 
 _TEMPLATES: Final = Path(__file__).parent / "templates"

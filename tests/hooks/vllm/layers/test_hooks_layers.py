@@ -37,7 +37,14 @@ from kvgraph.hooks.settings import LAYERS_KEY, LAYERS_VARIABLE, SECTIONS_VARIABL
 from kvgraph.hooks.vllm import plugin
 from kvgraph.hooks.vllm.api.learning import engine_borders
 from kvgraph.hooks.vllm.reading import PromptLayers, segments
-from kvgraph_bench.meaning.families import FAMILIES, TOOLLESS, Family, family_config, write_family
+from kvgraph_bench.meaning.families import (
+    FAMILIES,
+    TOOLLESS,
+    ZEPHYR,
+    Family,
+    family_config,
+    write_family,
+)
 from kvgraph_bench.meaning.family_chats import FamilyChats, MadeChat
 
 pytestmark = [
@@ -406,9 +413,13 @@ def test_a_role_that_a_text_names_hides_no_forgery(chats_of: NewChats) -> None:
     assert layers_of(chats, tokens, text, messages)(word) == Layer.USER_TURN
 
 
-def test_a_system_text_in_a_users_turn_is_found_where_messages_are_known(tmp_path: Path) -> None:
-    judged = judge_layers(TOOLLESS, tmp_path / "toolless", count=4, seed=7)
-    assert judged["chat"].tokens > 200
+@pytest.mark.parametrize("family", [TOOLLESS, ZEPHYR], ids=lambda family: family.name)
+def test_a_system_text_without_a_special_token_is_found_where_messages_are_known(
+    family: Family, tmp_path: Path
+) -> None:
+    judged = judge_layers(family, tmp_path / family.name, count=4, seed=7)["chat"]
+    assert judged.tokens > 200
+    assert {each.split()[0] for each in judged.wrong} <= {"tool_result", "user_turn"}, judged.wrong
 
 
 def test_a_template_that_a_request_brings_moves_no_rules_into_a_users_words(
