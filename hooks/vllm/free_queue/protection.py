@@ -188,12 +188,16 @@ class ProtectedKeys:
         self._forget_beyond_share()
 
     def _forget_beyond_share(self) -> None:
-        """Forget what was stated first, where callers state more than may be kept."""
-        stated = self._stated
-        while len(stated) > self._most:
-            first = next(iter(stated))
-            del stated[first]
-            self._over.discard(first)
+        """Forget what was stated first, where callers state more than may be kept besides what the
+        ranking protects.
+        """
+        stated, place, room = self._stated, self._place, max(0, self._most - len(self._place))
+        if len(stated) <= room:
+            return
+        alone = [key for key in stated if key not in place]
+        for key in alone[: max(0, len(alone) - room)]:
+            del stated[key]
+            self._over.discard(key)
             self.stated_count += 1
 
 

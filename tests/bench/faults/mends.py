@@ -175,6 +175,7 @@ MENDS: Final = (
     Mend("one request proves nothing for a policy", "advisor/policies/evidence.py", " and (self.ahead < 0 or self.ahead > self.most)", "", "tests/policies/test_policies_guard.py -k proves_nothing"),
     Mend("what callers state is bounded before its price is known", "hooks/vllm/free_queue/protection.py", "int(first_share(blocks - 1) * blocks)", "int(0.5 * blocks)", "tests/hooks/vllm/test_hooks_protecting.py -k unpriced"),
     Mend("callers state no more than rankings may protect", "hooks/vllm/free_queue/protection.py", "            self._most = ranking.may_keep\n", "            pass\n", "tests/hooks/vllm/test_hooks_protecting.py -k rankings_may"),
+    Mend("what rankings protect counts against what callers state", "hooks/vllm/free_queue/protection.py", "room = self._stated, self._place, max(0, self._most - len(self._place))", "room = self._stated, self._place, self._most", "tests/hooks/vllm/test_hooks_protecting.py -k rankings_may"),
     Mend("of what callers state, a prompt's beginning stays", "hooks/vllm/free_queue/protection.py", "for key in reversed(keys):  #", "for key in keys:  #", "tests/hooks/vllm/test_hooks_protecting.py -k unpriced"),
     Mend("what is too dear is kept no longer", "advisor/policies/protection_price.py", "if self._now.share and self._now.is_dear(allowed):", "if False:", "tests/policies/test_policies_lifecycle.py"),
     Mend("holding does not end itself", "graph/admission.py", "self._met = queued or len(self._order) > 0", "self._met = queued", "tests/graph/test_graph_holding.py"),

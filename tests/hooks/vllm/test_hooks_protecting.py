@@ -291,8 +291,9 @@ def test_callers_cannot_have_more_than_a_sixteenth_of_a_pool_unpriced() -> None:
 
 
 def test_callers_state_no_more_than_rankings_may_protect() -> None:
+    """What a ranking protects counts, too."""
     told = Told()
-    for most, kept in [(None, 80), (60, 90), (0, 30)]:
+    for most, kept in [(None, 50), (60, 60), (0, 30)]:
         advice = ranking(protected=told.keys[100:130])
         told.protection.adopt(dataclasses.replace(advice, may_keep=most), 0.0)
         told.protection.state(told.keys[:90])
