@@ -213,8 +213,9 @@ def test_copies_and_what_is_to_be_copied_are_in_a_ranking(start: Start, connect:
     park(engine, [1, 2], "agent", expected_return_s=600.0)
     chain = pack(11, 12)
     engine.send(
-        RequestStarted("chat", chain, 32, 0, 16, "chat"), BlocksStored(chain, None, 16, "chat")
-    )
+        RequestStarted("chat", chain, 32, 0, 16, "chat"), BlocksStored(chain, None, 16, "chat"),
+        RequestFinished("chat", chain, 32, 32, "stop", "chat"),
+    )  # fmt: skip
     ranking = engine.ranking(lambda keys: keys == {11, 12})
     assert ranking.spill_first.tolist() == [12, 11]
     assert ranking.demote_first.tolist() == [2, 1]

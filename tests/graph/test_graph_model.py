@@ -216,14 +216,28 @@ def row_of(graph: KVCacheGraph, key: int) -> int:
     return int(graph.tables.blocks.find(np.array([key], np.uint64))[0])
 
 
+def is_read(graph: KVCacheGraph, column: int, key: int) -> bool:
+    """Whether a running request of the engine reads the block, as far as is known."""
+    blocks, sessions, row = graph.tables.blocks, graph.tables.sessions, row_of(graph, key)
+    session = int(blocks.session[row])
+    if session == NO_ROW or sessions.running[session] == 0 or sessions.engine[session] != column:
+        return False
+    used = max(blocks.last_attended[row], blocks.last_hit[row])
+    return bool(used >= sessions.started[session])
+
+
 def check_rankings(graph: KVCacheGraph) -> None:
-    """Every resident block is ranked once, protected ones apart, children before parents."""
+    """Every resident block is ranked once, except for those that are read; protected ones apart,
+    children before parents.
+    """
     blocks = graph.tables.blocks
     for engine, column in graph.tables.engines.items():
         ranking = graph.rank(engine, 1000)
         ranked = ranking.order.tolist() + ranking.protected.tolist()
         resident = blocks.keys[: blocks.size][blocks.resident(column)].tolist()
-        assert sorted(ranked) == sorted(resident)
+        protected = set(ranking.protected.tolist())
+        named = [key for key in resident if key in protected or not is_read(graph, column, key)]
+        assert sorted(ranked) == sorted(named)
         place = {key: position for position, key in enumerate(ranked)}
         layers = {key: blocks.layer[row_of(graph, key)] for key in ranked}
         lost = [key for key in ranking.order.tolist() if layers[key] in PROTECTED_LAYERS]
@@ -233,7 +247,7 @@ def check_rankings(graph: KVCacheGraph) -> None:
             linked = blocks.parent[row_of(graph, key)] != NO_ROW
             if linked and parent in place:
                 assert place[key] < place[parent], f"{key} would be stranded by {parent}"
-        check_copies(graph, engine, set(ranked), ranking)
+        check_copies(graph, engine, set(resident), ranking)
 
 
 def check_copies(graph: KVCacheGraph, engine: str, hot: set[int], ranking: EvictionRanking) -> None:
@@ -243,7 +257,9 @@ def check_copies(graph: KVCacheGraph, engine: str, hot: set[int], ranking: Evict
     copied = set(keys[(tiers & (Tier.WARM | Tier.COLD)) != 0].tolist())
     ranked = ranking.order.tolist() + ranking.protected.tolist()
     spilling = ranking.spill_first.tolist()
-    assert spilling == [key for key in ranked if key in set(spilling)]
+    assert set(spilling) <= hot
+    named = [key for key in spilling if key in set(ranked)]
+    assert named == [key for key in ranked if key in set(spilling)]
     assert set(ranking.protected.tolist()) <= set(spilling)
     demoting = ranking.demote_first.tolist()
     assert sorted(demoting) == sorted(set(keys[(tiers & Tier.WARM) != 0].tolist()) - hot)
