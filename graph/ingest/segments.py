@@ -173,7 +173,10 @@ class SegmentTagger:
     ) -> None:
         """Apply what segments of one layer, importance and authority state, and their memory."""
         first = alike[0]
-        covered = rows[_places(alike, len(rows), size)[0]]
+        if len(alike) > 1:
+            covered = rows[_places(alike, len(rows), size)[0]]
+        else:
+            covered = rows[slice(*_bounds(first, size))]
         layer, authority = SourceLayer(first.layer), Authority(first.authority)
         self._layers.state(covered, layer, first.importance, authority, session)
         if first.layer in PROTECTED_LAYERS:
@@ -220,17 +223,19 @@ def _lease_s(segment: Segment) -> float:
     return min(segment.pinned_s or 0.0, LONGEST_S)
 
 
+def _bounds(segment: Segment, size: int) -> tuple[int, int]:
+    """The first block of a segment, and the one behind its last; none if it is empty."""
+    return segment.start // size, -(-segment.end // size) if segment.end > segment.start else 0
+
+
 def _places(
     segments: Sequence[Segment], blocks: int, size: int
 ) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
     """Where the blocks of segments stand in a prompt of so many blocks, segment after segment, and
     how many each has.
     """
-    bounds = [
-        (each.start // size, -(-each.end // size) if each.end > each.start else 0)
-        for each in segments
-    ]
-    first, end = np.minimum(np.array(bounds, dtype=np.intp).T, blocks)
+    bounds = np.array([_bounds(each, size) for each in segments], dtype=np.intp)
+    first, end = np.minimum(bounds.T, blocks)
     counts = np.maximum(end - first, 0)
     before = np.cumsum(counts) - counts
     return np.arange(counts.sum()) + np.repeat(first - before, counts), counts
