@@ -78,8 +78,7 @@ class CurrentRanking:
 
     def __init__(self) -> None:
         self._made: deque[tuple[float, int]] = deque(maxlen=_RANKINGS)  # when, and its epoch
-        self._order = self._termed = _Order(np.empty(0, dtype=np.uint64))
-        self._kept: Keys = np.empty(0, dtype=np.uint64)
+        self._order = self._termed = self._kept = _Order(np.empty(0, dtype=np.uint64))
         self._terms = NO_TERMS
         self._termed_at = -np.inf
         self.layers = IS_PROTECTED  # bool ``[256]``: the source layers that the ranking protects
@@ -96,7 +95,7 @@ class CurrentRanking:
     def adopt(
         self, ranking: EvictionRanking, layers: Iterable[SourceLayer], terms: TermsAtRanking | None
     ) -> None:
-        self._order, self._kept = _Order(ranking.order), ranking.protected
+        self._order, self._kept = _Order(ranking.order), _Order(ranking.protected)
         self.layers = layer_mask(frozenset(layers))
         self._made.append((ranking.ts, ranking.epoch))
         if terms is not None:
@@ -108,7 +107,8 @@ class CurrentRanking:
         """
         made = self._made[-1][0] if self._made else -np.inf
         known: Mask = (place != UNPLACED) | (used <= made)
-        return known & ~np.isin(keys, self._kept)
+        kept: Mask = self._kept.places(keys) != UNPLACED
+        return known & ~kept
 
     def places_and_terms(self, blocks: BlockTable, rows: Rows) -> tuple[Places, TermsAtRanking]:
         """Return each block's place in the ranking, uint16, ``UNPLACED`` if it is not in it; and

@@ -11,12 +11,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..tables.blocks import DEPTH_TIE, Selection, keep_chains_whole
+from ..tables.blocks import DEPTH_TIE, Mask, Selection, keep_chains_whole
 from ..tables.edges import AllEdges
 from ..tables.front import Front
 from ..types import Rows
 from .policy import Policy, Scores, View
-from .rules import names_any
+from .rules import which_are_named
 
 Detach = Callable[[View, Rows], Policy]
 
@@ -60,17 +60,13 @@ class CopiedColumns(NamedTuple):
 
 def copied(view: View, policy: Policy, rows: Rows) -> CopiedColumns:
     """Copy what the scores of some blocks depend on, int32 ``[n]`` rows, ascending, so that they
-    can be computed without the graph's lock. If no rule and no copy in a colder tier can
-    distinguish the blocks of a run, one row stands for each run of consecutive blocks.
+    can be computed without the graph's lock. If none has a copy in a colder tier, one row stands
+    for each run of consecutive blocks that no rule can distinguish.
     """
-    # What is kept is counted in blocks, and copies are of blocks. Without the lock this is a guess,
-    # which spares the copies of runs that would be of no use.
-    alone = view.blocks.had_copies or names_any(view, Selection(view.blocks, rows))
-    runs = hasattr(policy, "detached") and not alone
+    # Without the lock this is a guess, which spares the copies of runs that would be of no use.
+    runs = hasattr(policy, "detached") and not view.blocks.had_copies
     found = _copied(view, policy, rows, runs)
-    if runs and (found.front.had_copies or names_any(found.view, found.every)):
-        return _copied(view, policy, rows, False)
-    return found
+    return _copied(view, policy, rows, False) if runs and found.front.had_copies else found
 
 
 def _copied(view: View, policy: Policy, rows: Rows, runs: bool) -> CopiedColumns:
@@ -83,7 +79,10 @@ def _copied(view: View, policy: Policy, rows: Rows, runs: bool) -> CopiedColumns
 
 
 def _taken(view: View, policy: Policy, rows: Rows, runs: bool) -> CopiedColumns:
-    front, start = Front(view.blocks, view.engine, rows, runs), 0
+    def alone(some: Rows) -> Mask:  # what is kept is counted in blocks
+        return which_are_named(view, Selection(view.blocks, some))
+
+    front, start = Front(view.blocks, view.engine, rows, alone if runs else None), 0
     with view.lock:
         start = front.take(start)
         if start == len(rows):  # as nearly always: one hold for all of it

@@ -90,19 +90,24 @@ def _of_runs(
     limit: int,
     for_copies: bool,
 ) -> EvictionRanking:
-    """As ``rank``, of runs of blocks none of which is kept, and none of which has a copy."""
+    """As ``rank``, of runs of blocks none of which has a copy."""
     view, front = copied.view, copied.front
     scores, limit = copied.whole(scores), min(max(0, limit), len(copied.live[1]))
     nobody = np.zeros(len(scores), dtype=np.bool_)
     wanted = worth_spilling(view.tables, copied.every.rows, view.now) if for_copies else nobody
-    victims = _highest_of_runs(front, scores, there & ~in_use, limit)
-    later = _highest_of_runs(front, scores, there & in_use, limit if for_copies else 0)
+    open_to_loss = scores > PROTECTED_BELOW  # of a run, all or none
+    victims = _highest_of_runs(front, scores, there & open_to_loss & ~in_use, limit)
+    in_use = there & open_to_loss & in_use
+    later = _highest_of_runs(front, scores, in_use, limit if for_copies else 0)
+    kept = _highest_of_runs(front, scores, there & ~open_to_loss, limit)
     with view.lock:
         salt = view.tables.salt(view.engine)
         order, spill = front.keys_of_runs(*victims, salt, wanted)
         _, spill_later = front.keys_of_runs(*later, salt, wanted)
-    spill = np.concatenate([spill, spill_later])
-    return replace(EvictionRanking.empty(view.now), order=order, spill_first=spill)
+        protected, _ = front.keys_of_runs(*kept, salt, nobody)
+    spill = np.concatenate([spill, spill_later, protected if for_copies else protected[:0]])
+    empty = EvictionRanking.empty(view.now)
+    return replace(empty, order=order, protected=protected, spill_first=spill)
 
 
 def _highest_of_runs(

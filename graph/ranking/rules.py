@@ -63,16 +63,22 @@ def may_keep(view: View) -> int | None:
 
 def names_anything(view: View) -> bool:
     """Return whether any block of the engine's pool has a protected layer, or is leased."""
-    return names_any(view, view.blocks.holding(view.engine))
+    return len(which_are_named(view, view.blocks.holding(view.engine))) > 0
 
 
-def names_any(view: View, picked: Selection) -> bool:
+def which_are_named(view: View, picked: Selection) -> Mask:
+    """Return which blocks have a protected layer, or are leased, bool ``[len(picked)]``; empty if
+    none is.
+    """
     blocks, layers = view.blocks, layer_mask(view.rules.protected_layers)
+    named = np.zeros(0, dtype=np.bool_)
     if core.is_any(layers, blocks.layer, picked.rows):
-        return True
-    if not blocks.pinned_until.flags.writeable:  # it was never written: nothing is leased
-        return False
-    return bool((picked.of(blocks.pinned_until) > view.now).any())
+        named = np.take(layers, picked.of(blocks.layer))
+    if blocks.pinned_until.flags.writeable:  # else it was never written: nothing is leased
+        leased = picked.of(blocks.pinned_until) > view.now
+        if leased.any():
+            named = leased | named if len(named) else leased
+    return named
 
 
 def limited_by(
@@ -112,9 +118,9 @@ def limited_by(
     deep = picked.of(view.blocks.depth)
     deepest = deep[there & named].max(initial=-1)
     near = np.flatnonzero(there & (deep <= deepest))  # whatever they keep is among these
-    if len(near) <= min(most, each):
-        return limits
     heads = Selection(view.blocks, picked.rows[near])
+    if _block_count(heads) <= min(most, each):
+        return limits
     places = _in_order(view, heads, named[near], protected[near])
     tenants, costs = _tenants(view, heads.rows[places]), _costs(heads, places)
     granted = (tenants == NO_ROW) | (_sums_of_its_kind(tenants, costs) <= each)
@@ -132,14 +138,20 @@ def _in_order(view: View, picked: Selection, named: Mask, protected: Mask) -> Pl
 
 
 def _costs(picked: Selection, places: Places) -> npt.NDArray[np.int64]:
-    """int64 ``[len(places)]``: how many of the picked ones each keeps and none before it does;
+    """int64 ``[len(places)]``: how many of the picked blocks each keeps and none before it does;
     those that are wanted most come first in ``places``.
     """
     nobody = len(places)
     keeper = np.full(len(picked), nobody * APART)
     keeper[places] = np.arange(nobody) * APART
     first = np.ceil(keep_chains_whole(keeper, picked.parents()) / APART)
-    return np.bincount(first.astype(np.int64), minlength=nobody + 1)[:nobody]
+    costs = np.bincount(first.astype(np.int64), picked.blocks_of_each, minlength=nobody + 1)
+    return costs[:nobody].astype(np.int64)
+
+
+def _block_count(picked: Selection) -> int:
+    lengths = picked.blocks_of_each
+    return len(picked) if lengths is None else int(lengths.sum())
 
 
 def _inferred_cost(view: View, picked: Selection, inferred: Mask, there: Mask) -> int:

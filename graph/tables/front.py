@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Final
 
 import numpy as np
@@ -36,11 +37,14 @@ class Front(BlockTable):
         source: The other table.
         engine: The residency column of the engine whose tiers are copied.
         rows: int32 ``[n]``, ascending, no row twice.
-        runs: Whether consecutive, equal blocks are combined into one row.
+        alone: Which of some rows are never combined with others, bool ``[n]``; consecutive, equal
+            blocks of all others are combined into one row. None: no blocks are.
     """
 
-    def __init__(self, source: BlockTable, engine: int, rows: Rows, runs: bool) -> None:
-        self._source, self._engine, self._wanted, self._runs = source, engine, rows, runs
+    def __init__(
+        self, source: BlockTable, engine: int, rows: Rows, alone: Callable[[Rows], Mask] | None
+    ) -> None:
+        self._source, self._engine, self._wanted, self._alone = source, engine, rows, alone
         self._copies: dict[str, npt.NDArray[Any]] = {}  # as far as they were taken, by name
         self._size = self._most = 0  # of them: so far, and at most
         self._rows = RowPool()
@@ -57,16 +61,18 @@ class Front(BlockTable):
         source, rows = self._source, self._wanted[start:end]
         columns = self._columns()
         self.had_copies |= source.had_copies
-        if self._runs:
+        if self._alone is not None:
             alike = [each for name, each in columns.items() if name not in _COPIED[:3]]
             starts = np.empty(len(rows), dtype=np.int64)
-            found = core.runs(source.parent, source.depth, source.children, rows, alike, starts)
+            found = core.runs(
+                source.parent, source.depth, source.children, rows, alike, self._alone(rows), starts
+            )
             starts = starts[:found]
             rows = rows[starts]
             starts += start
         columns["keys"] = source.keys
         self._most = len(rows) if end - start == len(self._wanted) else len(self._wanted)
-        if self._runs:
+        if self._alone is not None:
             self._put("starts", starts)
         self._put("there", rows)
         if source.had_copies:
@@ -116,7 +122,7 @@ class Front(BlockTable):
             if f"{kind:d} degree" in found:
                 sums = self.sums[kind] = EdgeSums.__new__(EdgeSums)
                 sums.degree, sums.weight = found[f"{kind:d} degree"], found[f"{kind:d} weight"]
-        if self._runs:
+        if self._alone is not None:
             self.starts = found["starts"]
             self.lengths = np.empty_like(self.starts)
             self.lengths[:-1] = self.starts[1:] - self.starts[:-1]
@@ -187,10 +193,9 @@ class Front(BlockTable):
         return picked.of(self._found.get("copies", self._none))
 
     def parents(self, rows: Rows) -> Places:
-        there: Rows = self._found["there"]
+        last: Rows = self._found["there"]
         if self.lengths is not None:
-            assert len(rows) == self.size, "runs are ranked all together"
-            return places_of((there + self.lengths - 1).astype(np.int32), self.parent)
+            last = (last + self.lengths - 1).astype(np.int32)
         if len(rows) == self.size:
-            return places_of(there, self.parent)
-        return places_of(there[rows], self.parent[rows])
+            return places_of(last, self.parent)
+        return places_of(last[rows], self.parent[rows])

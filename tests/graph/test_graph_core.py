@@ -91,11 +91,13 @@ def test_runs_end_where_a_link_or_a_value_says_so() -> None:
             column[places] = rng.integers(0, 3, len(places))
         rows = np.flatnonzero(rng.random(size) < 0.97).astype(np.int32)
         starts = np.empty(len(rows), dtype=np.int64)
-        found = core.runs(parent, depth, children, rows, columns, starts)
+        alone = rng.random(len(rows)) < 0.05 if size % 2 else np.zeros(0, dtype=np.bool_)
+        found = core.runs(parent, depth, children, rows, columns, alone, starts)
         begins = [
             at
             for at, row in enumerate(rows.tolist())
             if not at
+            or (len(alone) and alone[at - 1 : at + 1].any())
             or rows[at - 1] != row - 1
             or parent[row] != row - 1
             or parent[row - 1] < 0
@@ -137,6 +139,11 @@ def test_parents_are_found_among_rows_and_others_are_not() -> None:
     assert places_of(rows, parent).tolist() == [5, 0, 5, 2, 0, 5]
 
 
+def runs_of(rows: np.ndarray, alone: np.ndarray | None = None) -> int:
+    alone = np.zeros(0, dtype=np.bool_) if alone is None else alone
+    return core.runs(ROWS, ROWS, ROWS.view(np.uint32), rows, [], alone, np.zeros(4, dtype=np.int64))
+
+
 @pytest.mark.parametrize(
     "wrong",
     [
@@ -147,7 +154,8 @@ def test_parents_are_found_among_rows_and_others_are_not() -> None:
         lambda: core.gather([np.zeros(3)], np.array([7], dtype=np.int32), [np.zeros(1)], 0),
         lambda: core.gather([np.zeros(3)], ROWS[:1], [np.zeros(1, np.int8)], 0),
         lambda: core.gather([np.zeros(3)], ROWS[:1], [np.zeros(1)], 1),
-        lambda: core.runs(ROWS, ROWS, ROWS.view(np.uint32), ROWS, [], np.zeros(4, dtype=np.int64)),
+        lambda: runs_of(ROWS),
+        lambda: runs_of(np.arange(4, dtype=np.int32), np.zeros(3, dtype=np.bool_)),
         lambda: core.is_any(np.zeros(256, np.uint8), np.zeros(3, np.uint8), ROWS + 3),
         lambda: core.is_any(np.zeros(9, np.uint8), np.zeros(9, np.uint8), ROWS),
         lambda: core.lru(np.array([0, 9]), ROWS, ROWS[:1], 4, 3, ROWS[:1].copy()),

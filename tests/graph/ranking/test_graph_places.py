@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -14,11 +15,11 @@ from kvgraph.graph.ranking import fronts
 from kvgraph.graph.ranking.copies import CopyOrder
 from kvgraph.graph.ranking.formulas import ClassicPolicy, LruPolicy
 from kvgraph.graph.ranking.order import _in_use, rank, resident_scores
-from kvgraph.graph.ranking.policy import Policy, PolicyChoice, Scores, Terms, View
+from kvgraph.graph.ranking.policy import Policy, PolicyChoice, Rules, Scores, Terms, View
 from kvgraph.graph.tables import front as front_module
 from kvgraph.graph.tables.blocks import Selection
 from kvgraph.graph.types import Rows, SessionState, SourceLayer, as_keys
-from kvgraph.graph.wire.events import Segment
+from kvgraph.graph.wire.events import EngineHello, Segment
 from kvgraph_bench.graph.graphs import ENGINE, build_graph, churned_graph
 from turns import SIZE, turn_events
 
@@ -201,15 +202,54 @@ def test_a_ranking_of_runs_is_the_ranking_of_their_blocks(
     assert np.allclose([of_key[key] for key in found.tolist()], wanted, atol=1e-8)
 
 
-def test_where_blocks_are_kept_blocks_are_ranked() -> None:
-    graph = build_graph(640, 0)  # each of ten chains opens with a protected block
-    graph.policy = LifecyclePolicy()
-    ranking = graph.rank(ENGINE, 10_000)
-    assert len(ranking.protected) == 10
-    assert len(ranking.order) == 630
-    view = seen(graph)
+def layered(seed: int, rules: Rules) -> View:
+    """A pool of conversations below shared rules, with layers, leases and some who run."""
+    rng, clock = np.random.default_rng(seed), [1.0]
+    graph = KVCacheGraph(policy=LifecyclePolicy(), rules=rules, clock=lambda: clock[0])
+    graph.apply(ENGINE, [EngineHello(ENGINE, "m", SIZE, 2_001, "1")])
+    heads = [rng.integers(1, 2**63, 24).tolist() for _ in range(2)]
+    chains = [[*heads[at % 2], *rng.integers(1, 2**63, 100).tolist()] for at in range(16)]
+    for number in range(40):
+        clock[0] += 1.0
+        at = int(rng.integers(len(chains)))
+        keys = chains[at][: int(rng.integers(30, 124))]
+        cuts = np.sort(rng.integers(0, SIZE * len(keys), 8)).tolist()
+        segments = tuple(
+            Segment(int(rng.integers(2, 10)), first, end, authority=int(rng.integers(3)),
+                    pinned_s=50.0 if rng.random() < 0.1 else None)
+            for first, end in pairwise(cuts)
+        )  # fmt: skip
+        rule = Segment(int(SourceLayer.RULES), 0, SIZE * 20)
+        start, stored, end = turn_events(
+            f"s{at}", *keys, request=f"r{number}", tenant=f"t{at % 3}", segments=(rule, *segments)
+        )
+        graph.apply(ENGINE, [start, stored] if number > 36 else [start, stored, end])
+    clock[0] += 1.0
+    return seen(graph)
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("share", [None, 0.0, 0.03, 0.3])
+def test_where_blocks_are_kept_runs_are_ranked_as_blocks_are(
+    seed: int, share: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    view = layered(seed, Rules(protected_share=share))
+    policy = LifecyclePolicy()
     rows = view.blocks.holding(view.engine).rows
-    assert fronts.copied(view, graph.policy, rows).front.lengths is None
+    assert fronts.copied(view, policy, rows).front.size < len(rows) / 2
+    of_runs = [rank(view, policy, limit) for limit in (50, 5_000)]
+    copied = fronts._copied
+    monkeypatch.setattr(fronts, "_copied", lambda *seen: copied(*seen[:-1], False))
+    rows, scores = resident_scores(view, policy)
+    keys = view.blocks.wire_keys(rows).tolist()
+    of_key = dict(zip(keys, scores.round(7).tolist(), strict=True))
+    for found, limit in zip(of_runs, (50, 5_000), strict=True):
+        of_blocks = rank(view, policy, limit)
+        for name in ("order", "protected", "spill_first"):
+            one, other = getattr(found, name).tolist(), getattr(of_blocks, name).tolist()
+            assert [of_key[key] for key in one] == [of_key[key] for key in other], name
+            assert len(set(one)) == len(one)
+        assert share == 0.0 or len(found.protected)
 
 
 def is_free(graph: KVCacheGraph) -> bool:
