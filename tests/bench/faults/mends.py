@@ -93,7 +93,7 @@ MENDS: Final = (
     Mend("recall may be asked for as text", "advisor/fleet/callers.py", "            hints = orjson.loads(hints)\n", "            pass\n", f"{_CALLERS} -k wherever"),
     Mend("what a chat's own form says is said once", "advisor/memory/requests.py", "for name, value in xargs.items() if name != HINTS}\n", "for name, value in xargs.items()}\n", f"{_CALLERS} -k wherever"),
     # Rankings
-    Mend("no block in use takes a victim's place in a run", "graph/ranking/order.py", "_highest_of_runs(front, scores, there & ~in_use, limit)", "_highest_of_runs(front, scores, there, limit)", "tests/graph/ranking/test_graph_scoring.py -k are_not_named"),
+    Mend("no block in use takes a victim's place in a run", "graph/ranking/order.py", "there & open_to_loss & ~in_use, limit)", "there & open_to_loss, limit)", "tests/graph/ranking/test_graph_scoring.py -k are_not_named"),
     Mend("no block in use takes a victim's place", "graph/ranking/order.py", "_highest(scores, open_to_loss & ~in_use, limit)", "_highest(scores, open_to_loss, limit)", "tests/graph/ranking/test_graph_scoring.py -k are_not_named"),
     Mend("a block in use elsewhere can go", "graph/ranking/order.py", "    here &= sessions.engine[: sessions.size] == view.engine\n", "", "tests/graph/ranking/test_graph_scoring.py -k another_engine"),
     Mend("a block in use is worth a copy", "graph/ranking/order.py", "open_places = np.concatenate([victims, later])", "open_places = victims", "tests/graph/ranking/test_graph_scoring.py tests/graph/ranking/test_graph_spill.py -k 'worth_copies or protected_last'"),
