@@ -131,7 +131,8 @@ class SchedulerSide:
             self._reports.append(bridge.ledger.report)
             self.tap.lend, self.tap.renewed = bridge.promises.lend, bridge.promises.renewed
             self.tap.refused = self._give_up_copies
-            self.client.ordered = bridge.idle.ordered
+            if bridge.prefetches:
+                self.client.ordered = bridge.idle.ordered
             arranger.copies_first(bridge.spiller)
         self._changes = self._new_feed()
         self._steps = self._core_steps()

@@ -79,6 +79,13 @@ def reason_for_no_tiers(config: VllmConfig) -> str | None:
             "an engine that sleeps inside of the caller's process "
             "(VLLM_ENABLE_V1_MULTIPROCESSING=0) takes its memory away while it is copied from"
         )
+    if envs.VLLM_DISABLE_REQUEST_ID_RANDOMIZATION:
+        # vLLM knows such a request until its load is over, and ends with an error if it is asked
+        # to serve another of that id.
+        return (
+            "with VLLM_DISABLE_REQUEST_ID_RANDOMIZATION=1 a client may use the id of a request "
+            "again that it aborted, while a load still fills that one's blocks"
+        )
     return None
 
 

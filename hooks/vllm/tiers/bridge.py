@@ -181,7 +181,7 @@ class TierCacheBridge:
         self.spiller = Spiller(pool, ledger, index.holders, settings.spill_all)
         self.loader = Loader(group, ledger, self.spiller.load_victims)
         self._idle_writer = IdleWriter(pool, group, ledger, self.spiller)
-        self.line, self._prefetches = WaitingLine(), settings.prefetch
+        self.line, self.prefetches = WaitingLine(), settings.prefetch
         self._prefetcher = Prefetcher(pool, group, index, ledger, emit, self.line, self.loader)
         self.idle = IdleEngine(ledger.clock)
         self.may_rest = True  # whether no other part has work in each step
@@ -275,7 +275,7 @@ class TierCacheBridge:
         """
         self._wake()
         self.idle.stepped()  # first: an order that comes from now on is taken by another step
-        return self._prefetcher.offered(wanted()) if self._prefetches else 0
+        return self._prefetcher.offered(wanted()) if self.prefetches else 0
 
     def spill(self, ranking: EvictionRanking | None, offered: int, step: StepTaken) -> int:
         """Start copying the blocks that are about to be evicted, after a step's allocations and by

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from ....graph.types import Tier
@@ -223,6 +224,11 @@ def new_bridge(
     if reason := reason_to_refuse(config, kv_cache, group):
         logger.warning("kvgraph: no tiers in this engine: %s", reason)
         return None
+    if settings.prefetch and getattr(pool, "enable_kv_cache_events", False):
+        # An event holds the block's tokens, which only a request knows. Without it, routers that
+        # follow these events drop what is stored behind the block, for want of its parent.
+        logger.info("kvgraph: nothing is prefetched: this engine publishes KV events")
+        settings = replace(settings, prefetch=False)
     layers = kv_cache.kv_cache_groups[0]
     block_bytes = len(layers.layer_names) * layers.kv_cache_spec.page_size_bytes
     workers = config.parallel_config.world_size

@@ -316,6 +316,9 @@ MENDS: Final = (
     Mend("a screenshot is no text", "advisor/fleet/prompts.py", "    if isinstance(kind, str) and kind.endswith(\"_call_output\"):\n", "    if kind in (\"function_call_output\", \"custom_tool_call_output\"):\n", "tests/fleet/test_prompt_chains.py -k picture_counts"),
     Mend("a client that does not read is cut", "advisor/process/process.py", "        elif checks > 0:\n", "        elif True:\n", "tests/memory/test_memory_hostile.py -k stops"),
     # What was reported of engines, routers and callers, each kind once more
+    Mend("no tiers where an id may come twice", "hooks/vllm/shapes.py", "    if envs.VLLM_DISABLE_REQUEST_ID_RANDOMIZATION:", "    if False:", f"{_SHAPES} -k as_clients_give"),
+    Mend("no prefetch that KV events cannot tell", "hooks/vllm/tiers/store.py", "    if settings.prefetch and getattr(pool, \"enable_kv_cache_events\", False):", "    if False:", "tests/tiers/ahead/test_tiers_waking.py -k kv_events"),
+    Mend("who prefetches nothing is not woken for it", "hooks/vllm/scheduler.py", "            if bridge.prefetches:\n", "            if True:\n", "tests/tiers/ahead/test_tiers_waking.py -k kv_events"),
     Mend("an engine that a connector changes is left stock", "hooks/vllm/shapes.py", "return _reason_without_connector(config) if user is None else None", "return None", f"{_SHAPES} -k without_any_connector"),
     Mend("what a vLLM asks of connectors is looked for", "hooks/vllm/relied_on.py", "return sorted(set(_places(package)) - KNOWN)", "return []", "tests/hooks/test_hooks_reliance.py -k asks_for"),
     Mend("a round that fails ends no watch", "advisor/fleet/residency.py", "            except Exception:\n                if not self.failed:", "            except ZeroDivisionError:\n                if not self.failed:", "tests/fleet/test_residency.py -k round"),

@@ -21,7 +21,7 @@ from kvgraph.hooks.vllm.patches import own_transfer_config
 from kvgraph.hooks.vllm.tiers.store import reason_to_refuse
 from kvgraph_bench.paper.paper_engine import Shape, cache_of
 from kvgraph_bench.sidecars.sidecar_process import SidecarProcess, wait_until
-from paper import changed, park, text
+from paper import begin_load, changed, park, text
 from vllm import envs
 from vllm.config import KVTransferConfig
 from vllm.lora.request import LoRARequest
@@ -151,6 +151,27 @@ def test_an_engine_that_sleeps_in_the_callers_process_has_no_tiers(
     envs.disable_envs_cache()
     config = changed(paper_config, "model_config", enable_sleep_mode=True)
     assert ("sleeps" in str(shapes.reason_for_no_tiers(config))) is refused
+
+
+@pytest.mark.parametrize(("as_given", "refused"), [("0", False), ("1", True)])
+def test_an_engine_that_takes_ids_as_clients_give_them_has_no_tiers(
+    paper_config: Any, as_given: str, refused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VLLM_DISABLE_REQUEST_ID_RANDOMIZATION", as_given)
+    envs.disable_envs_cache()
+    assert ("RANDOMIZATION" in str(shapes.reason_for_no_tiers(paper_config))) is refused
+
+
+def test_an_id_is_not_free_while_its_aborted_request_is_loaded_for(
+    paper: Callable[..., Any],
+) -> None:
+    """Why: stock vLLM forgets a request with its abort, and with a load under way it cannot."""
+    engine = paper(Shape())
+    park(engine, text(4, 1))
+    request = begin_load(engine, text(4, 1))
+    engine.abort(request)
+    with pytest.raises(AssertionError, match="duplicate request id"):
+        engine.scheduler.add_request(engine.make(request.request_id, text(1, 2), 1))
 
 
 def test_hybrid_models_have_no_tiers() -> None:

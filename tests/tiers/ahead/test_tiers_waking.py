@@ -5,15 +5,19 @@ from __future__ import annotations
 import logging
 import queue
 from collections.abc import Callable
+from contextlib import closing
+from copy import copy
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from kvgraph.hooks.keys import key_of
 from kvgraph.hooks.vllm.tiers.idle import IdleEngine
-from kvgraph_bench.paper.paper_engine import Shape
-from paper import text
+from kvgraph_bench.paper.paper_engine import PaperEngine, Shape
+from paper import hashes_of, in_pool, park, text
 from pool_engine import Engine, keys, parked, prompt
+from pool_requests import ranking
 
 pytestmark = pytest.mark.usefixtures("vllm_loaded")
 
@@ -186,3 +190,29 @@ def test_after_an_error_of_ours_an_engine_that_was_woken_rests(
         wanted(np.array([1], dtype=np.uint64))
     assert not engine.scheduler.has_requests()
     assert engine.is_whole()
+
+
+# Engines that publish KV events ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("publishes", [False, True])
+def test_where_kv_events_are_published_copies_come_back_for_requests_alone(
+    paper_config: Any, publishes: bool
+) -> None:
+    """No event says that a block was prefetched, and the next ones name it as their parent."""
+    from vllm.config import KVEventsConfig
+
+    config = copy(paper_config)
+    config.kv_events_config = KVEventsConfig(enable_kv_cache_events=publishes, publisher="null")
+    with closing(PaperEngine(config, Shape(warm=128))) as engine:
+        prompt, client = text(4, 1), engine.side.client
+        park(engine, prompt)
+        wanted = [key_of(each) for each in hashes_of(engine, prompt)]
+        client.hold_ranking(ranking())
+        client.hold_wanted(np.array(wanted, dtype=np.uint64))
+        engine.serve(text(1, 2), output=12)
+        assert in_pool(engine, prompt) == (0 if publishes else 4)
+        assert (client.ordered is None) is publishes, "nor is it woken"
+        engine.serve(prompt)
+        assert in_pool(engine, prompt) == 4
+        assert engine.side.bridge.ledger.counts.loaded == (4 if publishes else 0)
