@@ -20,9 +20,7 @@ _DIGEST: Final = 4  # bytes
 
 
 def cut(text: str) -> str:
-    """Return a label value, shortened if long; the same in all families, so that their labels
-    match.
-    """
+    """Return a label value, shortened alike in all families, so that their labels match."""
     if len(text) <= _LENGTH:
         return text
     # Engines whose ids begin alike, as of hosts in one cluster, must not become one series.

@@ -146,9 +146,7 @@ class HoldingOrder:
         return self.take(best.request_id)
 
     def take(self, request_id: str) -> Held | None:
-        """Remove and return a request that starts, and charge its tenant; None if it is not
-        held.
-        """
+        """Remove and return a request that starts, charging its tenant; None if it is not held."""
         place = self._remove(request_id)
         if place is None:
             return None

@@ -268,9 +268,7 @@ class ScoreConfig(Section):
         return Weights(**{each.name: getattr(self, each.name) for each in fields(Weights)})
 
     def rules(self, horizon_s: float) -> Rules:
-        """Return the rules that bind every policy; a session expected back within ``horizon_s``
-        seconds is due.
-        """
+        """Return the rules of every policy; a session that returns within ``horizon_s`` is due."""
         own = ScoreConfig.model_fields.keys() & {each.name for each in fields(Rules)}
         said = {name: getattr(self, name) for name in own} | {
             "edge_types": {kind: getattr(self.edge_types, kind.name.lower()) for kind in EdgeType},
@@ -294,9 +292,7 @@ class PolicyConfig(Section):
     guard: bool = True
 
     def referee(self) -> Guard:
-        """Return a new guard, which decides where the policy may rank and how much may be
-        protected.
-        """
+        """Return a new guard: it decides where the policy may rank and how much is protected."""
         return Guard(self.name, yields=self.guard and self.name != LruPolicy.name)
 
     def policy(self, weights: Weights) -> Policy:

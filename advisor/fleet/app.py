@@ -25,9 +25,7 @@ _COUNTS = tuple(each.name for each in fields(Counts))
 
 
 def proxy_status(proxy: FleetProxy) -> dict[str, Any]:
-    """Return the content of ``GET /fleet``: engines, routing decisions, request counts, and no
-    session names.
-    """
+    """Return what ``GET /fleet`` answers: engines, decisions, counts, and no session names."""
     board, health = proxy.board, proxy.health
     engines = [
         {

@@ -166,9 +166,7 @@ class PromptReader:
 
 
 def words_of(text: str) -> Words:
-    """Return the words of a text, each hashed with the one before it; of a long text, only those at
-    its two ends.
-    """
+    """Return a text's words, each hashed with the one before; of a long text, its two ends'."""
     if len(text) > 2 * _EXCERPT:
         text = f"{text[:_EXCERPT]} {text[-_EXCERPT:]}"
     words = _WORD.findall(text)

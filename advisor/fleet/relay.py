@@ -41,9 +41,7 @@ class FullError(BadRequestError):
 
 
 class BodyRoom:
-    """Memory shared by all request bodies until they are sent on: ``taken`` of ``most`` bytes are
-    in use.
-    """
+    """Memory shared by request bodies until sent: ``taken`` of ``most`` bytes are in use."""
 
     def __init__(self, most: int | None = None) -> None:
         self.most, self.taken = MOST_BODIES if most is None else most, 0

@@ -54,10 +54,7 @@ def sessions_in(sidecar: str, content: bytes) -> dict[str, HeldContext]:
 
 
 def hashing_in(content: bytes) -> dict[str, str]:
-    """Parse a sidecar's ``/status``: engine name → description of its block hashing.
-
-    Raises one of BAD_PAYLOAD.
-    """
+    """Parse a sidecar's ``/status``: engine → how it hashes blocks. Raises one of BAD_PAYLOAD."""
     return {each.id: each.hashing for each in _status.decode(content).engines}
 
 

@@ -323,9 +323,7 @@ def _engines(tables: Tables) -> list[str]:
 
 
 def block_history(tables: LoggedTables, key: int, unix: Unix) -> list[Moment]:
-    """Return a block's history from the logs, the newest first; if several models have the key, of
-    all.
-    """
+    """Return a block's history from the logs, newest first; of all models with that key."""
     moments = [*_evictions(tables, key, unix), *_misses(tables, key, unix)]
     return sorted(moments, key=lambda each: -each.at)
 

@@ -273,9 +273,7 @@ _ANSWER: Final = (
 
 
 def remedies(history: History, number: int, wait: Remedy | None) -> tuple[Remedy, ...]:
-    """Return what would have shortened a request's wait, prompt and answer, the largest saving
-    first.
-    """
+    """Return what would have made a request faster, the largest saving first."""
     record = history.requests.record(number)
     ran, prompt_s = float(record["ran"]), prompt_seconds(history, number)
     all_s = float(record["waited"]) + max(0.0, ran) if ran == ran else None

@@ -231,9 +231,7 @@ class _Copies(NamedTuple):
 
 
 def session_of(page: Page, name: str, tenant: str | None, after: str = "") -> SessionTimeline:
-    """Return one session over time; from the turn of the mark ``after`` on, if the log still has
-    it.
-    """
+    """Return a session over time, from the turn of the mark ``after`` on if it is logged."""
     with page.questions.turn():
         explained = page.graph.explain_session(name, tenant)
         row = session_row(page.graph.tables, name, tenant)

@@ -26,18 +26,14 @@ def new_policy(name: str, weights: Weights | None = None) -> Policy:
 
 
 def set_weights(policy: Policy, weights: Weights) -> None:
-    """Replace a policy's weights; it keeps what it learned. Policies without weights ignore
-    them.
-    """
+    """Replace the weights of a policy, if it has any; it keeps what it learned."""
     if isinstance(policy, Weighted):
         policy.weights = weights
 
 
 @contextmanager
 def weighing(policy: Policy, weights: Weights | None) -> Iterator[None]:
-    """Give a policy other weights within a context, under the graph's lock; None: its present
-    ones.
-    """
+    """Give a policy other weights within a context, under the graph's lock; None: its own."""
     if weights is None or not isinstance(policy, Weighted):
         yield
         return

@@ -228,9 +228,7 @@ class Played:
 def play(
     runs: Runs, instance: Instance, loop: Loop, *, word: AdviceAt = lambda now: None
 ) -> Played:
-    """Let users play ``runs`` on one engine; deterministic. Without ``word``, no request is
-    held.
-    """
+    """Let users play ``runs`` on one engine; without ``word``, no request is held."""
     return _Play(runs, instance, loop, word).play()
 
 

@@ -277,9 +277,7 @@ class GraphOrder(EvictionOrder):
 
     @classmethod
     def alone(cls, trace: Trace, policy: Policy, *, hints: bool = False) -> GraphOrder:
-        """Return the order of an engine with its own sidecar, with the defaults of
-        ``SimulatedSidecar``.
-        """
+        """Return the order of an engine with a sidecar of its own, with its defaults."""
         return cls(SimulatedSidecar(trace, policy, hints=hints))
 
     def serves(self, capacity: int) -> None:

@@ -165,9 +165,7 @@ class PlanTerms:
         return self.times * plan.engines * (1 + plan.host * self.host_cost)
 
     def for_trace(self, trace: Trace) -> tuple[PlanTerms, int]:
-        """Enlarge pools until every request of a trace fits; returns how many did not fit
-        before.
-        """
+        """Enlarge pools until every request fits; returns how many did not fit before."""
         needed = blocks_needed(trace)
         times = max(1, -(-int(needed.max(initial=0)) // self.blocks))
         return replace(self, times=times), int((needed > self.blocks).sum())
@@ -212,9 +210,7 @@ def plans_of(engines: Sequence[int], hosts: Sequence[float]) -> list[Plan]:
 
 
 def cheapest(found: Sequence[PlanFound], ttft_s: float) -> PlanFound | None:
-    """Return the cheapest plan that serves all requests with a TTFT below the bound at p95, or
-    None.
-    """
+    """Return the cheapest plan that serves all with a p95 TTFT below the bound, or None."""
     good = [row for row in found if not row.refused and row.ttft_p95_s <= ttft_s]
     return min(good, key=lambda row: (row.cost, row.ttft_p95_s), default=None)
 

@@ -29,9 +29,7 @@ class EvictionOrder(ABC):
 
     @abstractmethod
     def freed(self, request: int, blocks: Sequence[int], now: float) -> None:
-        """Note that these blocks became free, in this order (tail first); ``request`` used them
-        last.
-        """
+        """Note that blocks became free, in this order, tail first; ``request`` used them last."""
 
     @abstractmethod
     def reused(self, blocks: Sequence[int]) -> None:
@@ -52,9 +50,7 @@ class EvictionOrder(ABC):
         return blocks
 
     def copied(self, made: Sequence[int], gone: Sequence[int], now: float) -> None:  # noqa: B027
-        """Note that the tier below now holds copies of the blocks ``made``, and no longer of
-        ``gone``.
-        """
+        """Note that the tier below now has copies of ``made``, and no longer of ``gone``."""
 
     def finished(self, request: int, now: float) -> None:  # noqa: B027
         """Note that a request ended, and that its blocks are about to be freed."""
@@ -106,9 +102,7 @@ class HostTier:
         return block in self._held
 
     def store(self, blocks: Sequence[int]) -> tuple[list[int], list[int]]:
-        """Store copies of evicted blocks, the first of which is dropped first; returns the copies
-        that were made, and those that were dropped, perhaps of the same blocks.
-        """
+        """Note that these copies were read, tail first, so that chains lose their tails first."""
         made, gone = [], []
         for block in blocks:
             if block in self._held:
@@ -180,13 +174,7 @@ class Instance:
     def admit(
         self, request: int, chain: Sequence[int], limit: int, unhashed: int, now: float
     ) -> Admission | None:
-        """Schedule a request; returns None if it must wait for blocks.
-
-        Args:
-            chain: Its blocks; all get a place now, and can be matched by the next request.
-            limit: How many of them a match may cover.
-            unhashed: Blocks for tokens without a hash; returned blank when the request ends.
-        """
+        """End a request; free the blocks of its chain that no other holds, the last first."""
         hit, known, idle, new = self._sorted_out(chain, limit)
         references = self._references
         need = len(new) + unhashed

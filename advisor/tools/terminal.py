@@ -34,9 +34,7 @@ TableJsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instea
 
 
 def plain(text: object) -> Text:
-    """Return text without markup or control characters, which could move the cursor or reverse
-    writing.
-    """
+    """Return text without markup and control characters, which could move the cursor."""
     return Text(
         "".join(
             c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}" for c in str(text)

@@ -30,9 +30,7 @@ from .slices import SLICE_KEYS
 
 
 class CopyRecorder:
-    """Applies reports about copies in colder tiers to the tier bits, from which SPILL_LINKs
-    derive.
-    """
+    """Applies reports about copies to the tier bits, from which SPILL_LINKs derive."""
 
     def __init__(self, tables: LoggedTables, counters: Counter[str]) -> None:
         self._tables = tables
@@ -78,9 +76,7 @@ class CopyRecorder:
             self._tables.history.copies_lost(engine, bare, event.cause)
 
     def forget(self, engine: int, now: float, part: slice) -> None:
-        """Forget an engine's copies in these block rows, which are gone or about to be listed
-        again.
-        """
+        """Forget an engine's copies in these rows, which are gone or about to be listed again."""
         blocks = self._tables.blocks
         if not blocks.had_copies:
             return

@@ -295,9 +295,7 @@ class History(Departures):
         return dict(zip(starts, sums["asked"].tolist(), strict=True))
 
     def hit_share(self, engine: str) -> float | None:
-        """Return the share of an engine's prompt tokens found since it connected; None before
-        any.
-        """
+        """Return an engine's share of prompt tokens found since it connected; None before any."""
         column = self._tables.engines.get(engine, NO_ROW)
         asked = self._asked[column]
         return self._found[column] / asked if asked else None
@@ -431,9 +429,7 @@ class History(Departures):
         self.stop_computing(engine, computed, self.running.computed(engine))
 
     def listen(self) -> list[ReplayedWalk]:
-        """Return the starts and ends of requests since the last call, the oldest first. The first
-        call starts the recording, and returns none.
-        """
+        """Return requests' starts and ends since the last call; the first call begins."""
         if self._heard is None:
             self._heard = ReplayQueue()
         return self._heard.take()
@@ -494,9 +490,7 @@ class History(Departures):
 
 
 class NoHistory(History):
-    """A history that records no requests or evictions, for graphs whose logs are not used. It saves
-    a tenth of ingest's time.
-    """
+    """A history of nothing, where logs are not used: it saves a tenth of ingest's time."""
 
     def evicted(self, engine: int, rows: Rows, now: float) -> None:
         pass
@@ -515,9 +509,7 @@ class NoHistory(History):
 
 @dataclass(slots=True)
 class LoggedTables(Tables):
-    """The graph's tables with the history of requests and evictions, which ``Tables`` does not
-    know.
-    """
+    """The graph's tables with the history of requests and evictions."""
 
     history: History = field(init=False)
 

@@ -75,9 +75,7 @@ class PromptBlocks(Struct, frozen=True, gc=False):
 
 
 class OtherParty(NamedTuple):
-    """The session or engine, other than the request's own, that explains a miss: it has the missing
-    block, or took its place. None if there is none.
-    """
+    """A ring of requests, by ids that count from 0 and never repeat; ``first`` is the oldest."""
 
     session: str | None = None
     tenant: str | None = None
@@ -242,11 +240,7 @@ class RequestLog:
         names.other = _other(miss)
 
     def finish(self, number: int, event: RequestFinished, now: float) -> None:
-        """Record a request's end, the length of its answer, and the announced pause if any.
-
-        The running time is the engine's own, if reported. A start and an end may arrive in one
-        batch, so ``at`` plus ``ran`` may be later than the clock by that much.
-        """
+        """Return the seconds that requests since ``since`` were held, float32 ``[n]``."""
         if self.first <= number < self.next:
             slot, pause_s = number % LIMIT, event.expected_return_s
             self._names[slot].finished = event.reason
@@ -341,9 +335,7 @@ class RequestLog:
         return found
 
     def ahead(self, number: int) -> npt.NDArray[np.int64]:
-        """Return the requests that the engine first scheduled while this one waited, int64 ``[n]``,
-        oldest first.
-        """
+        """Return the requests first scheduled while this waited, int64 ``[n]``, oldest first."""
         ring, record = self._ring, self.record(number)
         begun = ring["at"] < record["at"]
         begun &= ring["at"] >= record["at"] - record["waited"]
@@ -351,9 +343,7 @@ class RequestLog:
         return self._in(begun)
 
     def under_way(self, number: int) -> npt.NDArray[np.int64]:
-        """Return the requests running on the engine when this one arrived, int64 ``[n]``, oldest
-        first.
-        """
+        """Return the requests that ran when this one arrived, int64 ``[n]``, oldest first."""
         ring, record = self._ring, self.record(number)
         arrived = record["at"] - record["waited"]
         there = ring["at"] < arrived

@@ -105,9 +105,7 @@ class Columns:
     def fresh(
         self, own: Mapping[str, bytes] = _NOTHING
     ) -> tuple[list[npt.NDArray[Any]], list[bytes]]:
-        """Return the columns that take memory, and the initial value of each, overridden by
-        ``own``.
-        """
+        """Return the columns that take memory, and each one's initial value, ``own``'s first."""
         if self._room is None:  # asked for with every batch of blocks that are new
             arrays = self._arrays()
             filled = [self._filled[name] for name in arrays]
@@ -124,9 +122,7 @@ class Columns:
             pass
 
     def growing(self, capacity: int) -> Iterator[None]:
-        """As ``grow``, but one column at a time, long ones in parts; the first declared column is
-        last.
-        """
+        """As ``grow``, a column or a part of one at a time; the first declared column is last."""
         for name, each in reversed(self._declared.items()):
             if getattr(self, name).flags.writeable:
                 room = yield from taken_in_parts(getattr(self, name), capacity)
@@ -137,9 +133,7 @@ class Columns:
             yield
 
     def growing_ahead(self, size: int) -> Iterator[None]:
-        """Make more room, one column at a time, if the first ``size`` of many rows leave little; no
-        row may be added meanwhile.
-        """
+        """Make room, a column at a time, if many rows leave little; none may be added meanwhile."""
         capacity = len(getattr(self, next(iter(self._declared))))
         if capacity < _MANY_ROWS:
             return
@@ -167,9 +161,7 @@ def more_than(capacity: int) -> int:
 
 
 def grown(values: npt.NDArray[Any], capacity: int, fill: int = 0) -> npt.NDArray[Any]:
-    """Return a copy with room for ``capacity`` rows along the last axis; new places hold
-    ``fill``.
-    """
+    """Return a copy with ``capacity`` rows along the last axis, new ones filled with ``fill``."""
     return refilled(_filled((*values.shape[:-1], capacity), fill, values.dtype), values)
 
 
@@ -249,9 +241,7 @@ class RowPool:
         self._free.append(rows)
 
     def restore(self, size: int, free: Rows) -> None:
-        """Restore the state of a pool that assigned ``size`` rows, of which ``free`` were
-        returned.
-        """
+        """Restore a pool that had assigned ``size`` rows, ``free`` of which were returned."""
         self.size, self._free = size, deque([free])
 
 
@@ -302,9 +292,7 @@ class Interner:
         return len(self._names) - 1
 
     def restore(self, names: Iterable[str]) -> None:
-        """Fill an empty table with another table's names, under the same ids, whatever the limit is
-        now, because columns hold those ids.
-        """
+        """Fill an empty table with these names and ids, beyond any limit: columns hold them."""
         self._names = list(names)
         self._ids = {name: number for number, name in enumerate(self._names)}
 

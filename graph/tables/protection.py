@@ -14,9 +14,7 @@ _FIRST_BLOCKS: Final = 8  # but at least this many blocks, for small pools; chos
 
 
 def first_share(pool_blocks: int) -> float:
-    """Return the share of a pool that may be kept whatever the scores are, before its price is
-    known.
-    """
+    """Return the share of a pool that may be kept before its price is known."""
     return max(_FIRST_SHARE, min(MOST_SHARE, _FIRST_BLOCKS / max(1, pool_blocks)))
 
 

@@ -27,9 +27,7 @@ _NONE: Final[Rows] = np.empty(0, dtype=np.int32)
 
 
 class QuietRows:
-    """Chooses rows in batches, because choosing reads every session, and clearing reads every
-    block.
-    """
+    """Chooses rows in batches: choosing reads every session, clearing every block."""
 
     def __init__(self) -> None:
         self._chosen: list[tuple[int, float]] = []  # and when each was last seen; the next one last
@@ -92,9 +90,7 @@ class SessionTable(SessionOutlook):
         return self.columns_nbytes(self.size) + sys.getsizeof(self._rows) + self._name_bytes
 
     def copied(self) -> SessionTable:
-        """Return a copy of the sessions, for rankings made while these change: with the columns
-        that rankings use, and without names.
-        """
+        """Return a copy for rankings made while sessions change: their columns, no names."""
         size, one = self.size, copy.copy(self)
         for name in _OF_RANKINGS:
             setattr(one, name, getattr(self, name)[:size].copy())

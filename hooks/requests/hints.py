@@ -295,9 +295,7 @@ class ExposedSecret(NamedTuple):
 
 
 def exposed_secret(settings: EngineSettings) -> ExposedSecret | None:
-    """Return what is wrong with the mode of the secret's file; None if it is safe or there is
-    none.
-    """
+    """Return what is wrong with the mode of the secret's file; None if nothing."""
     value = settings.hints
     path = Path(value.removeprefix(_SECRET))
     try:

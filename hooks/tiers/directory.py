@@ -221,9 +221,7 @@ class Copies:
         return list(chosen.values())
 
     def drop(self, copies: Sequence[Copy]) -> tuple[list[bytes], list[int]]:
-        """Remove findable copies from lookup; returns their hashes, and the numbers of those that
-        no job uses.
-        """
+        """Make copies unfindable; returns their hashes, and the numbers of those no job uses."""
         hashes = [copy.block_hash for copy in copies]
         deque(map(self._found.pop, hashes), maxlen=0)
         self._order.discard_all(hashes)
@@ -231,9 +229,7 @@ class Copies:
         return hashes, [copy.id for copy in copies if not copy.pins]
 
     def unpin(self, copies: Iterable[Copy]) -> list[int]:
-        """Note that a job that used these copies is done; returns the numbers of copies that are no
-        longer used or findable.
-        """
+        """Note that a job is done; returns the numbers of copies nobody uses or finds any more."""
         found, unused = self._found.get, list[int]()
         for copy in copies:
             copy.pins = pins = copy.pins - 1
@@ -303,9 +299,7 @@ class CopyDirectory:
         return block_hash in self._cold
 
     def hashes_of(self, keys: Sequence[int]) -> list[bytes | None]:
-        """Return, for each of ``keys``, the full hash of the block with a copy; None without
-        one.
-        """
+        """Return each key's full hash, where its block has a copy, else None."""
         found = self._warm.hashes_of(keys)
         if not self._cold_hashes:
             return found
@@ -320,9 +314,7 @@ class CopyDirectory:
         under_way: dict[int, int | None],
         first: int,
     ) -> tuple[Sequence[int], Sequence[int]]:
-        """Return which of these blocks are worth a copy and have none anywhere; see
-        ``Copies.lacking``.
-        """
+        """Return which blocks are worth a copy and have none anywhere; see ``Copies.lacking``."""
         places, keys = self._warm.lacking(full_hashes, ids, marks, under_way, first)
         if not self._cold_hashes:
             return places, keys
@@ -359,9 +351,7 @@ class CopyDirectory:
         return copy
 
     def begin_all(self, hashes: Sequence[bytes], may_demote: Sequence[bool]) -> list[Copy]:
-        """Start copies; there must be ``room``. ``may_demote`` has one value for all, or one for
-        each.
-        """
+        """Start a pinned copy, not found before ``complete_all``; there must be ``room``."""
         assert len(hashes) <= self.room
         copies = self._warm.make(hashes, self._next + 1, self._era, may_demote)
         self._held += len(copies)
@@ -369,9 +359,7 @@ class CopyDirectory:
         return copies
 
     def complete_all(self, copies: Sequence[Copy]) -> list[bytes]:
-        """Note that the copies' bytes are written; returns the hashes that can be found from now
-        on.
-        """
+        """Start copies; there must be ``room``. ``may_demote``: one for all, or one each."""
         completed, refused = self._warm.complete(copies, self._era)
         for copy in refused:
             self.abandon(copy)
@@ -386,9 +374,7 @@ class CopyDirectory:
         return completed
 
     def holds(self, copy: Copy) -> bool:
-        """Return whether the copy's bytes match its hash: nothing was cleared since it was
-        started.
-        """
+        """Note that copies' bytes are written; returns the hashes found from now on."""
         return copy.era == self._era
 
     def abandon(self, copy: Copy) -> None:
@@ -409,9 +395,7 @@ class CopyDirectory:
                 cold.move_to_end(block_hash)
 
     def drop_all(self, copies: Sequence[Copy]) -> list[bytes]:
-        """Drop complete, findable copies; their memory is freed once the jobs that use it are done.
-        Returns their hashes.
-        """
+        """Return whether a copy's bytes match its hash: nothing was cleared since it began."""
         hashes, unused = self._warm.drop(copies)
         self.lost += len(hashes)
         self._release(unused)

@@ -57,9 +57,7 @@ class DirtyCopies:
                 self._hashes.pop(copy, None)
 
     def newest_first(self) -> list[tuple[int, bytes]]:
-        """Return the copies and their hashes, newest first; within a chain that left the pool, the
-        root first.
-        """
+        """Return copies and hashes, newest first; of an evicted chain, the root first."""
         return list(self._hashes.items())[::-1]
 
 

@@ -93,9 +93,7 @@ _BLOCK_SIZE: Final = 16
 
 
 def prove(rounds: int = _ROUNDS, seed: int = _SEED) -> str | None:
-    """Run both over the same ``rounds`` steps of random traffic. Returns where they first differ,
-    or None if they agree.
-    """
+    """Run ``rounds`` steps of random traffic with both; return the first difference, or None."""
     scratch = _Scratch(random.Random(seed))
     for _ in range(rounds):
         scratch.step()

@@ -35,9 +35,7 @@ DECIDES: Final = _TAKE | ARRANGE
 
 
 class CoreDemand(PromptDemand):
-    """A ``PromptDemand`` counted by the compiled core, which sees by itself which blocks are
-    computed.
-    """
+    """A ``PromptDemand`` counted by the compiled core, which sees what is computed."""
 
     def __init__(self, core: Core, block_size: int, groups_take: int) -> None:
         self._core, self._block_size, self._groups_take = core, block_size, groups_take
@@ -51,9 +49,7 @@ class CoreDemand(PromptDemand):
         return self._core.loaded
 
     def looked_up(self, request: Request, computed_tokens: int, to_load: int = 0) -> None:
-        """Note that a step may start to compute the missing tokens of ``request``; see
-        ``PromptDemand``.
-        """
+        """Note that a step may compute what ``request`` lacks; see ``PromptDemand``."""
         size = self._block_size
         needs, has = 1 + request.num_tokens // size, computed_tokens // size
         self._core.looked_up(request.request_id, needs, has, to_load // size)

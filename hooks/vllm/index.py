@@ -41,9 +41,7 @@ def stands(block: KVCacheBlock, block_hash: bytes) -> bool:
 
 
 class FoundBlocks(NamedTuple):
-    """Free blocks that hold wanted keys: their ids, the block objects, and their hashes with the
-    group's id.
-    """
+    """Free blocks that hold wanted keys: ids, objects, and hashes with the group's id."""
 
     places: Sequence[int]  # positions of their keys among the wanted keys
     ids: BlockIds
@@ -177,9 +175,7 @@ class BlockIndex:
         self.late.make_all()
 
     def doubt(self) -> None:
-        """Note that some changes were missed. From now on duplicates are looked for in the pool, as
-        without ``hears_all``.
-        """
+        """Note that some changes were missed: from now on duplicates are looked for in the pool."""
         self._hears_all = False
 
     def cached(self, keys: Sequence[int], block_ids: Iterable[int]) -> None:

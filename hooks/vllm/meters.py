@@ -38,23 +38,17 @@ class UrgentFlush:
 
     @property
     def due_at(self) -> int:
-        """Number of blocks stored since the engine's start at which events are sent after a
-        step.
-        """
+        """Number of blocks stored at which events are sent after a step."""
         return self._at_step + self._much
 
     def after_step(self, stored: int) -> None:
-        """Send the events if they are urgent after a step; ``stored``: blocks stored since the
-        engine's start.
-        """
+        """Send what is urgent after a step; ``stored``: blocks since the engine's start."""
         if stored - self._at_step >= self._much:
             self._at_step = stored
             self._tell()
 
     def at_rest(self, stored: int) -> None:
-        """Send the events if they are urgent now that no request runs; ``stored`` as in
-        ``after_step``.
-        """
+        """Send what is urgent now that no request runs; ``stored`` as in ``after_step``."""
         if stored - self._at_rest >= self._much:
             self._at_rest = stored
             self._tell()

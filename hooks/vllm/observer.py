@@ -50,9 +50,7 @@ _Late = tuple[Sequence[CachedRun], PackedHashes, bool]
 
 
 class LateChanges:
-    """The changes of one step, before they are noted in the index and reported. Implements
-    ``hooks.link.outbox.Later``.
-    """
+    """A step's changes before they are noted and reported; a ``Later`` of the outbox."""
 
     __slots__ = ("_changes", "_error", "_events", "_reporter", "_sessions")
 
@@ -337,9 +335,7 @@ class EngineObserver:
             self._stated(keys, is_over)
 
     def requests_preempted(self, request_ids: Iterable[str]) -> None:
-        """Note that requests lost their blocks, which can be evicted now; they will be scheduled
-        again.
-        """
+        """Note that requests lost their blocks, and will be scheduled again."""
         for request_id in request_ids:
             if (known := self.running.get(request_id)) is not None:
                 hashes = self._group.hashes(known.request, known.request.num_tokens)

@@ -211,9 +211,7 @@ _GIVEN: Final = "_kvgraph_chat_template"
 
 
 def remember_templates() -> None:
-    """Record, from now on, the chat template of each engine that is given one with its
-    arguments.
-    """
+    """Record from now on the chat template that each engine is given with its arguments."""
     from vllm.engine.arg_utils import EngineArgs
 
     def remember(engine_args: Any, _: type, args: Any) -> None:
@@ -223,9 +221,7 @@ def remember_templates() -> None:
 
 
 def given_template(engine_args: object) -> str | None:
-    """Return the chat template recorded for these arguments: a file's content, or the text
-    itself.
-    """
+    """Return the chat template recorded for these arguments: a file's content, or text."""
     given = getattr(engine_args, _GIVEN, None)
     if given is None:
         return None

@@ -92,9 +92,7 @@ class AnswerEnds:
         self._given_up = False
 
     def of(self, event: RequestFinished, request: Request) -> RequestFinished | LateEvents:
-        """Return the item to queue for the end of ``request``: ``event``, or a deferred version of
-        it.
-        """
+        """Return ``event`` for the queue, or a deferred version of it."""
         told = event.waiting_for_tool is False or event.session_ended
         known = event.waiting_for_tool is not None and event.tool is not None
         if told or known or self._given_up or event.reason != _STOPPED:
@@ -106,9 +104,7 @@ class AnswerEnds:
     def read(
         self, event: RequestFinished, answer: Tokens, bound_by: StructuredOutputsParams | None
     ) -> RequestFinished:
-        """Return ``event`` with why ``answer`` ended; a caller's statement takes precedence. Never
-        raises.
-        """
+        """Return ``event`` with why ``answer`` ended, if no caller said so. Never raises."""
         if self._given_up:
             return event
         try:
@@ -178,9 +174,7 @@ def engine_layers(
 
 
 def engine_table(config: VllmConfig) -> BorderTable | None:
-    """Return the borders of an engine's model; None if they are unknown, or layers are switched
-    off.
-    """
+    """Return an engine's borders; None if unknown, or layers are switched off."""
     if not engine_settings().reads_layers:
         return None
     table = configured_table(_extra(config), os.environ)
@@ -199,9 +193,7 @@ class PromptLayers:
         self._given_up = False
 
     def of(self, event: RequestStarted, request: Request) -> RequestStarted | LateEvents:
-        """Return the item to queue for the start of ``request``; bounded work on the engine's
-        thread.
-        """
+        """Return ``event`` for the queue, or a deferred version of it; bounded work."""
         if self._given_up:
             return event
         marks = proven_marks(request.kv_transfer_params, self._table.proof)

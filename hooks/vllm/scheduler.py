@@ -174,9 +174,7 @@ class SchedulerSide:
         )
 
     def promised_calls(self) -> Calls:
-        """Return the parts that still get calls after an internal error, to complete promised
-        loads.
-        """
+        """Return the parts that complete promised loads after an internal error."""
         return Calls() if self.bridge is None else self.bridge.promised_calls()
 
     def hold_at(
@@ -227,9 +225,7 @@ class SchedulerSide:
             drop()
 
     def _looked_up(self, request: Request, computed_tokens: int, found: Found) -> Found:
-        """Arrange the queue for what a load brings beyond the ``computed_tokens`` in the prefix
-        cache, and for what is to be computed.
-        """
+        """Arrange the queue for a load beyond ``computed_tokens``, and for what is computed."""
         to_load = found[0] or 0
         self._demand.looked_up(request, computed_tokens, to_load)
         self._heed_news()

@@ -289,9 +289,7 @@ def _does_nothing(pool: BlockPool, emit: Callable[..., Any]) -> bool:
 
 
 def _is_called_by_place(kind: type, name: str) -> bool:
-    """Whether all calls in a class's source pass one argument by its place, as ``writelines`` takes
-    it.
-    """
+    """Whether all calls in a class's source pass one argument by place, like ``writelines``."""
     try:
         calls = re.findall(rf"self\.{name}\((.*)", inspect.getsource(kind))
     except OSError:
@@ -300,9 +298,7 @@ def _is_called_by_place(kind: type, name: str) -> bool:
 
 
 def _reader(function: Callable[..., Any], names: Sequence[str]) -> _Reader:
-    """Finds the arguments called ``names`` of a call of ``function``, passed in whichever way. A
-    tuple, or the value itself where there is one name.
-    """
+    """Finds the arguments ``names`` of a call however passed: a tuple, or a single value."""
     places = {name: at for at, name in enumerate(inspect.signature(function).parameters)}
     if missing := [name for name in names if name not in places]:
         raise TypeError(f"{function.__qualname__} has no {', '.join(missing)}")

@@ -21,9 +21,7 @@ def live_misfits(part: Part = Part.ALL) -> list[str]:
 
 
 def live_unknown_places() -> list[str]:
-    """Return the places in the installed vLLM that read the configuration we set and were not
-    reviewed; see ``relied_on.KNOWN``.
-    """
+    """Return unreviewed places in the installed vLLM; see ``relied_on.KNOWN``."""
     return unknown_places(Path(str(importlib.import_module("vllm").__file__)).parent)
 
 

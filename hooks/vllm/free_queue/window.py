@@ -355,9 +355,7 @@ class Window:
                 yield found
 
     def _of_next(self, keys: Keys, count: int, known_of: float) -> tuple[FoundBlocks, int]:
-        """At most ``count`` victims among the blocks of the next ``keys``; how many keys that
-        took.
-        """
+        """At most ``count`` victims from the next ``keys``; how many keys that took."""
         holders = self._holders
         at = None if holders is None else holders[self._next : self._next + len(keys)]
         found = self._index.find_unused(keys, known_of, at, self._victims.followed)

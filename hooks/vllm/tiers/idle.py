@@ -182,9 +182,7 @@ class IdleWriter:
 
     @property
     def is_busy(self) -> bool:
-        """Whether the next steps have any blocks to write, apart from those that become due
-        meanwhile.
-        """
+        """Whether the next steps have blocks to write, apart from those due meanwhile."""
         return bool(self._due or self._copying[1])
 
     def step(self) -> None:

@@ -68,9 +68,7 @@ class StoreTier:
     def get_num_new_matched_tokens(
         self, request: Request, computed_tokens: int, found: Found
     ) -> Found:
-        """Return ``found``, or ask vLLM to try again while the store's answer is awaited for a
-        short time.
-        """
+        """Return ``found``, or have vLLM ask again while the store's answer is awaited."""
         if self.lookup is not None and self.lookup.names:
             first = computed_tokens // self._group.block_size
             hashes = self._group.hashes(request, request.num_tokens - 1)[first:]
@@ -89,9 +87,7 @@ class StoreTier:
         self.sharer.request_finished(request.request_id)
 
     def answered(self, answer: TierAnswer, received: Iterable[str] = ()) -> None:
-        """Process the workers' answers, after the bridge; their first ones state how records are
-        named.
-        """
+        """Take the workers' answers, after the bridge; the first state records' names."""
         self._names += [start.store_name for start in answer.starts]
         if answer.starts and self.lookup is not None and len(self._names) == self._workers:
             self.lookup.names = self._names if all(self._names) else []
@@ -125,9 +121,7 @@ class StoreTier:
         return copied_events(self.sharer.known(), Tier.POOL, self._ledger.block_bytes)
 
     def _waits(self, lookup: StoreLookup, name: str, hashes: Sequence[bytes]) -> bool:
-        """Whether a request waits for the store's word on ``hashes`` that the pool lacks; once it
-        is there, a load may find it.
-        """
+        """Whether a request waits for the store on blocks that the pool lacks."""
         if not lookup.asked(name):
             missing = hashes[self._ledger.directory.run(hashes) :]
             tokens = len(missing) * self._group.block_size
@@ -264,9 +258,7 @@ _NAME_DIGITS: Final = 32  # 128 bits, for all models that ever share a store; ch
 def open_records(
     config: VllmConfig, settings: StoreSettings, cache: PagedKv
 ) -> tuple[SealedRecords, str] | None:
-    """Open the store for this worker's shard; returns the records and their name. If impossible,
-    logs the reason and returns None.
-    """
+    """Open this worker's store; returns records and name, or None with the reason logged."""
     try:
         name = records_name(config, cache)
         records = SealedRecords(open_store(settings), name)
