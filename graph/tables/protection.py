@@ -24,16 +24,11 @@ class ProtectionBudget:
 
     The price is in points: hundredths of the requested prompt blocks, which would have been found
     if nothing were kept.
-
-    Attributes:
-        share: Share of the pool that may be kept.
-        points: Recent price; None: not known yet, or no block is to be kept.
-        points_ever: Price since the first block was to be kept.
-        more_points: Price of keeping all blocks that should be kept, up to half of the pool; None:
-            all of them are kept, or the price is not known yet.
     """
 
-    share: float
-    points: float | None = None
-    points_ever: float | None = None
+    share: float  # share of the pool that may be kept
+    points: float | None = None  # recent price; None: not known yet, or no block is to be kept
+    points_ever: float | None = None  # price since the first block was to be kept
+    # price of keeping all blocks that should be kept, up to half of the pool; None: all of them are
+    # kept, or the price is not known yet
     more_points: float | None = None

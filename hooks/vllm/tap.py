@@ -101,12 +101,10 @@ class PoolTap:
             on the instance. Each calls vLLM's own with the same arguments, and only then notes what
             happened; arguments that it cannot read make ``take`` raise, outside vLLM's allocation.
         group: The KV cache group whose stores are noted. Evictions are noted for all groups.
-
-    Attributes:
-        was_reset: Whether the prefix cache was reset since the last ``take``.
     """
 
     def __init__(self, pool: BlockPool, group: int) -> None:
+        # whether the prefix cache was reset since the last ``take``
         self.was_reset = False  # among what was not taken yet
         # returns blocks in use that need not block a reset, each as often as it is held; called
         # before a reset, and its blocks are given back after it

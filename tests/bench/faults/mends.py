@@ -30,21 +30,13 @@ _PASSED, _FAILED, _OTHERWISE = 0, 1, 2  # what pytest returns; the last: nothing
 
 
 class Mend(NamedTuple):
-    """A mend, and what shall notice that it is gone.
+    """A mend, and what shall notice that it is gone."""
 
-    Attributes:
-        name: Of what it mends.
-        file: Where it stands, from the root.
-        old: Its text there, which stands there once.
-        new: What the mutant has in its place.
-        tests: pytest's arguments.
-    """
-
-    name: str
-    file: str
-    old: str
-    new: str
-    tests: str
+    name: str  # of what it mends
+    file: str  # where it stands, from the root
+    old: str  # its text there, which stands there once
+    new: str  # what the mutant has in its place
+    tests: str  # pytest's arguments
 
 
 _CHATS, _FILES = "advisor/memory/chats", "tests/memory/test_memory_files.py"

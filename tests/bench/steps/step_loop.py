@@ -184,13 +184,10 @@ class StepSidecar:
     """Hears what an engine's client would have sent, and ranks its blocks every half second.
 
     Its policy ranks from the start: without a ranking in force there is little to measure.
-
-    Attributes:
-        evicted: Blocks that the engine evicted.
     """
 
     def __init__(self, side: Any, clock: Any) -> None:
-        self.evicted = 0
+        self.evicted = 0  # blocks that the engine evicted
         self._side, self._clock = side, clock
         config = Config(policy=PolicyConfig(guard=False))
         self._graph = new_graph(config, clock)
