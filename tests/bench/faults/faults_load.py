@@ -47,9 +47,7 @@ _LOOK_EVERY_S: Final = 1.0
 
 
 class ChurningEngine:
-    """An engine whose pool is full: with each batch as many blocks leave as enter, and a ``share``
-    of them, which ``rng`` chooses, is lost on the way.
-    """
+    """An engine with a full pool: as many blocks leave as enter; a ``share`` is lost on the way."""
 
     def __init__(self, endpoint: str, share: float, rng: random.Random) -> None:
         self._share, self._rng = share, rng

@@ -430,10 +430,7 @@ MENDS: Final = (
 
 
 def run(figures: Figures, size: Size, say: Say) -> None:
-    """Take each mend out in a copy of the tree, and count those that no test misses; a figure of an
-    entry's name is true where a test failed. Raises BenchError: this is no clone, an entry fits the
-    tree no more, or tests fail in any case.
-    """
+    """Take each mend out in a copy of the tree, and count those that no test misses."""
     mends = [each for each in MENDS if size.only in each.name or size.only in each.file]
     if not mends:
         names = ", ".join(each.name for each in MENDS)
@@ -457,9 +454,7 @@ def run(figures: Figures, size: Size, say: Say) -> None:
 
 
 def copied_tree(directory: Path) -> Path:
-    """A copy of the tree that can be imported as kvgraph from ``directory``; raises BenchError:
-    this is no clone.
-    """
+    """A copy of the tree that can be imported from ``directory``; BenchError outside of a clone."""
     if not (ROOT / "pyproject.toml").exists():
         raise BenchError("mends are taken out of a clone's files: run it in one")
     tree = directory / "kvgraph"
@@ -470,9 +465,7 @@ def copied_tree(directory: Path) -> Path:
 
 @contextmanager
 def taken_out(tree: Path, mend: Mend) -> Iterator[None]:
-    """The tree without a mend, until the end of the block; raises BenchError: its text does not
-    stand in its file once.
-    """
+    """The tree without a mend; raises BenchError if its text does not stand in its file once."""
     path = tree / mend.file
     text = path.read_text()
     if text.count(mend.old) != 1:

@@ -74,9 +74,7 @@ def _decisions(engines: int, sessions: int) -> tuple[list[float], int]:
 
 
 def _add_proxy(figures: Figures, requests: int) -> None:
-    """Send ``requests`` requests straight to a stand-in that answers at once, and as many through
-    the proxy, in turn; raises ServerError: a process did not start.
-    """
+    """Send requests straight to a stand-in that answers at once, and through the proxy, in turn."""
     with contextlib.ExitStack() as stack:
         out = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         engines = [stack.enter_context(_StandIn(out / f"{at}.log")) for at in range(ENGINES)]

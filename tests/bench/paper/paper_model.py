@@ -54,9 +54,7 @@ def _no_failure(job: Job) -> Collection[int]:
 
 @dataclass(slots=True)
 class _Move:
-    """A job on its lane; ``forwards`` must have run before it moves blocks of the engine.
-    ``unread`` are a load's positions that its disk refused.
-    """
+    """A job on its lane, due after ``forwards``; ``unread``: positions that the disk refused."""
 
     job: Job
     forwards: int

@@ -1,6 +1,4 @@
-"""What each arm's cache kept and lost, by source layer, read from vLLM's own KV events: an
-instrument that is not ours. They carry token ids, and the bench knows which layer they are of.
-"""
+"""What each arm's cache kept and lost by source layer, read from vLLM's own KV events."""
 
 from __future__ import annotations
 
@@ -128,9 +126,7 @@ class Books:
 def layers_of(
     tokens: Sequence[int], layers: Sequence[SourceLayer], size: int = BLOCK
 ) -> Iterable[tuple[Digest, SourceLayer]]:
-    """The layer of each full block of ``size`` tokens, of whose tokens each is of one layer. A
-    block that two layers share belongs to the more precious one, as in the graph.
-    """
+    """The layer of each full block; of two in one block the more precious, as in the graph."""
     for number, digest in enumerate(chain_of(tokens, size)):
         yield digest, min(layers[number * size : (number + 1) * size])
 

@@ -155,9 +155,7 @@ def test_blocks_of_a_preempted_request_are_known() -> None:
 
 
 class Listener:
-    """A sidecar that ranks what it hears, as late as the test has it hear; all of it real but the
-    socket.
-    """
+    """A sidecar that ranks what it hears, as late as the test wants; all real but the socket."""
 
     def __init__(self, connector: Any, clock: Callable[[], float]) -> None:
         self._side, self._clock = connector.side, clock
@@ -413,9 +411,7 @@ SHAPES = {
 
 
 class LateSidecar:
-    """Graph and planner of a sidecar; what it hears and what it says is as late as chance has it.
-    ``dies``: another one takes its place now and then, which knows nothing.
-    """
+    """A sidecar's graph and planner, late by chance; ``dies``: a new one takes its place."""
 
     def __init__(
         self, engine: PaperEngine, clock: Callable[[], float], rng: random.Random, dies: bool
