@@ -319,9 +319,6 @@ def _engines(tables: Tables) -> list[str]:
     return names
 
 
-# One block's history: its evictions, and the requests that missed it.
-
-
 def block_history(tables: LoggedTables, key: int, unix: Unix) -> list[Moment]:
     """Return a block's history from the logs, newest first; of all models with that key."""
     moments = [*_evictions(tables, key, unix), *_misses(tables, key, unix)]

@@ -134,9 +134,6 @@ def add_routes(paths: APIRouter, page: Page) -> None:
         return answered(session_of(page, name, tenant, after))
 
 
-# All sessions, and what the engines hold of them.
-
-
 @recent
 def sessions_of(page: Page, limit: int, search: str = "") -> Sessions:
     """Return sessions whose name or tenant contains ``search``, the most recent first."""

@@ -13,8 +13,6 @@ from .trace import Ints, ReplayError, Trace
 
 Places = npt.NDArray[np.int64]
 
-# vLLM's own eviction, without service times: the fast path.
-
 
 def lru_hits(trace: Trace, capacity: int) -> Ints:
     """Return the prompt blocks matched by prefix, int32 ``[requests]``, one request after the

@@ -16,8 +16,6 @@ import numpy.typing as npt
 from ...graph.ranking.copies import CopyOrder
 from .trace import Ints, ServiceModel, Trace
 
-# Eviction orders: which of the free blocks is evicted next.
-
 
 class EvictionOrder(ABC):
     """An instance's free cached blocks, and the order in which it evicts them. The instance reports
@@ -363,9 +361,6 @@ class _Run:
         tokens = self._input[request] + self._output[request]
         unhashed: int = max(0, -(-tokens // self._trace.block_size) - len(self._chains[request]))
         return unhashed
-
-
-# Decides which of several instances gets a request.
 
 
 class RoundRobin:

@@ -123,8 +123,6 @@ def _there_at_first(
     return seeds
 
 
-# ``WindowPlay``: the remembered requests once more, in a pool that evicts by given scores.
-
 _RANKED_EVERY: Final = 16  # requests; chosen
 _MOST_BLOCKS: Final = 100_000  # of the last requests, to be replayed; chosen: a second at most
 

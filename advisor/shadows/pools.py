@@ -16,8 +16,6 @@ from ..policies.evidence import PolicySelector
 from ..policies.registry import weighing
 from ..policies.shadow import RankedShadow
 
-# ``OtherWeights``: a policy as it would score with weights and rules that are not in force.
-
 
 @dataclass(frozen=True, slots=True)
 class OtherWeights:

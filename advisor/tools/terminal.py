@@ -214,8 +214,6 @@ def _flat(value: object) -> str:
     return str(value)
 
 
-# ``kvgraph open`` and ``kvgraph why``.
-
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of sentences.")]
 _PREFIXES: Final = ("", "cmpl-", "chatcmpl-")  # put before a client's X-Request-Id by vLLM
 _MOST: Final = 1_000  # requests of one answer; chosen
@@ -387,8 +385,6 @@ def _took(request: Mapping[str, Any]) -> Iterator[str]:
     elif request["wait"]:
         yield f"It waited {seconds(waited)}."
 
-
-# ``kvgraph explain``.
 
 # A block's key, or the first digits of one.
 _HEXADECIMAL: Final = re.compile(r"(0x)?[0-9a-f]+(…|\.\.\.)?", re.IGNORECASE)

@@ -463,8 +463,6 @@ class RunningRequests:
         self.nbytes += sign * running.rows.nbytes
 
 
-# Keeps log records small: durations take one byte, and times four.
-
 _STEPS: Final = 12.0  # steps per doubling, 6 % apart; chosen
 _UNIT_S: Final = 0.1  # shorter durations are equal; 255 steps reach to 2.9 days; chosen
 _TICK_S: Final = 0.01  # one tick; 2**32 ticks are 497 days; chosen

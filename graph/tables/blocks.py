@@ -46,8 +46,6 @@ def salt_of(model: str) -> np.uint64:
     return np.uint64(int.from_bytes(digest, "little"))
 
 
-# The properties of a block, one column each, and of its stored edges.
-
 Mask = npt.NDArray[np.bool_]
 Times = npt.NDArray[np.float64]
 Counts = npt.NDArray[np.uint32]

@@ -207,9 +207,6 @@ def _unwritten(declared: Column, capacity: int) -> npt.NDArray[Any]:
     return np.broadcast_to(np.array(declared.fill, dtype=declared.dtype), capacity)
 
 
-# Row numbers of a table: assigned, returned, reused.
-
-
 class RowPool:
     """Assigns row numbers, returned ones first."""
 
@@ -249,9 +246,6 @@ def distinct(rows: Rows) -> Rows:
     """Return the rows in ascending order, each once, without ``NO_ROW``."""
     rows = np.sort(rows)
     return np.asarray(rows[np.diff(rows, prepend=NO_ROW) != 0])
-
-
-# Numbers for strings, so that a column can hold a name in 4 bytes.
 
 
 class Interner:

@@ -153,8 +153,6 @@ class PauseColumns(Columns):
     mean_written: Logs = column(np.float32, np.nan)  # exponential mean of ln(1 + tokens answered)
 
 
-# The properties of a session, one column each.
-
 _INITIAL_SESSIONS: Final = 256  # rows; chosen
 _EMA_SHARE: Final = 0.2  # weight of the newest sample in the mean confidence; chosen
 

@@ -20,8 +20,6 @@ from .blocks import BlockTable
 from .columns import grown
 from .returns import SessionOutlook
 
-# Chooses which session rows are reused next: those of the sessions idle longest.
-
 _BATCHES: Final = 256  # a whole table is reused in this many batches; chosen
 _NONE: Final[Rows] = np.empty(0, dtype=np.int32)
 
@@ -245,8 +243,6 @@ class SessionTable(SessionOutlook):
         return self.size - 1
 
 
-# Properties of one memory, besides the blocks that refer to it.
-
 _SESSIONS: Final = 64  # most recent sessions remembered per memory; chosen
 
 
@@ -272,8 +268,6 @@ class MemoryFacts:
         while len(self.sessions) > _SESSIONS:
             del self.sessions[next(iter(self.sessions))]
 
-
-# ``CopyLog``: when blocks got copies in colder tiers, and when the last copy there was dropped.
 
 LIMIT: Final = 32_768  # changes; chosen: 590 kB
 _LEAST: Final = 1024  # changes for which there is room at first; chosen

@@ -107,9 +107,6 @@ class RegretBook:
         self._engines.pop(engine, None)
 
 
-# What engines last reported about themselves.
-
-
 @dataclass(slots=True)
 class EngineReports:
     """An engine's latest report of each kind about itself; None before the first."""

@@ -71,8 +71,6 @@ def _tcp_parts(endpoint: str) -> tuple[str, int]:
     return host, port
 
 
-# Files that running sidecars leave, so that other processes of the same user find them.
-
 _MOST_BYTES: Final = 1 << 16  # largest such file; chosen
 
 

@@ -43,8 +43,6 @@ if TYPE_CHECKING:
     from vllm.v1.outputs import KVConnectorOutput
     from vllm.v1.request import Request
 
-# The calls that vLLM's workers make to the connector.
-
 
 class WorkerCalls(KVConnectorBase_V1):  # type: ignore[misc]
     """The half of a connector that a worker calls; ``worker`` moves its blocks, with tiers."""
@@ -84,8 +82,6 @@ class WorkerCalls(KVConnectorBase_V1):  # type: ignore[misc]
     def wait_for_save(self) -> None:
         """Does nothing."""
 
-
-# The barrier that keeps our exceptions from reaching vLLM.
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 

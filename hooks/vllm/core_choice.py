@@ -83,8 +83,6 @@ def _misfit(kv_cache: KVCacheConfig, group: ObservedGroup) -> str | None:
     return None
 
 
-# Compares the compiled core with the Python path, on a scratch pool of vLLM's own blocks.
-
 _BLOCKS: Final = 65
 _ROUNDS: Final = 120  # chosen: some 30 ms
 _HASH_BYTES: Final = 32

@@ -114,9 +114,6 @@ def _places(pool: Any) -> tuple[int, int, int, int, int]:
     return one, two, three, four, five
 
 
-# ``CoreTap``: the pool's changes, noted by the compiled core.
-
-
 class CoreTap(PoolTap):
     """Follows a pool as ``PoolTap`` does; ``next`` returns its changes."""
 

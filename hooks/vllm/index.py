@@ -23,8 +23,6 @@ from ..link.mailbox import NOBODY
 if TYPE_CHECKING:
     from vllm.v1.core.block_pool import BlockPool
 
-# ``FoundBlocks``: free blocks that hold wanted keys, found many at once.
-
 Mask = npt.NDArray[np.bool_]
 
 _HASH: Final = "_block_hash"  # behind a property, which would cost a Python call per block
@@ -93,8 +91,6 @@ class FoundBlocks(NamedTuple):
             self.places[:count], self.ids[:count], self.blocks[:count], self.hashes[:count]
         )
 
-
-# ``LateNotes``: changes made by steps, before they are noted in the index.
 
 _MOST_BEHIND: Final = 128  # steps, kept in memory with the blocks that they cached; the client's
 # thread reports the latest every 0.2 s. Chosen

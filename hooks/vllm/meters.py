@@ -54,8 +54,6 @@ class UrgentFlush:
             self._tell()
 
 
-# ``PrefillMeter``: how fast an engine computes prompts, measured by when its steps are scheduled.
-
 SHARE: Final = 0.2  # weight of the newest sample in the mean; chosen, as in ``TransferCosts``
 LEAST_TOKENS: Final = 64  # steps with fewer say little about prefill; chosen
 LONGEST_S: Final = 10.0  # a longer time between two steps is a pause; chosen
@@ -94,9 +92,6 @@ class PrefillMeter:
         known.append(tokens)
         self._at = now
         self._witness = next(reversed(running), None)
-
-
-# ``PromptDemand``: how many blocks the next step can allocate for prompts.
 
 
 class PromptDemand:

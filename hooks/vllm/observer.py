@@ -44,8 +44,6 @@ if TYPE_CHECKING:
     from ..link.outbox import Later
     from .core_index import CoreIndex, CoreTap
 
-# What a step cached and evicted, processed on the sending thread.
-
 _Late = tuple[Sequence[CachedRun], PackedHashes, bool]
 
 
@@ -160,8 +158,6 @@ class ChangeReporter:
         yield from back
 
 
-# ``Scheduled``: a request that was scheduled, and how long it waited.
-
 _LONGEST_WAIT_S: Final = 86_400.0  # beyond, the arrival was dated by another clock; chosen
 
 
@@ -180,8 +176,6 @@ def waited_s(request: Request) -> float:
     waited = time.time() - request.arrival_time
     return waited if 0.0 < waited < _LONGEST_WAIT_S else 0.0
 
-
-# Lists a whole pool's keys, as a sidecar's resync asks for.
 
 _SLICE: Final = 4096  # blocks per slice, between which the engine's thread can run; chosen
 
@@ -432,9 +426,6 @@ def _protected(meaning: CheckedHints, hashes: Sequence[bytes], size: int) -> lis
         if segment.layer in PROTECTED_LAYERS
         for block_hash in hashes[segment.start // size : -(-segment.end // size)]
     ]
-
-
-# ``ChangeFeed``: passes a pool's changes to its followers.
 
 
 class ChangeFeed:

@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Lets workers answer as in stock vLLM when the connector moves nothing.
-
 
 def spare_aggregation() -> None:
     """Keep vLLM from collecting every worker's output in every step when nobody needs it.
@@ -61,9 +59,6 @@ def moves_nothing(connector: Any) -> bool:
     from .connector import KvGraphConnector
 
     return isinstance(connector, KvGraphConnector) and not connector.has_workers
-
-
-# The transfer configuration with which vLLM creates our connector.
 
 
 def own_transfer_config(
@@ -168,9 +163,6 @@ def _tell(watch: KvGraphConnector, name: str, args: tuple[Any, ...], kwargs: Any
         getattr(watch, name)(*args, **kwargs)
     except Exception as error:  # ours is guarded inside; this is how another vLLM calls it
         watch.disable(name, error)
-
-
-# Finds the schedulers whose new sessions may be held: vLLM gives a connector only its pool.
 
 
 def follow_schedulers() -> None:

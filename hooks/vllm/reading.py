@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from vllm.sampling_params import StructuredOutputsParams
     from vllm.v1.request import Request
 
-# Whether an answer's form was prescribed, so that its end was not the model's choice.
-
 _FORMS: Final = ("json_schema", "grammar", "regex", "qwen_xml_parameter")
 _SOME: Final = ("triggered_tags", "token_triggered_tags", "tags_with_separator")
 """Kinds of formats whose tags an answer may leave out, unless one at least is required."""
@@ -72,8 +70,6 @@ def _requires(form: Mapping[str, Any]) -> bool:
 def _mappings(parts: object) -> list[Mapping[str, Any]]:
     return [each for each in parts if isinstance(each, Mapping)] if isinstance(parts, list) else []
 
-
-# Adds why answers ended to the events of their ends, on the sending thread.
 
 logger = logging.getLogger(__name__)
 
@@ -158,8 +154,6 @@ def _extra(config: VllmConfig) -> Mapping[str, Any]:
     transfer = getattr(config, "kv_transfer_config", None)
     return transfer.kv_connector_extra_config if transfer is not None else {}
 
-
-# Adds a request's layers to its start event, on the sending thread.
 
 MOST_SEGMENTS: Final = 1024  # segments per request, as for those that callers state; chosen
 _ORDER: Final = tuple(int(layer) for layer in sorted(PROTECTED_LAYERS))

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_utils import KVCacheBlock
     from vllm.v1.request import Request
 
-# ``PackedHashes``: many hashes in one contiguous buffer.
-
 
 class PackedHashes(Sequence[bytes]):
     """Hashes of one length, as in the prefix cache (with a group's id), stored end to end.
@@ -319,9 +317,6 @@ _FOLLOWED = (
     "cache_full_blocks", "_emit_block_removed_events", "free_blocks", "touch", "reset_prefix_cache"
 )  # fmt: skip
 _READ = ("request", "blocks", "num_cached_blocks", "num_full_blocks", "kv_cache_group_id")
-
-
-# ``returned``: blocks that a step evicted and cached again for a request that missed them.
 
 
 def returned(

@@ -66,8 +66,6 @@ def _of_instances(owner: type) -> Iterator[str]:
             yield from (each.argval for each in stores)
 
 
-# Releases of vLLM that were compared with the table of names that the hooks rely on, and how.
-
 TESTED: Final = "0.32"  # the tests run with it, and real engines of its CPU build
 COMPARED: Final = ("0.31", "0.33")  # names and parameters, in the sources of the release
 READ: Final = ("0.31.0", "0.32.0", "0.33.0")  # releases for which ``relied_on.KNOWN`` is complete

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
     from ..tap import Changes
 
-# ``BlankBlocks``: the empty blocks at the head of vLLM's free queue, which are always taken first.
-
 
 class BlankBlocks:
     """Counts the blank blocks at the queue's head, up to what two steps can take."""

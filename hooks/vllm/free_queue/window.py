@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from vllm.v1.core.block_pool import BlockPool
     from vllm.v1.core.kv_cache_utils import KVCacheBlock
 
-# ``Victims``: the blocks that advice moved to the head of the free queue, in order.
-
 
 class Victims:
     """Tracks consecutive blocks of the queue, which steps take from the front.
@@ -102,8 +100,6 @@ class Victims:
         first = before - len(self.blocks) if kept.start else 0  # that were dropped from the front
         self.looked = min(max(0, self.looked - first), len(self.blocks))
 
-
-# Moves blocks within vLLM's free queue.
 
 _next_of: Final = attrgetter("next_free_block")
 

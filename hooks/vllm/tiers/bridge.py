@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from ..index import BlockIndex
     from ..tap import Changes
 
-# ``WorkerStarts``: each worker's one report at its start, of its memory and its disk.
-
 _LOOKUPS_IN_VAIN: Final = 64  # lookups that wait for workers' reports of their disks; chosen
 
 

@@ -99,8 +99,6 @@ class IdleEngine:
             self._asked = None
 
 
-# Finds the loops that run engines' steps: vLLM gives a connector only its scheduler's parts.
-
 _NO_LOOP: Final = "kvgraph: an idle engine is not woken for prefetches (%s)"
 
 
@@ -129,8 +127,6 @@ def _bound(original: Method) -> Method:
 
     return run_busy_loop
 
-
-# ``IdleWriter``: writes blocks to disk an hour after their request, even if nothing evicts them.
 
 IDLE_S: Final = 3600.0
 """Seconds after a request's end at which its computed blocks are written; chosen."""

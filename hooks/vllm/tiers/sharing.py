@@ -152,8 +152,6 @@ def _remember(those: OrderedDict[bytes, None], hashes: Sequence[bytes]) -> None:
         those.popitem(last=False)
 
 
-# ``StoreLookup``: asks the shared store which blocks of a prompt it holds.
-
 logger = logging.getLogger(__name__)
 
 PATIENCE_S: Final = 0.25  # how long a request waits for the store's answer; chosen

@@ -176,9 +176,6 @@ def _lookup(settings: StoreSettings, clock: Callable[[], float]) -> StoreLookup 
         return None
 
 
-# Which engines can have tiers, and how these are created, with or without a store.
-
-
 def reason_to_refuse(
     config: VllmConfig, kv_cache: KVCacheConfig, group: ObservedGroup
 ) -> str | None:
@@ -249,8 +246,6 @@ def records_opener(settings: TierSettings) -> OpenRecords | None:
 
     return lambda config, cache: open_records(config, store, cache)
 
-
-# A worker's records in the shared store, and all that the bytes in them depend on.
 
 _NAME_DIGITS: Final = 32  # 128 bits, for all models that ever share a store; chosen
 

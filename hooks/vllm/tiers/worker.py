@@ -485,8 +485,6 @@ def _is_safe(config: VllmConfig) -> bool:
     return not cache.user_specified_block_size and not cache.kv_cache_dtype_skip_layers
 
 
-# Which file a worker's disk tier uses.
-
 _DIGEST_DIGITS: Final = 12  # 48 bits in a file name; chosen
 
 
