@@ -100,7 +100,9 @@ class HostTier:
         return block in self._held
 
     def store(self, blocks: Sequence[int]) -> tuple[list[int], list[int]]:
-        """Note that these copies were read, tail first, so that chains lose their tails first."""
+        """Store copies of evicted blocks, the first of which is dropped first; returns the copies
+        that were made, and those that were dropped, perhaps of the same blocks.
+        """
         made, gone = [], []
         for block in blocks:
             if block in self._held:
@@ -172,7 +174,13 @@ class Instance:
     def admit(
         self, request: int, chain: Sequence[int], limit: int, unhashed: int, now: float
     ) -> Admission | None:
-        """End a request; free the blocks of its chain that no other holds, the last first."""
+        """Schedule a request; returns None if it must wait for blocks.
+
+        Args:
+            chain: Its blocks; all get a place now, and can be matched by the next request.
+            limit: How many of them a match may cover.
+            unhashed: Blocks for tokens without a hash; returned blank when the request ends.
+        """
         hit, known, idle, new = self._sorted_out(chain, limit)
         references = self._references
         need = len(new) + unhashed

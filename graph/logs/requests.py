@@ -75,7 +75,9 @@ class PromptBlocks(Struct, frozen=True, gc=False):
 
 
 class OtherParty(NamedTuple):
-    """A ring of requests, by ids that count from 0 and never repeat; ``first`` is the oldest."""
+    """The session or engine, other than the request's own, that explains a miss: it has the missing
+    block, or took its place. None if there is none.
+    """
 
     session: str | None = None
     tenant: str | None = None
@@ -240,7 +242,11 @@ class RequestLog:
         names.other = _other(miss)
 
     def finish(self, number: int, event: RequestFinished, now: float) -> None:
-        """Return the seconds that requests since ``since`` were held, float32 ``[n]``."""
+        """Record a request's end, the length of its answer, and the announced pause if any.
+
+        The running time is the engine's own, if reported. A start and an end may arrive in one
+        batch, so ``at`` plus ``ran`` may be later than the clock by that much.
+        """
         if self.first <= number < self.next:
             slot, pause_s = number % LIMIT, event.expected_return_s
             self._names[slot].finished = event.reason

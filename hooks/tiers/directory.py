@@ -351,7 +351,9 @@ class CopyDirectory:
         return copy
 
     def begin_all(self, hashes: Sequence[bytes], may_demote: Sequence[bool]) -> list[Copy]:
-        """Start a pinned copy, not found before ``complete_all``; there must be ``room``."""
+        """Start copies; there must be ``room``. ``may_demote`` has one value for all, or one for
+        each.
+        """
         assert len(hashes) <= self.room
         copies = self._warm.make(hashes, self._next + 1, self._era, may_demote)
         self._held += len(copies)
@@ -359,7 +361,9 @@ class CopyDirectory:
         return copies
 
     def complete_all(self, copies: Sequence[Copy]) -> list[bytes]:
-        """Start copies; there must be ``room``. ``may_demote``: one for all, or one each."""
+        """Note that the copies' bytes are written; returns the hashes that can be found from now
+        on.
+        """
         completed, refused = self._warm.complete(copies, self._era)
         for copy in refused:
             self.abandon(copy)
@@ -374,7 +378,9 @@ class CopyDirectory:
         return completed
 
     def holds(self, copy: Copy) -> bool:
-        """Note that copies' bytes are written; returns the hashes found from now on."""
+        """Return whether the copy's bytes match its hash: nothing was cleared since it was
+        started.
+        """
         return copy.era == self._era
 
     def abandon(self, copy: Copy) -> None:
@@ -395,7 +401,9 @@ class CopyDirectory:
                 cold.move_to_end(block_hash)
 
     def drop_all(self, copies: Sequence[Copy]) -> list[bytes]:
-        """Return whether a copy's bytes match its hash: nothing was cleared since it began."""
+        """Drop complete, findable copies; their memory is freed once the jobs that use it are done.
+        Returns their hashes.
+        """
         hashes, unused = self._warm.drop(copies)
         self.lost += len(hashes)
         self._release(unused)

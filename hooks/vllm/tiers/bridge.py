@@ -262,7 +262,7 @@ class TierCacheBridge:
         return self._prefetcher.offered(wanted()) if self._prefetches else 0
 
     def spill(self, ranking: EvictionRanking | None, offered: int, step: StepTaken) -> int:
-        """Start copies of what is evicted next; returns how many blocks cost nothing to lose."""
+        """Start copies of what is evicted next; returns how many blocks can go without a loss."""
         self.ledger.costs.step_began(step.tokens)
         loads = self.loader.take_begun()
         taken = max(1 + step.tokens // self._group.block_size, step.evicted - loads)
