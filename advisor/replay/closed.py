@@ -324,10 +324,10 @@ class _Play:
     def _next(self) -> ArrivedRequest:
         if self._loop.queue is Queue.FCFS:
             return self._line[0]
-        return max(self._line, key=lambda asked: self._matched(asked.request))
-
-    def _matched(self, request: int) -> int:
-        return self._instance.match(self._chains[request], self._limits[request])
+        match, chains, limits = self._instance.match, self._chains, self._limits
+        return max(
+            self._line, key=lambda asked: match(chains[asked.request], limits[asked.request])
+        )
 
     def _wake(self, now: float) -> None:
         self._asking = False

@@ -59,7 +59,7 @@ class ReplayQueue:
     def add(self, walk: ReplayedWalk) -> None:
         self._walks.append(walk)
         self._count(walk, 1)
-        while len(self._walks) > 1 and self._is_full:
+        while len(self._walks) > (1 if self._blocks > MOST_BLOCKS else _MOST_WALKS):
             self._count(self._walks.popleft(), -1)
 
     def take(self) -> list[ReplayedWalk]:
@@ -68,10 +68,6 @@ class ReplayQueue:
         self._walks.clear()
         self._blocks = self.nbytes = 0
         return taken
-
-    @property
-    def _is_full(self) -> bool:
-        return len(self._walks) > _MOST_WALKS or self._blocks > MOST_BLOCKS
 
     def _count(self, walk: ReplayedWalk, sign: int) -> None:
         self._blocks += sign * len(walk.rows)
@@ -105,7 +101,8 @@ class ContentIndex:
         if not len(self._slots):
             self._slots = np.zeros(1 << _BITS, dtype=_SLOT)
         first, second = _slots_of(contents)
-        at = np.where(self._takes(first, contents), first, second)
+        there = self._slots["content"][first]
+        at = np.where((there == 0) | (there == contents), first, second)
         self._slots["content"][at], self._slots["key"][at] = contents, keys
         self._slots["salt"][at] = np.uint64(salt)
 
@@ -118,10 +115,6 @@ class ContentIndex:
             if slot["content"] == content and slot["salt"] != np.uint64(salt):
                 return int(slot["key"])
         return None
-
-    def _takes(self, at: Slots, contents: Keys) -> npt.NDArray[np.bool_]:
-        there = self._slots["content"][at]
-        return np.asarray((there == 0) | (there == contents))
 
 
 def _slots_of(contents: Keys) -> tuple[Slots, Slots]:

@@ -27,11 +27,6 @@ BLOCK_TO_BLOCK: Final = frozenset(
 )
 
 
-def copy_id(rows: Rows, tier: Tier) -> Rows:
-    """Return the id of the COPY node of each block in a colder tier."""
-    return rows * 2 + int(tier is Tier.COLD)
-
-
 class Edge(NamedTuple):
     kind: EdgeType
     source: int
@@ -399,7 +394,8 @@ class AllEdges:
         held = np.bitwise_or.reduce(self._blocks.tiers[:, rows], axis=0) & int(tier)
         copied = rows[held != 0]
         ones = np.ones(len(copied), dtype=np.float32)
-        return EdgeList.of(EdgeType.SPILL_LINK, copied, copy_id(copied, tier), ones)
+        copies = copied * 2 + int(tier is Tier.COLD)  # ids of COPY nodes
+        return EdgeList.of(EdgeType.SPILL_LINK, copied, copies, ones)
 
 
 def _is_shared(blocks: BlockTable, picked: Selection) -> Mask:

@@ -341,9 +341,10 @@ class SchedulerSide:
         return bridge.fetch(step.tokens, fetched, spare)
 
     def hello(self) -> EngineHello:
+        model = self._config.model_config
         return EngineHello(
             engine=f"{socket.gethostname()}:{os.getpid()}"[:MAX_NAME],
-            model=_model_name(self._config)[:MAX_NAME],
+            model=str(model.served_model_name or model.model)[:MAX_NAME],
             block_size=self.group.block_size,
             num_blocks=self._pool.num_gpu_blocks,
             version=f"vllm {vllm.__version__}"[:MAX_NAME],
@@ -404,11 +405,6 @@ def _fetches(name: object, role: object, extra: object) -> bool:
     # Connectors of caches say kv_both as well, and fetch nothing that a request names.
     roles = ("kv_consumer", "kv_both") if name in _FETCHERS else ("kv_consumer",)
     return name != CONNECTOR and role in roles
-
-
-def _model_name(config: VllmConfig) -> str:
-    model = config.model_config
-    return str(model.served_model_name or model.model)
 
 
 def _attempt(act: Callable[[], object]) -> None:

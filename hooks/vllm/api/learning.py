@@ -306,7 +306,8 @@ def _gaps(probes: Probes, parts: list[TemplatePart]) -> Iterable[_Gap]:
     """Yield a conversation's gaps; a user's turn that contains the system text begins before it."""
     merged = False
     for part, behind in zip(parts, [*parts[1:], None], strict=True):
-        layer, starts = part.layer, _specials(probes, part.before)
+        layer = part.layer
+        starts = [at for at, token in enumerate(part.before) if token in probes.special]
         if layer is SourceLayer.RULES and behind is not None:
             merged = _is_merged(probes, behind)
             layer = SourceLayer.USER_TURN if merged else layer
@@ -319,10 +320,6 @@ def _is_merged(probes: Probes, behind: TemplatePart) -> bool:
     """Return whether no special token stands between a system text and the user's."""
     special = any(token in probes.special for token in behind.before)
     return behind.layer is SourceLayer.USER_TURN and not special
-
-
-def _specials(probes: Probes, tokens: Sequence[int]) -> list[int]:
-    return [place for place, token in enumerate(tokens) if token in probes.special]
 
 
 def _cuts(probes: Probes, part: TemplatePart) -> list[int]:

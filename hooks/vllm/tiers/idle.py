@@ -142,7 +142,6 @@ class IdleWriter:
     an hour after its end, root first, so that the disk holds whole chains; blocks that have left
     the engine by then are skipped. Writes start in the engine's steps, a few at a time, only while
     no other copy is on its way to the disk; they never keep an engine awake.
-        idle_s: See ``IDLE_S``.
     """
 
     def __init__(
@@ -151,10 +150,8 @@ class IdleWriter:
         group: ObservedGroup,
         ledger: TierLedger,
         spiller: Spiller,
-        idle_s: float = IDLE_S,
     ) -> None:
         self._pool, self._group, self._ledger, self._spiller = pool, group, ledger, spiller
-        self._idle_s = idle_s
         self._running: dict[str, tuple[Request, int]] = {}  # and of its blocks, those found
         self._left: deque[tuple[float, Sequence[bytes]]] = deque()  # when they are due
         self._remembered = 0  # blocks in these
@@ -173,7 +170,7 @@ class IdleWriter:
             return
         exact = self._ledger.exact.get(request_id)
         if hashes := self._group.computed(request, exact)[found:]:
-            self._left.append((self._ledger.clock() + self._idle_s, hashes))
+            self._left.append((self._ledger.clock() + IDLE_S, hashes))
             self._remembered += len(hashes)
 
     @property
