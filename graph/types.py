@@ -20,8 +20,7 @@ created when it connects.
 """
 
 NO_ROW: Final = -1
-NEVER: Final = float("-inf")
-"""A time before any other, since monotonic clocks may start below zero."""
+NEVER: Final = float("-inf")  # a time before any other, since monotonic clocks may start below zero
 
 
 class SourceLayer(IntEnum):

@@ -21,8 +21,7 @@ from .router import NoEngineError
 from .upstream import BrokenAnswerError, NothingAnsweredError, Reply
 
 BODY_S: Final = 25.0  # seconds within which a whole body must arrive; chosen
-MOST_BODIES: Final = 256 << 20
-"""Bytes of all bodies held at a time; chosen: four of the largest."""
+MOST_BODIES: Final = 256 << 20  # bytes of all bodies held at a time; chosen: four of the largest
 _SMALL: Final = 1 << 20
 _FOR_LARGE: Final = 0.75
 """Share of ``MOST_BODIES`` open to bodies above ``_SMALL``; the rest is reserved for small ones, so

@@ -17,8 +17,7 @@ POLICIES: Final[dict[str, Callable[[Weights | None], Policy]]] = {
 }
 """Name → factory, called with the weights; a policy without weights ignores them."""
 
-DEFAULT: Final = LifecyclePolicy.name
-"""The policy of a sidecar without any configuration."""
+DEFAULT: Final = LifecyclePolicy.name  # the policy of a sidecar without any configuration
 
 
 def new_policy(name: str, weights: Weights | None = None) -> Policy:

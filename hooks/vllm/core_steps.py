@@ -30,8 +30,7 @@ _TELL: Final = 2
 _BEHIND: Final = 4
 ARRANGE: Final = 8  # perhaps rearrange: ``finish`` checks whether it is due
 _HOLD: Final = 16
-DECIDES: Final = _TAKE | ARRANGE
-"""Of these, the work that changes the queue, or may."""
+DECIDES: Final = _TAKE | ARRANGE  # of these, the work that changes the queue, or may
 
 
 class CoreDemand(PromptDemand):

@@ -84,8 +84,7 @@ FINDS: Final = 0.75
 """Share of the prompt that LRU would find if one engine had the pools of all three, one request
 after the other: it makes the pools' size. Chosen: more than half of it can be lost by routing."""
 
-RUNNING: Final = 1
-"""Requests that run at once in an engine, as in the demo of one engine."""
+RUNNING: Final = 1  # requests that run at once in an engine, as in the demo of one engine
 
 
 HOST_GIB: Final = 1 / 64

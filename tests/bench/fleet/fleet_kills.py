@@ -118,11 +118,9 @@ def _ask_for(lookup: StoreLookup, seconds: float) -> Waits:
 
 
 ENGINES: Final = 3
-REQUESTS: Final = 28
-"""Of a wave; some of them end before enough answers have begun."""
+REQUESTS: Final = 28  # of a wave; some of them end before enough answers have begun
 
-SHARED: Final = 14
-"""Of a wave's prompts: the first engine computed them, and the store has them."""
+SHARED: Final = 14  # of a wave's prompts: the first engine computed them, and the store has them
 
 CONTEXT: Final = 512
 ANSWER: Final = 48

@@ -21,8 +21,7 @@ from kvgraph.advisor.fleet.router import FleetRouter, Holdings, RoutingRequest
 from ..figures import Figures, quantile
 from .router_process import RouteProcess, RouterProcess
 
-RATE: Final = 50.0
-"""Requests per second."""
+RATE: Final = 50.0  # requests per second
 ENGINES: Final = 3
 _PROMPT: Final = "a prompt of some four thousand tokens " * 420
 

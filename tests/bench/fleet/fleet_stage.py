@@ -23,8 +23,7 @@ LONGEST_PASS_S: Final = 75.0
 """Of a pass by the fleet's clock, however slow the machine is; chosen: the demo's five passes take
 some six minutes where the machine keeps up. Beyond it, requests wait."""
 
-WARMING: Final = 30
-"""Requests by which engines are warmed and the machine's speed is measured."""
+WARMING: Final = 30  # requests by which engines are warmed and the machine's speed is measured
 
 OURS: Final = "kvgraph route"
 TOLD: Final = Telling(hinted=True)

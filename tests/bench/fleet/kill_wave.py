@@ -13,8 +13,7 @@ import httpx
 
 from ..errors import BenchError
 
-LEAST: Final = 20
-"""Requests in flight at a kill."""
+LEAST: Final = 20  # requests in flight at a kill
 _BEGUN: Final = 2  # answers that have begun by then; chosen: one may just be ending
 _PATIENCE_S: Final = 120.0
 _ERROR: Final = 'data: {"error"'
