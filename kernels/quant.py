@@ -1,6 +1,4 @@
-"""int8 quantisation: per token and head as vLLM's ``int8_per_token_head``, or per head and
-channel.
-"""
+"""int8 quantisation: per token and head, as ``int8_per_token_head``, or per head and channel."""
 
 from __future__ import annotations
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Final, Self, get_args
 
@@ -58,10 +59,6 @@ def _policy(name: str) -> str:
     return name
 
 
-def _connect_endpoint(endpoint: str) -> str:
-    return check_endpoint(endpoint, any_host=True, connects=True)
-
-
 def _key_folder(named: Path) -> Path:
     if not named.parts:
         raise ValueError("is empty; allowed: a folder that `kvgraph keys sidecar` made")
@@ -71,7 +68,9 @@ def _key_folder(named: Path) -> Path:
 KeyFolder = Annotated[Path, AfterValidator(_key_folder)]
 PolicyName = Annotated[str, AfterValidator(_policy)]
 LayerName = Annotated[str, AfterValidator(_layer)]
-ConnectEndpoint = Annotated[str, AfterValidator(_connect_endpoint)]
+ConnectEndpoint = Annotated[
+    str, AfterValidator(partial(check_endpoint, any_host=True, connects=True))
+]
 
 
 class Section(BaseModel):

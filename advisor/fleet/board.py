@@ -1,6 +1,4 @@
-"""``EngineBoard``: the engines' state in columns: whether they take requests, their speeds, and
-their queued tokens.
-"""
+"""``EngineBoard``: whether engines take requests, their speeds and queued tokens, in columns."""
 
 from __future__ import annotations
 

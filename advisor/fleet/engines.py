@@ -1,6 +1,4 @@
-"""The engines behind the proxy: which are listed (``EngineRoster``), and which are up
-(``HealthWatch``).
-"""
+"""The engines behind the proxy: listed (``EngineRoster``), and up (``HealthWatch``)."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""``PromptReader`` computes digests of prompts; ``LastPrompts`` finds the session that a prompt
-continues.
-"""
+"""``PromptReader`` digests prompts; ``LastPrompts`` finds the session that one continues."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""``Relay``: the HTTP part shared by `kvgraph route` and `kvgraph memory`: reads bodies, streams
-answers.
-"""
+"""``Relay``: the HTTP side of `kvgraph route` and `kvgraph memory`: bodies in, answers out."""
 
 from __future__ import annotations
 

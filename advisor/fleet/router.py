@@ -1,6 +1,4 @@
-"""``FleetRouter``: chooses the engine for a request. The replay lab and the proxy run the same
-object.
-"""
+"""``FleetRouter``: chooses the engine for a request, for the lab and the proxy alike."""
 
 from __future__ import annotations
 

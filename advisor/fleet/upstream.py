@@ -1,6 +1,4 @@
-"""``Upstream``: one engine behind the proxy, its connections and its answers; and the list of
-engines.
-"""
+"""``Upstream``: an engine behind the proxy, its connections and answers; the list of engines."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""``ChatSession`` and its ``Block`` s: groups of messages that leave a prompt, and come back,
-together.
-"""
+"""``ChatSession`` and ``Block``: messages that leave a prompt, and come back, together."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""``MemoryProxy``: sends an engine the prompt that a chat's budget allows, and stores the
-answer.
-"""
+"""``MemoryProxy``: sends what a chat's budget allows, and stores the answer."""
 
 from __future__ import annotations
 

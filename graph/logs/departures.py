@@ -1,6 +1,4 @@
-"""Records how blocks left a pool: by which rule, after which ranking, and what was known of
-them.
-"""
+"""Records how blocks left a pool: by which rule and ranking, and what was known of them."""
 
 from __future__ import annotations
 

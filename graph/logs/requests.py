@@ -1,6 +1,4 @@
-"""The log of requests, recorded when they are first scheduled: a ring of columns, and their
-names.
-"""
+"""The log of requests, from when they are first scheduled: a ring of columns, and their names."""
 
 from __future__ import annotations
 

@@ -160,14 +160,9 @@ def more_than(capacity: int) -> int:
     return (2 if capacity < _FEW_ROWS else 8) * capacity
 
 
-def grown(values: npt.NDArray[Any], capacity: int, fill: int = 0) -> npt.NDArray[Any]:
-    """Return a copy with ``capacity`` rows along the last axis, new ones filled with ``fill``."""
-    return refilled(_filled((*values.shape[:-1], capacity), fill, values.dtype), values)
-
-
-def _filled(shape: int | tuple[int, ...], fill: Any, dtype: Any) -> npt.NDArray[Any]:
-    # Memory of zeros is taken only as it is written.
-    return np.full(shape, fill, dtype) if fill else np.zeros(shape, dtype)
+def grown(values: npt.NDArray[Any], capacity: int) -> npt.NDArray[Any]:
+    """Return a copy with room for ``capacity`` rows along the last axis, new ones zero."""
+    return refilled(np.zeros((*values.shape[:-1], capacity), values.dtype), values)
 
 
 def refilled(room: npt.NDArray[Any], values: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -200,7 +195,9 @@ def taken_in_parts(
 
 
 def _written(declared: Column, capacity: int) -> npt.NDArray[Any]:
-    return _filled(capacity, declared.fill, declared.dtype)
+    fill, dtype = declared.fill, declared.dtype
+    # Memory of zeros is taken only as it is written.
+    return np.full(capacity, fill, dtype) if fill else np.zeros(capacity, dtype)
 
 
 def _unwritten(declared: Column, capacity: int) -> npt.NDArray[Any]:

@@ -1,6 +1,4 @@
-"""``ProtectionBudget``: how much of a pool is kept whatever the scores are; its price is measured
-by ``advisor/policies/protection_price.py``.
-"""
+"""``ProtectionBudget``: how much of a pool is kept whatever the scores are, and its price."""
 
 from __future__ import annotations
 

@@ -186,7 +186,8 @@ class SessionTable(SessionOutlook):
     def wait(self, row: int, expected_return: float, tool: int = NO_ROW) -> None:
         """Note that the session waits for a tool until ``expected_return``, a time or NEVER."""
         if self.running[row] == 0:
-            self._take_back_end(row)
+            if self.state[row] == SessionState.ENDED:  # that was wrong: it goes on
+                self.take_back_end(row)
             self.changes += 1
             self.stop[row] = StopReason.TOOL_CALL
             self.tool[row] = tool
@@ -222,11 +223,6 @@ class SessionTable(SessionOutlook):
             there &= self.engine[: self.size] == engine
         state[there] = SessionState.IDLE
         running[there] = 0
-
-    def _take_back_end(self, row: int) -> None:
-        """Note that a session goes on; if it was said to be over, that was wrong."""
-        if self.state[row] == SessionState.ENDED:
-            self.take_back_end(row)
 
     def _reuse(self) -> int:
         row, chosen = self._quiet.take(self.running[: self.size], self.last_seen[: self.size])

@@ -1,6 +1,4 @@
-"""Checks endpoints (their form, and that they are local), finds running sidecars, wakes poll
-loops.
-"""
+"""Checks endpoints' form and that they are local, finds sidecars, wakes poll loops."""
 
 from __future__ import annotations
 

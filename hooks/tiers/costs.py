@@ -1,6 +1,4 @@
-"""``TransferCosts``: decides between loading and computing blocks, from the measured speed of
-both.
-"""
+"""``TransferCosts``: whether to load or to compute blocks, by the measured speed of both."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""``CopyDirectory``: which blocks have copies in the WARM and COLD tiers; the scheduler's
-record.
-"""
+"""``CopyDirectory``: which blocks have copies, WARM and COLD; the scheduler's record."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Threads that move a worker's records to and from disk and store, and its blocks to and from the
-device.
-"""
+"""Threads that move a worker's records to and from disk and store, and blocks to the device."""
 
 from __future__ import annotations
 

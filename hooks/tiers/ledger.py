@@ -1,6 +1,4 @@
-"""``TierLedger``: the scheduler's shared state of the tiers: directory, open jobs, costs,
-counters.
-"""
+"""``TierLedger``: the tiers as the scheduler sees them: directory, jobs, costs, counters."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""``TierMover``: a worker's side of the tiers; moves its shard of the blocks, on its own
-threads.
-"""
+"""``TierMover``: moves a worker's shard of the blocks, on threads of its own."""
 
 from __future__ import annotations
 

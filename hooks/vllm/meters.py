@@ -1,6 +1,4 @@
-"""Meters of an engine's steps: when events are urgent, how fast prompts are computed, and how many
-blocks they need.
-"""
+"""Meters of an engine's steps: which events are urgent, prefill speed, blocks of prompts."""
 
 from __future__ import annotations
 

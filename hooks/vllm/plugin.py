@@ -130,13 +130,10 @@ def tiers_asked_for(config: VllmConfig) -> TierSettings | None:
     if reason := reason_for_no_tiers(config):
         logger.warning("kvgraph: no tiers: %s", reason)
         return None
-    return replace(tiers, sharers=local_workers(config))
-
-
-def local_workers(config: VllmConfig) -> int:
-    """Return how many workers run here for the engine and its local data-parallel peers."""
+    # How many workers run here, for the engine and its local data-parallel peers.
     parallel = config.parallel_config
-    return max(1, int(parallel.local_world_size) * int(parallel.data_parallel_size_local))
+    workers = int(parallel.local_world_size) * int(parallel.data_parallel_size_local)
+    return replace(tiers, sharers=max(1, workers))
 
 
 def sidecar_endpoint() -> str:

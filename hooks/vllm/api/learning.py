@@ -1,6 +1,4 @@
-"""Learns a chat template's borders and end marks by rendering test conversations with vLLM's
-renderer.
-"""
+"""Learns a template's borders and end marks: vLLM's renderer renders test conversations."""
 
 from __future__ import annotations
 

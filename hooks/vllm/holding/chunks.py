@@ -1,6 +1,4 @@
-"""``PromptChunks``: keeps steps short while sessions compete, so that turns wait less for
-prompts.
-"""
+"""``PromptChunks``: keeps steps short while sessions compete, so that turns wait less."""
 
 from __future__ import annotations
 

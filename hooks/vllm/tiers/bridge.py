@@ -1,6 +1,4 @@
-"""``TierCacheBridge``: decides what moves between the engine's pool, host memory and disk, and
-when.
-"""
+"""``TierCacheBridge``: decides what moves between pool, host memory and disk, and when."""
 
 from __future__ import annotations
 
