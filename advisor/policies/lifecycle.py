@@ -137,10 +137,6 @@ class Returns:
     def speed(self) -> float:
         return float(np.exp(self._pace.shift))
 
-    def observe(self, sessions: SessionTable, now: float) -> None:
-        """Note which sessions wait and which returned, and learn from new waits."""
-        self.look(sessions, now)()
-
     def look(self, sessions: SessionTable, now: float) -> Callable[[], None]:
         """Note which sessions wait or returned; the result learns from it and reads no session."""
         news = self._waits.observe(sessions)

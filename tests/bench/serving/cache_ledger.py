@@ -57,7 +57,6 @@ class Tally:
     stored: Counter[SourceLayer] = field(default_factory=Counter)
     evicted: Counter[SourceLayer] = field(default_factory=Counter)
     again: Counter[SourceLayer] = field(default_factory=Counter)  # evicted, and computed once more
-    orphans: int = 0  # blocks whose parent we never saw: of unknown layer, counted nowhere else
 
     @property
     def protected_lost(self) -> int:
@@ -97,8 +96,7 @@ class Books:
         if event.parent_block_hash is not None:
             found = self._digests.get(event.parent_block_hash)
             if found is None:
-                self.tally.orphans += len(event.block_hashes)
-                return
+                return  # blocks whose parent we never saw are of an unknown layer
             parent = found
         for i, key in enumerate(event.block_hashes):
             tokens = event.token_ids[i * event.block_size : (i + 1) * event.block_size]

@@ -46,15 +46,12 @@ class Pool:
         self.keys: list[int] = keys.tolist()
         self.arranger = FreeQueueArranger(self.pool, self.index, blocks_per_step, clock=clock)
         self.lost: list[int] = []  # protected keys, in the order in which they went
-        self.needlessly: list[int] = []  # those that went while others were free
         self._make = request_maker()
 
     def take(self, count: int, protected: set[int]) -> list[Any]:
         free = [key(block) for block in self.pool.free_block_queue.get_all_free_blocks()]
         going = [each for each in free[:count] if each in protected]
-        others = sum(each not in protected for each in free)
         self.lost += going
-        self.needlessly += going[: max(0, others - (count - len(going)))]
         self.arranger.evicted([each for each in free[:count] if each is not None])
         return self.pool.get_new_blocks(count)
 
