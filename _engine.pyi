@@ -256,12 +256,13 @@ class Core:
         8: arrange the queue, unless it rests after all; 16: ask ``holding``.
         """
 
-    def rest_on(self, ranking: Any, far_blank: Any, is_settled: bool, /) -> None:
+    def rest_on(self, ranking: Any, far_blank: Any, is_settled: bool, guards: bool, /) -> None:
         """Say by which ranking the queue is arranged: while that is the latest, nothing is due.
 
         Args:
             far_blank: While this block is blank, steps take blanks only; None: they take victims.
             is_settled: Whether all victims that were due are laid.
+            guards: Whether protected blocks may stand behind the victims.
         """
 
     def disturb(self) -> None:

@@ -107,6 +107,8 @@ def leasable(tables: Tables, rows: Rows, now: float, arriving: int | None = None
     for engine, pool in tables.pool_blocks.items():
         here = (blocks.tiers[engine, rows] & int(Tier.HOT)) != 0
         here |= engine == arriving
+        if not here.any():
+            continue
         fitting &= ~here | (np.cumsum(here) <= _room(tables, engine, pool, others, tenant))
     leased: Rows = rows[fitting]
     return leased

@@ -80,6 +80,7 @@ struct State {
   bool has_changed = true;  // who runs, perhaps, since the last step
   bool must_take = false;   // an error waits there
   bool is_settled = false;  // the window, under the ranking that is rested on
+  bool guards = false;      // protected blocks from a step that would take more than the window
   // Owned: what a step reads, and by what it knows that nothing happened.
   PyObject *clock = nullptr, *running = nullptr, *sessions = nullptr, *emit = nullptr;
   PyObject *mailbox = nullptr, *holding = nullptr;

@@ -96,7 +96,9 @@ int rests(State& s, double now) {
     return s.pace.reach <= s.pace.most && slot(s.far_blank, s.at.users) == zero &&
            (hash == nullptr || hash == Py_None);
   }
-  if (s.next >= s.order.len / sizeof(uint64_t)) return 1;  // the ranking names no others
+  if (s.next >= s.order.len / sizeof(uint64_t)) {  // the ranking names no others
+    return !s.guards || static_cast<int64_t>(drop_taken(s)) >= s.pace.reach;
+  }
   return s.is_settled && static_cast<int64_t>(drop_taken(s)) >= s.pace.enough();
 }
 
@@ -183,16 +185,19 @@ PyObject* core_step(Core* self, PyObject* const* args, Py_ssize_t count) {
   return PyLong_FromLong(rest ? due : due | kArrange);
 }
 
-// rest_on(ranking | None, far_blank | None, is_settled): by what nothing is to be arranged.
+// rest_on(ranking | None, far_blank | None, is_settled, guards): by what nothing is to be arranged;
+// with ``guards``, protected blocks may stand behind the window.
 PyObject* core_rest_on(Core* self, PyObject* const* args, Py_ssize_t count) {
   State& s = *self->state;
-  if (count != 3 || (args[1] != Py_None && Py_TYPE(args[1]) != s.type)) {
-    PyErr_SetString(PyExc_TypeError, "rest_on(ranking, far_blank: a block or None, is_settled)");
+  if (count != 4 || (args[1] != Py_None && Py_TYPE(args[1]) != s.type)) {
+    PyErr_SetString(PyExc_TypeError,
+                    "rest_on(ranking, far_blank: a block or None, is_settled, guards)");
     return nullptr;
   }
   set(s.rests_on, args[0] == Py_None ? nullptr : args[0]);
   set(s.far_blank, args[1] == Py_None ? nullptr : args[1]);
   s.is_settled = args[2] == Py_True;
+  s.guards = args[3] == Py_True;
   Py_RETURN_NONE;
 }
 

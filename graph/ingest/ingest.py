@@ -73,7 +73,7 @@ class Ingest:
             if run.kind is CHURN:
                 yield from self._churn.apply(engine, cast(list[Churn], run.events), now)
             elif run.kind is TURNS:
-                self._turns.apply(engine, cast(list[Turn], run.events), now)
+                yield from self._turns.apply(engine, cast(list[Turn], run.events), now)
             elif isinstance(event := run.events[0], BlocksResident):
                 yield from self._churn.listing(engine, event, now)
             elif isinstance(event, BlocksCleared):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import groupby
 from typing import Final
 
 import numpy as np
@@ -135,6 +136,10 @@ class MemoryBook:
             importance[rows] = np.maximum(importance[rows], worth)
 
 
+# Groups of segments applied in one slice: a millisecond, if each names a memory. Chosen.
+_GROUPS: Final = 8
+
+
 class SegmentTagger:
     """Writes the layers, names and memories of segments to blocks."""
 
@@ -144,29 +149,40 @@ class SegmentTagger:
         self._counters = counters
         self._memories = MemoryBook(tables)
 
-    def tag(self, engine: int, event: RequestStarted, rows: Rows, session: int, now: float) -> None:
-        """Apply a request's segments, the most precious last, so that it wins a shared block."""
+    def tag(
+        self, engine: int, event: RequestStarted, rows: Rows, session: int, now: float
+    ) -> Iterator[None]:
+        """Apply a request's segments in slices, the most precious last, so that it wins a shared
+        block.
+        """
         size = event.block_size
         segments = _affordable(event.segments, len(rows), size)
         if len(segments) < len(event.segments):
             self._counters["segments_left_out"] += len(event.segments) - len(segments)
-        for segment in segments:
-            first, last = segment.start // size, -(-segment.end // size)
-            covered = rows[first:last] if segment.end > segment.start else rows[:0]
-            layer, authority = SourceLayer(segment.layer), Authority(segment.authority)
-            self._layers.state(covered, layer, segment.importance, authority, session)
-            if segment.layer in PROTECTED_LAYERS:
-                self._counters["blocks_protected"] += self._begin_protection(covered, authority)
-            if segment.name is not None:
-                blocks = self._tables.blocks
-                name = self._tables.segment_names.intern(segment.name)
-                blocks.for_writing("identity")[covered] = name
-                places = np.minimum(np.arange(len(covered)), 65_535)
-                blocks.for_writing("chunk")[covered] = places
-            if segment.pinned_s:
-                self._lease(engine, covered, segment.pinned_s, now)
-            if segment.memory_id is not None:
-                self._memories.refer(covered, segment, session, now)
+        for place, (_, alike) in enumerate(groupby(segments, _statement), 1):
+            self._state(list(alike), rows, size, session, now)
+            if place % _GROUPS == 0:
+                yield
+        if named := [each for each in segments if each.name is not None]:
+            self._name(named, rows, size)
+        if leased := [each for each in reversed(segments) if each.pinned_s]:
+            self._lease(engine, leased, rows, size, now)
+
+    def _state(
+        self, alike: Sequence[Segment], rows: Rows, size: int, session: int, now: float
+    ) -> None:
+        """Apply what segments of one layer, importance and authority state, and their memory."""
+        first = alike[0]
+        if len(alike) > 1:
+            covered = rows[_places(alike, len(rows), size)[0]]
+        else:
+            covered = rows[slice(*_bounds(first, size))]
+        layer, authority = SourceLayer(first.layer), Authority(first.authority)
+        self._layers.state(covered, layer, first.importance, authority, session)
+        if first.layer in PROTECTED_LAYERS:
+            self._counters["blocks_protected"] += self._begin_protection(covered, authority)
+        if first.memory_id is not None:
+            self._memories.refer(covered, first, session, now)
 
     def _begin_protection(self, rows: Rows, authority: Authority) -> int:
         # Stated ones count at once, inferred ones when a second request walks them.
@@ -174,12 +190,55 @@ class SegmentTagger:
             return len(rows)
         return int(np.count_nonzero(self._tables.blocks.walkers[rows] == 2))
 
-    def _lease(self, engine: int, rows: Rows, seconds: float, now: float) -> None:
+    def _name(self, named: Sequence[Segment], rows: Rows, size: int) -> None:
+        places, counts = _places(named, len(rows), size)
+        numbers = [self._tables.segment_names.intern(each.name or "") for each in named]
+        blocks, covered = self._tables.blocks, rows[places]
+        blocks.for_writing("identity")[covered] = np.repeat(numbers, counts)
+        chunks = np.arange(len(places)) - np.repeat(np.cumsum(counts) - counts, counts)
+        blocks.for_writing("chunk")[covered] = np.minimum(chunks, 65_535)
+
+    def _lease(
+        self, engine: int, leased: Sequence[Segment], rows: Rows, size: int, now: float
+    ) -> None:
         """Lease blocks as far as the bounds allow; a longer existing lease stays."""
-        kept = leasable(self._tables, rows, now, arriving=engine) if len(rows) else rows
-        until = now + min(seconds, LONGEST_S)
+        places, counts = _places(leased, len(rows), size)
+        until = np.zeros(len(rows))
+        np.maximum.at(until, places, now + np.repeat([_lease_s(each) for each in leased], counts))
+        _, first = np.unique(places, return_index=True)
+        asked = places[np.sort(first)]  # each once, the most precious first
+        kept = leasable(self._tables, rows[asked], now, arriving=engine)
         pinned = self._tables.blocks.for_writing("pinned_until")
-        pinned[kept] = np.maximum(pinned[kept], until)
+        at = np.isin(rows, kept)
+        pinned[rows[at]] = np.maximum(pinned[rows[at]], until[at])
+
+
+def _statement(segment: Segment) -> tuple[object, ...]:
+    """What segments have in common that are applied together; a memory counts its segments."""
+    alone = None if segment.memory_id is None else segment
+    return segment.layer, segment.importance, segment.authority, alone
+
+
+def _lease_s(segment: Segment) -> float:
+    return min(segment.pinned_s or 0.0, LONGEST_S)
+
+
+def _bounds(segment: Segment, size: int) -> tuple[int, int]:
+    """The first block of a segment, and the one behind its last; none if it is empty."""
+    return segment.start // size, -(-segment.end // size) if segment.end > segment.start else 0
+
+
+def _places(
+    segments: Sequence[Segment], blocks: int, size: int
+) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
+    """Where the blocks of segments stand in a prompt of so many blocks, segment after segment, and
+    how many each has.
+    """
+    bounds = np.array([_bounds(each, size) for each in segments], dtype=np.intp)
+    first, end = np.minimum(bounds.T, blocks)
+    counts = np.maximum(end - first, 0)
+    before = np.cumsum(counts) - counts
+    return np.arange(counts.sum()) + np.repeat(first - before, counts), counts
 
 
 def _affordable(segments: Sequence[Segment], blocks: int, size: int) -> list[Segment]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -86,6 +86,7 @@ class HeldBook:
 
 
 Turn = RequestStarted | RequestFinished
+_SEGMENTS: Final = 128  # told by requests applied in one slice: about a millisecond; chosen
 _GENERATED: Final = int(SourceLayer.GENERATION)
 _GENERATED_WORTH: Final = float(DEFAULT_IMPORTANCE[SourceLayer.GENERATION])
 
@@ -105,9 +106,10 @@ class TurnRecorder:
         self._sessions = RequestSessions(tables, counters)
         self._known = KnownChains()
 
-    def apply(self, engine: int, turns: Sequence[Turn], now: float) -> None:
-        """Apply requests that started and ended, in order. Updates of blocks are written for all of
-        them at once, updates of sessions one after the other.
+    def apply(self, engine: int, turns: Sequence[Turn], now: float) -> Iterator[None]:
+        """Apply requests that started and ended, in order; in slices where many segments are told.
+        Updates of blocks are written for all of them at once, updates of sessions one after the
+        other.
         """
         whole = [turn for turn in turns if len(turn.hashes) % 8 == 0]
         if any(turn.skipped for turn in whole):
@@ -120,7 +122,7 @@ class TurnRecorder:
         new = self._tables.blocks.complete(known, now, self._tables.salt(engine))
         self._chains.lay(known.rows, new, known.counts, now)
         self._count([each for each in chains if isinstance(each, RequestStarted)])
-        start = 0
+        start = told = 0
         try:
             for turn, name, count in zip(chains, names, known.counts, strict=True):
                 end = start + count
@@ -128,9 +130,13 @@ class TurnRecorder:
                 start = end
                 self._known.note(name, chain)
                 if isinstance(turn, RequestStarted):
-                    self._started(engine, turn, chain, keys, now)
+                    yield from self._started(engine, turn, chain, keys, now)
+                    told += len(turn.segments)
                 else:
                     self._finished(engine, turn, chain, keys, now)
+                if told >= _SEGMENTS:
+                    told = 0
+                    yield
         finally:  # what was told of this engine is not added to another's
             self._tables.history.all_told(engine, now)
 
@@ -139,7 +145,7 @@ class TurnRecorder:
 
     def _started(
         self, engine: int, event: RequestStarted, rows: Rows, keys: Keys, now: float
-    ) -> None:
+    ) -> Iterator[None]:
         """Apply a request's start: count its blocks' hits, tag them, begin its session's turn."""
         hits = 0 if event.warms else event.cached_tokens // event.block_size
         self._tables.links.walk(rows, hits, event.block_size, now)
@@ -150,7 +156,7 @@ class TurnRecorder:
             self._note_regret(engine, event, rows, session, now)
             self._tables.history.started(engine, event, session, rows, keys, now, hold)
         if event.segments:
-            self._segments.tag(engine, event, rows, session, now)
+            yield from self._segments.tag(engine, event, rows, session, now)
         self._sessions.began(engine, session, event, rows, not _is_tip(event, rows), now)
         self._sessions.forks.works(session, now)
 

@@ -21,18 +21,18 @@ import hmac
 import logging
 import shlex
 import stat
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Annotated, Any, Final, NamedTuple, TypeVar
 
 import msgspec
 
 from ...graph.errors import ConfigError
 from ...graph.types import LAYER_BY_NAME, LAYER_NAMES, Authority, SourceLayer
-from ...graph.wire.events import MAX_NAME, Segment
+from ...graph.wire.events import MAX_NAME, Name, Segment
 from ...graph.wire.frames import BAD_PAYLOAD
 from ..settings import HINTS_VARIABLE, EngineSettings
 from ..threads import Once
@@ -50,7 +50,8 @@ _MOST_ACTIONS: Final = 64  # of one envelope; chosen
 _MOST_DIRECTIVES: Final = 1024  # of one request; chosen, as many as segments
 _LONGEST: Final = 1 << 20  # characters of directives in a string; chosen
 _LAYER: Final = SourceLayer.CONTEXT.name.lower()  # the layer of retained ranges, which name none
-_TO_THE_END: Final = (1 << 31) - 1
+_TOKENS: Final = 1 << 31  # positions in a prompt
+_TO_THE_END: Final = _TOKENS - 1
 _FULL: Final = 100  # the highest priority
 _LEASED_FROM: Final = 50  # a lower priority gets no lease, whatever duration it states
 _YES: Final = (True, 1, "1", "true", "True")
@@ -211,7 +212,7 @@ def _number(value: object, most: float) -> float:
 
 
 def token_of(value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 31:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < _TOKENS:
         raise ValueError("must be a token position, an integer from 0")
     return value
 
@@ -366,6 +367,38 @@ def may_be_shared(params: object) -> bool:
     return tag is None or (isinstance(tag, dict) and tag.get(SHARE, True) is True)
 
 
+_NUMBERS: Final = {name: int(layer) for name, layer in LAYER_BY_NAME.items()}
+
+
+class _Said(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+    """A segment in which nothing is wrong, as `HintReader` reads it field by field, but for its
+    layer.
+    """
+
+    layer: str
+    start: Annotated[int, msgspec.Meta(ge=0, lt=_TOKENS)]
+    end: Annotated[int, msgspec.Meta(ge=0, lt=_TOKENS)]
+    importance: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
+    name: Name | None = None
+    memory_id: Name | None = None
+    pinned: Annotated[float, msgspec.Meta(ge=0, le=MAX_SECONDS)] | None = None
+
+
+def _well_formed(said: Sequence[_Said], prompt_tokens: int, authority: int) -> tuple[Segment, ...]:
+    """Raises KeyError for an unknown layer."""
+    return tuple(
+        [
+            Segment(
+                _NUMBERS[each.layer], each.start, min(each.end, prompt_tokens), each.importance,
+                each.name and name_of(each.name), each.memory_id and name_of(each.memory_id),
+                authority, each.pinned,
+            )
+            for each in said
+            if each.start < each.end and each.start < prompt_tokens
+        ]
+    )  # fmt: skip
+
+
 class HintReader:
     """Reads hints as far as ``policy`` trusts them, and warns once per bad field."""
 
@@ -430,8 +463,12 @@ class HintReader:
             return ()
         if len(value) > MAX_SEGMENTS:
             self._warn("segments", f"holds entries beyond the first {MAX_SEGMENTS}")
-        read = (self._segment(item, prompt_tokens, authority) for item in value[:MAX_SEGMENTS])
-        return tuple(segment for segment in read if segment is not None)
+        said = value[:MAX_SEGMENTS]
+        try:  # a long chat has hundreds, and the scheduler waits
+            return _well_formed(msgspec.convert(said, list[_Said]), prompt_tokens, int(authority))
+        except (ValueError, KeyError):
+            read = (self._segment(item, prompt_tokens, authority) for item in said)
+            return tuple(segment for segment in read if segment is not None)
 
     def _segment(self, item: object, prompt_tokens: int, authority: Authority) -> Segment | None:
         if not isinstance(item, dict):

@@ -17,6 +17,7 @@ from ...graph.wire.events import (
     Pressure,
     RequestFinished,
     RequestStarted,
+    Segment,
 )
 from ..keys import GROUP_BYTES, key_of, pack_hashes, pack_keys, pack_run, unpack
 from ..link.late import RecentPrompts, with_hashes
@@ -167,6 +168,7 @@ class Scheduled(NamedTuple):
     request: Request
     meaning: CheckedHints  # its caller's hints
     since: float  # when it was first scheduled, by the observer's clock
+    stated: Sequence[int]  # keys that its caller states to be protected
 
 
 def waited_s(request: Request) -> float:
@@ -269,10 +271,11 @@ class EngineObserver:
             return
         prompt = request.num_prompt_tokens
         meaning = self._meant.pop(request.request_id, None) or self._read(request)
-        self.running[request.request_id] = Scheduled(request, meaning, self._clock())
         hashes = self._group.hashes(request, prompt)
-        if meaning.segments:
-            self._state(meaning, hashes, is_over=False)
+        stated = _protected(meaning.segments, hashes, self._group.block_size)
+        self.running[request.request_id] = Scheduled(request, meaning, self._clock(), stated)
+        if stated:
+            self._stated(stated, False)
         if meaning.session is not None and meaning.tenant is None:  # a name is its tenant's
             self.sessions[request.request_id] = meaning.session
         found, lacking = self._waiting.pop(request.request_id, (0, None))
@@ -320,13 +323,8 @@ class EngineObserver:
         )
         hashes = self._give_back(request, block_ids[self._group.index])
         self._emit(with_hashes(self._ended(event, request), hashes))
-        if meaning.segments:  # last: a ranking that knows of this time knows of the end
-            prompt = self._group.hashes(request, request.num_prompt_tokens)
-            self._state(meaning, prompt, is_over=True)
-
-    def _state(self, meaning: CheckedHints, hashes: Sequence[bytes], is_over: bool) -> None:
-        if keys := _protected(meaning, hashes, self._group.block_size):
-            self._stated(keys, is_over)
+        if known.stated:  # last: a ranking that knows of this time knows of the end
+            self._stated(known.stated, True)
 
     def requests_preempted(self, request_ids: Iterable[str]) -> None:
         """Note that requests lost their blocks, and will be scheduled again."""
@@ -418,11 +416,13 @@ class EngineObserver:
         )
 
 
-def _protected(meaning: CheckedHints, hashes: Sequence[bytes], size: int) -> list[int]:
+def _protected(segments: Sequence[Segment], hashes: Sequence[bytes], size: int) -> Sequence[int]:
     """Keys of the blocks of ``size`` tokens that a caller's segments protect."""
+    if not segments:
+        return ()
     return [
         key_of(block_hash)
-        for segment in meaning.segments
+        for segment in segments
         if segment.layer in PROTECTED_LAYERS
         for block_hash in hashes[segment.start // size : -(-segment.end // size)]
     ]

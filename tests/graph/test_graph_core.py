@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable
 
 import kvgraph._graph as core
 import numpy as np
 import pytest
 from kvgraph.graph.errors import GraphError
+from kvgraph.graph.ingest.segments import LayerBook, SegmentTagger
 from kvgraph.graph.kvcache_graph import KVCacheGraph
 from kvgraph.graph.tables.blocks import DEPTH_TIE, keep_chains_whole, places_of
 from kvgraph.graph.tables.hash_index import HashIndex
@@ -237,6 +239,65 @@ def test_many_short_segments_side_by_side_are_all_kept() -> None:
     short = [Segment(4, at, at + 7, None, f"f{at}") for at in range(0, tokens - 7, 7)]
     told = Told(started("r", *range(1, 101), segments=(*short, Segment(7, 0, tokens))))
     assert told.graph.counters["segments_left_out"] == 0
+
+
+def random_segment(rng: np.random.Generator, blocks: int) -> Segment:
+    first, *_, end = np.sort(rng.integers(-2, SIZE * (blocks + 2), 3)).clip(0).tolist()
+    end = min(end, first + 3 * SIZE)
+    name, memory = rng.choice(["a", "b", ""], 2)
+    return Segment(
+        int(rng.integers(10)), first, end, rng.choice([None, 0.2, 0.9]), name or None,
+        str(memory) or None, int(rng.integers(3)), rng.choice([None, 5.0, 50.0]),
+    )  # fmt: skip
+
+
+def test_segments_applied_together_leave_what_each_in_turn_leaves() -> None:
+    rng, blocks = np.random.default_rng(7), 40
+    written = ("layer", "importance", "stated", "raised_by", "identity", "chunk", "pinned_until")
+    for _ in range(60):
+        segments = [random_segment(rng, blocks) for _ in range(rng.integers(1, 14))]
+        left = []
+        for parts in ([segments], [[each] for each in sorted(segments, key=lambda x: -x.layer)]):
+            told = Told(started("r", *range(1, blocks + 1), session="s", tenant="t"))
+            tables, counters = told.graph.tables, Counter[str]()
+            tables.pool_blocks[0] = 100 * blocks
+            tagger = SegmentTagger(tables, LayerBook(tables), counters)
+            rows = tables.blocks.find(np.arange(1, blocks + 1, dtype=np.uint64), tables.salt(0))
+            for part in parts:
+                request = started("q", *range(1, blocks + 1), segments=tuple(part))
+                list(tagger.tag(0, request, rows, 0, 2.0))
+            columns = [getattr(tables.blocks, each)[rows].tolist() for each in written]
+            recalled = [(each.recalls, each.last_recalled) for each in tables.memory_facts.values()]
+            edges = tables.edges.counts[EdgeType.MEMORY_REF]
+            left.append((columns, counters, recalled, int(edges)))
+        assert left[0] == left[1], segments
+
+
+def test_of_too_many_leases_the_most_precious_blocks_get_theirs() -> None:
+    told = Told(started("r", *range(1, 41)))
+    tables = told.graph.tables
+    tables.pool_blocks[0] = 40
+    segments = [Segment(7, 0, 40 * SIZE, pinned_s=9.0), Segment(7, 0, 30 * SIZE, pinned_s=90.0)]
+    rules = Segment(int(SourceLayer.RULES), 36 * SIZE, 40 * SIZE, pinned_s=30.0)
+    told.graph.apply("e", [started("q", *range(1, 41), segments=(*segments, rules))])
+    until = tables.blocks.pinned_until[:40]
+    leased = np.flatnonzero(until > 1.0)
+    assert len(leased) == int(tables.kept_share(0) * 40), "also where segments overlap"
+    assert set(range(36, 40)) <= set(leased.tolist())
+    assert until[0] > 90.0
+
+
+def test_many_segments_are_applied_in_slices() -> None:
+    graph, keys = KVCacheGraph(clock=lambda: 1.0), range(1, 1001)
+    of_memories = tuple(
+        Segment(4, SIZE * at, SIZE * (at + 1), None, None, f"m{at}") for at in range(len(keys))
+    )
+    graph.apply("e", [started("r0", *keys)])
+    assert len(list(graph.slices("e", [started("r1", *keys, segments=of_memories)]))) > 100
+    alternating = tuple(Segment(3 + at % 4, SIZE * at, SIZE * (at + 1)) for at in range(100))
+    requests = [started(f"q{number}", *keys, segments=alternating) for number in range(20)]
+    assert len(list(graph.slices("e", requests))) >= 10
+    graph.check_integrity()
 
 
 def test_tenants_beyond_the_limit_of_names_are_still_kept_apart() -> None:

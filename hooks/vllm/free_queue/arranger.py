@@ -154,8 +154,10 @@ class FreeQueueArranger:
 
     def stated(self, keys: Sequence[int], is_over: bool) -> None:
         """Note that a caller protects these keys, or that its request ended (``is_over``)."""
-        self._disturb()
+        before = self._protection.stated_count
         (self._protection.over if is_over else self._protection.state)(keys)
+        if self._protection.stated_count != before:
+            self._disturb()
 
     def freed(self) -> None:
         self._guard.freed()
@@ -217,11 +219,12 @@ class FreeQueueArranger:
         """
         if self._is_disturbed or ranking is None or ranking is not self._latest:
             return False
-        if self._protection:
-            return False  # it lapses
         if self._blanks.suffice:  # a blank one leaves without a word
             return self._window.reach <= self._blocks_per_step and self._blanks.still_suffice()
-        return self._window.holds_enough
+        if not self._window.holds_enough:
+            return False
+        # Where a step may take others, protected blocks must not stand among them.
+        return not self._protection or self._window.still_suffices()
 
     def guard_head(self) -> None:
         """Keep protected blocks out of the next step's reach, if any other is free, when there is
@@ -274,10 +277,11 @@ class FreeQueueArranger:
         """Let the compiled core see by itself that there is nothing to arrange; as ``rests``."""
         if self._core is None:
             return
-        if self._protection or self._is_disturbed:
+        if self._is_disturbed:
             self._core.disturb()
         else:
-            self._core.rest_on(self._latest, self._blanks.far, self._window.is_settled)
+            guards, settled = bool(self._protection), self._window.is_settled
+            self._core.rest_on(self._latest, self._blanks.far, settled, guards)
 
     def _new_window(self, pool: BlockPool, index: BlockIndex) -> Window:
         most, protection = self._blocks_per_step, self._protection

@@ -44,7 +44,7 @@ class ProtectedKeys:
 
     def __init__(self, blocks: int, stale_s: float, clock: Callable[[], float]) -> None:
         self.evicted_protected = 0  # protected blocks that the engine evicted since its start
-        self.stated_count = 0  # grows whenever callers' statements change
+        self.stated_count = 0  # grows whenever callers state others
         self._stale_s = stale_s
         self._clock = clock
         # most keys that callers may state: as many as the last ranking may protect; before any, as
@@ -89,8 +89,8 @@ class ProtectedKeys:
         """Protect the keys that the caller of a starting request states, until a ranking knows that
         the request has ended.
         """
-        self.stated_count += 1
         stated, said = self._stated, (self._clock(), math.inf)
+        self.stated_count += not stated.keys() >= set(keys)
         for key in reversed(keys):  # if there are too many, a prompt's last ones are forgotten
             stated.pop(key, None)
             stated[key] = said
@@ -99,8 +99,8 @@ class ProtectedKeys:
 
     def over(self, keys: Sequence[int]) -> None:
         """Note that a request which stated these keys ended; the sidecar was told before."""
-        self.stated_count += 1
         stated, now = self._stated, self._clock()
+        self.stated_count += not stated.keys() >= set(keys)
         for key in reversed(keys):
             said, _ = stated.pop(key, (now, now))
             stated[key] = said, now

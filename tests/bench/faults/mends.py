@@ -201,6 +201,9 @@ MENDS: Final = (
     Mend("strangers are forgotten again", "advisor/sockets/subscriber.py", "TTLCache(_UNKNOWN,", "TTLCache(1 << 30,", f"{_SUBSCRIBER} -k strangers"),
     Mend("a flood of garbage is one line", "advisor/sockets/subscriber.py", "self._log.warn(\"wire\", \"a message was refused: %s\", error)", "logging.getLogger(__name__).warning(\"a message was refused: %s\", error)", f"{_SUBSCRIBER} -k flood"),
     Mend("segments cost what a prompt may", "graph/ingest/segments.py", "        if covered <= room:\n", "        if True:\n", "tests/graph/test_graph_core.py -k segments"),
+    Mend("many segments do not hold the graph", "graph/ingest/segments.py", "            if place % _GROUPS == 0:\n", "            if False:\n", "tests/graph/test_graph_core.py -k in_slices"),
+    Mend("protected blocks are guarded while a ranking names no more", "hooks/vllm/free_queue/arranger.py", "        return not self._protection or self._window.still_suffices()\n", "        return True\n", "tests/hooks/vllm/core/test_core_engine.py -k names_no_more"),
+    Mend("leases go to the most precious", "graph/ingest/segments.py", "in reversed(segments) if each.pinned_s", "in segments if each.pinned_s", "tests/graph/test_graph_core.py -k leases"),
     Mend("nothing comes back behind a hole", "graph/ranking/copies.py", "(blocks.parent[top] == NO_ROW) & (blocks.depth[top] == 0)", "blocks.parent[top] == NO_ROW", "tests/graph/ranking/test_graph_prefetch.py -k forgotten"),
     # Route
     Mend("a path leads where it says", "advisor/fleet/callers.py", "        if {\".\", \"..\"} & set(path.replace(\"\\\\\", \"/\").split(\"/\")):\n", "        if {\".\", \"..\"} & set(path.split(\"/\")):\n", "tests/fleet/route/test_route_paths.py"),

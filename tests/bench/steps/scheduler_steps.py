@@ -23,7 +23,8 @@ from unittest.mock import patch
 import numpy as np
 from kvgraph.graph.wire import frames
 from kvgraph.hooks.link.mailbox import looked_up
-from kvgraph.hooks.settings import CORE_VARIABLE, PYTHON
+from kvgraph.hooks.requests.hints import KEY, HintTrust
+from kvgraph.hooks.settings import CORE_VARIABLE, HINTS_VARIABLE, PYTHON
 from kvgraph.hooks.vllm.core_choice import reason_against
 
 from ..figures import Figures
@@ -44,15 +45,22 @@ _LONGEST: Final = 4096
 _TOKENS: Final = 500  # of the vocabulary
 
 
+_MESSAGES: Final = 60  # of a request whose caller states the layer of each
+_RULES: Final = 128  # tokens that begin the prompts of such callers
+
+
 @dataclass(frozen=True, slots=True)
 class Busy:
-    """How busy the engine is: requests that run, and blocks of its pool."""
+    """How busy the engine is: requests that run, blocks of its pool, and whether each request says
+    everything: its session, its layers, and that a tool follows.
+    """
 
     running: int
     pool: int
+    is_told: bool = False
 
 
-BUSY: Final = (Busy(8, 2_000), Busy(32, 4_000), Busy(128, 16_000))
+BUSY: Final = (Busy(8, 2_000), Busy(32, 4_000), Busy(128, 16_000), Busy(32, 4_000, is_told=True))
 _TARGETS: Final = {8: "≤ 1.05", 32: "≤ 1.03", 128: "≤ 1.015"}
 _TARGETS_TIERS: Final = {8: "≤ 1.12", 32: "≤ 1.06", 128: "≤ 1.04"}
 
@@ -63,17 +71,19 @@ def add_scheduler_steps(
     from vllm.config import VllmConfig  # noqa: F401 - loads what the arms need, untimed
 
     for each in busy:
-        say(f"vLLM's scheduler, {each.running} running, arms in turns")
+        told = "_told" * each.is_told
+        say(f"vLLM's scheduler, {each.running} running{', told all' * each.is_told}, arms in turns")
         took = measure_arms(each, _arms(), rounds)
         empty = np.array(took.pop(EMPTY))
-        figures.add(f"engine_step_us_{each.running}_{EMPTY}", empty.tolist(), "us")
+        figures.add(f"engine_step_us_{each.running}{told}_{EMPTY}", empty.tolist(), "us")
         for name, samples in took.items():
             tiers = name.startswith("tiers")
-            suffix = f"{'_tiers' * tiers}{'_python' * name.endswith(PYTHON)}"
+            suffix = f"{told}{'_tiers' * tiers}{'_python' * name.endswith(PYTHON)}"
             target = (_TARGETS_TIERS if tiers else _TARGETS)[each.running]
             ratios = (np.array(samples) / empty).tolist()
             name = f"engine_step_ratio_{each.running}{suffix}"
-            figures.add(name, ratios, "ratio", "" if name.endswith(PYTHON) else target)
+            has_target = not (told or name.endswith(PYTHON))
+            figures.add(name, ratios, "ratio", target if has_target else "")
 
 
 def measure_arms(busy: Busy, arms: Sequence[str], rounds: int = ROUNDS) -> dict[str, list[float]]:
@@ -148,7 +158,8 @@ class _Engine:
         )  # fmt: skip
         self._clock, self._sidecar = Clock(), None
         if arm != EMPTY:
-            with patch.dict(os.environ, {CORE_VARIABLE: PYTHON if arm.endswith(PYTHON) else ""}):
+            core = PYTHON if arm.endswith(PYTHON) else ""
+            with patch.dict(os.environ, {CORE_VARIABLE: core, HINTS_VARIABLE: HintTrust.ALL.value}):
                 self._sidecar = self._attached()
         self._make, self._numbers = paper_engine.request_maker(), itertools.count()
         self._alive, self._prompts = 0, dict[int, list[int]]()
@@ -197,10 +208,12 @@ class _Engine:
         session, rng = number % (4 * self._busy.running), random.Random(number)
         prompt = self._prompts.get(session, [])
         if not prompt or len(prompt) > 2 * PROMPT_TOKENS:
-            prompt = [rng.randrange(9, _TOKENS) for _ in range(PROMPT_TOKENS // 2)]
+            prompt = list(range(9, 9 + _RULES)) if self._busy.is_told else []
+            prompt += [rng.randrange(9, _TOKENS) for _ in range(PROMPT_TOKENS // 2 - len(prompt))]
         prompt = prompt + [rng.randrange(9, _TOKENS) for _ in range(PROMPT_TOKENS // 6)]
         self._prompts[session] = prompt
-        return self._make(f"r{number}", prompt, OUTPUT_TOKENS)
+        said = _everything(session, len(prompt)) if self._busy.is_told else None
+        return self._make(f"r{number}", prompt, OUTPUT_TOKENS, kv_transfer_params=said)
 
     def _answer(self, output: Any) -> Any:
         """What a model and workers would say to a step."""
@@ -233,6 +246,18 @@ class _Engine:
             finished_recving=loaded or None,
             kv_connector_worker_meta=TierWorkerMetadata(TierAnswer(done)) if done else None,
         )
+
+
+def _everything(session: int, tokens: int) -> dict[str, Any]:
+    """What the caller of one turn says who says everything."""
+    layers = itertools.cycle(("user_turn", "generation", "tool_result"))
+    starts = [_RULES + (tokens - _RULES) * at // _MESSAGES for at in range(_MESSAGES + 1)]
+    segments = [{"layer": "rules", "start": 0, "end": _RULES}] + [
+        {"layer": layer, "start": start, "end": end}
+        for layer, (start, end) in zip(layers, itertools.pairwise(starts), strict=False)
+    ]
+    told = {"session": f"s{session}", "segments": segments, "waiting_for_tool": True}
+    return {KEY: told}
 
 
 def _with_empty_connector(config: Any) -> Any:

@@ -111,6 +111,23 @@ def test_the_good_part_of_a_bad_tag_counts() -> None:
     assert meaning == CheckedHints((Segment(2, 0, 5),), tenant="acme")
 
 
+NAMES = st.sampled_from([None, "", "a", "\u4f60", "\ud800x", "q" * 300, 5])
+SECONDS = st.sampled_from([None, True, False, 5, 5.5, -1, float("nan"), float("inf"), 10**30])
+SAID = st.fixed_dictionaries(
+    {"layer": st.sampled_from(["rules", "rules", "x", 5]),
+     "start": st.sampled_from([0, 3, -1, True, 1.0, None, 1 << 100]),
+     "end": st.sampled_from([0, 5, 2, 2000, (1 << 31) - 1, 1 << 31, None, False])},
+    optional={"importance": st.sampled_from([None, 0, 1, 0.5, True, float("nan"), 2, "x"]),
+              "name": NAMES, "memory_id": NAMES, "pinned": SECONDS, "x": st.none()},
+)  # fmt: skip
+
+
+@settings(max_examples=1000)
+@given(SAID)
+def test_a_segment_reads_alike_beside_one_that_is_none(item: Any) -> None:
+    assert read({"segments": [item]}) == read({"segments": [item, 3]})
+
+
 def test_lengths_and_ranges_are_clipped() -> None:
     many = [RULES] * (MAX_SEGMENTS + 5)
     assert len(read({"segments": many}).segments) == MAX_SEGMENTS

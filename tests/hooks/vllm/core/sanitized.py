@@ -188,7 +188,7 @@ def main(steps: int = 1500, blocks: int = 200) -> str:
         core.lay(place, rng.randrange(30), 100, float(step))
         mailbox._ranking = SimpleNamespace(ts=float(step))
         blank = pool.free_block_queue.fake_free_list_head.next_free_block
-        core.rest_on(mailbox._ranking, blank if step % 4 == 0 else None, True)
+        core.rest_on(mailbox._ranking, blank if step % 4 == 0 else None, True, step % 3 == 0)
         dues.add(core.step(8, 0, 0))
         core.expect(step % 40, step % 9, 0)
         core.look_ahead(step % 4, 50, 8)

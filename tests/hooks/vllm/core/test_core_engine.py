@@ -142,7 +142,10 @@ def test_both_cores_tell_and_lay_the_same_step_by_step(
     assert moved[0] == moved[1] > 0
 
 
-def test_a_step_in_which_nothing_happened_asks_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("protected", [0, 4])
+def test_a_step_in_which_nothing_happened_asks_nobody(
+    protected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv(CORE_VARIABLE, "")
     pool, make = new_pool(200), request_maker()
     connector = connected(pool)
@@ -151,7 +154,9 @@ def test_a_step_in_which_nothing_happened_asks_nobody(monkeypatch: pytest.Monkey
     pool.get_new_blocks(49)  # no blank one is left
     side, asked = connector.side, list[str]()
     keys = as_keys(pack_hashes(request.block_hashes))
-    side.client.hold_ranking(a_ranking(keys[::-1].copy()))
+    side.client.hold_ranking(a_ranking(keys[:3:-1].copy(), protected=keys[:protected].copy()))
+    stated = keys[2 : 2 + protected].tolist()
+    side.arranger.stated(stated, False)
     for _ in range(4):
         connector.build_connector_meta(STEP)
     assert side.arranger.moved > 16
@@ -163,14 +168,17 @@ def test_a_step_in_which_nothing_happened_asks_nobody(monkeypatch: pytest.Monkey
     assert side._steps.step(8, 0, 0) == 0
     connector.build_connector_meta(STEP)
     assert not asked
+    for is_over in (False, True):
+        side.arranger.stated(stated, is_over)
+        assert side._steps.step(8, 0, 0) == 0, "a caller's word that is known disturbs nobody"
     side.arranger.stated([1], False)
-    assert side._steps.step(8, 0, 0) == 8, "a caller's word disturbs it"
+    assert side._steps.step(8, 0, 0) == 8, "a new one does"
 
 
 @pytest.mark.parametrize("core", ["", "python"])
-@pytest.mark.parametrize("named", [0, 4])
+@pytest.mark.parametrize(("named", "protected"), [(0, 0), (4, 0), (4, 4), (40, 4)])
 def test_a_step_under_a_ranking_that_names_no_more_asks_nobody(
-    named: int, core: str, monkeypatch: pytest.MonkeyPatch
+    named: int, protected: int, core: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As under LRU, which orders nothing, or where running requests read nearly all blocks."""
     monkeypatch.setenv(CORE_VARIABLE, core)
@@ -181,12 +189,16 @@ def test_a_step_under_a_ranking_that_names_no_more_asks_nobody(
     pool.get_new_blocks(49)  # no blank one is left
     side = connector.side
     keys = as_keys(pack_hashes(request.block_hashes))
-    side.client.hold_ranking(a_ranking(keys[:named].copy()))
-    connector.build_connector_meta(STEP)
+    first = a_ranking(keys[:named].copy(), protected=keys[named : named + protected].copy())
+    side.client.hold_ranking(first)
+    for _ in range(3):
+        connector.build_connector_meta(STEP)
     assert side.arranger.moved == named
     monkeypatch.setattr(side.arranger, "step", lambda *_: asked.append(1))
     connector.build_connector_meta(STEP)
-    assert not asked
+    guards = protected > 0 and named < 16
+    assert bool(asked) == guards, "only where a step may take others, which are protected"
+    asked.clear()
     side.client.hold_ranking(a_ranking(keys[:8].copy()))
     connector.build_connector_meta(STEP)
     assert asked, "a new one is looked at"
