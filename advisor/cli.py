@@ -90,9 +90,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def build_app(command: str | None) -> typer.Typer:
-    """Build the command line; only ``command`` is imported, of others only the help text is listed.
-    Raises KvGraphError.
-    """
+    """Build the command line, and import only ``command``'s part of it. Raises KvGraphError."""
     entries = {each.name: each for each in importlib.metadata.entry_points(group=COMMAND_GROUP)}
     absent = [name for name in _OF_A_CLONE if name not in entries]
     if command in absent:

@@ -31,9 +31,7 @@ class PrefetchOrder(NamedTuple):
 
 
 class PrefetchOrders:
-    """Keeps one prefetch order per engine. Callers hold the graph's lock unless a method states
-    otherwise.
-    """
+    """One prefetch order per engine. Unless said otherwise, callers hold the graph's lock."""
 
     def __init__(
         self, graph: KVCacheGraph, bounds: PrefetchConfig, clock: Callable[[], float]
@@ -47,9 +45,7 @@ class PrefetchOrders:
         self.latest: Mapping[str, PrefetchOrder] = MappingProxyType({})
 
     def cannot_wait(self, seconds: float) -> bool:
-        """Return whether a session that was not due before is expected back within ``seconds``.
-        Takes no lock.
-        """
+        """Return whether another session is due back within ``seconds``. Takes no lock."""
         tables, within_s = self._graph.tables, min(seconds, self._graph.rules.horizon_s)
         if not self.bounds.enabled or tables.sessions.soonest >= self._clock() + within_s:
             return False

@@ -39,9 +39,7 @@ _LONGEST_SLEEP_S: Final = 1.0  # then the configuration file and the parent are 
 
 
 class Service:
-    """One sidecar. All sockets are used only by the thread that calls ``run``.
-    Raises ConfigError.
-    """
+    """One sidecar; only the thread of ``run`` uses its sockets. Raises ConfigError."""
 
     def __init__(
         self,

@@ -1,3 +1,1 @@
-"""What people see: the sidecar's HTTP surface, its metrics, and its page (TypeScript in ``web``,
-built into ``page``).
-"""
+"""What people see: the HTTP surface, metrics, and the page (``web``, built into ``page``)."""

@@ -48,9 +48,7 @@ def page_address(url: str, secret: str, *, edit: bool = False) -> str:
 
 
 def derived(secret: str, use: str) -> str:
-    """Return 48 hexadecimal digits for one use; they reveal neither the secret nor other uses'
-    digits.
-    """
+    """Return 48 hexadecimal digits for one use, which reveal neither secret nor other uses'."""
     return hmac.new(secret.encode(), f"kvgraph {use}".encode(), hashlib.sha256).hexdigest()[:48]
 
 
@@ -182,9 +180,7 @@ def wants_page(request: Request) -> bool:
 
 
 def sent(file: PageFile, request: Request) -> Response:
-    """Return ``file``, compressed if the client accepts that, or 304 if the client has it
-    already.
-    """
+    """Return ``file``, compressed if the client accepts that, or 304 if it has it."""
     headers = {**_HEADERS, "ETag": file.tag}
     if request.headers.get("if-none-match") == file.tag:
         return Response(status_code=304, headers=headers)

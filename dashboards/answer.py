@@ -83,9 +83,7 @@ def mark_of(name: str, number: int) -> str:
 
 
 def number_in(mark: str, name: str, end: float = inf) -> int | None:
-    """Return the record of a mark of the log ``name``; None for another log's, or one from ``end``
-    on.
-    """
+    """Return the record of a mark of log ``name``; None for another's, or one from ``end`` on."""
     whose, _, number = mark.partition("-")
     is_number = number.isascii() and number.isdigit()
     known = int(number) if whose == name and is_number else None

@@ -13,24 +13,17 @@ from prometheus_client.registry import Collector
 from ..graph.wire.events import HOLD_ENDS
 from .source import EngineStatus, LogTotals, SidecarStatus, StatusSource
 
-# Label values that come from engines.
-
 _LENGTH: Final = 64  # characters; chosen
 _DIGEST: Final = 4  # bytes
 
 
 def cut(text: str) -> str:
-    """Return a label value, shortened if long; the same in all families, so that their labels
-    match.
-    """
+    """Return a label value, shortened alike in all families, so that their labels match."""
     if len(text) <= _LENGTH:
         return text
     # Engines whose ids begin alike, as of hosts in one cluster, must not become one series.
     digest = hashlib.blake2b(text.encode(errors="replace"), digest_size=_DIGEST).hexdigest()
     return f"{text[: _LENGTH - 1 - len(digest)]}~{digest}"
-
-
-# Prometheus metrics of the logs: misses by reason, regrets, shadows.
 
 
 def log_metrics(totals: LogTotals) -> Iterator[Metric]:

@@ -169,8 +169,7 @@ class OddRequestFilter(logging.Filter):
 
 
 _OVER: Final = "state=MUST_CLOSE"  # part of h11's text about an answer after a client's error
-ODD_REQUESTS: Final = OddRequestFilter()
-"""One per process, so that adding it twice has no effect."""
+ODD_REQUESTS: Final = OddRequestFilter()  # one per process, so that adding it twice has no effect
 
 
 class HttpServer:

@@ -126,9 +126,7 @@ class RoomLedger:
         self._taken -= self._promised.pop(request_id, 0)
 
     def remaining(self, advice: AdmissionAdvice) -> float:
-        """Return how many blocks of new context may still start; forgets starts that ``advice``
-        includes.
-        """
+        """Return how many blocks may still start; forgets starts that ``advice`` includes."""
         if advice.room_blocks is None:
             return float("inf")
         self._drop_until(max(advice.known_of, advice.ts - _SURELY_KNOWN_S))
@@ -152,9 +150,7 @@ AT_EASE: Final = 0.15  # a saturated engine below this share is no longer satura
 
 
 class Saturation:
-    """Measures how many recent requests found others in the engine's queue. It counts requests
-    rather than seconds, so it means the same at any pace of users or engine.
-    """
+    """Measures how many recent requests, not seconds, found others in the engine's queue."""
 
     def __init__(self) -> None:
         self.share = 0.0  # share of these requests, recent ones weighted more
@@ -188,9 +184,7 @@ context is that small. Chosen."""
 
 
 def is_short(prompt: int, pool: int) -> bool:
-    """Return whether a prompt of ``prompt`` blocks takes little room in a pool of ``pool``
-    blocks.
-    """
+    """Return whether a prompt of ``prompt`` blocks takes little room in this pool."""
     return prompt * _SHORT <= pool
 
 
@@ -266,9 +260,7 @@ class HoldingRule:
         return self.turn_comes(asks, advice)
 
     def turn_comes(self, asks: Held, advice: AdmissionAdvice | None) -> bool:
-        """Decide again whether to hold a request that is about to start, since its context may have
-        been evicted while it queued.
-        """
+        """Decide again as a request is about to start: its context may be gone meanwhile."""
         if self.is_let_in(asks.request_id):
             return False
         if not asks.blocks or advice is None or not self._must_wait(asks, advice):

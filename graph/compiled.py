@@ -30,9 +30,7 @@ else:
 
 
 def require_compiled() -> None:
-    """Raise CompiledPartMissingError now, rather than at the first event, if the compiled part is
-    missing.
-    """
+    """Raise CompiledPartMissingError now, not at the first event, if the core is missing."""
     _ = core.find
 
 

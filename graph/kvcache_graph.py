@@ -53,9 +53,7 @@ class ChangeCounts:
         return self._all + self._own[engine]
 
     def changed(self, engine: str) -> None:
-        """Count a change by this engine's events. Other engines that hold the same blocks are not
-        counted, since an engine without events loses no block.
-        """
+        """Count a change by this engine; others with the same blocks lost none of theirs."""
         self._own[engine] += 1
         self.total += 1
 

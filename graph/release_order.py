@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import heapq
 from collections import OrderedDict
-from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Final, NamedTuple, TypeGuard
@@ -139,16 +138,14 @@ class HoldingOrder:
             return None
         start, payer, priority = found
         lanes = [self._lanes[priority].get((payer, kind)) for kind in (False, True)]
-        waiting = (held for lane in lanes if lane for held in _examined(lane))
-        patient = (held for held in waiting if held.since <= latest)
+        firsts = (islice(lane.values(), _MOST_EXAMINED) for lane in lanes if lane)
+        patient = (at.held for first in firsts for at in first if at.held.since <= latest)
         best = max(patient, key=lambda held: _claim(held, due, now))
         self._now = max(self._now, start)
         return self.take(best.request_id)
 
     def take(self, request_id: str) -> Held | None:
-        """Remove and return a request that starts, and charge its tenant; None if it is not
-        held.
-        """
+        """Remove and return a request that starts, charging its tenant; None if it is not held."""
         place = self._remove(request_id)
         if place is None:
             return None
@@ -250,11 +247,6 @@ class HoldingOrder:
 
 def _first(lane: _Lane) -> _Place:
     return next(iter(lane.values()))
-
-
-def _examined(lane: _Lane) -> Iterator[Held]:
-    """The first requests of a lane, as many as one step may examine."""
-    return (place.held for place in islice(lane.values(), _MOST_EXAMINED))
 
 
 def _claim(held: Held, due: float, now: float) -> tuple[bool, float]:

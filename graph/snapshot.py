@@ -46,9 +46,7 @@ class _Names(msgspec.Struct):
 
 
 def save(graph: KVCacheGraph, path: Path) -> int:
-    """Write a snapshot and return its size in bytes; an earlier file stays in place until the new
-    one is complete. Raises SnapshotError.
-    """
+    """Write a snapshot atomically; return its bytes. Raises SnapshotError."""
     with graph.lock:
         arrays = columns_of(graph.tables, graph.clock())
         arrays |= _prefixed("embeddings", graph.embeddings())

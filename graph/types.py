@@ -20,8 +20,7 @@ created when it connects.
 """
 
 NO_ROW: Final = -1
-NEVER: Final = float("-inf")
-"""A time before any other, since monotonic clocks may start below zero."""
+NEVER: Final = float("-inf")  # a time before any other, since monotonic clocks may start below zero
 
 
 class SourceLayer(IntEnum):
@@ -110,9 +109,7 @@ class StopReason(IntEnum):
 
 
 class SessionState:
-    """What a session is doing, as reported by the engine or inferred from its requests. Plain
-    integers, since numpy compares them with its own scalars fifty times as fast as an enum.
-    """
+    """What a session is doing; plain integers, which numpy compares 50 times as fast as an enum."""
 
     IDLE: Final = 0  # between turns
     RUNNING: Final = 1  # one of its requests is in the engine

@@ -23,9 +23,7 @@ _NAME: Final = b"engine"
 
 
 def engine_keys() -> EngineKeys | None:
-    """Return the CURVE keys that the environment names, or None if it names none. Raises
-    ConfigError.
-    """
+    """Return the CURVE keys that the environment names, or None. Raises ConfigError."""
     named = os.environ.get(KEYS_VARIABLE, "").strip()
     try:
         return load_engine_keys(Path(named), zmq.curve_public) if named else None
@@ -64,9 +62,7 @@ class EndpointAccess:
         return self._is_tcp
 
     def has_changed(self) -> bool:
-        """Return whether to connect again: with another token, or with keys that may be allowed
-        now.
-        """
+        """Return whether to connect again: with another token, or keys that may be allowed now."""
         return self._keys is not None or self._known_token() not in ("", self._token)
 
     def _known_token(self) -> str:

@@ -30,9 +30,7 @@ class Once:
 
 
 def shown(run: Callable[[], None]) -> Callable[[], None]:
-    """Wrap ``run`` so that ``top -H`` also shows its thread's name, up to 15 characters on
-    Linux.
-    """
+    """Wrap ``run`` so that ``top -H`` shows its thread's name, up to 15 characters."""
 
     def call() -> None:
         path = Path(f"/proc/self/task/{threading.get_native_id()}/comm")

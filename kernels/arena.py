@@ -100,9 +100,7 @@ class Arena:
         return count <= self.capacity - self.used
 
     def allocate(self, count: int) -> Int64s:
-        """Allocate records of undefined content; returns their handles, int64 [count].
-        Raises SlotError.
-        """
+        """Allocate records of undefined content; returns int64 [count]. Raises SlotError."""
         if not self.can_allocate(count):
             raise SlotError(f"{count} records asked for, {self.capacity - self.used} are free")
         # Lowest first keeps records together, so that whole slabs fall free.

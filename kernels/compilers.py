@@ -110,9 +110,7 @@ OLDEST: Final = 8  # lowest major compute capability: kernels copy to shared mem
 
 
 def driver_cuda() -> str | None:
-    """Return the newest CUDA version that the driver supports, such as ``12.8``; None if
-    unknown.
-    """
+    """Return the driver's newest CUDA version, such as ``12.8``; None if unknown."""
     try:
         from cuda.bindings import driver
 

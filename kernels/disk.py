@@ -108,9 +108,7 @@ class DiskTier:
         return True
 
     def read(self, key: bytes, into: WriteableBuffer) -> bool:
-        """Read a record into a writable buffer; returns False, with the buffer undefined, if none
-        is intact.
-        """
+        """Read a record; False, with ``into`` undefined, if none is intact."""
         slot = self._slot(key)
         if slot is None:
             return False
@@ -237,9 +235,7 @@ class DiskTier:
 
 
 def strangers_problem(there: os.stat_result) -> str | None:
-    """Describe why another user may have placed a directory's or file's content; None if none can
-    have.
-    """
+    """Say why another user may have placed what is there; None if none can have."""
     if there.st_uid not in (0, os.geteuid()):
         return (
             f"it belongs to user {there.st_uid}, who can put anything there; allowed: root and "
@@ -251,9 +247,7 @@ def strangers_problem(there: os.stat_result) -> str | None:
 
 
 def remove_unused(paths: Iterable[Path]) -> list[Path]:
-    """Remove tiers' files that no process has open, as far as this user may; returns the removed
-    ones.
-    """
+    """Remove tiers' files that nobody has open, as far as allowed; returns them."""
     removed = []
     for path in paths:
         with contextlib.suppress(OSError):  # another was faster, or it is another user's

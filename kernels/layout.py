@@ -131,9 +131,7 @@ class KvLayout:
         return page + head * self.head_stride + plane.scale + slot % self.tokens * plane.token_outer
 
     def record(self, blocks: int) -> KvLayout:
-        """Return the arena's layout for this cache: blocks outermost and contiguous, inner order
-        kept.
-        """
+        """Return the arena's layout: blocks outermost and contiguous, inner order kept."""
         strides = _compact([stride for _, stride in self.axes()], self.axes(), self.unit)
         size = math.prod(extent for extent, _ in self.axes()) * self.unit
         key, value = self.key, self.value
@@ -146,9 +144,7 @@ class KvLayout:
         )  # fmt: skip
 
     def int8_record(self, blocks: int) -> KvLayout:
-        """Return the arena's layout for int8 copies of this cache: [B, L, H, N, K, scale, V,
-        scale].
-        """
+        """Return the arena's layout of int8 copies: [B, L, H, N, K, scale, V, scale]."""
         return gpu_layout(
             "BLHNC", self.layers, blocks, self.heads, self.tokens,
             self.key.dims, self.value.dims, torch.int8,
@@ -193,9 +189,7 @@ def new_memory(layout: KvLayout) -> PagedKv:
 
 
 def packed_planes(key_dims: int, value_dims: int, dtype: torch.dtype) -> tuple[Plane, Plane]:
-    """Return the planes of K then V of one token, int8 with a scale after each; the caller sets
-    token strides.
-    """
+    """Return a token's K and V planes, int8 with scales; callers set token strides."""
     check_dtype(dtype)
     if dtype != torch.int8:
         return Plane(0, key_dims, 0), Plane(key_dims, value_dims, 0)

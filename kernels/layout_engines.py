@@ -20,9 +20,7 @@ def cpu_layout(
     isa: str, layers: int, blocks: int, heads: int, tokens: int, head_dim: int,
     dtype: torch.dtype = torch.bfloat16,
 ) -> KvLayout:  # fmt: skip
-    """Return a cache layout of vLLM's CPU backend: LBHNC, K and V interleaved inside a (block,
-    head). Raises LayoutError.
-    """
+    """Return vLLM's CPU cache layout: LBHNC, K and V interleaved. Raises LayoutError."""
     key, value = _cpu_planes(isa, tokens, head_dim)
     page = 2 * tokens * head_dim
     check_dtype(dtype)
@@ -71,9 +69,7 @@ def from_views(
 
 
 def cpu_isa(dtype: torch.dtype, tokens: int, head_dim: int) -> str:
-    """Return the instruction set that vLLM's CPU backend chooses on x86, which determines the
-    interleaving.
-    """
+    """Return the instruction set, which fixes the interleaving, that vLLM takes on x86."""
     if head_dim % 32 != 0 and head_dim % 16 == 0:
         return "vec16"
     if torch.cpu._is_amx_tile_supported() and dtype == torch.bfloat16 and tokens % 32 == 0:

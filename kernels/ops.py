@@ -26,9 +26,7 @@ CHOICES: Final = ("auto", "reference")
 
 
 def prepare(cache: PagedKv, arena: PagedKv) -> None:
-    """Compile and measure before the first copies, which would otherwise wait for it: seconds on a
-    GPU. Raises BuildError.
-    """
+    """Compile and measure before the first copies: seconds on a GPU. Raises BuildError."""
     backend(cache, arena).prepare(cache, arena)
 
 
@@ -57,24 +55,18 @@ def splice(source: PagedKv, target: PagedKv, slots: SlotMap, rope: Rope) -> None
 
 
 def backend(*memories: PagedKv) -> Backend:
-    """Return the back end that moves bytes between these memories; raises BuildError or
-    KernelError.
-    """
+    """Return what moves bytes between memories; raises BuildError or KernelError."""
     return fastest(any(kv.memory.is_cuda for kv in memories))
 
 
 def observer(cache: PagedKv) -> Observer:
-    """Return the back end that reads a decode step's attention in this memory; raises as
-    ``backend``.
-    """
+    """Return what reads a step's attention in this memory; raises as ``backend``."""
     return device if cache.memory.is_cuda else attention
 
 
 @functools.cache
 def fastest(on_gpu: bool) -> Backend:
-    """Return the back end for memory on a GPU or on the host; the variable is read at the first
-    call. Raises KernelError.
-    """
+    """Return the back end for GPU or host; the variable is read once. Raises KernelError."""
     chosen = os.environ.get(SWITCH, "auto")
     if chosen not in CHOICES:
         raise KernelError(f"{SWITCH}={chosen!r} is not known; allowed: {', '.join(CHOICES)}")

@@ -1,6 +1,4 @@
-"""int8 quantisation: per token and head as vLLM's ``int8_per_token_head``, or per head and
-channel.
-"""
+"""int8 quantisation: per token and head, as ``int8_per_token_head``, or per head and channel."""
 
 from __future__ import annotations
 
@@ -35,9 +33,7 @@ STEPS = 127.0
 
 
 def channel_scale(values: Tensor) -> Tensor:
-    """Return the smallest scale for all tokens; [batch, heads, tokens, dims] → [batch, heads,
-    dims].
-    """
+    """Return the scale of all tokens; [batch, heads, tokens, dims] → [batch, heads, dims]."""
     return (values.to(torch.float32).abs().amax(2) / STEPS).clamp_min(MIN_SCALE)
 
 
@@ -52,7 +48,5 @@ def from_cells(cells: Tensor, scale: Tensor) -> Tensor:
 
 
 def rescaled(cells: Tensor, old: Tensor, new: Tensor) -> Tensor:
-    """Requantise to the wider scale ``new``; where the scale is unchanged, cells keep their
-    bits.
-    """
+    """Requantise to the wider scale ``new``; unchanged scales leave cells' bits."""
     return to_cells(from_cells(cells, old), new)

@@ -55,9 +55,7 @@ class Rope:
         return 2 * int(self.inv_freq.shape[0])
 
     def rotation(self, delta: Tensor) -> tuple[Tensor, Tensor]:
-        """Return cos and sin of Δ·inv_freq for int [T], computed in float64; both float32 [T,
-        pairs].
-        """
+        """Return cos and sin of Δ·inv_freq, computed in float64; float32 [T, pairs]."""
         angle = delta.to(torch.float64)[:, None] * self.inv_freq[None, :].to(delta.device)
         return angle.cos().to(torch.float32), angle.sin().to(torch.float32)
 

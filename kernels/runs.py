@@ -21,9 +21,7 @@ class CopyPlan(NamedTuple):
 
 
 def copy_plan(source: KvLayout, target: KvLayout) -> CopyPlan:
-    """Return the longest runs in which whole blocks are copied from ``source`` to ``target``
-    unchanged. Raises LayoutError.
-    """
+    """Return the longest runs in which whole blocks are copied. Raises LayoutError."""
     check_same_model(source, target)
     if source.dtype != target.dtype or _interior(source) != _interior(target):
         raise LayoutError(

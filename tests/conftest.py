@@ -129,9 +129,7 @@ class EngineRun:
 
 
 class EngineProcess:
-    """A script of ``engine/programs``, which takes its options as JSON, with a vLLM engine in it,
-    running beside the test; ``env``: variables beyond this process's own.
-    """
+    """A running script of ``engine/programs`` with an engine; ``env``: variables beside ours."""
 
     def __init__(
         self, forks: VllmForks, script: str, options: dict[str, Any], env: dict[str, str]
@@ -266,9 +264,7 @@ def paper(paper_config: Any) -> Iterator[Callable[..., Any]]:
 def recalls(
     paper: Callable[..., Any], paper_config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., Any]:
-    """Makes a ``PaperEngine`` of a shape whose model is calibrated, with these limits; ``shared``:
-    whether text is, that nobody says whose it is.
-    """
+    """Makes a ``PaperEngine`` with a calibrated model; ``shared``: text that nobody names is."""
     from kvgraph.hooks.recall.gate import DIRECTORY_VARIABLE
     from kvgraph_bench.recall.approximate import keep_calibration, recalling
 

@@ -53,9 +53,7 @@ def explain_errors(error: ValidationError, model: type[BaseModel], layers: Layer
 
 
 def unknown_key(key: str, known: Iterable[str], origin: str) -> ConfigError:
-    """Return the error for an unknown ``key``, suggesting the most similar of the ``known``
-    ones.
-    """
+    """Return the error for an unknown ``key``, with the most similar of the ``known`` ones."""
     section, _, name = key.rpartition(".")
     prefix = f"{section}." if section else ""
     close = difflib.get_close_matches(name, list(known), n=1)
@@ -207,9 +205,7 @@ def config_path() -> Path | None:
 
 
 def check_regular(path: Path) -> None:
-    """Refuse anything but a regular file: reading a pipe put in a file's place would block, and a
-    running loop must not wait. Raises ConfigError.
-    """
+    """Refuse anything but a regular file: reading a pipe would block. Raises ConfigError."""
     if path.exists() and not path.is_file():
         raise ConfigError(f"{str(path)!r} is no regular file, and only such a one is read again")
 

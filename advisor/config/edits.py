@@ -27,9 +27,7 @@ from .sections import EdgeTypesConfig, ScoreConfig
 
 
 def with_values(text: str, section: str, values: Mapping[str, Any]) -> str:
-    """Set these keys of a section in the text of a TOML file, and leave everything else as it was.
-    Raises ValueError or TypeError.
-    """
+    """Set these keys of a section in a TOML text, nothing else. Raises ValueError or TypeError."""
     windows = text.count("\r\n") == text.count("\n") > 0
     document = tomlkit.parse(text.replace("\r\n", "\n") if windows else text)
     table: Any = document
@@ -50,9 +48,7 @@ def with_values(text: str, section: str, values: Mapping[str, Any]) -> str:
 
 
 def read_whole(path: Path) -> str:
-    """Return the text of a file with its line ends; empty if there is no file. Raises
-    ConfigError.
-    """
+    """Return a file's text with its line ends, "" without a file. Raises ConfigError."""
     try:
         return path.read_bytes().decode("utf-8")
     except FileNotFoundError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Final, Self, get_args
 
@@ -58,10 +59,6 @@ def _policy(name: str) -> str:
     return name
 
 
-def _connect_endpoint(endpoint: str) -> str:
-    return check_endpoint(endpoint, any_host=True, connects=True)
-
-
 def _key_folder(named: Path) -> Path:
     if not named.parts:
         raise ValueError("is empty; allowed: a folder that `kvgraph keys sidecar` made")
@@ -71,7 +68,9 @@ def _key_folder(named: Path) -> Path:
 KeyFolder = Annotated[Path, AfterValidator(_key_folder)]
 PolicyName = Annotated[str, AfterValidator(_policy)]
 LayerName = Annotated[str, AfterValidator(_layer)]
-ConnectEndpoint = Annotated[str, AfterValidator(_connect_endpoint)]
+ConnectEndpoint = Annotated[
+    str, AfterValidator(partial(check_endpoint, any_host=True, connects=True))
+]
 
 
 class Section(BaseModel):
@@ -268,9 +267,7 @@ class ScoreConfig(Section):
         return Weights(**{each.name: getattr(self, each.name) for each in fields(Weights)})
 
     def rules(self, horizon_s: float) -> Rules:
-        """Return the rules that bind every policy; a session expected back within ``horizon_s``
-        seconds is due.
-        """
+        """Return the rules of every policy; a session that returns within ``horizon_s`` is due."""
         own = ScoreConfig.model_fields.keys() & {each.name for each in fields(Rules)}
         said = {name: getattr(self, name) for name in own} | {
             "edge_types": {kind: getattr(self.edge_types, kind.name.lower()) for kind in EdgeType},
@@ -294,9 +291,7 @@ class PolicyConfig(Section):
     guard: bool = True
 
     def referee(self) -> Guard:
-        """Return a new guard, which decides where the policy may rank and how much may be
-        protected.
-        """
+        """Return a new guard: it decides where the policy may rank and how much is protected."""
         return Guard(self.name, yields=self.guard and self.name != LruPolicy.name)
 
     def policy(self, weights: Weights) -> Policy:

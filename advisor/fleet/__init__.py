@@ -1,3 +1,1 @@
-"""Many engines as one: a router, used by the replay lab and ``kvgraph route``, decides which engine
-gets a request, and counts the reasons.
-"""
+"""Many engines as one: which of them gets a request, for ``kvgraph route`` and the lab."""

@@ -25,10 +25,8 @@ _COUNTS = tuple(each.name for each in fields(Counts))
 
 
 def proxy_status(proxy: FleetProxy) -> dict[str, Any]:
-    """Return the content of ``GET /fleet``: engines, routing decisions, request counts, and no
-    session names.
-    """
-    board, health = proxy.board, proxy.health
+    """Return what ``GET /fleet`` answers: engines, decisions, counts, and no session names."""
+    board, health, times = proxy.board, proxy.health, list(proxy.decided_s)
     engines = [
         {
             "number": each.number,
@@ -56,7 +54,7 @@ def proxy_status(proxy: FleetProxy) -> dict[str, Any]:
         "sessions_of_sidecars": 0 if proxy.residency is None else len(proxy.residency),
         "sidecars": [] if proxy.residency is None else _sidecars(proxy.residency),
         "failed_rounds": 0 if proxy.residency is None else proxy.residency.failed,
-        "decision_p99_ms": decision_ms(proxy, 99),
+        "decision_p99_ms": 1e3 * float(np.percentile(times, 99)) if times else 0.0,
     }
 
 
@@ -71,12 +69,6 @@ def _sidecars(residency: ResidencyView) -> list[dict[str, Any]]:
         {"url": url, "silent": silent, "unheard_s": round(residency.unheard_s(url), 1)}
         for url, silent in residency.silent.items()
     ]
-
-
-def decision_ms(proxy: FleetProxy, percentile: float) -> float:
-    """Return a percentile of the time that recent routing decisions took, in milliseconds."""
-    times = proxy.decided_s
-    return 1e3 * float(np.percentile(list(times), percentile)) if times else 0.0
 
 
 def exposition(proxy: FleetProxy) -> bytes:

@@ -1,6 +1,4 @@
-"""``EngineBoard``: the engines' state in columns: whether they take requests, their speeds, and
-their queued tokens.
-"""
+"""``EngineBoard``: whether engines take requests, their speeds and queued tokens, in columns."""
 
 from __future__ import annotations
 
@@ -71,9 +69,7 @@ class MeasuredSpeeds:
         return bounded
 
     def _shrunk(self) -> Floats:
-        """float64 ``[engines]``: each engine's difference from the mean, in logarithms, less the
-        noise.
-        """
+        """Each engine's logarithmic difference from the mean, less noise, float64 ``[engines]``."""
         counts, timed = np.minimum(self._counts, _KEPT), self.timed
         medians = self._medians[timed]
         mean = np.average(medians, weights=counts[timed])  # as timings weigh in the level
@@ -169,9 +165,7 @@ class EngineBoard:
 
     @property
     def takes(self) -> Mask:
-        """Return whether each engine gets requests, bool ``[engines]``: it is up and not
-        draining.
-        """
+        """Return which engines are up and not draining, and so get requests: bool ``[engines]``."""
         return self.up & ~self.draining
 
     def ask(self, number: int, tokens: int) -> None:

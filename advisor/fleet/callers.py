@@ -189,9 +189,7 @@ def is_served(path: str) -> bool:
 
 
 def check_path(path: str) -> None:
-    """Refuse a path that is not served, or has a segment ``.`` or ``..``, percent-encoded or not.
-    Raises BadRequestError.
-    """
+    """Refuse a path that is not served, or has ``.`` or ``..``, encoded or not, as a segment."""
     path = path.partition("?")[0]
     if not is_served(path):
         raise BadRequestError("the path leads elsewhere than to /v1/…")
@@ -432,9 +430,7 @@ def _without_slash(path: str) -> str:
 
 
 def hints_in(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the hints in a request's fields, wherever an engine looks for them; empty without
-    any.
-    """
+    """Return the hints in a request's fields, wherever an engine looks for them."""
     return _stated(fields.get(XARGS)) | _stated(fields.get("kv_transfer_params"))
 
 

@@ -1,6 +1,4 @@
-"""The engines behind the proxy: which are listed (``EngineRoster``), and which are up
-(``HealthWatch``).
-"""
+"""The engines behind the proxy: listed (``EngineRoster``), and up (``HealthWatch``)."""
 
 from __future__ import annotations
 
@@ -184,9 +182,7 @@ class HealthWatch:
             await self._admit(upstream)
 
     async def _what_is_wrong(self, upstream: Upstream) -> str | None:
-        """Ask an engine what is wrong with it; "": nothing; None: not known, as it or this process
-        is busy.
-        """
+        """Return what is wrong with an engine; "": nothing; None: unknown, as it or we are busy."""
         number, until = upstream.number, self._clock() + TIMEOUT_S
         try:
             status = (await upstream.ask("/health", TIMEOUT_S)).status
@@ -204,9 +200,7 @@ class HealthWatch:
         return "" if status == _OK else "it says that it is not well"
 
     def look_at(self, upstream: Upstream, why: str) -> asyncio.Task[None]:
-        """Check an engine's health at once, because it dropped a request; done when the result is
-        known.
-        """
+        """Check at once an engine that dropped a request; done when the result is known."""
         number = upstream.number
         if (look := self._looks.get(number)) is None:  # one for all that are dropped meanwhile
             look = self._looks[number] = asyncio.create_task(self._look(upstream, why))
@@ -381,9 +375,7 @@ class EngineRoster:
         )
 
     def list_again(self, engines: Sequence[EngineAddress]) -> None:
-        """Replace the list of engines: new ones are added, missing ones drain.
-        Raises ConfigError.
-        """
+        """Replace the list of engines: new ones join, missing ones drain. Raises ConfigError."""
         known = {upstream.url: upstream.number for upstream in self.upstreams}
         # All are read before any is added: a bad list changes nothing.
         urls = [engine_in(each.url).url for each in engines if each.url not in known]
@@ -409,9 +401,7 @@ class EngineRoster:
             self._watch_listed()
 
     async def start(self) -> None:
-        """Check all engines once, and then periodically; the first one's models become the
-        fleet's.
-        """
+        """Check all engines once, then periodically; the first one's models become the fleet's."""
         await self._check(self.upstreams[0])
         await asyncio.gather(*(self._check(each) for each in self.upstreams[1:]))
         self._started = True

@@ -41,9 +41,7 @@ class PoolShadows:
         return len(self._holders)
 
     def holdings(self, links: Sequence[PromptPrefix], engines: int) -> Holdings:
-        """Estimate how much of a prompt each of the ``engines`` holds; ``lost`` marks engines that
-        held a part and evicted it.
-        """
+        """Estimate what each engine holds of a prompt; ``lost``: had a part and evicted it."""
         tokens = np.zeros(engines, dtype=np.int64)
         lost = np.zeros(engines, dtype=np.bool_)
         missing = (1 << engines) - 1

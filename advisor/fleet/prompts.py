@@ -1,6 +1,4 @@
-"""``PromptReader`` computes digests of prompts; ``LastPrompts`` finds the session that a prompt
-continues.
-"""
+"""``PromptReader`` digests prompts; ``LastPrompts`` finds the session that one continues."""
 
 from __future__ import annotations
 
@@ -166,9 +164,7 @@ class PromptReader:
 
 
 def words_of(text: str) -> Words:
-    """Return the words of a text, each hashed with the one before it; of a long text, only those at
-    its two ends.
-    """
+    """Return a text's words, each hashed with the one before; of a long text, its two ends'."""
     if len(text) > 2 * _EXCERPT:
         text = f"{text[:_EXCERPT]} {text[-_EXCERPT:]}"
     words = _WORD.findall(text)

@@ -1,6 +1,4 @@
-"""``FleetProxy``: sends each request to the engine that the router chooses, or to another one if
-that fails.
-"""
+"""``FleetProxy``: sends a request to the engine that the router chooses, else to another."""
 
 from __future__ import annotations
 

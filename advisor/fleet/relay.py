@@ -1,6 +1,4 @@
-"""``Relay``: the HTTP part shared by `kvgraph route` and `kvgraph memory`: reads bodies, streams
-answers.
-"""
+"""``Relay``: the HTTP side of `kvgraph route` and `kvgraph memory`: bodies in, answers out."""
 
 from __future__ import annotations
 
@@ -21,8 +19,7 @@ from .router import NoEngineError
 from .upstream import BrokenAnswerError, NothingAnsweredError, Reply
 
 BODY_S: Final = 25.0  # seconds within which a whole body must arrive; chosen
-MOST_BODIES: Final = 256 << 20
-"""Bytes of all bodies held at a time; chosen: four of the largest."""
+MOST_BODIES: Final = 256 << 20  # bytes of all bodies held at a time; chosen: four of the largest
 _SMALL: Final = 1 << 20
 _FOR_LARGE: Final = 0.75
 """Share of ``MOST_BODIES`` open to bodies above ``_SMALL``; the rest is reserved for small ones, so
@@ -41,9 +38,7 @@ class FullError(BadRequestError):
 
 
 class BodyRoom:
-    """Memory shared by all request bodies until they are sent on: ``taken`` of ``most`` bytes are
-    in use.
-    """
+    """Memory shared by request bodies until sent: ``taken`` of ``most`` bytes are in use."""
 
     def __init__(self, most: int | None = None) -> None:
         self.most, self.taken = MOST_BODIES if most is None else most, 0

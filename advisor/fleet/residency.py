@@ -53,14 +53,6 @@ def sessions_in(sidecar: str, content: bytes) -> dict[str, HeldContext]:
     return {name: held for name, held in found.items() if held is not None}
 
 
-def hashing_in(content: bytes) -> dict[str, str]:
-    """Parse a sidecar's ``/status``: engine name → description of its block hashing.
-
-    Raises one of BAD_PAYLOAD.
-    """
-    return {each.id: each.hashing for each in _status.decode(content).engines}
-
-
 class _Session(msgspec.Struct):
     session: str
     engine: str | None
@@ -252,9 +244,10 @@ class ResidencyView:
         if engines <= self._hashing.get(sidecar.http, {}).keys():
             return
         try:
-            told = hashing_in((await _get(f"{sidecar.http}/status", {}))[1])
+            status = _status.decode((await _get(f"{sidecar.http}/status", {}))[1])
         except (*_SILENT, *BAD_PAYLOAD):
             return  # it is asked again next time; what it said of sessions stands
+        told = {each.id: each.hashing for each in status.engines}
         self._hashing[sidecar.http] = {each: told.get(each, "") for each in engines}
 
 

@@ -1,6 +1,4 @@
-"""``FleetRouter``: chooses the engine for a request. The replay lab and the proxy run the same
-object.
-"""
+"""``FleetRouter``: chooses the engine for a request, for the lab and the proxy alike."""
 
 from __future__ import annotations
 
@@ -29,9 +27,7 @@ class Home(NamedTuple):
 
 
 class Homes:
-    """Remembers sessions' homes, the longest idle first; updates the board's columns ``live`` and
-    ``fresh``.
-    """
+    """Sessions' homes, the longest idle first; keeps the board's ``live`` and ``fresh``."""
 
     def __init__(self, board: EngineBoard, most: int = MOST_SESSIONS) -> None:
         self._board = board
@@ -49,9 +45,7 @@ class Homes:
         return (self._came_back + 1) / (self._began + 1)
 
     def counted(self, session: Hashable) -> float:
-        """Return a session's expected live tokens: its last context, times ``return_rate`` if it
-        has had only one turn.
-        """
+        """Return a session's expected live tokens: ``return_rate`` of a first turn's context."""
         home = self._live.get(session)
         if home is None:
             return 0.0

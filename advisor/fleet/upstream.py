@@ -1,6 +1,4 @@
-"""``Upstream``: one engine behind the proxy, its connections and its answers; and the list of
-engines.
-"""
+"""``Upstream``: an engine behind the proxy, its connections and answers; the list of engines."""
 
 from __future__ import annotations
 
@@ -57,9 +55,7 @@ def is_address(url: str) -> bool:
 
 
 def engines_in(path: Path) -> list[EngineAddress]:
-    """Read a file with one engine a line; empty lines and those that begin with # are skipped.
-    Raises ConfigError.
-    """
+    """Read engines, one a line; empty ones and those after a # are skipped. Raises ConfigError."""
     try:
         lines = path.read_text().splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -326,9 +322,7 @@ def _in_latin1(value: bytes) -> str:
 
 
 class _RequestAsItCame(aiohttp.ClientRequest):
-    """A request whose headers go out as the bytes that Latin-1 makes of them. aiohttp writes them
-    in UTF-8, and a client may have sent other bytes.
-    """
+    """A request whose headers go out in Latin-1, as they came, not in aiohttp's UTF-8."""
 
     async def send(self, conn: Any) -> aiohttp.ClientResponse:
         plain = all(map(str.isascii, (*self.headers.keys(), *self.headers.values())))
@@ -400,9 +394,7 @@ def _is_preamble(first: bytes) -> bool:
 
 
 def _why(error: Exception) -> str:
-    """Say what went wrong, without what was answered. aiohttp's words for an answer that is no HTTP
-    quote it, and answers do not belong in a log.
-    """
+    """Say what went wrong, without the answer, which aiohttp quotes: it belongs in no log."""
     name = type(error).__name__
     if isinstance(error, aiohttp.ClientResponseError | aiohttp.ClientPayloadError):
         return f"{name}: its answer is no HTTP"

@@ -1,6 +1,4 @@
-"""``ChatSession`` and its ``Block`` s: groups of messages that leave a prompt, and come back,
-together.
-"""
+"""``ChatSession`` and ``Block``: messages that leave a prompt, and come back, together."""
 
 from __future__ import annotations
 
@@ -25,9 +23,7 @@ THOUGHTS: Final = ("reasoning_content", "reasoning")
 
 
 class Block(msgspec.Struct):
-    """One or more messages of a chat; a tool's results stay with their call, since engines require
-    that.
-    """
+    """Messages of a chat that stay together: engines require a tool's results with their call."""
 
     name: str  # unique name within the chat
     source: str  # ``system``, ``user``, ``assistant`` or ``tool``
@@ -78,9 +74,7 @@ def source_of(message: Message) -> str:
 
 
 def digest_of(message: Message) -> bytes:
-    """Return a digest of the part of a message that clients send back unchanged. It leaves out the
-    reasoning of an answer, and white space at both ends of a text.
-    """
+    """Digest what clients send back unchanged: no reasoning, no white space at a text's ends."""
     calls = [
         [call.get("id"), *called(call)]
         for call in message.get("tool_calls") or ()
@@ -309,9 +303,7 @@ class ChatSession(msgspec.Struct, weakref=True):
         return changed
 
     def drop_thoughts(self, ended: bool) -> None:
-        """Remove the assistant's reasoning of earlier turns, and of the current one once it has
-        ``ended``.
-        """
+        """Remove the assistant's reasoning of earlier turns; of the current one if it ``ended``."""
         spoke = [number for number, block in enumerate(self.blocks) if block.source == "user"]
         for block in self.blocks if ended else self.blocks[: spoke[-1] if spoke else 0]:
             kept = [without_thoughts(each) for each in block.messages]

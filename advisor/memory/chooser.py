@@ -70,9 +70,7 @@ _OK, _NO_SUCH_PATH = 200, 404
 
 
 class TokenCounter:
-    """Counts tokens by the engine's ``/tokenize``, for ``most_s`` seconds at a time; other texts
-    are estimated at four characters per token.
-    """
+    """Counts tokens by ``/tokenize`` for ``most_s`` at a time; else four characters are a token."""
 
     def __init__(self, upstream: Upstream, most_s: float = _MOST_S) -> None:
         self._upstream, self._most_s = upstream, most_s
@@ -183,9 +181,7 @@ def stays(chat: ChatSession, by: MemorySettings) -> set[int]:
 
 
 def _said_last(chat: ChatSession) -> list[Block]:
-    """Return the user's newest messages without an answer between them, as of a harness that puts a
-    reminder behind each; ``_MOST_SAID`` at most.
-    """
+    """The user's newest messages, ``_MOST_SAID`` at most: harnesses put a reminder behind one."""
     said: list[Block] = []
     for block in reversed(chat.blocks):
         if block.source == "user" and len(said) < _MOST_SAID:
@@ -198,9 +194,7 @@ def _said_last(chat: ChatSession) -> list[Block]:
 def evict(
     chat: ChatSession, about: Shares, attention: Shares, by: MemorySettings, until: int
 ) -> list[Block]:
-    """Let the lowest-scoring blocks leave until the prompt takes at most ``until`` tokens; return
-    them.
-    """
+    """Evict the lowest scores until the prompt takes ``until`` tokens; return the blocks."""
     worth = scores(chat, chat.blocks, about, attention, by)
     always = stays(chat, by)
     gone: list[Block] = []

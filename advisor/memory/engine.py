@@ -113,9 +113,7 @@ _TEXTS: Final = ("content", "reasoning_content", "reasoning", "refusal")
 
 
 class CompletionReader:
-    """Collects the assistant's message from the first choice of a completion; malformed answers
-    yield none.
-    """
+    """Collects the message from a completion's first choice; malformed answers yield none."""
 
     def __init__(self, streams: bool) -> None:
         self.streams = streams

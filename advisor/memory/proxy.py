@@ -1,6 +1,4 @@
-"""``MemoryProxy``: sends an engine the prompt that a chat's budget allows, and stores the
-answer.
-"""
+"""``MemoryProxy``: sends what a chat's budget allows, and stores the answer."""
 
 from __future__ import annotations
 
@@ -36,9 +34,7 @@ from .store import ChatStore
 
 
 class ChatQueue:
-    """Makes requests that append to a chat run one at a time, since each needs the previous
-    answer.
-    """
+    """Makes a chat's requests run one at a time, since each needs the previous answer."""
 
     def __init__(self) -> None:
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
@@ -96,9 +92,7 @@ def prompt_of(
     line: str = "",  # put in front of the last message's text; empty for none
     names: bool = False,  # whether blocks that may leave later get a hint with their name
 ) -> tuple[list[Message], list[object]]:
-    """Return the messages of blocks and their hints, the client's own hints first because engines
-    cap the number.
-    """
+    """Return blocks' messages and hints, the client's first: engines cap their number."""
     messages, said, named = list[Message](), list[object](), list[object]()
     for block in blocks:
         # System blocks never leave; a name would protect them in the engine for other chats too.
@@ -188,9 +182,7 @@ class MemoryProxy:
         return f"the engine at {self.upstream.url} {what}{may}: {error}"
 
     async def rest(self, reply: Reply, turn: ChatTurn | None) -> AsyncGenerator[bytes, None]:
-        """Yield the rest of an answer; the chat is stored by the time it ends.
-        Raises BrokenAnswerError.
-        """
+        """Yield an answer's rest; the chat is stored by its end. Raises BrokenAnswerError."""
         kinds = [value for key, value in reply.headers if key.lower() == b"content-type"]
         reader = CompletionReader(any(b"event-stream" in kind for kind in kinds))
         ended = turn is None
@@ -278,9 +270,7 @@ class MemoryProxy:
             return turn._replace(counted=counted, back=names), prompt
 
     def _salted(self, call: Call) -> bytes:
-        """Return a request's body as it came, unless it asks for recall: then with its caller's
-        own salt.
-        """
+        """A request's body as it came; if it asks for recall, with its caller's own salt."""
         key = self.settings.salt_key
         return with_salt(call.body.data, lambda salt: caller_salt(call.headers, salt, key))
 

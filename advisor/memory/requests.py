@@ -58,9 +58,7 @@ class ChatRequest(NamedTuple):
         return self._with(messages, {HINTS: ours}, salted)
 
     def plain(self, messages: Sequence[Message]) -> bytes:
-        """Return the body for an engine that rejects hints, with ``messages`` in place of the
-        client's.
-        """
+        """Return the body for an engine that rejects hints, with ``messages`` as its messages."""
         return self._with(messages, {HINTS: {}})
 
     def _with(
@@ -78,9 +76,7 @@ class ChatRequest(NamedTuple):
 
 
 def read_chat_request(body: bytes) -> ChatRequest | None:
-    """Parse a request's body; returns None if it is not a chat, or its client wants no memory.
-    Raises BadRequestError.
-    """
+    """Parse a body; None if it is no chat or wants no memory. Raises BadRequestError."""
     try:
         fields = orjson.loads(body)
     except orjson.JSONDecodeError:

@@ -291,9 +291,7 @@ class ChatStore:
         return self._locks.setdefault(key, asyncio.Lock())
 
     def get(self, new: ChatSession) -> ChatSession:
-        """Return the chat with the key of ``new``: from memory, from its file, or else ``new``.
-        Raises UnreadError.
-        """
+        """Return the chat with this key, from memory or file, else ``new``. Raises UnreadError."""
         key = new.key
         chat = self._chats.get(key) or self._in_use.get(key)
         if chat is None:
@@ -323,9 +321,7 @@ class ChatStore:
         return [chat for chat in found.values() if (chat.caller, chat.salt, chat.name) == asked]
 
     def holds(self, chat: ChatSession) -> bool:
-        """Return whether a chat, or a version of it, is still stored: neither forgotten nor
-        replaced.
-        """
+        """Return whether a chat, or a version of it, is stored: not forgotten, not replaced."""
         whole = self._in_use.get(chat.key)
         return whole is not None and any(each is chat for each in whole.versions)
 
@@ -355,9 +351,7 @@ class ChatStore:
             chat.without(version)
 
     def forget_aside(self, caller: str, name: str) -> bool:
-        """Remove the unreadable files of a caller's chats of this name; return whether there were
-        any.
-        """
+        """Remove a caller's unreadable files of this name; return whether there were any."""
         return self._files is not None and self._files.forget_aside(name, caller) > 0
 
     def forget(self, key: str) -> None:

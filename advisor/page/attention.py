@@ -35,9 +35,7 @@ _BEYOND: Final = {
 
 
 def notices(tables: LoggedTables, status: SidecarStatus | None, now: float) -> list[Notice]:
-    """Return the problems that need attention, the most serious first; ``now`` is by the graph's
-    clock.
-    """
+    """Return what needs attention, the most serious first; ``now`` is by the graph's clock."""
     found = list(_found(tables, status, now))
     return sorted(found, key=lambda notice: _ORDER.index(notice.level))
 
@@ -170,9 +168,7 @@ def _engine_notices(tables: LoggedTables, engine: EngineStatus, now: float) -> I
 
 
 def history_lost(engine: EngineStatus) -> str | None:
-    """Return a sentence for a watched engine whose history has gaps that cannot be filled, else
-    None.
-    """
+    """Return a sentence for an engine whose history has gaps that nothing can fill, else None."""
     if engine.state not in _INCOMPLETE:
         return None
     return "Watched only: some of its history is lost for good, so its counts are incomplete."

@@ -70,9 +70,7 @@ class CacheSteps(Part):
         return self.model_copy(update={**columns, "first": max(self.first, self.following - steps)})
 
     def behind(self, known: CacheSteps) -> CacheSteps:
-        """Return ``known`` extended by the new ones of these steps; after a gap, ``known`` is
-        renumbered.
-        """
+        """Return ``known`` with the new ones of these steps; renumbered after a gap."""
         new = min(max(0, known.following - self.first), len(self.at))
         columns = {n: [*getattr(known, n), *getattr(self, n)[new:]] for n in self.COLUMNS}
         columns["at"] = [*accumulate(columns["at"], max)]  # a clock may be set back

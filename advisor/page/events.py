@@ -79,9 +79,7 @@ class NewsStream:
         self._looking = asyncio.Lock()
 
     async def follow(self, last_event_id: str) -> AsyncIterator[bytes]:
-        """Yield frames for a client that has seen everything up to ``last_event_id``; "":
-        nothing.
-        """
+        """Yield frames for a client that saw all up to ``last_event_id``; "": nothing."""
         told: News | int | None = self._resumed(last_event_id)
         yield b"retry: 2000\n\n"
         while True:

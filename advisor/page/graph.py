@@ -178,7 +178,9 @@ def graph_of(page: Page, limit: int, session: str | None = None) -> GraphView:
 def block_of(page: Page, key: int) -> BlockView:
     with page.questions.turn():
         explained = page.graph.explain(key, page.latest())
-        history = block_history(page.graph.tables, key, page.unix)
+        tables, unix = page.graph.tables, page.unix
+        moments = [*_evictions(tables, key, unix), *_misses(tables, key, unix)]
+    history = sorted(moments, key=lambda each: -each.at)
     return BlockView(at=page.unix.now(), key=explained["id"], explain=explained, history=history)
 
 
@@ -317,17 +319,6 @@ def _engines(tables: Tables) -> list[str]:
     for name, column in tables.engines.items():
         names[column] = name
     return names
-
-
-# One block's history: its evictions, and the requests that missed it.
-
-
-def block_history(tables: LoggedTables, key: int, unix: Unix) -> list[Moment]:
-    """Return a block's history from the logs, the newest first; if several models have the key, of
-    all.
-    """
-    moments = [*_evictions(tables, key, unix), *_misses(tables, key, unix)]
-    return sorted(moments, key=lambda each: -each.at)
 
 
 def _evictions(tables: LoggedTables, key: int, unix: Unix) -> list[Moment]:

@@ -262,8 +262,6 @@ def add_routes(paths: APIRouter, page: Page) -> None:
         return answered(misses_of(page))
 
 
-# What would have made a request faster, the largest saving first.
-
 _LEAST_SHARE: Final = 0.01  # a smaller share of a request's time is not mentioned; chosen
 _MOSTLY: Final = 0.5  # share of a request's time from which a long answer is mentioned; chosen
 _ANSWER: Final = (
@@ -273,9 +271,7 @@ _ANSWER: Final = (
 
 
 def remedies(history: History, number: int, wait: Remedy | None) -> tuple[Remedy, ...]:
-    """Return what would have shortened a request's wait, prompt and answer, the largest saving
-    first.
-    """
+    """Return what would have made a request faster, the largest saving first."""
     record = history.requests.record(number)
     ran, prompt_s = float(record["ran"]), prompt_seconds(history, number)
     all_s = float(record["waited"]) + max(0.0, ran) if ran == ran else None
@@ -517,8 +513,6 @@ def _score(history: History, number: int) -> str | None:
         return None
     return scored(log.terms.of(eviction))
 
-
-# Misses by reason and over time, and what a larger pool would have kept.
 
 _MOST: Final = 0.95  # share of the lost blocks that the stated capacity would have kept; chosen
 

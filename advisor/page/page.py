@@ -90,9 +90,7 @@ class Page:
 
 
 def recent(answer: Callable[Concatenate[Page, _P], _T]) -> Callable[Concatenate[Page, _P], _T]:
-    """Compute an answer at most twice a second, however many clients ask (see
-    ``RecentAnswers``).
-    """
+    """Compute an answer at most twice a second for all clients; see ``RecentAnswers``."""
 
     @wraps(answer)
     def of(page: Page, /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
@@ -113,9 +111,7 @@ def chosen_engine(tables: Tables, engine: str | None) -> str | None:
 
 @cached(FIFOCache(_WRITTEN), key=id, lock=threading.Lock())
 def _written(model: BaseModel) -> tuple[BaseModel, bytes]:
-    """An answer's JSON, written once however many ask; its model is kept, so that no other gets its
-    id.
-    """
+    """An answer's JSON, written once; its model is kept so that no other gets its id."""
     return model, orjson.dumps(model.model_dump())
 
 

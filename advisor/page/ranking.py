@@ -152,9 +152,7 @@ def _block(
 
 
 def ranked_by(graph: KVCacheGraph, engine: str) -> str:
-    """Return the policy that ranks an engine's blocks; ``lru`` if the engine keeps its own
-    order.
-    """
+    """Return the policy that ranks an engine's blocks; ``lru``: the engine's own order."""
     column = graph.tables.engines.get(engine, NO_ROW)
     under_lru = is_under_lru(column, graph.policy, graph.referee)
     return LruPolicy.name if under_lru else graph.policy.name

@@ -134,9 +134,6 @@ def add_routes(paths: APIRouter, page: Page) -> None:
         return answered(session_of(page, name, tenant, after))
 
 
-# All sessions, and what the engines hold of them.
-
-
 @recent
 def sessions_of(page: Page, limit: int, search: str = "") -> Sessions:
     """Return sessions whose name or tenant contains ``search``, the most recent first."""
@@ -231,9 +228,7 @@ class _Copies(NamedTuple):
 
 
 def session_of(page: Page, name: str, tenant: str | None, after: str = "") -> SessionTimeline:
-    """Return one session over time; from the turn of the mark ``after`` on, if the log still has
-    it.
-    """
+    """Return a session over time, from the turn of the mark ``after`` on if it is logged."""
     with page.questions.turn():
         explained = page.graph.explain_session(name, tenant)
         row = session_row(page.graph.tables, name, tenant)

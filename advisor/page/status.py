@@ -221,9 +221,7 @@ class Status:
 
 
 def page_router(page: Page, guard: Callable[..., None], edits: Callable[..., None]) -> APIRouter:
-    """Return all of ``/v1``; the dependencies refuse clients that may not read names or make
-    changes.
-    """
+    """Return all of ``/v1``; the dependencies refuse clients without a right to read or edit."""
     paths = APIRouter(prefix="/v1", dependencies=[Depends(guard)])
     for view in (now, misses, evictions, ranking, graph, sessions, engines, shadows, sampled):
         view.add_routes(paths, page)

@@ -199,8 +199,6 @@ def weights_of(page: Page, written: Config | None = None) -> Weights:
     )
 
 
-# What a change of weights would do.
-
 FIRST: Final = 1_000  # most blocks of each list to compare; chosen
 _PART: Final = 8  # the next eighth of a large pool is compared; chosen
 _LEAST: Final = 10  # fewest blocks to compare; chosen
@@ -313,8 +311,6 @@ def _sentence(count: int, entering: int, policy: Policy, is_another: bool) -> st
         return f"The policy {policy.name} heeds no weights; only the rules change."
     return f"Of the {count:,} blocks to go first {entering:,} would be others."
 
-
-# Weights tried, and changed.
 
 _NO_NUMBERS: Final = {"edge_types", "protected_layers"}  # of [score]
 

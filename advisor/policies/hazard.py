@@ -105,9 +105,7 @@ class ReturnModel:
         self._room: _Room | None = None  # for a step of learning
 
     def log_rates(self, features: Features) -> Singles:
-        """Return the natural logarithm of the rate in each age bin, float32 ``[n, bins]``, in
-        1/s.
-        """
+        """Return ln(rate · s) in each age bin, float32 ``[n, bins]``."""
         return np.asarray(self._forward(self._inputs(features)).mean(axis=0))
 
     def learn(self, cohort: Cohort, steps: int) -> None:

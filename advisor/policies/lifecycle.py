@@ -137,16 +137,8 @@ class Returns:
     def speed(self) -> float:
         return float(np.exp(self._pace.shift))
 
-    def observe(self, sessions: SessionTable, now: float) -> None:
-        """Note which sessions wait and which returned, and take learning steps as new waits
-        allow.
-        """
-        self.look(sessions, now)()
-
     def look(self, sessions: SessionTable, now: float) -> Callable[[], None]:
-        """Note which sessions wait and which returned. The returned function learns from that, and
-        reads no session.
-        """
+        """Note which sessions wait or returned; the result learns from it and reads no session."""
         news = self._waits.observe(sessions)
         self._pace.note(news.pauses)
         self._size.note(news.prompts)
@@ -265,15 +257,11 @@ class LifecyclePolicy:
         return self.detached(view, picked.of(view.blocks.session)).scores(view, picked)
 
     def terms(self, view: View, picked: Selection) -> Terms:
-        """Return the score's terms: the session's rate of return, sharing, and the place in the
-        chain.
-        """
+        """Return the score's terms: rate of return, sharing, place in the chain."""
         return self.detached(view, picked.of(view.blocks.session)).terms(view, picked)
 
     def detached(self, view: View, wanted: Rows) -> _Scorer:
-        """Return a copy that scores as this policy does now; see
-        ``graph.ranking.policy.Detachable``.
-        """
+        """Return a copy that scores as this policy does now; see ``policy.Detachable``."""
         sessions, returns = view.sessions, self._returns
         rows, size = sessions.among(wanted), sessions.size + 1
         state, claims = sessions.state[rows], np.full(size, SCALE * math.log(_LEAST_RATE))
@@ -353,9 +341,7 @@ class _Scorer:
         return scores, off_chain
 
     def _steered(self, view: View, picked: Selection) -> Floats:
-        """float64 ``[len(picked)]``: what edges, importance and confidence add, by the configured
-        weights.
-        """
+        """What edges, importance and confidence add by weight, float64 ``[len(picked)]``."""
         worth = graph_worth(view, self.weights, picked)
         worth += self.weights.importance * _more_than_ordinary(view, picked)
         worth -= _USUAL_WORTH

@@ -17,8 +17,7 @@ POLICIES: Final[dict[str, Callable[[Weights | None], Policy]]] = {
 }
 """Name → factory, called with the weights; a policy without weights ignores them."""
 
-DEFAULT: Final = LifecyclePolicy.name
-"""The policy of a sidecar without any configuration."""
+DEFAULT: Final = LifecyclePolicy.name  # the policy of a sidecar without any configuration
 
 
 def new_policy(name: str, weights: Weights | None = None) -> Policy:
@@ -26,18 +25,14 @@ def new_policy(name: str, weights: Weights | None = None) -> Policy:
 
 
 def set_weights(policy: Policy, weights: Weights) -> None:
-    """Replace a policy's weights; it keeps what it learned. Policies without weights ignore
-    them.
-    """
+    """Replace the weights of a policy, if it has any; it keeps what it learned."""
     if isinstance(policy, Weighted):
         policy.weights = weights
 
 
 @contextmanager
 def weighing(policy: Policy, weights: Weights | None) -> Iterator[None]:
-    """Give a policy other weights within a context, under the graph's lock; None: its present
-    ones.
-    """
+    """Give a policy other weights within a context, under the graph's lock; None: its own."""
     if weights is None or not isinstance(policy, Weighted):
         yield
         return

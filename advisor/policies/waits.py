@@ -98,9 +98,7 @@ class Waits:
         self.begun = 0  # waits ever seen
 
     def observe(self, sessions: SessionTable) -> NewWaits:
-        """Note which sessions have changed; of several engines' calls at one time, only the first
-        does so.
-        """
+        """Note which sessions changed; of several engines' calls at one time, the first does it."""
         seen = (sessions, sessions.changes)
         if seen == self._seen:
             return _NO_WAITS

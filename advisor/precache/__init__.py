@@ -1,3 +1,1 @@
-"""``kvgraph precache``: computes stable prefixes ahead of requests, on any OpenAI-compatible
-server.
-"""
+"""``kvgraph precache``: computes stable prefixes ahead, on any OpenAI-compatible server."""

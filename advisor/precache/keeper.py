@@ -59,18 +59,15 @@ class Prefix:
 
 
 class WarmResult(NamedTuple):
-    """The result of warming one prefix.
-
-    Attributes:
-        said: The beginning of the server's answer for a prefix that failed; it may quote the
-            prefix, so it must not be logged.
-    """
+    """The result of warming one prefix."""
 
     key: str
     how: str  # cold (was computed), warm (was cached), unknown which, leased, or failed
     tokens: int = 0  # tokens of the prompt; 0 if the server does not report it
     cached: int = 0
     reason: str = ""  # why it failed or is cold again
+    # the beginning of the server's answer for a prefix that failed; it may quote the prefix, so it
+    # must not be logged
     said: str = ""
 
 

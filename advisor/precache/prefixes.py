@@ -42,9 +42,7 @@ def stable_messages(render: Render, drop_from: str, variables: Mapping[str, str]
 
 
 def as_messages(made: object, what: str = "messages") -> list[Message]:
-    """Return ``made`` as a list, checked to be objects that JSON can hold; raises ConfigError,
-    which names it ``what``.
-    """
+    """Return ``made`` as a list of JSON objects; raises ConfigError, which names it ``what``."""
     if not isinstance(made, list | tuple):
         raise ConfigError(f"{what}: {type(made).__name__!r}; allowed: a list of objects")
     for number, each in enumerate(made):

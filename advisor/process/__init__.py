@@ -1,3 +1,1 @@
-"""Process-level services: ending with the parent, snapshots, keys, rate-limited logs, HTTP
-serving.
-"""
+"""What makes it a process: the end with its parent, snapshots, keys, logs, HTTP serving."""

@@ -42,9 +42,7 @@ def new_sidecar_keys(folder: Path) -> None:
 
 
 def new_engine_keys(sidecar: Path, name: str, folder: Path) -> Path:
-    """Create an engine's key folder and allow it at the sidecar; returns the file that allows it.
-    Raises ConfigError.
-    """
+    """Create an engine's key folder; return the file that allows it. Raises ConfigError."""
     if not _NAME.fullmatch(name):
         raise ConfigError(f"engine {name!r}: allowed: 1 to 64 letters, digits, '.', '_' and '-'")
     with explained(folder):

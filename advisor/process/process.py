@@ -325,9 +325,7 @@ def _is_ipv6(name: str) -> bool:
 
 
 async def check_address(host: str, port: int) -> None:
-    """Refuse an address on which nothing can listen, because uvicorn would exit with its own code.
-    Raises ConfigError.
-    """
+    """Refuse an address on which nothing can listen, before uvicorn exits. Raises ConfigError."""
     loop = asyncio.get_running_loop()
     try:
         probe = await loop.create_server(asyncio.Protocol, host, port, start_serving=False)

@@ -84,9 +84,7 @@ def losses_table(trace: Trace, capacities: list[int], losses: list[LossAnalysis]
 
 
 def own_history(trace: Trace) -> Any:
-    """Return, for each prompt, how many of its first blocks an earlier turn of its session
-    walked.
-    """
+    """Return how many of each prompt's first blocks an earlier turn of its session walked."""
     walked: dict[int, set[int]] = {}
     own = np.zeros(len(trace), dtype=np.int32)
     for request, (chain, session) in enumerate(
@@ -115,9 +113,7 @@ def session_blocks(trace: Trace) -> Any:
 
 
 def needed_at_once(trace: Trace) -> tuple[Any, Any]:
-    """Return, at each arrival, the number of sessions between two turns, and of distinct blocks
-    that they hold.
-    """
+    """Return at each arrival how many sessions are between turns, and how many blocks they hold."""
     last, session, chains = trace.last.tolist(), trace.session.tolist(), trace.chains()
     held: dict[int, list[int]] = {}
     holders: dict[int, int] = {}

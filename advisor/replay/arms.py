@@ -82,9 +82,7 @@ class BeladyOrder(HeapOrder):
 
 
 def next_uses(trace: Trace) -> list[list[int]]:
-    """Return a list per request: for each block of its chain, the next request whose *prompt* has
-    it.
-    """
+    """Return per request, for each block of its chain, the next request that asks for it."""
     coming = [NEVER] * trace.num_blocks
     prompts = trace.prompts.tolist()
     uses: list[list[int]] = []
@@ -219,9 +217,7 @@ def arm_names() -> list[str]:
 
 
 def chosen_arms(names: Sequence[str]) -> list[str]:
-    """Return the arms for ``names``; ``all`` means every one that can run here.
-    Raises ReplayError.
-    """
+    """Return the arms for ``names``; ``all``: each that can run here. Raises ReplayError."""
     known = arm_names()
     more = [*ALGORITHMS, *order_names()]
     allowed = [*known, *(name for name in more if name not in known)]
@@ -248,9 +244,7 @@ def new_order(name: str, trace: Trace, settings: Settings) -> EvictionOrder:
 
 
 def new_orders(name: str, trace: Trace, settings: Settings, engines: int) -> list[EvictionOrder]:
-    """Make an eviction order per engine; a graph policy's engines share one sidecar.
-    Raises ReplayError.
-    """
+    """Make an order per engine; a graph policy's share one sidecar. Raises ReplayError."""
     if name in ORDERS:
         return [ORDERS[name](trace) for _ in range(engines)]
     policy = graph_policies().get(without_suffix(name))
@@ -270,9 +264,7 @@ def new_orders(name: str, trace: Trace, settings: Settings, engines: int) -> lis
 
 
 def run_arm(name: str, trace: Trace, capacity: int, settings: Settings) -> Ints:
-    """Return the prompt blocks matched by prefix, int32 ``[requests]``, with one engine of
-    ``capacity`` blocks.
-    """
+    """Return the prompt blocks that an engine of ``capacity`` matched, int32 ``[requests]``."""
     if name in FAST and (settings.load is None or name not in ORDERS):
         return FAST[name](trace, capacity)
     instance = Instance(capacity, new_order(name, trace, settings))

@@ -73,9 +73,7 @@ def replay(
 
 
 def check_writable(option: str, path: Path | None) -> None:
-    """Refuse a file that cannot be written before anything is computed for it.
-    Raises ReplayError.
-    """
+    """Refuse a file that cannot be written before anything is computed. Raises ReplayError."""
     if path is None:
         return
     wrong = None

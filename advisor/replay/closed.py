@@ -228,9 +228,7 @@ class Played:
 def play(
     runs: Runs, instance: Instance, loop: Loop, *, word: AdviceAt = lambda now: None
 ) -> Played:
-    """Let users play ``runs`` on one engine; deterministic. Without ``word``, no request is
-    held.
-    """
+    """Let users play ``runs`` on one engine; without ``word``, no request is held."""
     return _Play(runs, instance, loop, word).play()
 
 
@@ -326,10 +324,10 @@ class _Play:
     def _next(self) -> ArrivedRequest:
         if self._loop.queue is Queue.FCFS:
             return self._line[0]
-        return max(self._line, key=lambda asked: self._matched(asked.request))
-
-    def _matched(self, request: int) -> int:
-        return self._instance.match(self._chains[request], self._limits[request])
+        match, chains, limits = self._instance.match, self._chains, self._limits
+        return max(
+            self._line, key=lambda asked: match(chains[asked.request], limits[asked.request])
+        )
 
     def _wake(self, now: float) -> None:
         self._asking = False

@@ -189,9 +189,7 @@ def closed_table(rows: Sequence[ClosedRow]) -> Table:
 
 
 def draw_cliff(rows: Sequence[ClosedRow], path: Path) -> None:
-    """Save a picture of turns per hour and TTFT by number of agents, a row of two per capacity.
-    Raises ReplayError.
-    """
+    """Save a picture of turns an hour and TTFT by agents, a row per capacity."""
     plots = pyplot()
     capacities = sorted({row.capacity for row in rows})
     arms = list(dict.fromkeys(row.arm for row in rows if row.arm != "lru"))

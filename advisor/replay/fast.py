@@ -13,8 +13,6 @@ from .trace import Ints, ReplayError, Trace
 
 Places = npt.NDArray[np.int64]
 
-# vLLM's own eviction, without service times: the fast path.
-
 
 def lru_hits(trace: Trace, capacity: int) -> Ints:
     """Return the prompt blocks matched by prefix, int32 ``[requests]``, one request after the
@@ -107,9 +105,7 @@ def is_installed() -> bool:
 
 
 def library_hits(trace: Trace, capacity: int, policy: str) -> Ints:
-    """Return the matched prompt blocks under one of ``ALGORITHMS``, int32 ``[requests]``. Raises
-    ReplayError.
-    """
+    """Return the prompt blocks matched by one of ``ALGORITHMS``. Raises ReplayError."""
     cache, request = new_cache(policy, capacity)
     limits = trace.matchable.tolist()
     hits = np.zeros(len(trace), dtype=np.int32)
@@ -127,9 +123,7 @@ def library_hits(trace: Trace, capacity: int, policy: str) -> Ints:
 
 
 def new_cache(policy: str, capacity: int) -> tuple[Any, Any]:
-    """Return a libcachesim cache of ``capacity`` objects of size 1, and a request object to query
-    it.
-    """
+    """Return a libcachesim cache of ``capacity`` objects of size 1, and a request to query it."""
     try:
         import libcachesim
     except ImportError:

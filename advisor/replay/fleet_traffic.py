@@ -185,9 +185,7 @@ class Signals(StrEnum):
 
 
 def waiting_for_tool(request: FleetRequest) -> bool | None:
-    """Return whether the answer ended in a tool call (True) or the turn (False); None if
-    unknown.
-    """
+    """Return whether the answer ended in a tool call or else the turn; None if unknown."""
     return _WAITING.get(request.turn.stop)
 
 
@@ -327,9 +325,7 @@ def trace_lines(
 
 
 def write_trace(lines: Iterator[dict[str, Any]], path: Path) -> int:
-    """Write a trace, gzipped if the name ends in ``.gz``; returns the number of lines.
-    Raises TraceError.
-    """
+    """Write a trace, gzipped if named ``.gz``; returns the number of lines. Raises TraceError."""
     count = 0
     try:
         with path.open("wb") as raw, _zipped(raw) if path.suffix == ".gz" else raw as file:

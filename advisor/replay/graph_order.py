@@ -11,11 +11,10 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from ...graph.kvcache_graph import KVCacheGraph
-from ...graph.ranking.copies import worth_spilling
 from ...graph.ranking.formulas import LruPolicy
 from ...graph.ranking.policy import Policy, Rules
 from ...graph.tables.tables import GraphLimits
-from ...graph.types import NO_ROW, Authority, Keys, Tier
+from ...graph.types import Authority, Keys, Tier
 from ...graph.wire.advice import PRESSING_SHARE, AdmissionAdvice, EvictionRanking
 from ...graph.wire.events import (
     AnyEvent,
@@ -151,10 +150,6 @@ class EngineUpdate(NamedTuple):
     event: AnyEvent | None
     blocks: Sequence[int] = ()  # blocks that became resident by the event, or were evicted
 
-    @property
-    def is_eviction(self) -> bool:
-        return self.event is None
-
 
 class SimulatedSidecar:
     """A real graph with a simulated clock, which receives events as late as a live one would.
@@ -201,7 +196,7 @@ class SimulatedSidecar:
     def rank(self, engine: str, limit: int, now: float) -> EvictionRanking:
         """Rank an engine's blocks by the events received so far."""
         self.now = now
-        return self.graph.rank(engine, limit, for_copies=False)  # see ``worth_copying``
+        return self.graph.rank(engine, limit, for_copies=False)
 
     def hear(self, engine: str, before: float, others_before: float) -> None:
         """Apply all events of an engine before a time, and of the others before ``others_before``.
@@ -219,7 +214,7 @@ class SimulatedSidecar:
                     stored.setdefault(heard, []).append(news.event)
                 elif news.event is not None:
                     turns.append(news.event)
-                resident = not news.is_eviction
+                resident = news.event is not None
                 changed.setdefault(heard, {}).update(dict.fromkeys(news.blocks, resident))
             self.graph.apply(heard, turns)
         for heard, blocks in changed.items():
@@ -277,9 +272,7 @@ class GraphOrder(EvictionOrder):
 
     @classmethod
     def alone(cls, trace: Trace, policy: Policy, *, hints: bool = False) -> GraphOrder:
-        """Return the order of an engine with its own sidecar, with the defaults of
-        ``SimulatedSidecar``.
-        """
+        """Return the order of an engine with a sidecar of its own, with its defaults."""
         return cls(SimulatedSidecar(trace, policy, hints=hints))
 
     def serves(self, capacity: int) -> None:
@@ -315,12 +308,6 @@ class GraphOrder(EvictionOrder):
 
     def evicted(self, blocks: Sequence[int], now: float) -> None:
         self._tell(now, None, blocks)
-
-    def worth_copying(self, blocks: Sequence[int]) -> Sequence[int]:
-        tables, keys = self.sidecar.graph.tables, self.sidecar.events.keys[list(blocks)]
-        rows = tables.blocks.find(keys, tables.salt(tables.engines[self._engine]))
-        worthy = (rows == NO_ROW) | worth_spilling(tables, rows, self.sidecar.now)
-        return [block for block, worth in zip(blocks, worthy.tolist(), strict=True) if worth]
 
     def copied(self, made: Sequence[int], gone: Sequence[int], now: float) -> None:
         if made:

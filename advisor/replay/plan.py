@@ -35,7 +35,7 @@ from .trace import AGENTS_SERVICE, HostLink, Ints, Trace
 
 
 class PrefillQueues:
-    """Simulates when each engine finishes a prompt, and how many tokens wait at each."""
+    """Simulates when each engine finishes a prompt."""
 
     def __init__(self, tokens_per_s: float, computed: Callable[[Choice], None]) -> None:
         self._rate = tokens_per_s
@@ -43,7 +43,6 @@ class PrefillQueues:
         self._free_at: dict[int, float] = {}
         self._ends: list[tuple[float, int, Choice]] = []
         self._number = 0
-        self._waited: dict[int, float] = {}  # token-seconds
 
     def advance(self, now: float) -> None:
         """Finish all prompts that are done by ``now``."""
@@ -54,48 +53,26 @@ class PrefillQueues:
         start = max(now, self._free_at.get(choice.engine, 0.0))
         end = start + choice.tokens / self._rate
         self._free_at[choice.engine] = end
-        waited = self._waited.get(choice.engine, 0.0)
-        self._waited[choice.engine] = waited + choice.tokens * (end - now)
         self._number += 1
         heapq.heappush(self._ends, (end, self._number, choice))
 
-    def waited(self, engines: int) -> npt.NDArray[np.float64]:
-        """Return tokens queued or running at each engine, times seconds, float64 ``[engines]``."""
-        return np.array([self._waited.get(engine, 0.0) for engine in range(engines)])
-
 
 _ALL_LOST: Final = np.ones(1, dtype=np.bool_)
-
-
-class NotingRouter:
-    """Delegates to another router, and remembers where that sent each request."""
-
-    def __init__(self, router: Router) -> None:
-        self._router = router
-        self.where: list[int] = []  # engine numbers, by request
-
-    def __call__(self, request: int, instances: Sequence[Instance]) -> int:
-        self.where.append(self._router(request, instances))
-        return self.where[-1]
 
 
 class FleetRouting:
     """Routes by a ``FleetRouter`` that sees what the simulated engines hold.
 
     Args:
-        store: A tier that all engines share, if they do.
         tokens_per_s: Prompt tokens that an engine computes per second; the remaining ones wait
             there. None: prompts take no time, and no engine has a queue.
     """
 
-    def __init__(
-        self, trace: Trace, store: HostTier | None = None, tokens_per_s: float | None = None
-    ) -> None:
+    def __init__(self, trace: Trace, tokens_per_s: float | None = None) -> None:
         self._chains = trace.chains()
         self._limits = trace.matchable.tolist()
         self._tokens, self._session = trace.input_tokens.tolist(), trace.session.tolist()
         self._at, self._size = trace.at.tolist(), trace.block_size
-        self._store = store
         self._speed = Speed()
         self.router = FleetRouter(EngineBoard())
         self.queues: PrefillQueues | None = None
@@ -127,9 +104,7 @@ class FleetRouting:
 
         pool = reached(lambda instance: instance.match(chain, limit))
         below = reached(lambda instance: instance.reach(chain, limit))
-        if self._store is None:
-            return Holdings(pool, below, lost=_ALL_LOST)
-        return Holdings(pool, pool, int(below.max()), _ALL_LOST)
+        return Holdings(pool, below, lost=_ALL_LOST)
 
 
 Seconds = npt.NDArray[np.float64]
@@ -165,9 +140,7 @@ class PlanTerms:
         return self.times * plan.engines * (1 + plan.host * self.host_cost)
 
     def for_trace(self, trace: Trace) -> tuple[PlanTerms, int]:
-        """Enlarge pools until every request of a trace fits; returns how many did not fit
-        before.
-        """
+        """Enlarge pools until every request fits; returns how many did not fit before."""
         needed = blocks_needed(trace)
         times = max(1, -(-int(needed.max(initial=0)) // self.blocks))
         return replace(self, times=times), int((needed > self.blocks).sum())
@@ -212,9 +185,7 @@ def plans_of(engines: Sequence[int], hosts: Sequence[float]) -> list[Plan]:
 
 
 def cheapest(found: Sequence[PlanFound], ttft_s: float) -> PlanFound | None:
-    """Return the cheapest plan that serves all requests with a TTFT below the bound at p95, or
-    None.
-    """
+    """Return the cheapest plan that serves all with a p95 TTFT below the bound, or None."""
     good = [row for row in found if not row.refused and row.ttft_p95_s <= ttft_s]
     return min(good, key=lambda row: (row.cost, row.ttft_p95_s), default=None)
 
@@ -225,13 +196,18 @@ def run_plan(trace: Trace, plan: Plan, terms: PlanTerms) -> PlanFound:
     """
     orders = new_orders(terms.policy, trace, Settings(), plan.engines)
     pools = [_instance(order, plan, terms) for order in orders]
-    router = NotingRouter(_router(trace, plan, terms))
-    outcome = simulate(trace, pools, router=router)
+    router, where = _router(trace, plan, terms), list[int]()  # engine numbers, by request
+
+    def noted(request: int, instances: Sequence[Instance]) -> int:
+        where.append(router(request, instances))
+        return where[-1]
+
+    outcome = simulate(trace, pools, router=noted)
     size, total = trace.block_size, max(1, trace.prompt_blocks)
     computed = np.maximum(1, trace.input_tokens - size * (outcome.hits + outcome.warmed))
     link = HostLink()
     loading = outcome.warmed * link.seconds(1, size)
-    ttft, busy = waits(trace.at, computed / terms.prefill_tokens_per_s + loading, router.where)
+    ttft, busy = waits(trace.at, computed / terms.prefill_tokens_per_s + loading, where)
     p50, p95 = np.percentile(ttft, [50, 95]).tolist() if len(ttft) else (0.0, 0.0)
     hit_rate, host_rate = float(outcome.hits.sum() / total), float(outcome.warmed.sum() / total)
     refused = int((blocks_needed(trace) > terms.pool).sum())

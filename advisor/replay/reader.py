@@ -125,9 +125,7 @@ def decode_line(data: bytes) -> Line:
 
 
 def decoded(decoder: msgspec.json.Decoder[_T], data: bytes) -> _T:
-    """Decode JSON in which an empty cell of a table may be NaN or an empty text, if nothing else
-    fits.
-    """
+    """Decode JSON in which a table's empty cell may be NaN or "", if nothing else fits."""
     try:
         return decoder.decode(data)
     except msgspec.DecodeError:
@@ -231,9 +229,7 @@ def _explained(path: Path, where: Callable[[], str] = str) -> Iterator[None]:
 
 
 def new_file(path: Path) -> TextIO:
-    """Create a text file, gzipped if its name ends in ``.gz``; it must not exist.
-    Raises TraceError.
-    """
+    """Create a text file, gzipped if named ``.gz``; it must not exist. Raises TraceError."""
     try:
         return cast(TextIO, gzip.open(path, "xt") if path.suffix == ".gz" else path.open("x"))
     except OSError as error:

@@ -24,9 +24,7 @@ _MAX_RUNNING: Final = 65_536  # requests; chosen
 
 
 class Recorder:
-    """Writes one line per finished request from a sidecar's events; a full disk ends the recording.
-    Raises TraceError.
-    """
+    """Writes a line per finished request until a full disk ends it. Raises TraceError."""
 
     def __init__(
         self,

@@ -16,8 +16,6 @@ import numpy.typing as npt
 from ...graph.ranking.copies import CopyOrder
 from .trace import Ints, ServiceModel, Trace
 
-# Eviction orders: which of the free blocks is evicted next.
-
 
 class EvictionOrder(ABC):
     """An instance's free cached blocks, and the order in which it evicts them. The instance reports
@@ -29,9 +27,7 @@ class EvictionOrder(ABC):
 
     @abstractmethod
     def freed(self, request: int, blocks: Sequence[int], now: float) -> None:
-        """Note that these blocks became free, in this order (tail first); ``request`` used them
-        last.
-        """
+        """Note that blocks became free, in this order, tail first; ``request`` used them last."""
 
     @abstractmethod
     def reused(self, blocks: Sequence[int]) -> None:
@@ -47,14 +43,8 @@ class EvictionOrder(ABC):
     def evicted(self, blocks: Sequence[int], now: float) -> None:  # noqa: B027
         """Note that the blocks returned by ``victims`` were evicted."""
 
-    def worth_copying(self, blocks: Sequence[int]) -> Sequence[int]:
-        """Return those of the blocks just evicted that are worth a copy in a tier below."""
-        return blocks
-
     def copied(self, made: Sequence[int], gone: Sequence[int], now: float) -> None:  # noqa: B027
-        """Note that the tier below now holds copies of the blocks ``made``, and no longer of
-        ``gone``.
-        """
+        """Note that the tier below now has copies of ``made``, and no longer of ``gone``."""
 
     def finished(self, request: int, now: float) -> None:  # noqa: B027
         """Note that a request ended, and that its blocks are about to be freed."""
@@ -94,11 +84,9 @@ class HostTier:
     Args:
         capacity: Blocks that it holds.
         plain: Drop the least recently used copy first; otherwise as a live engine's tiers do.
-        selective: Store only blocks that the evicting order considers worth a copy, as live.
     """
 
-    def __init__(self, capacity: int, *, plain: bool = True, selective: bool = False) -> None:
-        self.selective = selective
+    def __init__(self, capacity: int, *, plain: bool = True) -> None:
         self._capacity = capacity
         self._held: CopyOrder[int] = CopyOrder(plain)
 
@@ -203,8 +191,7 @@ class Instance:
         if evicted:
             self._order.evicted(evicted, now)
             if self._host is not None:
-                worthy = self._order.worth_copying(evicted) if self._host.selective else evicted
-                self._order.copied(*self._host.store(worthy), now)
+                self._order.copied(*self._host.store(evicted), now)
         return Admission(hit, warmed, len(new))
 
     def finish(self, request: int, chain: Sequence[int], now: float) -> None:
@@ -375,9 +362,6 @@ class _Run:
         tokens = self._input[request] + self._output[request]
         unhashed: int = max(0, -(-tokens // self._trace.block_size) - len(self._chains[request]))
         return unhashed
-
-
-# Decides which of several instances gets a request.
 
 
 class RoundRobin:

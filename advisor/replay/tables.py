@@ -124,9 +124,7 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def pyplot() -> Any:
-    """Return ``matplotlib.pyplot``, drawing into files and opening no display.
-    Raises ReplayError.
-    """
+    """Return ``matplotlib.pyplot``, drawing into files only. Raises ReplayError."""
     try:
         import matplotlib
     except ImportError:
@@ -171,9 +169,7 @@ def rates_table(table: HitTable) -> Table:
 
 
 def draw(table: HitTable, path: Path) -> None:
-    """Save the picture: hit rate over capacity, in the band between LRU and Belady.
-    Raises ReplayError.
-    """
+    """Save a picture of hit rates between LRU's and Belady's. Raises ReplayError."""
     plots = pyplot()
     figure, axes = plots.subplots(figsize=(9, 5.4), layout="constrained")
     _draw_band(axes, table)

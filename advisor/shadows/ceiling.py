@@ -34,9 +34,7 @@ class WindowRequest(NamedTuple):
 
 
 class Ceiling(NamedTuple):
-    """Blocks that some requests asked for, and how many of them Belady's algorithm and the live
-    engine found.
-    """
+    """Blocks that requests asked for, and how many Belady's algorithm and the engine found."""
 
     asked: int = 0
     found: int = 0
@@ -125,8 +123,6 @@ def _there_at_first(
     return seeds
 
 
-# ``WindowPlay``: the remembered requests once more, in a pool that evicts by given scores.
-
 _RANKED_EVERY: Final = 16  # requests; chosen
 _MOST_BLOCKS: Final = 100_000  # of the last requests, to be replayed; chosen: a second at most
 
@@ -153,9 +149,7 @@ class WindowPlay:
         self.requests, self.asked = sum(each.asked for each in last), blocks_asked(last)
 
     def scores(self, view: View, weights: OtherWeights) -> Scores:
-        """Return scores under ``weights`` as of now, float64 ``[n]``; unknown blocks are evicted
-        first.
-        """
+        """Return scores under ``weights`` as of now, float64 ``[n]``; unknown blocks go first."""
         rows = view.blocks.find(self.keys)
         known = np.flatnonzero(rows != NO_ROW)
         known = known[np.argsort(rows[known])]
@@ -164,9 +158,7 @@ class WindowPlay:
         return found
 
     def found(self, scores: Scores) -> int:
-        """Return how many of the blocks a pool finds that evicts those with the highest scores
-        first.
-        """
+        """Return how many blocks a pool finds that evicts the highest scores first."""
         pool, total = RankedShadow(self._capacity), 0
         keys = grown(self.keys, len(self.keys) + 1)
         for number, (rows, reach) in enumerate(zip(self._asked, self._reach, strict=False)):

@@ -16,8 +16,6 @@ from ..policies.evidence import PolicySelector
 from ..policies.registry import weighing
 from ..policies.shadow import RankedShadow
 
-# ``OtherWeights``: a policy as it would score with weights and rules that are not in force.
-
 
 @dataclass(frozen=True, slots=True)
 class OtherWeights:
@@ -166,9 +164,7 @@ def lru_pool(blocks: int, capacity: float) -> LruPool:
 def policy_pools(
     pools: Sequence[LruPool], policies: Sequence[Policy], guard: Guarding, uses: core.RankedPools
 ) -> list[PolicyPool]:
-    """Return pools for the live policy at every size, and for the others at the live pool's
-    size.
-    """
+    """Return pools of every size for the live policy, of the live size for the others."""
     return [
         policy_pool(pool, _name(policy.name, pool.capacity), policy, guard, uses)
         for place, policy in enumerate(policies)

@@ -82,9 +82,7 @@ _AGAIN_S: Final = 0.005
 
 
 def bind(socket: zmq.Socket[bytes], endpoint: str) -> str:
-    """Bind, and return the endpoint to connect to; an ipc socket is for its owner only (0600).
-    Raises ConfigError.
-    """
+    """Bind, and return where to connect; only its owner reaches ipc (0600). Raises ConfigError."""
     try:
         if endpoint.startswith("ipc://"):
             return _bind_ipc(socket, endpoint)
@@ -173,9 +171,7 @@ _SNDHWM: Final = 16  # messages; a newer ranking supersedes unread ones; chosen
 
 
 class EngineListener:
-    """The bound ROUTER socket, with authentication at a TCP endpoint; for the loop's thread only.
-    Raises ConfigError.
-    """
+    """The bound ROUTER, authenticated over TCP; for the loop's thread. Raises ConfigError."""
 
     def __init__(self, endpoint: str, token: str, keys: SidecarKeys | None = None) -> None:
         # Makes all of the sidecar's sockets; their owners close them before `close`.

@@ -89,9 +89,7 @@ class KvReplay:
 
 
 def is_end(frames: list[bytes]) -> bool:
-    """Return whether a replayed message is the END marker, which does not prove that all batches
-    came.
-    """
+    """Return whether a replayed message is END, which does not prove that all batches came."""
     return len(frames) in (3, 4) and frames[-2] == _END
 
 
@@ -187,9 +185,7 @@ class KvOrder:
             self.life.known = SourceState.PARTIAL
 
     def wants(self, seq: int) -> bool:
-        """Return whether a replayed batch is next; others are known, or requested by the next
-        attempt.
-        """
+        """Return whether a replayed batch is next; others are known, or for the next attempt."""
         return self.sequence.classify(seq) is Arrival.NEXT
 
     def take_replayed(self, seq: int, events: list[KvEvent]) -> Iterator[Batch]:

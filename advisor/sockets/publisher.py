@@ -95,9 +95,7 @@ class AdvicePublisher:
         self._send(identity, ResyncRequest(reason))
 
     def ask_for_tips(self, peers: Iterable[Peer]) -> None:
-        """Ask engines to report only the last key of each chain, for a limited time; renewed before
-        it ends.
-        """
+        """Ask engines to report only each chain's last key for a time; renewed before it ends."""
         now = self._clock()
         if now - self._tips_asked >= TIPS_S / 4:
             self._tips_asked = now

@@ -217,9 +217,7 @@ class EventSubscriber:
         return self._forget(gone, "gone")
 
     def may_answer(self, identity: bytes) -> bool:
-        """Return whether an unknown sender is answered now, and was not just before; notes the
-        answer.
-        """
+        """Return whether an unknown sender is answered: not again at once; notes the answer."""
         if identity in self.answered:
             return False
         self.answered[identity] = True

@@ -81,9 +81,7 @@ def only_sidecar_url(url: str | None) -> str:
 
 
 class EditEndpoint:
-    """A path of a sidecar that accepts changes; the sidecar is at ``url``, or this user's only
-    one.
-    """
+    """A path that accepts changes, of the sidecar at ``url`` or this user's only one."""
 
     MOST_ANSWERED: Final = 1 << 20  # bytes; chosen: an answer is read while others wait
 

@@ -34,9 +34,7 @@ TableJsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instea
 
 
 def plain(text: object) -> Text:
-    """Return text without markup or control characters, which could move the cursor or reverse
-    writing.
-    """
+    """Return text without markup and control characters, which could move the cursor."""
     return Text(
         "".join(
             c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}" for c in str(text)
@@ -216,8 +214,6 @@ def _flat(value: object) -> str:
     return str(value)
 
 
-# ``kvgraph open`` and ``kvgraph why``.
-
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of sentences.")]
 _PREFIXES: Final = ("", "cmpl-", "chatcmpl-")  # put before a client's X-Request-Id by vLLM
 _MOST: Final = 1_000  # requests of one answer; chosen
@@ -389,8 +385,6 @@ def _took(request: Mapping[str, Any]) -> Iterator[str]:
     elif request["wait"]:
         yield f"It waited {seconds(waited)}."
 
-
-# ``kvgraph explain``.
 
 # A block's key, or the first digits of one.
 _HEXADECIMAL: Final = re.compile(r"(0x)?[0-9a-f]+(…|\.\.\.)?", re.IGNORECASE)

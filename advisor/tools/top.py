@@ -100,9 +100,7 @@ def _sidecar(watched: Watched) -> Iterable[RenderableType]:
 
 
 def windows_table(windows: Sequence[Mapping[str, Any]]) -> RenderableType:
-    """Return a table of where prompt tokens came from, per time window; windows without requests
-    are left out.
-    """
+    """Return a table of where prompt tokens came from, by windows that have requests."""
     cells = [_window(each) for each in windows if each["asked"]]
     if not cells:
         return Text(windows[-1]["verdict"])

@@ -195,9 +195,7 @@ def room_sentence(
 
 
 def admission_facts(engine: Mapping[str, Any]) -> dict[str, str]:
-    """Return the facts on admission for an engine in ``/status``; empty if it never holds
-    requests.
-    """
+    """Return an engine's facts on admission; empty if it never holds requests."""
     room, report = engine["room"], (engine["graph"] or {}).get("admission")
     if room is None or (report is None and room["room_blocks"] is None):
         return {}

@@ -177,7 +177,7 @@ def eviction_sentence(
     if score is not None and rule == DepartureRule.POLICY:  # elsewhere a rule decided, and no score
         words.append(score)
     if place is not None:
-        before = "no block was" if place == 0 else _blocks_were(place)
+        before = {0: "no block was", 1: "one block was"}.get(place, f"{place:,} blocks were")
         words.append(f"{before} to go before it")
     if idle_s is not None:
         words.append(f"unused for {seconds(idle_s)}")
@@ -185,10 +185,6 @@ def eviction_sentence(
         words.append(f"its session was {_STATES[min(state, len(STATE_NAMES))]}")
     text = ", ".join(words)
     return f"{text[0].upper()}{text[1:]}."
-
-
-def _blocks_were(count: int) -> str:
-    return "one block was" if count == 1 else f"{count:,} blocks were"
 
 
 def _left(gone: Departure) -> str:

@@ -30,9 +30,7 @@ from .slices import SLICE_KEYS
 
 
 class CopyRecorder:
-    """Applies reports about copies in colder tiers to the tier bits, from which SPILL_LINKs
-    derive.
-    """
+    """Applies reports about copies to the tier bits, from which SPILL_LINKs derive."""
 
     def __init__(self, tables: LoggedTables, counters: Counter[str]) -> None:
         self._tables = tables
@@ -78,9 +76,7 @@ class CopyRecorder:
             self._tables.history.copies_lost(engine, bare, event.cause)
 
     def forget(self, engine: int, now: float, part: slice) -> None:
-        """Forget an engine's copies in these block rows, which are gone or about to be listed
-        again.
-        """
+        """Forget an engine's copies in these rows, which are gone or about to be listed again."""
         blocks = self._tables.blocks
         if not blocks.had_copies:
             return
@@ -138,10 +134,6 @@ _LISTED: Final = 32  # parts of a list of resident blocks looked up in one slice
 _PARTS: Final = 64  # parts of a run applied in one slice: some milliseconds; chosen
 
 
-def _removes(event: Churn) -> bool:
-    return type(event) is BlocksRemoved and not len(event.hashes) % 8
-
-
 _EVICTED_NAMES: Final = [f"evicted_{name}" for name in LAYER_NAMES]
 
 
@@ -187,7 +179,10 @@ class ChurnRecorder:
         open_cases = self._tables.history.open_cases
         if not open_cases.awaits(engine):
             return churn
-        places = (place for place, event in enumerate(churn) if _removes(event))
+        kinds = enumerate(churn)
+        places = (
+            at for at, each in kinds if type(each) is BlocksRemoved and not len(each.hashes) % 8
+        )
         if (first := next(places, None)) is None:
             return churn
         yield from self._apply(engine, churn[: first + 1], now)

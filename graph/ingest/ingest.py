@@ -113,9 +113,7 @@ class Ingest:
         return self._turns.signalled(signal, now)
 
     def forgetting(self, engine: int, now: float) -> Iterator[None]:
-        """Forget an engine that is gone, and its copies, in slices. Its column is not reused before
-        the last slice.
-        """
+        """Forget an engine that is gone, in slices; its column is reused after the last one."""
         self._tables.leaving.add(engine)
         self._tables.models.pop(engine, None)
         self._tables.pool_blocks.pop(engine, None)

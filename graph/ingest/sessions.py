@@ -53,9 +53,7 @@ def continued(owners: Rows, first_reach: Rows, reach: Rows, turns: Rows) -> int:
 
 
 def deepest(owners: Rows) -> tuple[int, int]:
-    """Return the owner of the deepest known block (``NO_ROW``: none, ``SHARED``: several), and the
-    number of known blocks. ``owners`` is as in ``continued``.
-    """
+    """Return the deepest known block's owner, and the number of known blocks; see ``continued``."""
     unseen = np.flatnonzero(owners == NO_ROW)
     known = int(unseen[0]) if len(unseen) else len(owners)
     return int(owners[known - 1]) if known else NO_ROW, known
@@ -73,9 +71,7 @@ def _compacts(known: int, blocks: int, before: int, longest: int) -> bool:
 
 
 def owners(blocks: BlockTable, rows: Rows) -> Rows:
-    """Return the only session that walked each block row, int32 ``[len(rows)]``; see
-    ``continued``.
-    """
+    """Return the only session that walked each row, int32 ``[len(rows)]``; see ``continued``."""
     shared = blocks.flagged(rows, BlockFlag.SHARED)
     return np.where(shared, np.int32(SHARED), blocks.session[rows])
 

@@ -90,9 +90,7 @@ class CoAttendance:
             yield
 
     def forget(self, gone: Mask) -> None:
-        """Forget rows about to be reused, those for which ``gone``, bool ``[blocks.size]``, is
-        true.
-        """
+        """Forget the ``gone`` rows, bool ``[blocks.size]``, which are about to be reused."""
         if self._counts:
             lost = gone.tobytes()
             self._counts = {

@@ -72,9 +72,7 @@ class HeldBook:
         return [held for waiting in self._held.values() for held in waiting.values()]
 
     def since(self, session: str, tenant: str | None) -> dict[int, float]:
-        """Return engine → time since which a request of this session has waited there. Without
-        ``tenant``, sessions of any tenant match.
-        """
+        """Return engine → since when a request of this session waits there; None: any tenant's."""
         found: dict[int, float] = {}
         for engine, waiting in self._held.items():
             for held in waiting.values():
@@ -210,9 +208,7 @@ class TurnRecorder:
         self._sessions.forget(engine)
 
     def forget(self, gone: Mask) -> None:
-        """Forget rows about to be reused, those for which ``gone``, bool ``[blocks.size]``, is
-        true.
-        """
+        """Forget the ``gone`` rows, bool ``[blocks.size]``, which are about to be reused."""
         sessions = self._tables.sessions
         tip = sessions.tip[: sessions.size]
         tip[gone[tip] & (tip != NO_ROW)] = NO_ROW

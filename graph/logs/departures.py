@@ -1,6 +1,4 @@
-"""Records how blocks left a pool: by which rule, after which ranking, and what was known of
-them.
-"""
+"""Records how blocks left a pool: by which rule and ranking, and what was known of them."""
 
 from __future__ import annotations
 
@@ -279,9 +277,7 @@ class Departures:
         self._log(engine).marks[rows] |= np.uint8(RowMark.PREFETCHED)
 
     def copied(self, engine: int, rows: Rows) -> None:
-        """Note that blocks now have a copy, so that why an earlier one was lost no longer
-        matters.
-        """
+        """Note that blocks have a copy: why an earlier one was lost no longer matters."""
         self._log(engine).marks[rows] &= ~np.uint8(RowMark.CAUSE)
 
     def copies_lost(self, engine: int, rows: Rows, cause: int) -> None:

@@ -24,9 +24,7 @@ _LARGEST: Final = float(np.finfo(np.float16).max)
 
 
 class TermsAtRanking(NamedTuple):
-    """Score terms of blocks when they were ranked. ``parts`` is ``[n, names]``; NaN for a block
-    whose terms are unknown.
-    """
+    """Score terms of ranked blocks, ``[n, names]``; NaN where unknown."""
 
     names: tuple[str, ...]
     parts: Parts
@@ -51,9 +49,7 @@ NO_TERMS: Final = TermsAtRanking((), np.empty((0, 0), dtype=np.float16))
 
 
 class TermRing:
-    """Score terms of an engine's last evictions, by record id. Terms with other names, such as
-    another policy's, restart the ring.
-    """
+    """Terms of an engine's last evictions, by record id; other names restart the ring."""
 
     def __init__(self) -> None:
         self._names: tuple[str, ...] = ()

@@ -59,7 +59,7 @@ class ReplayQueue:
     def add(self, walk: ReplayedWalk) -> None:
         self._walks.append(walk)
         self._count(walk, 1)
-        while len(self._walks) > 1 and self._is_full:
+        while len(self._walks) > (1 if self._blocks > MOST_BLOCKS else _MOST_WALKS):
             self._count(self._walks.popleft(), -1)
 
     def take(self) -> list[ReplayedWalk]:
@@ -68,10 +68,6 @@ class ReplayQueue:
         self._walks.clear()
         self._blocks = self.nbytes = 0
         return taken
-
-    @property
-    def _is_full(self) -> bool:
-        return len(self._walks) > _MOST_WALKS or self._blocks > MOST_BLOCKS
 
     def _count(self, walk: ReplayedWalk, sign: int) -> None:
         self._blocks += sign * len(walk.rows)
@@ -105,7 +101,8 @@ class ContentIndex:
         if not len(self._slots):
             self._slots = np.zeros(1 << _BITS, dtype=_SLOT)
         first, second = _slots_of(contents)
-        at = np.where(self._takes(first, contents), first, second)
+        there = self._slots["content"][first]
+        at = np.where((there == 0) | (there == contents), first, second)
         self._slots["content"][at], self._slots["key"][at] = contents, keys
         self._slots["salt"][at] = np.uint64(salt)
 
@@ -118,10 +115,6 @@ class ContentIndex:
             if slot["content"] == content and slot["salt"] != np.uint64(salt):
                 return int(slot["key"])
         return None
-
-    def _takes(self, at: Slots, contents: Keys) -> npt.NDArray[np.bool_]:
-        there = self._slots["content"][at]
-        return np.asarray((there == 0) | (there == contents))
 
 
 def _slots_of(contents: Keys) -> tuple[Slots, Slots]:
@@ -295,9 +288,7 @@ class History(Departures):
         return dict(zip(starts, sums["asked"].tolist(), strict=True))
 
     def hit_share(self, engine: str) -> float | None:
-        """Return the share of an engine's prompt tokens found since it connected; None before
-        any.
-        """
+        """Return an engine's share of prompt tokens found since it connected; None before any."""
         column = self._tables.engines.get(engine, NO_ROW)
         asked = self._asked[column]
         return self._found[column] / asked if asked else None
@@ -431,9 +422,7 @@ class History(Departures):
         self.stop_computing(engine, computed, self.running.computed(engine))
 
     def listen(self) -> list[ReplayedWalk]:
-        """Return the starts and ends of requests since the last call, the oldest first. The first
-        call starts the recording, and returns none.
-        """
+        """Return requests' starts and ends since the last call; the first call begins."""
         if self._heard is None:
             self._heard = ReplayQueue()
         return self._heard.take()
@@ -494,9 +483,7 @@ class History(Departures):
 
 
 class NoHistory(History):
-    """A history that records no requests or evictions, for graphs whose logs are not used. It saves
-    a tenth of ingest's time.
-    """
+    """A history of nothing, where logs are not used: it saves a tenth of ingest's time."""
 
     def evicted(self, engine: int, rows: Rows, now: float) -> None:
         pass
@@ -515,9 +502,7 @@ class NoHistory(History):
 
 @dataclass(slots=True)
 class LoggedTables(Tables):
-    """The graph's tables with the history of requests and evictions, which ``Tables`` does not
-    know.
-    """
+    """The graph's tables with the history of requests and evictions."""
 
     history: History = field(init=False)
 

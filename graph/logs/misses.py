@@ -262,9 +262,7 @@ class OpenCases:
             self._open.pop(engine, None)
 
     def step_reported(self, engine: int, now: float) -> None:
-        """Close an engine's cases now that their step's evictions are reported. A case whose block
-        is among these gets a new miss.
-        """
+        """Close cases whose step's evictions are reported; a block among them gets a new miss."""
         for number, case in self._open.pop(engine, {}).items():
             if (miss := self._left(engine, case, now)) is not None:
                 case = case._replace(miss=miss)

@@ -1,6 +1,4 @@
-"""The log of requests, recorded when they are first scheduled: a ring of columns, and their
-names.
-"""
+"""The log of requests, from when they are first scheduled: a ring of columns, and their names."""
 
 from __future__ import annotations
 
@@ -341,9 +339,7 @@ class RequestLog:
         return found
 
     def ahead(self, number: int) -> npt.NDArray[np.int64]:
-        """Return the requests that the engine first scheduled while this one waited, int64 ``[n]``,
-        oldest first.
-        """
+        """Return the requests first scheduled while this waited, int64 ``[n]``, oldest first."""
         ring, record = self._ring, self.record(number)
         begun = ring["at"] < record["at"]
         begun &= ring["at"] >= record["at"] - record["waited"]
@@ -351,9 +347,7 @@ class RequestLog:
         return self._in(begun)
 
     def under_way(self, number: int) -> npt.NDArray[np.int64]:
-        """Return the requests running on the engine when this one arrived, int64 ``[n]``, oldest
-        first.
-        """
+        """Return the requests that ran when this one arrived, int64 ``[n]``, oldest first."""
         ring, record = self._ring, self.record(number)
         arrived = record["at"] - record["waited"]
         there = ring["at"] < arrived
@@ -472,8 +466,6 @@ class RunningRequests:
         self._blocks += sign * len(running.rows)
         self.nbytes += sign * running.rows.nbytes
 
-
-# Keeps log records small: durations take one byte, and times four.
 
 _STEPS: Final = 12.0  # steps per doubling, 6 % apart; chosen
 _UNIT_S: Final = 0.1  # shorter durations are equal; 255 steps reach to 2.9 days; chosen

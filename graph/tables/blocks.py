@@ -39,16 +39,12 @@ NO_SALT: Final = np.uint64(0)
 
 @lru_cache(maxsize=256)
 def salt_of(model: str) -> np.uint64:
-    """Return the number mixed into the keys of the blocks of ``model``: 64 bits of BLAKE2b, the
-    same in every process.
-    """
+    """Return the 64 bits of BLAKE2b that are mixed into keys of ``model``, in every process."""
     if not model:
         return NO_SALT
     digest = hashlib.blake2b(model.encode(errors="surrogatepass"), digest_size=8).digest()
     return np.uint64(int.from_bytes(digest, "little"))
 
-
-# The properties of a block, one column each, and of its stored edges.
 
 Mask = npt.NDArray[np.bool_]
 Times = npt.NDArray[np.float64]
@@ -104,9 +100,7 @@ class EdgeSums(Columns):
 
 
 def known_depth(depth: Rows) -> Rows:
-    """Return how many blocks are known to precede each block in its chain, int32 ``[n]``, from
-    values of the ``depth`` column.
-    """
+    """Return how many blocks are known to precede each of these depths, int32 ``[n]``."""
     beyond = np.maximum(depth - FIRST_KNOWN, 0)
     return np.where(depth < UNPLACED, depth, beyond).astype(np.int32)
 
@@ -188,9 +182,7 @@ class BlockTable(BlockColumns):
         return np.flatnonzero(self.alive[: self.size]).astype(np.int32)
 
     def parts(self) -> Iterator[slice]:
-        """Yield slices of all rows ever used, each for one slice of work, including rows added
-        meanwhile.
-        """
+        """Yield slices of work over all rows ever used, and those added meanwhile."""
         start = 0
         while start < self.size:
             end = min(start + _PART, self.size)
@@ -233,9 +225,7 @@ class BlockTable(BlockColumns):
         self._rows.give_back(rows)
 
     def tidying(self) -> Iterator[None]:
-        """Make room in a large table before it is needed; no row may be added or removed
-        meanwhile.
-        """
+        """Make room in a large table ahead of need; no row may be added or removed meanwhile."""
         yield from self._index.tidying(self.alive, self.size)
         yield from self.growing_ahead(self.size)
 
@@ -309,16 +299,12 @@ class BlockTable(BlockColumns):
         return kept
 
     def unhold(self, engine: int, keys: Keys, salt: np.uint64) -> Rows:
-        """Note that blocks left an engine's pool; returns the rows of those that were there, int32,
-        ascending.
-        """
+        """Note that blocks left an engine's pool; returns the rows that were there, ascending."""
         self._held[engine].changed()
         return self._index.unhold(self.tiers[engine], _salted(keys, salt))
 
     def has(self, engine: int, rows: Rows | slice, tier: Tier) -> Mask:
-        """Return which of these blocks the engine holds in any of the tiers in ``tier``, bool
-        ``[n]``.
-        """
+        """Return which of these blocks the engine holds in any of these tiers, bool ``[n]``."""
         return np.asarray((self.tiers[engine, rows] & int(tier)) != 0)
 
     def flag(self, rows: Rows | slice, flag: BlockFlag) -> None:
@@ -344,9 +330,7 @@ class BlockTable(BlockColumns):
         return np.asarray(np.bitwise_or.reduce(self.tiers[:, picked.rows], axis=0))
 
     def parents(self, rows: Rows) -> Places:
-        """Return the positions of the rows' parents, intp ``[n + 1]``: see
-        ``Selection.parents``.
-        """
+        """Return the rows' parents' positions, intp ``[n + 1]``: see ``Selection.parents``."""
         return places_of(rows, self.parent[rows])
 
     def pick(self, mask: Mask) -> Selection:
@@ -426,9 +410,7 @@ class Selection:
 
 
 def places_of(rows: Rows, parent: Rows) -> Places:
-    """Return the position of each ``parent`` among ``rows``, int32 ``[n]``, ascending, as intp ``[n
-    + 1]``; ``n`` if absent.
-    """
+    """Return each ``parent``'s place in ascending ``rows``, intp ``[n + 1]``; ``n`` if absent."""
     places = np.empty(len(rows) + 1, dtype=np.int64)
     core.parents(rows, parent, places)
     return places

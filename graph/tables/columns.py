@@ -105,9 +105,7 @@ class Columns:
     def fresh(
         self, own: Mapping[str, bytes] = _NOTHING
     ) -> tuple[list[npt.NDArray[Any]], list[bytes]]:
-        """Return the columns that take memory, and the initial value of each, overridden by
-        ``own``.
-        """
+        """Return the columns that take memory, and each one's initial value, ``own``'s first."""
         if self._room is None:  # asked for with every batch of blocks that are new
             arrays = self._arrays()
             filled = [self._filled[name] for name in arrays]
@@ -124,9 +122,7 @@ class Columns:
             pass
 
     def growing(self, capacity: int) -> Iterator[None]:
-        """As ``grow``, but one column at a time, long ones in parts; the first declared column is
-        last.
-        """
+        """As ``grow``, a column or a part of one at a time; the first declared column is last."""
         for name, each in reversed(self._declared.items()):
             if getattr(self, name).flags.writeable:
                 room = yield from taken_in_parts(getattr(self, name), capacity)
@@ -137,9 +133,7 @@ class Columns:
             yield
 
     def growing_ahead(self, size: int) -> Iterator[None]:
-        """Make more room, one column at a time, if the first ``size`` of many rows leave little; no
-        row may be added meanwhile.
-        """
+        """Make room, a column at a time, if many rows leave little; none may be added meanwhile."""
         capacity = len(getattr(self, next(iter(self._declared))))
         if capacity < _MANY_ROWS:
             return
@@ -166,16 +160,9 @@ def more_than(capacity: int) -> int:
     return (2 if capacity < _FEW_ROWS else 8) * capacity
 
 
-def grown(values: npt.NDArray[Any], capacity: int, fill: int = 0) -> npt.NDArray[Any]:
-    """Return a copy with room for ``capacity`` rows along the last axis; new places hold
-    ``fill``.
-    """
-    return refilled(_filled((*values.shape[:-1], capacity), fill, values.dtype), values)
-
-
-def _filled(shape: int | tuple[int, ...], fill: Any, dtype: Any) -> npt.NDArray[Any]:
-    # Memory of zeros is taken only as it is written.
-    return np.full(shape, fill, dtype) if fill else np.zeros(shape, dtype)
+def grown(values: npt.NDArray[Any], capacity: int) -> npt.NDArray[Any]:
+    """Return a copy with room for ``capacity`` rows along the last axis, new ones zero."""
+    return refilled(np.zeros((*values.shape[:-1], capacity), values.dtype), values)
 
 
 def refilled(room: npt.NDArray[Any], values: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -208,14 +195,13 @@ def taken_in_parts(
 
 
 def _written(declared: Column, capacity: int) -> npt.NDArray[Any]:
-    return _filled(capacity, declared.fill, declared.dtype)
+    fill, dtype = declared.fill, declared.dtype
+    # Memory of zeros is taken only as it is written.
+    return np.full(capacity, fill, dtype) if fill else np.zeros(capacity, dtype)
 
 
 def _unwritten(declared: Column, capacity: int) -> npt.NDArray[Any]:
     return np.broadcast_to(np.array(declared.fill, dtype=declared.dtype), capacity)
-
-
-# Row numbers of a table: assigned, returned, reused.
 
 
 class RowPool:
@@ -249,9 +235,7 @@ class RowPool:
         self._free.append(rows)
 
     def restore(self, size: int, free: Rows) -> None:
-        """Restore the state of a pool that assigned ``size`` rows, of which ``free`` were
-        returned.
-        """
+        """Restore a pool that had assigned ``size`` rows, ``free`` of which were returned."""
         self.size, self._free = size, deque([free])
 
 
@@ -259,9 +243,6 @@ def distinct(rows: Rows) -> Rows:
     """Return the rows in ascending order, each once, without ``NO_ROW``."""
     rows = np.sort(rows)
     return np.asarray(rows[np.diff(rows, prepend=NO_ROW) != 0])
-
-
-# Numbers for strings, so that a column can hold a name in 4 bytes.
 
 
 class Interner:
@@ -302,9 +283,7 @@ class Interner:
         return len(self._names) - 1
 
     def restore(self, names: Iterable[str]) -> None:
-        """Fill an empty table with another table's names, under the same ids, whatever the limit is
-        now, because columns hold those ids.
-        """
+        """Fill an empty table with these names and ids, beyond any limit: columns hold them."""
         self._names = list(names)
         self._ids = {name: number for number, name in enumerate(self._names)}
 

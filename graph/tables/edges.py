@@ -27,11 +27,6 @@ BLOCK_TO_BLOCK: Final = frozenset(
 )
 
 
-def copy_id(rows: Rows, tier: Tier) -> Rows:
-    """Return the id of the COPY node of each block in a colder tier."""
-    return rows * 2 + int(tier is Tier.COLD)
-
-
 class Edge(NamedTuple):
     kind: EdgeType
     source: int
@@ -95,9 +90,7 @@ Places = npt.NDArray[np.intp]
 
 
 class EdgeStore(Columns):
-    """Typed, weighted edges; at most one of a type between two nodes. Valid for rows in
-    ``alive``.
-    """
+    """Typed, weighted edges between rows in ``alive``; one of a type between two nodes."""
 
     alive: Mask = column(np.bool_, False)
     source: Rows = column(np.int32, 0)  # node ids
@@ -167,9 +160,7 @@ class EdgeStore(Columns):
         yield from self.growing_ahead(self.size)
 
     def touching(self, among: Mask) -> EdgeList:
-        """Return the edges at blocks for which ``among``, bool ``[blocks.size]``, is true; a
-        scan.
-        """
+        """Return the edges at ``among``, bool ``[blocks.size]``; a scan."""
         rows = self.at(among, 0, self.size)
         return EdgeList(self.kind[rows], self.source[rows], self.target[rows], self.weight[rows])
 
@@ -191,17 +182,13 @@ class EdgeStore(Columns):
         return picked.of(self._blocks.sums[kind].degree)
 
     def weight_sum(self, kind: EdgeType, picked: Selection) -> Weights:
-        """Return the sum of the weights of a type's edges at each block, float32
-        ``[len(picked)]``.
-        """
+        """Return the weight sum of a type at each block, float32 ``[len(picked)]``."""
         if kind not in self._blocks.sums:
             return np.zeros(len(picked), dtype=np.float32)
         return picked.of(self._blocks.sums[kind].weight)
 
     def decay(self, kind: EdgeType, factor: float, floor: float, now: float, part: slice) -> None:
-        """Multiply a type's weights in ``part`` by ``factor``; remove edges that fall below
-        ``floor``.
-        """
+        """Multiply a type's weights in ``part``; remove those that fall below ``floor``."""
         rows = self.of_kind(kind, part)
         if rows.size == 0:
             return
@@ -215,9 +202,7 @@ class EdgeStore(Columns):
         return {name: each[live] for name, each in self.views(self.size).items()}
 
     def load_columns(self, columns: dict[str, npt.NDArray[Any]]) -> None:
-        """Fill an empty store with the result of ``columns()``, and compute the sums at the
-        blocks.
-        """
+        """Fill an empty store with what ``columns()`` returned; sum up at the blocks."""
         count = len(columns["kind"])
         self._reserve(count)
         self._rows.restore(count, np.empty(0, dtype=np.int32))
@@ -233,9 +218,7 @@ class EdgeStore(Columns):
                 self._sum_up(kind)
 
     def totals(self, kind: EdgeType) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-        """Recount a type's degree and weight sum at each block, ``[blocks.size]``, from the
-        edges.
-        """
+        """Recount a type's degree and weight sum at each block, ``[blocks.size]``."""
         rows = self.of_kind(kind)
         ends, edge = self._block_ends(kind, rows)
         size = self._blocks.size
@@ -396,9 +379,7 @@ class AllEdges:
                 return self._stored.degree(kind, picked)
 
     def weight(self, kind: EdgeType, picked: Selection) -> Weights:
-        """Return the sum of the weights of a type's edges at each block, float32
-        ``[len(picked)]``.
-        """
+        """Return the weight sum of a type at each block, float32 ``[len(picked)]``."""
         blocks = self._blocks
         match kind:
             case EdgeType.TEMPORAL | EdgeType.SPILL_LINK:  # each weighs 1
@@ -413,7 +394,8 @@ class AllEdges:
         held = np.bitwise_or.reduce(self._blocks.tiers[:, rows], axis=0) & int(tier)
         copied = rows[held != 0]
         ones = np.ones(len(copied), dtype=np.float32)
-        return EdgeList.of(EdgeType.SPILL_LINK, copied, copy_id(copied, tier), ones)
+        copies = copied * 2 + int(tier is Tier.COLD)  # ids of COPY nodes
+        return EdgeList.of(EdgeType.SPILL_LINK, copied, copies, ones)
 
 
 def _is_shared(blocks: BlockTable, picked: Selection) -> Mask:

@@ -22,9 +22,7 @@ _SLOTS_PART: Final = 1 << 18  # slots created or scanned in one slice of work; c
 
 
 class Slots:
-    """The slots of a hash map, a power of two in number. ``rows``, int32, holds them first,
-    followed by a byte for each slot, 0 if it is empty.
-    """
+    """A hash map's slots, a power of two: int32 ``rows``, then a byte each, 0 if empty."""
 
     def __init__(self, rows: Rows) -> None:
         self.rows = rows  # int32 ``[n + n / 4]``: a row number, or less than zero
@@ -103,9 +101,7 @@ class HashIndex:
         return self.keys.itemsize * size + self._slots.rows.nbytes
 
     def growing(self, capacity: int) -> Iterator[None]:
-        """Make room for rows below ``capacity`` in slices of work; no key may be added or removed
-        meanwhile.
-        """
+        """Make room for rows below ``capacity``, in slices between which no key may change."""
         room = yield from taken_in_parts(self.keys, capacity)
         self.keys = refilled(room, self.keys)
         yield
@@ -138,9 +134,7 @@ class HashIndex:
         return KnownBlocks(keys, rows, counts, unknown, bad)
 
     def unhold(self, tiers: npt.NDArray[np.uint8], keys: Keys) -> Rows:
-        """Clear the bit of an engine's pool in its ``tiers``; returns the rows of the keys that had
-        it, ascending.
-        """
+        """Clear the pool's bit in an engine's ``tiers``; return rows that had it, ascending."""
         rows = core.unhold(self._slots.rows, self.keys, tiers, np.ascontiguousarray(keys))
         return np.frombuffer(rows, dtype=np.int32)
 

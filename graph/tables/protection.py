@@ -1,6 +1,4 @@
-"""``ProtectionBudget``: how much of a pool is kept whatever the scores are; its price is measured
-by ``advisor/policies/protection_price.py``.
-"""
+"""``ProtectionBudget``: how much of a pool is kept whatever the scores are, and its price."""
 
 from __future__ import annotations
 
@@ -14,9 +12,7 @@ _FIRST_BLOCKS: Final = 8  # but at least this many blocks, for small pools; chos
 
 
 def first_share(pool_blocks: int) -> float:
-    """Return the share of a pool that may be kept whatever the scores are, before its price is
-    known.
-    """
+    """Return the share of a pool that may be kept before its price is known."""
     return max(_FIRST_SHARE, min(MOST_SHARE, _FIRST_BLOCKS / max(1, pool_blocks)))
 
 
@@ -26,16 +22,11 @@ class ProtectionBudget:
 
     The price is in points: hundredths of the requested prompt blocks, which would have been found
     if nothing were kept.
-
-    Attributes:
-        share: Share of the pool that may be kept.
-        points: Recent price; None: not known yet, or no block is to be kept.
-        points_ever: Price since the first block was to be kept.
-        more_points: Price of keeping all blocks that should be kept, up to half of the pool; None:
-            all of them are kept, or the price is not known yet.
     """
 
-    share: float
-    points: float | None = None
-    points_ever: float | None = None
+    share: float  # share of the pool that may be kept
+    points: float | None = None  # recent price; None: not known yet, or no block is to be kept
+    points_ever: float | None = None  # price since the first block was to be kept
+    # price of keeping all blocks that should be kept, up to half of the pool; None: all of them are
+    # kept, or the price is not known yet
     more_points: float | None = None

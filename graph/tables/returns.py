@@ -55,9 +55,7 @@ class ToolBook:
         return list(self._names)
 
     def stats(self) -> npt.NDArray[np.float64]:
-        """Return float64 ``[tools, 3]``: pauses seen, the mean of ln(pause / s), and its
-        variance.
-        """
+        """Return float64 ``[tools, 3]``: pauses seen, mean and variance of ln(pause / s)."""
         return np.array(self._stats, dtype=np.float64).reshape(-1, 3)
 
     def restore(self, names: Sequence[Sequence[int | str]], stats: npt.NDArray[np.float64]) -> None:
@@ -91,9 +89,7 @@ class ToolBook:
         ]  # fmt: skip
 
     def expected_s(self, tool: int) -> float | None:
-        """Return how many seconds the tool usually takes; None if not known within a factor of
-        4.
-        """
+        """Return how many seconds a tool usually takes; None if not known within a factor of 4."""
         if tool == NO_ROW:
             return None
         seen, mean, variance = self._stats[tool]
@@ -156,8 +152,6 @@ class PauseColumns(Columns):
     other_pause: Logs = column(np.float32, np.nan)
     mean_written: Logs = column(np.float32, np.nan)  # exponential mean of ln(1 + tokens answered)
 
-
-# The properties of a session, one column each.
 
 _INITIAL_SESSIONS: Final = 256  # rows; chosen
 _EMA_SHARE: Final = 0.2  # weight of the newest sample in the mean confidence; chosen

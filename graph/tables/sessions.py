@@ -20,16 +20,12 @@ from .blocks import BlockTable
 from .columns import grown
 from .returns import SessionOutlook
 
-# Chooses which session rows are reused next: those of the sessions idle longest.
-
 _BATCHES: Final = 256  # a whole table is reused in this many batches; chosen
 _NONE: Final[Rows] = np.empty(0, dtype=np.int32)
 
 
 class QuietRows:
-    """Chooses rows in batches, because choosing reads every session, and clearing reads every
-    block.
-    """
+    """Chooses rows in batches: choosing reads every session, clearing every block."""
 
     def __init__(self) -> None:
         self._chosen: list[tuple[int, float]] = []  # and when each was last seen; the next one last
@@ -92,9 +88,7 @@ class SessionTable(SessionOutlook):
         return self.columns_nbytes(self.size) + sys.getsizeof(self._rows) + self._name_bytes
 
     def copied(self) -> SessionTable:
-        """Return a copy of the sessions, for rankings made while these change: with the columns
-        that rankings use, and without names.
-        """
+        """Return a copy for rankings made while sessions change: their columns, no names."""
         size, one = self.size, copy.copy(self)
         for name in _OF_RANKINGS:
             setattr(one, name, getattr(self, name)[:size].copy())
@@ -192,7 +186,8 @@ class SessionTable(SessionOutlook):
     def wait(self, row: int, expected_return: float, tool: int = NO_ROW) -> None:
         """Note that the session waits for a tool until ``expected_return``, a time or NEVER."""
         if self.running[row] == 0:
-            self._take_back_end(row)
+            if self.state[row] == SessionState.ENDED:  # that was wrong: it goes on
+                self.take_back_end(row)
             self.changes += 1
             self.stop[row] = StopReason.TOOL_CALL
             self.tool[row] = tool
@@ -229,11 +224,6 @@ class SessionTable(SessionOutlook):
         state[there] = SessionState.IDLE
         running[there] = 0
 
-    def _take_back_end(self, row: int) -> None:
-        """Note that a session goes on; if it was said to be over, that was wrong."""
-        if self.state[row] == SessionState.ENDED:
-            self.take_back_end(row)
-
     def _reuse(self) -> int:
         row, chosen = self._quiet.take(self.running[: self.size], self.last_seen[: self.size])
         if len(chosen):
@@ -248,8 +238,6 @@ class SessionTable(SessionOutlook):
             self.grow(max(self.size, len(self.state) + len(self.state) // 4))
         return self.size - 1
 
-
-# Properties of one memory, besides the blocks that refer to it.
 
 _SESSIONS: Final = 64  # most recent sessions remembered per memory; chosen
 
@@ -276,8 +264,6 @@ class MemoryFacts:
         while len(self.sessions) > _SESSIONS:
             del self.sessions[next(iter(self.sessions))]
 
-
-# ``CopyLog``: when blocks got copies in colder tiers, and when the last copy there was dropped.
 
 LIMIT: Final = 32_768  # changes; chosen: 590 kB
 _LEAST: Final = 1024  # changes for which there is room at first; chosen

@@ -131,9 +131,7 @@ class Tables:
         return self.changed[column], self.pool_blocks.get(column, 0)
 
     def is_listing(self, engine: str) -> bool:
-        """Return whether this engine's list of blocks is being received, so that it is partly
-        known.
-        """
+        """Return whether this engine's list of blocks is being received, so partly known."""
         return self.engines.get(engine, NO_ROW) in self.listing
 
     def emptied(self, engine: int, now: float) -> None:

@@ -30,9 +30,7 @@ class Walk(Struct, frozen=True, gc=False):
 
 
 class WalkLog:
-    """Walks by engine since they were last taken; nothing is kept for engines that are not
-    watched.
-    """
+    """Walks by watched engine since they were last taken."""
 
     def __init__(self) -> None:
         self._walks: dict[int, deque[Walk]] = {}
@@ -109,14 +107,9 @@ class RegretBook:
         self._engines.pop(engine, None)
 
 
-# What engines last reported about themselves.
-
-
 @dataclass(slots=True)
 class EngineReports:
-    """The latest message of each kind in which an engine reported about itself; None before the
-    first.
-    """
+    """An engine's latest report of each kind about itself; None before the first."""
 
     hello: EngineHello | None = None
     pressure: Pressure | None = None
@@ -215,9 +208,7 @@ class ForkBook:
             self._parents.popitem(last=False)
 
     def parent_of(self, child: int) -> int:
-        """Return the session that waits for this one, or ``NO_ROW``; checks names, as rows are
-        reused.
-        """
+        """Return the session that waits for this one, by name as rows are reused, or ``NO_ROW``."""
         if child not in self._parents:
             return NO_ROW
         name, parent, parents_name = self._parents[child]

@@ -200,9 +200,7 @@ class AdmissionMessage(Advice, tag=6, frozen=True):
         return cls(advice.epoch, age_s, room, live, fitting, advice.heard, again, wasted)
 
     def at(self, now: float) -> AdmissionAdvice:
-        """Return the advice with ``ts`` on the clock of the receiver, which received it at
-        ``now``.
-        """
+        """Return the advice with ``ts`` on the receiver's clock, which received it at ``now``."""
         said = msgspec.structs.asdict(self)
         return AdmissionAdvice(ts=now - said.pop("age_s"), **said)
 

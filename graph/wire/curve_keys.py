@@ -63,9 +63,7 @@ class SidecarKeys:
         socket.curve_publickey, socket.curve_secretkey = self._public, self._secret
 
     def allowed(self) -> frozenset[bytes]:
-        """Return the public keys of the engines that may connect now; files without a key are
-        skipped.
-        """
+        """Return the keys of the engines that may connect now; files without one are skipped."""
         try:
             with os.scandir(self.engines) as entries:
                 seen = {

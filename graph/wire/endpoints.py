@@ -1,6 +1,4 @@
-"""Checks endpoints (their form, and that they are local), finds running sidecars, wakes poll
-loops.
-"""
+"""Checks endpoints' form and that they are local, finds sidecars, wakes poll loops."""
 
 from __future__ import annotations
 
@@ -34,9 +32,7 @@ def is_ipv6(endpoint: str) -> bool:
 
 
 def check_endpoint(endpoint: str, *, any_host: bool = False, connects: bool = False) -> str:
-    """Return ``endpoint`` if it is well formed and local (unless ``any_host``); raises
-    ValueError.
-    """
+    """Return ``endpoint`` if well formed, and local unless ``any_host``; raises ValueError."""
     if endpoint.startswith("ipc://"):
         return _check_ipc(endpoint)
     host, port = _tcp_parts(endpoint)
@@ -73,15 +69,11 @@ def _tcp_parts(endpoint: str) -> tuple[str, int]:
     return host, port
 
 
-# Files that running sidecars leave, so that other processes of the same user find them.
-
 _MOST_BYTES: Final = 1 << 16  # largest such file; chosen
 
 
 def runtime_dir() -> Path:
-    """Return this user's private directory for sockets and sidecar files, creating it if needed
-    (0700). Raises ConfigError.
-    """
+    """Return this user's directory for sockets and notes, 0700, created. Raises ConfigError."""
     base = os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
     path = Path(base) / f"kvgraph-{os.getuid()}"
     try:
@@ -158,9 +150,7 @@ def _is_locked(file: BinaryIO) -> bool:
 
 
 def token_of(address: str) -> str:
-    """Return the token of this user's sidecar at ``address`` (endpoint or URL); empty if
-    unknown.
-    """
+    """Return the token of this user's sidecar at an endpoint or URL; empty if unknown."""
     try:
         known = running_sidecars()
     except (ConfigError, OSError):

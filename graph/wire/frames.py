@@ -120,9 +120,7 @@ class EventMessage(NamedTuple):
 
 
 def decode_events(frames: Sequence[bytes]) -> EventMessage:
-    """Decode one message; a malformed payload is reported in ``refused``, not raised.
-    Raises WireError or VersionError.
-    """
+    """Decode a message; ``refused`` has a bad payload. Raises WireError or VersionError."""
     seq, payload = _unframe(frames)
     try:
         return EventMessage(seq, _events.decode(payload).events)
@@ -203,9 +201,7 @@ def _unframe(frames: Sequence[bytes]) -> tuple[int, bytes]:
 
 
 def parse_seq(raw: bytes) -> int:
-    """Return a sequence number from its 8 big-endian bytes; refuses other lengths and absurd
-    values.
-    """
+    """Return a sequence number from its 8 big-endian bytes; refuses absurd ones."""
     if len(raw) != 8:
         raise WireError(f"a sequence number has 8 bytes, got {len(raw)}")
     seq = int.from_bytes(raw, "big")

@@ -171,9 +171,7 @@ class KvEventDecoder:
         self.torn = False  # whether a skipped event may have been about blocks in the engine's pool
 
     def decode(self, frames: Sequence[bytes]) -> tuple[int, list[AnyEvent]]:
-        """Return sequence number and events of one ``[topic, seq, payload]`` message; raises
-        WireError.
-        """
+        """Decode ``[topic, seq, payload]`` into sequence number and events; raises WireError."""
         seq, events = self.read(frames)
         return seq, self.translate(events)
 

@@ -149,9 +149,7 @@ def run(
     name: str, text: Path | None, samples: int, bar: PassMark, max_model_len: int | None,
     device: str, quick: bool, furthest: int, rng: random.Random,
 ) -> tuple[Calibration, str]:  # fmt: skip
-    """Measure a model; returns the calibration, and a description of the text used. Raises
-    ConfigError or KernelError.
-    """
+    """Measure a model; returns calibration and text's name. Raises ConfigError or KernelError."""
     from ..vllm.recall.support import model_identity
 
     loaded, tokenizer = _load(name, device, max_model_len)

@@ -41,24 +41,18 @@ class SplicedModel:
 
     @torch.inference_mode()  # type: ignore[untyped-decorator]
     def logits(self, ids: Tensor, before: Layers | None = None) -> Tensor:
-        """Return the logits of the token after each of ``ids``, computed after ``before``; float32
-        [tokens, vocabulary].
-        """
+        """Return each next token's logits after ``before``, float32 [tokens, vocabulary]."""
         logits: Tensor = self._run(ids, _tokens(before), before).logits[0].float()
         return logits
 
     def moved(self, layers: Layers, delta: int, int8: bool = False) -> Layers:
-        """Return keys and values moved by ``delta`` positions, as a splice moves them; via int8 if
-        asked.
-        """
+        """Return ``layers`` moved by ``delta`` positions as a splice would, via int8 if asked."""
         return [
             (self._turned(_kept(keys, int8), delta), _kept(values, int8)) for keys, values in layers
         ]
 
     def check_rotation(self, ids: Tensor) -> None:
-        """Compare moved keys with keys computed at that position, in every layer. Raises
-        ConfigError.
-        """
+        """Compare moved keys with computed ones in every layer. Raises ConfigError."""
         moved, there = self.moved(self.states(ids), _SHIFT), self.states(ids, _SHIFT)
         for number, ((got, _), (wanted, _)) in enumerate(zip(moved, there, strict=True)):
             error = float((got.float() - wanted.float()).norm() / wanted.float().norm())
@@ -253,9 +247,7 @@ def _kl(truth: Tensor, other: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class PassMark:
-    """What a cell must reach; both chosen: a tenth of a nat moves a coin's probability from 0.5 to
-    0.72.
-    """
+    """What a cell must reach; chosen: a tenth of a nat moves a coin's 0.5 to 0.72."""
 
     most_kl: float = 0.1  # mean divergence, in nats
     least_agreement: float = 0.9  # share of tokens with the same first choice

@@ -1,3 +1,1 @@
-"""``ConfKVCache``: a cache for transformers that keeps fewer tokens while the model is
-confident.
-"""
+"""``ConfKVCache``: a cache for transformers that keeps fewer tokens of a confident model."""

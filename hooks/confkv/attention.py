@@ -1,6 +1,4 @@
-"""The attention function that a model runs with the cache; equal to sdpa until a token is
-evicted.
-"""
+"""The attention function of a model with the cache: sdpa's until a token is evicted."""
 
 from __future__ import annotations
 

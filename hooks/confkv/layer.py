@@ -235,16 +235,12 @@ class ConfLayer(CacheLayerMixin):  # type: ignore[misc]
         return keys, values
 
     def arrived(self, present: Tensor | None) -> None:
-        """Add the new tokens to the table; ``present`` [batch, fresh] marks those that are not
-        padding.
-        """
+        """Add new tokens to the table; ``present`` [batch, fresh]: which are no padding."""
         self.table.append(self.fresh, present)
         self.fresh = 0
 
     def visible(self, count: int) -> Tensor | None:
-        """Return a mask of the slots that each of the ``count`` newest tokens may read, [batch,
-        count, held]; None: all.
-        """
+        """Return what each of ``count`` newest tokens may read, [batch, count, held]; None: all."""
         if count == 1:
             return None if self.table.full else (self.table.position != EMPTY)[:, None, :]
         slot = torch.arange(self.table.held, device=self.device)

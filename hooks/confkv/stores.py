@@ -85,9 +85,7 @@ def _room(like: Tensor, capacity: int) -> Tensor:
 
 
 def gathered(values: Tensor, slots: Tensor) -> Tensor:
-    """Return ``slots`` [batch, n] of ``values`` [batch, heads, tokens, dims], the same for all
-    heads.
-    """
+    """Return ``slots`` [batch, n] of ``values`` [batch, heads, tokens, dims] for all heads."""
     batch, heads, tokens, dims = values.shape
     begin = torch.arange(batch * heads, device=values.device).view(batch, heads, 1) * tokens
     rows = (slots[:, None, :] + begin).flatten()  # a token of a head is one run of memory

@@ -1,6 +1,4 @@
-"""`kvgraph doctor`: checks everything that an engine on this machine needs for advice, and names
-remedies.
-"""
+"""`kvgraph doctor`: checks all that an engine here needs for advice, and names remedies."""
 
 from .command import app
 

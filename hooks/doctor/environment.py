@@ -51,9 +51,7 @@ _DEFAULT: Final = "its default would be taken"
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """A check's result. ``ok`` is None if the check does not apply; ok with a remedy is a
-    warning.
-    """
+    """A result; ``ok``: None where it does not apply; ok with a remedy is a warning."""
 
     name: str
     ok: bool | None
@@ -276,9 +274,7 @@ def check_recall() -> Check:
 
 
 def recall_of(config: Any) -> str:
-    """Return whether an engine with this ``VllmConfig`` can have recall, as the end of a
-    sentence.
-    """
+    """Return whether an engine of this ``VllmConfig`` can have recall, as a sentence's end."""
     from ..vllm.recall.support import calibration_for
 
     if engine_settings().recall is False:

@@ -1,6 +1,4 @@
-"""Checks GPUs: whether a kernel compiles, launches and computes correctly, and whether host memory
-can be page-locked.
-"""
+"""Checks GPUs: whether kernels compile, launch and compute, and memory can be page-locked."""
 
 from __future__ import annotations
 

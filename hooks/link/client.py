@@ -128,9 +128,7 @@ class LinkState:
         self._once.warn("refused", _REFUSED, self._endpoint, reason)
 
     def refused_s(self, now: float) -> float:
-        """Return the seconds until a sidecar that refused this engine is asked again; 0 or less:
-        now.
-        """
+        """Return the seconds until a sidecar that refused us is asked again; 0 or less: now."""
         return self._refused_until - now
 
     def warn_if_silent(self, now: float) -> None:

@@ -36,9 +36,7 @@ class PromptDigests:
         self._block_size, self._salt = block_size, salt
 
     def digests(self) -> bytes:
-        """Return eight bytes for each full block: a digest of the prompt up to its end, without the
-        salt.
-        """
+        """Return eight bytes for each full block, digested with all before it, without the salt."""
         hasher, size = blake2b(digest_size=_BYTES, key=self._key), self._block_size
         found: list[bytes] = []
         step = max(1, _AT_ONCE // size) * size

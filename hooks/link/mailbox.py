@@ -85,18 +85,14 @@ class Mailbox:
         return held
 
     def remembered(self) -> EvictionRanking | None:
-        """Return the latest ranking while its protection is valid, even if its order has
-        expired.
-        """
+        """Return the latest ranking while its protection holds, even if its order expired."""
         held = self._ranking
         if held is None or not self._clock() - held.ts <= self._protect_stale:
             return None
         return held
 
     def wanted(self) -> Keys | None:
-        """Return the keys that the sidecar suggests to prefetch, best first; None without a fresh
-        ranking.
-        """
+        """Return the keys to prefetch, best first; None without fresh advice."""
         return self.order if self.ranking() is not None else None
 
     def admission(self) -> AdmissionAdvice | None:

@@ -63,9 +63,7 @@ class LateEvents(NamedTuple):
 
 
 class Outbox:
-    """A bounded queue of events, sent in numbered batches. Engine threads call ``emit``; the
-    sending thread calls everything else.
-    """
+    """A bounded queue of events: engines ``emit``; the sending thread calls all else."""
 
     def __init__(self, limit: int, batch_limit: int) -> None:
         # Entries that were never sent: the queue was full, or no sidecar was there.

@@ -32,18 +32,14 @@ class Fingerprints:
         self._factors = rng.integers(1, top, window, dtype=np.uint64) | np.uint64(1)
 
     def of(self, tokens: Tokens) -> list[int]:
-        """Return fingerprints of all windows of ``tokens``: those starting at 0, at 1, and so
-        on.
-        """
+        """Return fingerprints of all windows of ``tokens``: those from 0, from 1, and so on."""
         if len(tokens) < self.window:
             return []
         windows = np.lib.stride_tricks.sliding_window_view(_mixed(tokens), self.window)
         return self._sums(windows)
 
     def apart(self, tokens: Tokens) -> list[int]:
-        """Return fingerprints of adjacent windows: those starting at 0, at ``window``, and so
-        on.
-        """
+        """Return those of adjacent windows: from 0, from ``window``, and so on."""
         return self._sums(_mixed(tokens).reshape(-1, self.window))
 
     def _sums(self, windows: npt.NDArray[np.uint64]) -> list[int]:
@@ -75,9 +71,7 @@ class TokenBytes:
         return len(self.raw) // _BYTES
 
     def common(self, first: int, other: TokenBytes, at: int) -> int:
-        """Return the length of the common run that starts at ``first`` here and at ``at`` in
-        ``other``.
-        """
+        """Return how long the runs from ``first`` here and ``at`` in ``other`` agree."""
         mine = self.raw[_BYTES * first :]
         theirs = other.raw[_BYTES * at : _BYTES * at + len(mine)]
         if mine == theirs:

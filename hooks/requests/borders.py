@@ -72,9 +72,7 @@ def read_table(text: str) -> BorderTable:
 def configured_table(
     extra_config: Mapping[str, Any], environment: Mapping[str, str]
 ) -> BorderTable | None:
-    """Return the table of a connector's configuration, or else of the environment; None without
-    any. A malformed table leaves a warning and is ignored.
-    """
+    """Return the connector's or environment's table; None without; a bad one is warned of."""
     text = str(extra_config.get(LAYERS_KEY) or environment.get(LAYERS_VARIABLE) or "")
     if not text.strip().startswith("{"):  # 1 or 0 is the operator's switch, and no table
         return None
@@ -86,9 +84,7 @@ def configured_table(
 
 
 def stated_sections(environment: Mapping[str, str]) -> dict[str, int]:
-    """Return the operator's section lines and their layers, or the defaults. A malformed value
-    leaves a warning, and the defaults count.
-    """
+    """Return the operator's section lines and layers; the defaults for a bad value, and warn."""
     text = environment.get(SECTIONS_VARIABLE, "").strip()
     try:
         stated = json.loads(text) if text else SECTIONS
@@ -309,9 +305,7 @@ text's first token may lose a space. Chosen."""
 
 
 class TokenPlaces:
-    """Maps characters of decoded text to tokens, without the tokenizer's offsets. Tokens are
-    decoded in parts, each only a few times, however long the text is.
-    """
+    """Maps characters of decoded text to tokens, without offsets, decoding in few parts."""
 
     def __init__(self, decode: Decode, tokens: Sequence[int]) -> None:
         self._decode = decode
@@ -365,9 +359,7 @@ def runs_of(marks: Sequence[int]) -> list[Run]:
 
 
 def decoder(tokenizer: Any) -> Callable[[Sequence[int]], str]:
-    """Return a function that decodes tokens, special ones included. Without a tokenizer it returns
-    "".
-    """
+    """Return what decodes tokens, special ones too; without a tokenizer, to ""."""
 
     def decode(tokens: Sequence[int]) -> str:
         if tokenizer is None or not len(tokens):

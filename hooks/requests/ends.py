@@ -65,9 +65,7 @@ def read_marks(text: str) -> EndMarks:
 def configured_marks(
     extra_config: Mapping[str, Any], environment: Mapping[str, str]
 ) -> EndMarks | None:
-    """Return the marks of a connector's configuration, or else of the environment; None without
-    any. Malformed marks leave a warning and are ignored.
-    """
+    """Return the connector's or environment's marks; None without; bad ones are warned of."""
     text = extra_config.get(ENDS_KEY) or environment.get(ENDS_VARIABLE)
     if not text or str(text).strip().lower() in OFF:
         return None

@@ -260,10 +260,6 @@ class HintPolicy:
         ours, theirs = self.secret.encode(), presented.encode("utf-8", "surrogatepass")
         return hmac.compare_digest(ours, theirs)
 
-    def trust_in(self, authority: Authority) -> HintTrust:
-        """Return which hints a request with this authority may state."""
-        return HintTrust.ALL if authority is Authority.OPERATOR else self.trust
-
 
 NOBODY: Final = HintPolicy(HintTrust.OFF)
 
@@ -296,9 +292,7 @@ class ExposedSecret(NamedTuple):
 
 
 def exposed_secret(settings: EngineSettings) -> ExposedSecret | None:
-    """Return what is wrong with the mode of the secret's file; None if it is safe or there is
-    none.
-    """
+    """Return what is wrong with the mode of the secret's file; None if nothing."""
     value = settings.hints
     path = Path(value.removeprefix(_SECRET))
     try:
@@ -429,7 +423,7 @@ class HintReader:
         tag.pop(SHARE, None)  # may_be_shared() reads it, whoever is trusted
         is_operators = self._policy.is_operators(tag.pop("secret", None))
         authority = Authority.OPERATOR if is_operators else Authority.CALLER
-        trust = self._policy.trust_in(authority)
+        trust = HintTrust.ALL if is_operators else self._policy.trust
         fields: dict[str, Any] = {"tenant": tenant_of_salt(salt)}
         for name, value in tag.items():
             if name not in ("segments", *_READERS):

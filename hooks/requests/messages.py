@@ -277,9 +277,7 @@ class LayerMarker:
         return spans
 
     def _with_system(self, tokens: Sequence[int], messages: Messages, runs: list[Run]) -> list[Run]:
-        """Return ``runs`` with the system text split off the user's turn that holds it, or off what
-        stands before that.
-        """
+        """``runs`` with the system text split off the user's turn, or what stands before it."""
         system = next((each for each in messages if each.get("role") in _SYSTEM), None)
         content = "\n".join(strings_in(system.get("content"))).strip() if system else ""
         turns = [at for at, run in enumerate(runs) if run.layer == SourceLayer.USER_TURN]
@@ -345,9 +343,7 @@ class TooDeepError(ValueError):
 
 
 def strings_in(value: Any, depth: int = 0) -> Iterator[str]:
-    """Yield all strings in a message in order, keys of nested objects included.
-    Raises TooDeepError.
-    """
+    """Yield all strings in a message, and its keys, in order. Raises TooDeepError."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping | list | tuple):

@@ -38,9 +38,7 @@ class StoreBreaker:
         self.broken = 0  # how often it opened
 
     def allows(self) -> bool:
-        """Return whether the store may be called now; after a pause, only the first caller may
-        try.
-        """
+        """Return whether the store may be called; after a pause, only the first who asks may."""
         with self._lock:
             now = self._clock()
             if now < self._until:
@@ -120,9 +118,7 @@ class SealedRecords:
         return False
 
     def read(self, key: bytes, into: WriteableBuffer) -> bool:
-        """Read a record into ``into``; returns False, with ``into`` undefined, if no intact record
-        exists.
-        """
+        """Read a record; False, with ``into`` undefined, if none is intact."""
         if self._disowned or not self.breaker.allows():
             return False
         name, seal = store_key(self._name, key), bytearray(_SEAL.size)
@@ -142,9 +138,7 @@ class SealedRecords:
                 self._store.remove(store_key(self._name, key))
 
     def disown(self) -> None:
-        """Stop reading and writing: this engine's weights may no longer be those that the name
-        states.
-        """
+        """Stop reading and writing: the weights may no longer be those that the name states."""
         self._disowned = True
 
     def close(self) -> None:

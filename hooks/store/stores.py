@@ -35,9 +35,7 @@ class SharedStore(Protocol):
         """Fill ``parts`` one after the other; returns False if no value of that size exists."""
 
     def put(self, key: str, parts: Sequence[ReadableBuffer]) -> None:
-        """Store ``parts`` as one value; an existing value may stay as it is. Raises OSError if the
-        store is full.
-        """
+        """Store ``parts`` as one value, or keep what is there. Raises OSError if full."""
 
     def remove(self, key: str) -> None:
         """Remove a value, unless the store refuses to at present."""

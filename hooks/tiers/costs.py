@@ -1,6 +1,4 @@
-"""``TransferCosts``: decides between loading and computing blocks, from the measured speed of
-both.
-"""
+"""``TransferCosts``: whether to load or to compute blocks, by the measured speed of both."""
 
 from __future__ import annotations
 
@@ -70,9 +68,7 @@ class TransferCosts:
         return False
 
     def worth_splicing(self, tokens: int, record_bytes: int, loads: bool) -> bool:
-        """Return whether splicing ``tokens`` tokens from records of ``record_bytes`` takes no
-        longer than computing them.
-        """
+        """Return whether splicing ``tokens`` takes no longer than computing them."""
         if self.splices_always or not self.prefill_tokens_per_s:
             return True
         takes_s = _over(self.queued_bytes + record_bytes, self.splice_bytes_per_s)

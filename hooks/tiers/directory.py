@@ -1,6 +1,4 @@
-"""``CopyDirectory``: which blocks have copies in the WARM and COLD tiers; the scheduler's
-record.
-"""
+"""``CopyDirectory``: which blocks have copies, WARM and COLD; the scheduler's record."""
 
 from __future__ import annotations
 
@@ -221,9 +219,7 @@ class Copies:
         return list(chosen.values())
 
     def drop(self, copies: Sequence[Copy]) -> tuple[list[bytes], list[int]]:
-        """Remove findable copies from lookup; returns their hashes, and the numbers of those that
-        no job uses.
-        """
+        """Make copies unfindable; returns their hashes, and the numbers of those no job uses."""
         hashes = [copy.block_hash for copy in copies]
         deque(map(self._found.pop, hashes), maxlen=0)
         self._order.discard_all(hashes)
@@ -231,9 +227,7 @@ class Copies:
         return hashes, [copy.id for copy in copies if not copy.pins]
 
     def unpin(self, copies: Iterable[Copy]) -> list[int]:
-        """Note that a job that used these copies is done; returns the numbers of copies that are no
-        longer used or findable.
-        """
+        """Note that a job is done; returns the numbers of copies nobody uses or finds any more."""
         found, unused = self._found.get, list[int]()
         for copy in copies:
             copy.pins = pins = copy.pins - 1
@@ -303,9 +297,7 @@ class CopyDirectory:
         return block_hash in self._cold
 
     def hashes_of(self, keys: Sequence[int]) -> list[bytes | None]:
-        """Return, for each of ``keys``, the full hash of the block with a copy; None without
-        one.
-        """
+        """Return each key's full hash, where its block has a copy, else None."""
         found = self._warm.hashes_of(keys)
         if not self._cold_hashes:
             return found
@@ -320,9 +312,7 @@ class CopyDirectory:
         under_way: dict[int, int | None],
         first: int,
     ) -> tuple[Sequence[int], Sequence[int]]:
-        """Return which of these blocks are worth a copy and have none anywhere; see
-        ``Copies.lacking``.
-        """
+        """Return which blocks are worth a copy and have none anywhere; see ``Copies.lacking``."""
         places, keys = self._warm.lacking(full_hashes, ids, marks, under_way, first)
         if not self._cold_hashes:
             return places, keys

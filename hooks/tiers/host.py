@@ -92,9 +92,7 @@ SWEEP_S: Final = 300.0  # time between two sweeps; chosen
 
 
 class DiskOrphans:
-    """Files of disk tiers for other models, weights and caches than this engine's. A file that some
-    process has open is not an orphan, whatever its age.
-    """
+    """Files of disk tiers of other models, weights or caches, which no process has open."""
 
     def __init__(self, directory: Path, own: str) -> None:
         self._directory, self._own = directory, own
@@ -108,9 +106,7 @@ class DiskOrphans:
         _remove([path for used, path in self._oldest_first() if used < long_ago], "a day unused")
 
     def make_room(self, opened: Callable[[], T]) -> T:
-        """Call ``opened``; while it lacks disk space, remove the oldest orphan and call it again.
-        Raises StorageError.
-        """
+        """Call ``opened``, removing the oldest orphan while it lacks space. Raises StorageError."""
         for _, path in self._oldest_first():
             try:
                 return opened()
@@ -132,9 +128,7 @@ class DiskOrphans:
 
 
 class DiskSweep:
-    """Updates the time of a worker's own file and removes old orphans, every five minutes on its
-    own thread.
-    """
+    """Every five minutes, dates a worker's own file and removes old orphans, on a thread."""
 
     def __init__(self, path: Path, orphans: DiskOrphans, period_s: float = SWEEP_S) -> None:
         self._path, self._orphans = path, orphans

@@ -99,9 +99,7 @@ class TierWork(msgspec.Struct, frozen=True):
 
 
 class JobDone(msgspec.Struct, frozen=True):
-    """One worker's answer; ``failed`` are positions in the job's lists (for a load, in its
-    ``targets``).
-    """
+    """A worker's answer; ``failed`` are positions in the lists of a job (a load's ``targets``)."""
 
     id: int
     failed: frozenset[int]
@@ -235,9 +233,7 @@ class Answers:
         return TierAnswer(done, starts)
 
     def take_loaded(self) -> tuple[set[str], set[int]]:
-        """Return the requests whose loads ended since the last call, and their blocks that
-        failed.
-        """
+        """Return the requests whose loads ended since the last call, and the failed blocks."""
         with self._lock:
             finished, self._finished = self._finished, set()
             failed, self._failed_blocks = self._failed_blocks, set()

@@ -1,6 +1,4 @@
-"""Threads that move a worker's records to and from disk and store, and its blocks to and from the
-device.
-"""
+"""Threads that move a worker's records to and from disk and store, and blocks to the device."""
 
 from __future__ import annotations
 
@@ -85,9 +83,7 @@ class Records(Protocol):
         """Store a copy of ``record``; returns False if that failed."""
 
     def read(self, key: bytes, into: WriteableBuffer) -> bool:
-        """Read a record into ``into``; returns False, with ``into`` undefined, if no intact record
-        exists.
-        """
+        """Read a record; False, with ``into`` undefined, if none is intact."""
 
     def remove(self, key: bytes) -> None:
         """Remove a record; unknown keys are ignored."""
@@ -100,9 +96,7 @@ class Records(Protocol):
 
 
 class RecordLane:
-    """Reads and writes records on a thread of its own; called by the memory's thread alone. Without
-    records, every job is refused.
-    """
+    """Reads and writes records on a thread, for the memory's; without records, refuses."""
 
     def __init__(
         self,
@@ -157,9 +151,7 @@ class RecordLane:
         self._thread.put(lambda: self._work(job, operation))
 
     def give_up_on_overdue(self) -> None:
-        """Let jobs continue without their overdue parts of this lane; called on the engine's
-        thread.
-        """
+        """Let jobs go on without their overdue parts of this lane; on the engine's thread."""
         for job in self._watch.overdue():
             self._memory.put(functools.partial(self._give_up, job))
 
@@ -325,9 +317,7 @@ class RecordLanes:
         self.store_out.disown()
 
     def give_up_on_overdue(self) -> None:
-        """Let jobs continue without overdue parts of disk or store; called on the engine's
-        thread.
-        """
+        """Let jobs go on without overdue parts of disk or store; on the engine's thread."""
         for lane in self:
             lane.give_up_on_overdue()
 

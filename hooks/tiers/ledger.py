@@ -1,6 +1,4 @@
-"""``TierLedger``: the scheduler's shared state of the tiers: directory, open jobs, costs,
-counters.
-"""
+"""``TierLedger``: the tiers as the scheduler sees them: directory, jobs, costs, counters."""
 
 from __future__ import annotations
 
@@ -179,9 +177,7 @@ class TierLedger:
         deque(map(self.coming.pop, hashes, repeat(None)), maxlen=0)
 
     def make_room(self, count: int, first: Iterable[bytes]) -> int:
-        """Return how many of ``count`` copies can be started now; drops or demotes others for
-        them.
-        """
+        """Return how many of ``count`` copies can be started, dropping or demoting for them."""
         directory = self.directory
         missing = count - directory.room
         if directory.cold_capacity:
@@ -229,9 +225,7 @@ class TierLedger:
             self.announce_dropped(self.directory.drop_all(copies), Tier.WARM, cause)
 
     def lose_cold(self, hashes: Sequence[bytes], cause: Cause = Cause.ROOM) -> None:
-        """Forget copies whose records on disk are gone, and report them as dropped for
-        ``cause``.
-        """
+        """Forget copies whose records on disk are gone; report them as dropped for ``cause``."""
         for block_hash in hashes:
             self.directory.drop_cold(block_hash)
         self.announce_dropped(hashes, Tier.COLD, cause)

@@ -1,6 +1,4 @@
-"""``TierMover``: a worker's side of the tiers; moves its shard of the blocks, on its own
-threads.
-"""
+"""``TierMover``: moves a worker's shard of the blocks, on threads of its own."""
 
 from __future__ import annotations
 
@@ -57,9 +55,7 @@ class DirtyCopies:
                 self._hashes.pop(copy, None)
 
     def newest_first(self) -> list[tuple[int, bytes]]:
-        """Return the copies and their hashes, newest first; within a chain that left the pool, the
-        root first.
-        """
+        """Return copies and hashes, newest first; of an evicted chain, the root first."""
         return list(self._hashes.items())[::-1]
 
 

@@ -43,13 +43,9 @@ if TYPE_CHECKING:
     from vllm.v1.outputs import KVConnectorOutput
     from vllm.v1.request import Request
 
-# The calls that vLLM's workers make to the connector.
-
 
 class WorkerCalls(KVConnectorBase_V1):  # type: ignore[misc]
-    """The half of a connector that a worker calls. In an engine with tiers, ``worker`` moves its
-    shard of the blocks.
-    """
+    """The half of a connector that a worker calls; ``worker`` moves its blocks, with tiers."""
 
     worker: WorkerSide | None = None
 
@@ -68,9 +64,7 @@ class WorkerCalls(KVConnectorBase_V1):  # type: ignore[misc]
         return None, (self.worker.take_finished() or None) if self.worker is not None else None
 
     def get_block_ids_with_load_errors(self) -> set[int]:
-        """Return the blocks whose load failed, of requests in ``get_finished``; vLLM computes them
-        instead.
-        """
+        """Return blocks whose load failed, of requests in ``get_finished``; vLLM computes them."""
         return self.worker.take_failed() if self.worker is not None else set()
 
     def build_connector_worker_meta(self) -> TierWorkerMetadata | None:
@@ -89,8 +83,6 @@ class WorkerCalls(KVConnectorBase_V1):  # type: ignore[misc]
         """Does nothing."""
 
 
-# The barrier that keeps our exceptions from reaching vLLM.
-
 Method = TypeVar("Method", bound=Callable[..., Any])
 
 
@@ -102,9 +94,7 @@ class Guarded(Protocol):
 
 
 def guarded(default: Any) -> Callable[[Method], Method]:
-    """Decorate a method of a ``Guarded``: on any exception, disable the object and return
-    ``default``.
-    """
+    """Decorate a method of a ``Guarded``: an exception disables it and returns ``default``."""
 
     def decorate(method: Method) -> Method:
         @functools.wraps(method)
@@ -156,9 +146,7 @@ class KvGraphConnector(WorkerCalls, SupportsHMA):  # type: ignore[misc]
 
     @property
     def requires_kv_delivery(self) -> bool:
-        """Return False: no KV is handed over, so a preempted request may finish as in stock
-        vLLM.
-        """
+        """Return False: no KV is handed over, so a preempted request may end as in stock vLLM."""
         return False
 
     @property
@@ -207,9 +195,7 @@ class KvGraphConnector(WorkerCalls, SupportsHMA):  # type: ignore[misc]
             side.leave(wait_s)
 
     def bind_scheduler(self, scheduler: Scheduler) -> None:
-        """Hold new sessions of ``scheduler`` while there is no room for them. Raises TypeError if
-        the scheduler does not allow it.
-        """
+        """Hold new sessions while there is no room. Raises TypeError if a scheduler forbids it."""
         if self.side is not None:
             self.side.hold_at(scheduler, self.holds, self.holds_no_longer)
             self.calls = self.side.calls()
@@ -237,9 +223,7 @@ class KvGraphConnector(WorkerCalls, SupportsHMA):  # type: ignore[misc]
 
     @guarded((0, False))
     def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> Found:
-        """Return how many tokens a load can bring; note how much of the prompt the prefix cache
-        held.
-        """
+        """Return how many tokens a load can bring; note what the prefix cache held."""
         found: Found = 0, False
         for catch_up in self.calls.catch_up:
             catch_up()
@@ -251,9 +235,7 @@ class KvGraphConnector(WorkerCalls, SupportsHMA):  # type: ignore[misc]
     def update_state_after_alloc(
         self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int
     ) -> None:
-        """Note that a request was given blocks, of which a load will fill ``num_external_tokens``
-        tokens.
-        """
+        """Note that a request has blocks, ``num_external_tokens`` of which a load will fill."""
         calls = self.calls
         try:
             for note in calls.update_state_after_alloc:

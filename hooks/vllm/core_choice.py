@@ -83,8 +83,6 @@ def _misfit(kv_cache: KVCacheConfig, group: ObservedGroup) -> str | None:
     return None
 
 
-# Compares the compiled core with the Python path, on a scratch pool of vLLM's own blocks.
-
 _BLOCKS: Final = 65
 _ROUNDS: Final = 120  # chosen: some 30 ms
 _HASH_BYTES: Final = 32
@@ -93,9 +91,7 @@ _BLOCK_SIZE: Final = 16
 
 
 def prove(rounds: int = _ROUNDS, seed: int = _SEED) -> str | None:
-    """Run both over the same ``rounds`` steps of random traffic. Returns where they first differ,
-    or None if they agree.
-    """
+    """Run ``rounds`` steps of random traffic with both; return the first difference, or None."""
     scratch = _Scratch(random.Random(seed))
     for _ in range(rounds):
         scratch.step()

@@ -93,9 +93,7 @@ class CoreIndex(BlockIndex):
         return found
 
     def forget(self, hashes: Sequence[bytes], keys: Sequence[int]) -> Sequence[int]:
-        """Note that a block of each hash was evicted without the core seeing it; see
-        ``BlockIndex``.
-        """
+        """Note that a hash's block was evicted unseen by the core; see ``BlockIndex``."""
         self.catch_up()
         return unpack(self.core.forget_keys(np.fromiter(keys, np.uint64, len(keys))))
 
@@ -108,17 +106,12 @@ class CoreIndex(BlockIndex):
 
 
 def _places(pool: Any) -> tuple[int, int, int, int, int]:
-    """Places of the parameters that are read of a call that caches blocks; raises TypeError if
-    vLLM's method does not name one.
-    """
+    """Places of the parameters that are read of a caching call; TypeError if one is missing."""
     names = list(inspect.signature(pool.cache_full_blocks).parameters)
     if missing := [each for each in _READ if each not in names]:
         raise TypeError(f"cache_full_blocks has no {', '.join(missing)}")
     one, two, three, four, five = map(names.index, _READ)
     return one, two, three, four, five
-
-
-# ``CoreTap``: the pool's changes, noted by the compiled core.
 
 
 class CoreTap(PoolTap):

@@ -30,14 +30,11 @@ _TELL: Final = 2
 _BEHIND: Final = 4
 ARRANGE: Final = 8  # perhaps rearrange: ``finish`` checks whether it is due
 _HOLD: Final = 16
-DECIDES: Final = _TAKE | ARRANGE
-"""Of these, the work that changes the queue, or may."""
+DECIDES: Final = _TAKE | ARRANGE  # of these, the work that changes the queue, or may
 
 
 class CoreDemand(PromptDemand):
-    """A ``PromptDemand`` counted by the compiled core, which sees by itself which blocks are
-    computed.
-    """
+    """A ``PromptDemand`` counted by the compiled core, which sees what is computed."""
 
     def __init__(self, core: Core, block_size: int, groups_take: int) -> None:
         self._core, self._block_size, self._groups_take = core, block_size, groups_take
@@ -51,9 +48,7 @@ class CoreDemand(PromptDemand):
         return self._core.loaded
 
     def looked_up(self, request: Request, computed_tokens: int, to_load: int = 0) -> None:
-        """Note that a step may start to compute the missing tokens of ``request``; see
-        ``PromptDemand``.
-        """
+        """Note that a step may compute what ``request`` lacks; see ``PromptDemand``."""
         size = self._block_size
         needs, has = 1 + request.num_tokens // size, computed_tokens // size
         self._core.looked_up(request.request_id, needs, has, to_load // size)

@@ -97,9 +97,6 @@ def most_blocks_per_step(config: VllmConfig, group: ObservedGroup) -> int:
     return int(blocks) * group.groups_take
 
 
-# ``OtherGroups``: which KV cache group ends a match that the observed one could continue.
-
-
 class OtherGroups:
     """The KV cache groups other than the observed one.
 

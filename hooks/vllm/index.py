@@ -23,8 +23,6 @@ from ..link.mailbox import NOBODY
 if TYPE_CHECKING:
     from vllm.v1.core.block_pool import BlockPool
 
-# ``FoundBlocks``: free blocks that hold wanted keys, found many at once.
-
 Mask = npt.NDArray[np.bool_]
 
 _HASH: Final = "_block_hash"  # behind a property, which would cost a Python call per block
@@ -41,9 +39,7 @@ def stands(block: KVCacheBlock, block_hash: bytes) -> bool:
 
 
 class FoundBlocks(NamedTuple):
-    """Free blocks that hold wanted keys: their ids, the block objects, and their hashes with the
-    group's id.
-    """
+    """Free blocks that hold wanted keys: ids, objects, and hashes with the group's id."""
 
     places: Sequence[int]  # positions of their keys among the wanted keys
     ids: BlockIds
@@ -95,8 +91,6 @@ class FoundBlocks(NamedTuple):
             self.places[:count], self.ids[:count], self.blocks[:count], self.hashes[:count]
         )
 
-
-# ``LateNotes``: changes made by steps, before they are noted in the index.
 
 _MOST_BEHIND: Final = 128  # steps, kept in memory with the blocks that they cached; the client's
 # thread reports the latest every 0.2 s. Chosen
@@ -177,9 +171,7 @@ class BlockIndex:
         self.late.make_all()
 
     def doubt(self) -> None:
-        """Note that some changes were missed. From now on duplicates are looked for in the pool, as
-        without ``hears_all``.
-        """
+        """Note that some changes were missed: from now on duplicates are looked for in the pool."""
         self._hears_all = False
 
     def cached(self, keys: Sequence[int], block_ids: Iterable[int]) -> None:

@@ -1,6 +1,4 @@
-"""Meters of an engine's steps: when events are urgent, how fast prompts are computed, and how many
-blocks they need.
-"""
+"""Meters of an engine's steps: which events are urgent, prefill speed, blocks of prompts."""
 
 from __future__ import annotations
 
@@ -38,29 +36,21 @@ class UrgentFlush:
 
     @property
     def due_at(self) -> int:
-        """Number of blocks stored since the engine's start at which events are sent after a
-        step.
-        """
+        """Number of blocks stored at which events are sent after a step."""
         return self._at_step + self._much
 
     def after_step(self, stored: int) -> None:
-        """Send the events if they are urgent after a step; ``stored``: blocks stored since the
-        engine's start.
-        """
+        """Send what is urgent after a step; ``stored``: blocks since the engine's start."""
         if stored - self._at_step >= self._much:
             self._at_step = stored
             self._tell()
 
     def at_rest(self, stored: int) -> None:
-        """Send the events if they are urgent now that no request runs; ``stored`` as in
-        ``after_step``.
-        """
+        """Send what is urgent now that no request runs; ``stored`` as in ``after_step``."""
         if stored - self._at_rest >= self._much:
             self._at_rest = stored
             self._tell()
 
-
-# ``PrefillMeter``: how fast an engine computes prompts, measured by when its steps are scheduled.
 
 SHARE: Final = 0.2  # weight of the newest sample in the mean; chosen, as in ``TransferCosts``
 LEAST_TOKENS: Final = 64  # steps with fewer say little about prefill; chosen
@@ -100,9 +90,6 @@ class PrefillMeter:
         known.append(tokens)
         self._at = now
         self._witness = next(reversed(running), None)
-
-
-# ``PromptDemand``: how many blocks the next step can allocate for prompts.
 
 
 class PromptDemand:

@@ -45,15 +45,11 @@ if TYPE_CHECKING:
     from ..link.outbox import Later
     from .core_index import CoreIndex, CoreTap
 
-# What a step cached and evicted, processed on the sending thread.
-
 _Late = tuple[Sequence[CachedRun], PackedHashes, bool]
 
 
 class LateChanges:
-    """The changes of one step, before they are noted in the index and reported. Implements
-    ``hooks.link.outbox.Later``.
-    """
+    """A step's changes before they are noted and reported; a ``Later`` of the outbox."""
 
     __slots__ = ("_changes", "_error", "_events", "_reporter", "_sessions")
 
@@ -163,8 +159,6 @@ class ChangeReporter:
         yield from back
 
 
-# ``Scheduled``: a request that was scheduled, and how long it waited.
-
 _LONGEST_WAIT_S: Final = 86_400.0  # beyond, the arrival was dated by another clock; chosen
 
 
@@ -184,8 +178,6 @@ def waited_s(request: Request) -> float:
     waited = time.time() - request.arrival_time
     return waited if 0.0 < waited < _LONGEST_WAIT_S else 0.0
 
-
-# Lists a whole pool's keys, as a sidecar's resync asks for.
 
 _SLICE: Final = 4096  # blocks per slice, between which the engine's thread can run; chosen
 
@@ -335,9 +327,7 @@ class EngineObserver:
             self._stated(known.stated, True)
 
     def requests_preempted(self, request_ids: Iterable[str]) -> None:
-        """Note that requests lost their blocks, which can be evicted now; they will be scheduled
-        again.
-        """
+        """Note that requests lost their blocks, and will be scheduled again."""
         for request_id in request_ids:
             if (known := self.running.get(request_id)) is not None:
                 hashes = self._group.hashes(known.request, known.request.num_tokens)
@@ -436,9 +426,6 @@ def _protected(segments: Sequence[Segment], hashes: Sequence[bytes], size: int) 
         if segment.layer in PROTECTED_LAYERS
         for block_hash in hashes[segment.start // size : -(-segment.end // size)]
     ]
-
-
-# ``ChangeFeed``: passes a pool's changes to its followers.
 
 
 class ChangeFeed:

@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Lets workers answer as in stock vLLM when the connector moves nothing.
-
 
 def spare_aggregation() -> None:
     """Keep vLLM from collecting every worker's output in every step when nobody needs it.
@@ -61,9 +59,6 @@ def moves_nothing(connector: Any) -> bool:
     from .connector import KvGraphConnector
 
     return isinstance(connector, KvGraphConnector) and not connector.has_workers
-
-
-# The transfer configuration with which vLLM creates our connector.
 
 
 def own_transfer_config(
@@ -170,9 +165,6 @@ def _tell(watch: KvGraphConnector, name: str, args: tuple[Any, ...], kwargs: Any
         watch.disable(name, error)
 
 
-# Finds the schedulers whose new sessions may be held: vLLM gives a connector only its pool.
-
-
 def follow_schedulers() -> None:
     """Make every scheduler created from now on hold new sessions, if that is configured."""
     if not engine_settings("admission").admission:
@@ -211,9 +203,7 @@ _GIVEN: Final = "_kvgraph_chat_template"
 
 
 def remember_templates() -> None:
-    """Record, from now on, the chat template of each engine that is given one with its
-    arguments.
-    """
+    """Record from now on the chat template that each engine is given with its arguments."""
     from vllm.engine.arg_utils import EngineArgs
 
     def remember(engine_args: Any, _: type, args: Any) -> None:
@@ -223,9 +213,7 @@ def remember_templates() -> None:
 
 
 def given_template(engine_args: object) -> str | None:
-    """Return the chat template recorded for these arguments: a file's content, or the text
-    itself.
-    """
+    """Return the chat template recorded for these arguments: a file's content, or text."""
     given = getattr(engine_args, _GIVEN, None)
     if given is None:
         return None

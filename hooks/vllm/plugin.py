@@ -130,15 +130,10 @@ def tiers_asked_for(config: VllmConfig) -> TierSettings | None:
     if reason := reason_for_no_tiers(config):
         logger.warning("kvgraph: no tiers: %s", reason)
         return None
-    return replace(tiers, sharers=local_workers(config))
-
-
-def local_workers(config: VllmConfig) -> int:
-    """Return how many workers this machine will run for the engine and its local data-parallel
-    peers.
-    """
+    # How many workers run here, for the engine and its local data-parallel peers.
     parallel = config.parallel_config
-    return max(1, int(parallel.local_world_size) * int(parallel.data_parallel_size_local))
+    workers = int(parallel.local_world_size) * int(parallel.data_parallel_size_local)
+    return replace(tiers, sharers=max(1, workers))
 
 
 def sidecar_endpoint() -> str:
@@ -227,9 +222,7 @@ def _check_rivals() -> None:
 
 
 def rival_plugins() -> list[str]:
-    """Return the names of other plugins that vLLM will load here and that our switch also
-    enables.
-    """
+    """Return other plugins that vLLM will load and that our switch enables too."""
     allowed = os.environ.get("VLLM_PLUGINS")
     return [
         plugin.name

@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from vllm.sampling_params import StructuredOutputsParams
     from vllm.v1.request import Request
 
-# Whether an answer's form was prescribed, so that its end was not the model's choice.
-
 _FORMS: Final = ("json_schema", "grammar", "regex", "qwen_xml_parameter")
 _SOME: Final = ("triggered_tags", "token_triggered_tags", "tags_with_separator")
 """Kinds of formats whose tags an answer may leave out, unless one at least is required."""
@@ -73,8 +71,6 @@ def _mappings(parts: object) -> list[Mapping[str, Any]]:
     return [each for each in parts if isinstance(each, Mapping)] if isinstance(parts, list) else []
 
 
-# Adds why answers ended to the events of their ends, on the sending thread.
-
 logger = logging.getLogger(__name__)
 
 _STOPPED: Final = "finished_stopped"
@@ -92,9 +88,7 @@ class AnswerEnds:
         self._given_up = False
 
     def of(self, event: RequestFinished, request: Request) -> RequestFinished | LateEvents:
-        """Return the item to queue for the end of ``request``: ``event``, or a deferred version of
-        it.
-        """
+        """Return ``event`` for the queue, or a deferred version of it."""
         told = event.waiting_for_tool is False or event.session_ended
         known = event.waiting_for_tool is not None and event.tool is not None
         if told or known or self._given_up or event.reason != _STOPPED:
@@ -106,9 +100,7 @@ class AnswerEnds:
     def read(
         self, event: RequestFinished, answer: Tokens, bound_by: StructuredOutputsParams | None
     ) -> RequestFinished:
-        """Return ``event`` with why ``answer`` ended; a caller's statement takes precedence. Never
-        raises.
-        """
+        """Return ``event`` with why ``answer`` ended, if no caller said so. Never raises."""
         if self._given_up:
             return event
         try:
@@ -163,8 +155,6 @@ def _extra(config: VllmConfig) -> Mapping[str, Any]:
     return transfer.kv_connector_extra_config if transfer is not None else {}
 
 
-# Adds a request's layers to its start event, on the sending thread.
-
 MOST_SEGMENTS: Final = 1024  # segments per request, as for those that callers state; chosen
 _ORDER: Final = tuple(int(layer) for layer in sorted(PROTECTED_LAYERS))
 
@@ -178,9 +168,7 @@ def engine_layers(
 
 
 def engine_table(config: VllmConfig) -> BorderTable | None:
-    """Return the borders of an engine's model; None if they are unknown, or layers are switched
-    off.
-    """
+    """Return an engine's borders; None if unknown, or layers are switched off."""
     if not engine_settings().reads_layers:
         return None
     table = configured_table(_extra(config), os.environ)
@@ -199,9 +187,7 @@ class PromptLayers:
         self._given_up = False
 
     def of(self, event: RequestStarted, request: Request) -> RequestStarted | LateEvents:
-        """Return the item to queue for the start of ``request``; bounded work on the engine's
-        thread.
-        """
+        """Return ``event`` for the queue, or a deferred version of it; bounded work."""
         if self._given_up:
             return event
         marks = proven_marks(request.kv_transfer_params, self._table.proof)

@@ -1,6 +1,4 @@
-"""Everything of vLLM that the hooks rely on, so that an unsuitable version is reported in plain
-words.
-"""
+"""All of vLLM that the hooks rely on, so that a version that does not fit is told in words."""
 
 from __future__ import annotations
 

@@ -175,9 +175,7 @@ class SchedulerSide:
         )
 
     def promised_calls(self) -> Calls:
-        """Return the parts that still get calls after an internal error, to complete promised
-        loads.
-        """
+        """Return the parts that complete promised loads after an internal error."""
         return Calls() if self.bridge is None else self.bridge.promised_calls()
 
     def hold_at(
@@ -228,9 +226,7 @@ class SchedulerSide:
             drop()
 
     def _looked_up(self, request: Request, computed_tokens: int, found: Found) -> Found:
-        """Arrange the queue for what a load brings beyond the ``computed_tokens`` in the prefix
-        cache, and for what is to be computed.
-        """
+        """Arrange the queue for a load beyond ``computed_tokens``, and for what is computed."""
         to_load = found[0] or 0
         self._demand.looked_up(request, computed_tokens, to_load)
         self._heed_news()
@@ -346,9 +342,10 @@ class SchedulerSide:
         return bridge.fetch(step.tokens, fetched, spare)
 
     def hello(self) -> EngineHello:
+        model = self._config.model_config
         return EngineHello(
             engine=f"{socket.gethostname()}:{os.getpid()}"[:MAX_NAME],
-            model=_model_name(self._config)[:MAX_NAME],
+            model=str(model.served_model_name or model.model)[:MAX_NAME],
             block_size=self.group.block_size,
             num_blocks=self._pool.num_gpu_blocks,
             version=f"vllm {vllm.__version__}"[:MAX_NAME],
@@ -409,11 +406,6 @@ def _fetches(name: object, role: object, extra: object) -> bool:
     # Connectors of caches say kv_both as well, and fetch nothing that a request names.
     roles = ("kv_consumer", "kv_both") if name in _FETCHERS else ("kv_consumer",)
     return name != CONNECTOR and role in roles
-
-
-def _model_name(config: VllmConfig) -> str:
-    model = config.model_config
-    return str(model.served_model_name or model.model)
 
 
 def _attempt(act: Callable[[], object]) -> None:

@@ -40,9 +40,7 @@ def reason_to_decline(config: VllmConfig) -> str | None:
 
 
 def _reason_without_connector(config: VllmConfig) -> str | None:
-    """What this engine does as long as it has no connector, and would not do with ours; None if
-    there is nothing. See ``relied_on.KNOWN``.
-    """
+    """What this engine does only without a connector, or None; see ``relied_on.KNOWN``."""
     if ahead := getattr(config, "num_hash_lookahead_tokens", 0):
         return (
             f"blocks are hashed with {ahead} tokens behind them for the draft model, and this vLLM "
@@ -60,9 +58,7 @@ def _reason_without_connector(config: VllmConfig) -> str | None:
 
 
 def reason_for_no_tiers(config: VllmConfig) -> str | None:
-    """Return why an advised engine cannot have tiers, as far as its configuration shows; None if it
-    can.
-    """
+    """Return why an engine's configuration allows no tiers; None if it may."""
     from vllm import envs
 
     if problems := live_misfits(Part.TIERS):
@@ -90,9 +86,7 @@ def reason_for_no_tiers(config: VllmConfig) -> str | None:
 
 
 def reason_for_no_samples(config: VllmConfig) -> str | None:
-    """Return why no decode step of an advised engine can be sampled, as far as its configuration
-    shows; None if they can.
-    """
+    """Return why an engine's configuration allows no sampled steps; None if it may."""
     from vllm.platforms import current_platform
 
     if problems := live_misfits(Part.SAMPLING):

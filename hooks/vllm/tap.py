@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_utils import KVCacheBlock
     from vllm.v1.request import Request
 
-# ``PackedHashes``: many hashes in one contiguous buffer.
-
 
 class PackedHashes(Sequence[bytes]):
     """Hashes of one length, as in the prefix cache (with a group's id), stored end to end.
@@ -101,12 +99,10 @@ class PoolTap:
             on the instance. Each calls vLLM's own with the same arguments, and only then notes what
             happened; arguments that it cannot read make ``take`` raise, outside vLLM's allocation.
         group: The KV cache group whose stores are noted. Evictions are noted for all groups.
-
-    Attributes:
-        was_reset: Whether the prefix cache was reset since the last ``take``.
     """
 
     def __init__(self, pool: BlockPool, group: int) -> None:
+        # whether the prefix cache was reset since the last ``take``
         self.was_reset = False  # among what was not taken yet
         # returns blocks in use that need not block a reset, each as often as it is held; called
         # before a reset, and its blocks are given back after it
@@ -289,9 +285,7 @@ def _does_nothing(pool: BlockPool, emit: Callable[..., Any]) -> bool:
 
 
 def _is_called_by_place(kind: type, name: str) -> bool:
-    """Whether all calls in a class's source pass one argument by its place, as ``writelines`` takes
-    it.
-    """
+    """Whether all calls in a class's source pass one argument by place, like ``writelines``."""
     try:
         calls = re.findall(rf"self\.{name}\((.*)", inspect.getsource(kind))
     except OSError:
@@ -300,9 +294,7 @@ def _is_called_by_place(kind: type, name: str) -> bool:
 
 
 def _reader(function: Callable[..., Any], names: Sequence[str]) -> _Reader:
-    """Finds the arguments called ``names`` of a call of ``function``, passed in whichever way. A
-    tuple, or the value itself where there is one name.
-    """
+    """Finds the arguments ``names`` of a call however passed: a tuple, or a single value."""
     places = {name: at for at, name in enumerate(inspect.signature(function).parameters)}
     if missing := [name for name in names if name not in places]:
         raise TypeError(f"{function.__qualname__} has no {', '.join(missing)}")
@@ -325,9 +317,6 @@ _FOLLOWED = (
     "cache_full_blocks", "_emit_block_removed_events", "free_blocks", "touch", "reset_prefix_cache"
 )  # fmt: skip
 _READ = ("request", "blocks", "num_cached_blocks", "num_full_blocks", "kv_cache_group_id")
-
-
-# ``returned``: blocks that a step evicted and cached again for a request that missed them.
 
 
 def returned(

@@ -21,9 +21,7 @@ def live_misfits(part: Part = Part.ALL) -> list[str]:
 
 
 def live_unknown_places() -> list[str]:
-    """Return the places in the installed vLLM that read the configuration we set and were not
-    reviewed; see ``relied_on.KNOWN``.
-    """
+    """Return unreviewed places in the installed vLLM; see ``relied_on.KNOWN``."""
     return unknown_places(Path(str(importlib.import_module("vllm").__file__)).parent)
 
 
@@ -67,8 +65,6 @@ def _of_instances(owner: type) -> Iterator[str]:
             stores = (each for each in dis.get_instructions(init) if each.opname == "STORE_ATTR")
             yield from (each.argval for each in stores)
 
-
-# Releases of vLLM that were compared with the table of names that the hooks rely on, and how.
 
 TESTED: Final = "0.32"  # the tests run with it, and real engines of its CPU build
 COMPARED: Final = ("0.31", "0.33")  # names and parameters, in the sources of the release

@@ -15,9 +15,7 @@ from .base import Confidence, block_keys
 
 
 def confidence(logits: Tensor) -> Confidence:
-    """Return entropy, margin and top mass of each row, float32 [rows]. Logits of −∞ have no
-    mass.
-    """
+    """Return entropy, margin and top mass by row, float32 [rows]; −∞ has no mass."""
     log_p = torch.log_softmax(logits.to(torch.float32), dim=-1)
     plogp = torch.where(log_p.isneginf(), torch.zeros_like(log_p), log_p.exp() * log_p)
     first, second = log_p.topk(2, dim=-1).values.unbind(-1)

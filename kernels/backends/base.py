@@ -19,9 +19,7 @@ class Backend(Protocol):
     """Moves the bytes of paged memories."""
 
     def prepare(self, cache: PagedKv, arena: PagedKv) -> None:
-        """Compile and measure whatever the first moves between the two would otherwise wait for;
-        raises BuildError.
-        """
+        """Compile and measure what the first moves would wait for; raises BuildError."""
 
     def copy_blocks(self, source: Blocks, target: Blocks) -> None:
         """Copy blocks [n], byte for byte, from a cache to an arena or back.
@@ -60,9 +58,7 @@ class Observer(Protocol):
 
 
 def block_keys(cache: PagedKv, layer: int, numbers: Tensor) -> Tensor:
-    """Return one layer's keys of blocks ``numbers``, int64 [n], as float32 [n, heads, tokens,
-    dims].
-    """
+    """Return a layer's keys of blocks int64 [n] as float32 [n, heads, tokens, dims]."""
     # Blocks are taken by strides, all their tokens at once: an address per value would take a long
     # context several times as long.
     layout, key = cache.layout, cache.layout.key

@@ -1,3 +1,1 @@
-"""GPU-only code: kernel calls and launches, copy engines, streams, and measuring the fastest
-method.
-"""
+"""GPU-only code: calls and launches, copy engines, streams, and which way is fastest."""

@@ -128,9 +128,7 @@ def _turned_at_once(rope: Rope, each: int) -> tuple[int, int]:
 
 
 def mass_defines(cache: PagedKv) -> tuple[str, ...]:
-    """Return the macros of ``attention_mass``, for the widest access with which every key can be
-    read.
-    """
+    """Return ``attention_mass``'s macros, for the widest access to every key."""
     size = cache.layout.key.dims * cache.layout.itemsize
     width = at_least_4(math.gcd(fetch_width(cache), size), cache.layout.name)
     source = f"SOURCE_T={CXX_TYPES[cache.layout.dtype]}"
@@ -138,9 +136,7 @@ def mass_defines(cache: PagedKv) -> tuple[str, ...]:
 
 
 def confidence_defines(logits: Tensor) -> tuple[str, ...]:
-    """Return the macros of ``confidence``, for the widest access that the rows' alignment
-    allows.
-    """
+    """Return ``confidence``'s macros, for the widest access that rows allow."""
     width = math.gcd(16, logits.data_ptr(), logits.stride(0) * logits.itemsize)
     return (f"SOURCE_T={CXX_TYPES[logits.dtype]}", f"BYTES={width}", *COMMON_DEFINES)
 
@@ -229,9 +225,7 @@ class KernelCall:
 
     @property
     def shared_to_ask_for(self) -> int:
-        """Return the bytes that the kernel's attribute must allow before this launch; 0 if none are
-        needed.
-        """
+        """Return the bytes that the kernel's attribute must allow; 0: none."""
         return self.shared if self.shared > SHARED_LIMIT else 0
 
 
@@ -309,9 +303,7 @@ def attention_mass_call(
     cache: PagedKv, layer: int, queries: Tensor, block_table: Tensor, lengths: Tensor,
     scale: float, device: str = "cpu",
 ) -> tuple[KernelCall, Tensor]:  # fmt: skip
-    """Return ``attention.attention_mass`` per query head as a launch, and its result [S, heads,
-    blocks].
-    """
+    """Return ``attention.attention_mass`` as a launch, and its result [S, heads, blocks]."""
     samples, heads, _ = queries.shape
     width = block_table.shape[1]
     mass = torch.empty(samples, heads, width, dtype=torch.float32, device=device)
@@ -350,9 +342,7 @@ def confidence_call(logits: Tensor) -> tuple[KernelCall, Tensor]:
 
 
 def cell_layout(layout: KvLayout) -> Tensor:
-    """Return a layout as ``Layout`` in common.cuh reads it: int64 [13], in bytes; raises
-    LayoutError.
-    """
+    """Return common.cuh's ``Layout``: int64 [13], in bytes; raises LayoutError."""
     if layout.interleaved:
         raise LayoutError(f"{layout.name}: tokens interleave; its kernels are those of the CPU")
     size = layout.itemsize

@@ -67,9 +67,7 @@ def copy_engine() -> CopyEngine:
 
 
 def batched(function: Function | None, extra: tuple[None, ...]) -> Batch | None:
-    """Return ``cuMemcpyBatchAsync`` on numpy arrays; ``extra`` are CUDA 12's arguments before the
-    stream.
-    """
+    """Return ``cuMemcpyBatchAsync`` on numpy arrays; ``extra``: CUDA 12's arguments."""
     if not function:
         return None
 

@@ -18,9 +18,7 @@ if TYPE_CHECKING:
 
 
 def run(call: KernelCall) -> None:
-    """Launch on torch's current stream; returns at once.
-    Raises BuildError or TransferError.
-    """
+    """Launch on torch's current stream, and return. Raises BuildError or TransferError."""
     with bound(next(tensor.device for tensor in call.held if tensor.is_cuda)) as index:
         from cuda.core import LaunchConfig, Stream, launch
 
@@ -44,9 +42,7 @@ def bound(device: torch.device) -> Iterator[int]:
 
 @contextlib.contextmanager
 def batch_stream() -> Iterator[int]:
-    """Yield the current stream's handle, or a side stream's if the current one is the default,
-    which batches refuse.
-    """
+    """Yield the current stream, or a side stream for the default, which batches refuse."""
     current = torch.cuda.current_stream()
     if current.cuda_stream:
         yield current.cuda_stream
@@ -66,9 +62,7 @@ def side_stream(index: int) -> torch.cuda.Stream:
 
 @functools.cache
 def loaded_kernel(name: str, defines: tuple[str, ...], shared: int, index: int) -> Kernel:
-    """Return a kernel compiled for a device's architecture, loaded once per process and device.
-    Raises BuildError or TransferError.
-    """
+    """Return a kernel, loaded once per device. Raises BuildError or TransferError."""
     from cuda.core import ObjectCode
 
     major, minor = torch.cuda.get_device_capability(index)

@@ -96,9 +96,7 @@ def _apart(known: int, value: int) -> float:
 
 @functools.cache
 def copy_table(index: int, to_host: bool, /) -> FastestWays:
-    """Return the table for copies between page-locked host memory and GPU ``index``, in one
-    direction.
-    """
+    """Return the ways to copy between pinned memory and GPU ``index``, one direction."""
     most = max(size * count for size, count in COPY_CELLS)
     memories = _memories(index, most, most)
     if to_host:
@@ -120,9 +118,7 @@ def copy_table(index: int, to_host: bool, /) -> FastestWays:
 def splice_table(
     index: int, dtype: torch.dtype, target_dtype: torch.dtype, to_host: bool, /
 ) -> FastestWays:
-    """Return the table for splices between page-locked host memory and a GPU, by bytes on the
-    host.
-    """
+    """Return the ways to splice between pinned memory and a GPU, by bytes on the host."""
     layouts = [gpu_layout("BLHNC", 4, 1, 8, 16, 128, dtype=of) for of in (dtype, target_dtype)]
     each = layouts[to_host].block_bytes
     most = max(size for _, size in _SPLICE_CELLS) // each
@@ -143,9 +139,7 @@ def splice_table(
 
 
 def device_seconds(index: int, action: Callable[[], None]) -> float:
-    """Return the seconds that an idle device takes for an action, including queueing: the best of
-    ``_ROUNDS``.
-    """
+    """Return the seconds of an action on an idle device: the best of ``_ROUNDS``."""
     times = []
     with torch.cuda.device(index):
         for _ in range(1 + _ROUNDS):  # the first warms up

@@ -61,9 +61,7 @@ class Ticket:
 
 
 class TransferStream:
-    """A side stream of one device, which threads may share; moves run in the order of submission.
-    ``first``: its moves have priority over those of other streams.
-    """
+    """A side stream that threads may share, in order; ``first``: before other streams."""
 
     def __init__(self, device: torch.device, first: bool = False) -> None:
         priority = _FIRST if first else 0

@@ -86,9 +86,7 @@ def hold(engine: PaperEngine, names: list[str]) -> list[str]:
 
 
 def explains_as_advised(engine: PaperEngine, session: str) -> bool:
-    """Whether the command says what the engine was told last; agents that leave between the two
-    make it false.
-    """
+    """Whether the command says what the engine was told last; agents may leave in between."""
     word = engine.side.client.admission()
     fit, live = word.fitting_sessions, word.live_sessions
     why = rf"why +│ held \d+ s: {fit:,} agents fit, {live:,} are live"

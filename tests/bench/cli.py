@@ -427,9 +427,7 @@ def demo_for_people(
 
 
 def _run_demo(model: str | None, out: Path, part: str, printed: bool = False) -> DemoRun:
-    """Run all parts or one; ``printed``: with a page to watch, each one's table as soon as it is
-    there, and three sentences at the end.
-    """
+    """Run all parts or one; ``printed``: with a page, tables as they come, and last words."""
     if part not in ("all", "cliff", "engine", "found"):
         raise typer.BadParameter(
             f"{part!r}; allowed: all, cliff, engine, found, page, fleet", param_hint="--part"

@@ -6,13 +6,9 @@ from typing import ClassVar
 
 
 class BenchError(Exception):
-    """Base of them all; the message says what to look at.
+    """Base of them all; the message says what to look at."""
 
-    Attributes:
-        exit_code: Of the command that ends with it, as in ``kvgraph.graph.errors``.
-    """
-
-    exit_code: ClassVar[int] = 1
+    exit_code: ClassVar[int] = 1  # of the command that ends with it, as in ``kvgraph.graph.errors``
 
 
 class InputError(BenchError):

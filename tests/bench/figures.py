@@ -48,9 +48,7 @@ class Figure:
 
     @property
     def is_missed(self) -> bool:
-        """Whether the value is not what a target of one number asks for; other words are not read.
-        NaN, which nobody measured, always misses.
-        """
+        """Whether the value misses a target of one number; NaN always does, other words never."""
         if self.target in ("true", "yes"):
             return not self.value
         wanted = _BOUND.fullmatch(self.target)

@@ -101,9 +101,7 @@ def request_maker() -> Callable[[list[int]], Any]:
 def cached_pool(
     num_blocks: int, clock: Callable[[], float] = time.monotonic, compiled: bool = False
 ) -> tuple[Any, Keys, BlockIndex]:
-    """A pool whose blocks are all free and in the prefix cache; their keys; their index, which the
-    Python path keeps or the compiled core.
-    """
+    """A pool whose blocks are all free and cached; their keys; their index, either core's."""
     pool, count = new_pool(num_blocks), num_blocks - 1  # block 0 is the null block
     index = _core_index(pool, clock) if compiled else BlockIndex(pool, clock)
     request = request_maker()(list(range(count * BLOCK_SIZE)))

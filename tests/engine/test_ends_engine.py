@@ -1,6 +1,4 @@
-"""A real vLLM engine, of several processes, tells why its answers ended, and which layers its
-prompts have; nobody annotates.
-"""
+"""A real engine, of several processes, tells why answers ended, and its prompts' layers."""
 
 from __future__ import annotations
 

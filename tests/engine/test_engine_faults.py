@@ -134,9 +134,7 @@ def called_of_ours() -> Iterator[set[str]]:
 
 @pytest.fixture
 def in_use(paper: Any, recalls: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """An engine with one feature in use: a request decodes, all its copies were made, and if one is
-    held, there can be room for it.
-    """
+    """An engine with one feature in use: a request decodes, all copies made, one may be held."""
 
     def new(feature: str, asynchronous: bool) -> tuple[Any, Any, dict[str, Any], Any]:
         shape = Shape(blocks=65, asynchronous=asynchronous, warm=64)

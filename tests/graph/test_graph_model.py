@@ -227,9 +227,7 @@ def is_read(graph: KVCacheGraph, column: int, key: int) -> bool:
 
 
 def check_rankings(graph: KVCacheGraph) -> None:
-    """Every resident block is ranked once, except for those that are read; protected ones apart,
-    children before parents.
-    """
+    """Every block that is not read is ranked once, protected ones apart, children first."""
     blocks = graph.tables.blocks
     for engine, column in graph.tables.engines.items():
         ranking = graph.rank(engine, 1000)

@@ -97,9 +97,7 @@ KINDS = {
 def engine_views(
     order: str, kind: str, tokens: int = 16, part: int | None = None
 ) -> tuple[list[Any], int]:
-    """vLLM's own construction of the views of a cache of LAYERS layers. ``part`` is how many tokens
-    attention takes at a time, if not all of a block.
-    """
+    """vLLM's own views of a cache; ``part``: how many tokens attention takes at a time."""
     from vllm.v1 import kv_cache_interface as interface
     from vllm.v1.kv_cache_layout import KVCacheLayout
 

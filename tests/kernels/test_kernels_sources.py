@@ -155,9 +155,7 @@ FORKS = "ignore:This process:DeprecationWarning"  # what Python 3.12 says of a f
 
 @pytest.fixture(scope="module")
 def driven() -> dict[str, Seen]:
-    """What was done with drivers, each in a process of its own: one of each architecture, one
-    without batches of copies, and one that is older than the compiler.
-    """
+    """What was done with drivers: of each architecture, without batches of copies, too old."""
     drivers = {each: {"architecture": each} for each in ARCHITECTURES}
     drivers["no batches"] = {"architecture": "sm_90", "batches": False}
     drivers["old"] = {"architecture": "sm_90", "cuda": 12080}

@@ -47,9 +47,7 @@ def result(content: str = "print ()", call: str = "c") -> dict[str, Any]:
 async def talk(
     memory: Remembering, turns: int, chat: list[Any] | None = None, **hint: Any
 ) -> list[Any]:
-    """A client that repeats its whole chat: a greeting, the fact, and noise, of which ``hint`` says
-    something.
-    """
+    """A client that repeats its whole chat: a greeting, the fact, and noise with ``hint``."""
     chat = [user("hello"), user(FACT)] if chat is None else chat
     for number in range(turns):
         hints = [{"index": at, **hint} for at in range(2, len(chat)) if hint]

@@ -52,11 +52,7 @@ def chromium() -> Iterator[Any]:
 
 
 class Visit:
-    """One page in a context of its own, and what went wrong on it.
-
-    Attributes:
-        faults: What the browser's console said, and errors that nobody caught.
-    """
+    """One page in a context of its own, and what went wrong on it."""
 
     def __init__(self, browser: Any, **context: Any) -> None:
         self._context = browser.new_context(
@@ -64,6 +60,7 @@ class Visit:
         )
         self._context.set_default_timeout(1000 * PATIENCE_S)
         self.page = self._context.new_page()
+        # what the browser's console said, and errors that nobody caught
         self.faults: list[str] = []
         self.page.on("console", self._hear)
         self.page.on("pageerror", lambda error: self.faults.append(f"error: {error}"))

@@ -21,15 +21,11 @@ ANSWER: Final = b"one two three"
 
 
 class UvicornEngine:
-    """An ASGI application that looks like an engine.
-
-    Attributes:
-        asked: How often each prompt came.
-        dropped: Prompts that are dropped; others are answered.
-    """
+    """An ASGI application that looks like an engine."""
 
     def __init__(self, *dropped: str) -> None:
-        self.asked: Counter[str] = Counter()
+        self.asked: Counter[str] = Counter()  # how often each prompt came
+        # prompts that are dropped; others are answered
         self.dropped = {HANGS_UP, HALF, DIES, *dropped}
         self.url = ""
 

@@ -179,9 +179,7 @@ _LONG: Final = 16_384  # longer prompts, in tokens, are marked on another thread
 
 
 def mark_chats() -> None:
-    """Wrap vLLM's renderers to mark chats, and its input processor to pass the marks to the engine.
-    Raises AttributeError.
-    """
+    """Wrap vLLM's renderers and input processor to carry marks. Raises AttributeError."""
     renderer = import_module("vllm.renderers.base").BaseRenderer
     processor = import_module("vllm.v1.engine.input_processor").InputProcessor
     patch(renderer, "render_chat", _marked)

@@ -1,6 +1,4 @@
-"""Learns a chat template's borders and end marks by rendering test conversations with vLLM's
-renderer.
-"""
+"""Learns a template's borders and end marks: vLLM's renderer renders test conversations."""
 
 from __future__ import annotations
 
@@ -125,9 +123,7 @@ def text_place(
     end: bool = False,
     last: bool = False,  # search for the last occurrence instead of the first
 ) -> int | None:
-    """Return the index of the token in which ``text`` begins, or with ``end`` of the token after
-    it; None if it is not in ``tokens[first:]``.
-    """
+    """Return the token in which ``text`` begins, or with ``end`` the next; None if absent."""
     whole = probes.text(tokens[first:])
     at = whole.rfind(text) if last else whole.find(text)
     if at < 0:
@@ -200,9 +196,7 @@ _CALLING: Final[tuple[_Wanted, ...]] = (
 
 
 def conversations(probes: Probes) -> Iterator[list[TemplatePart]]:
-    """Yield the parts of all conversations that the template renders, with and without system text
-    and tools.
-    """
+    """Yield the parts of all the template's conversations, with and without system and tools."""
     for has_system in (True, False):
         for has_tools in (False, True):
             for messages, wanted in _made(has_system):
@@ -310,7 +304,8 @@ def _gaps(probes: Probes, parts: list[TemplatePart]) -> Iterable[_Gap]:
     """Yield a conversation's gaps; a user's turn that contains the system text begins before it."""
     merged = False
     for part, behind in zip(parts, [*parts[1:], None], strict=True):
-        layer, starts = part.layer, _specials(probes, part.before)
+        layer = part.layer
+        starts = [at for at, token in enumerate(part.before) if token in probes.special]
         if layer is SourceLayer.RULES and behind is not None:
             merged = _is_merged(probes, behind)
             layer = SourceLayer.USER_TURN if merged else layer
@@ -325,14 +320,8 @@ def _is_merged(probes: Probes, behind: TemplatePart) -> bool:
     return behind.layer is SourceLayer.USER_TURN and not special
 
 
-def _specials(probes: Probes, tokens: Sequence[int]) -> list[int]:
-    return [place for place, token in enumerate(tokens) if token in probes.special]
-
-
 def _cuts(probes: Probes, part: TemplatePart) -> list[int]:
-    """Return positions of what differs from text to text: the test's own names, and white space at
-    the end.
-    """
+    """Positions of what differs from text to text: the test's names, white space at the end."""
     tokens, cuts = part.before, []
     text, places = probes.text(tokens), TokenPlaces(probes.text, tokens)
     for name in _PROBED:
@@ -391,9 +380,7 @@ def _has_system_last(parts: list[TemplatePart]) -> bool:
 
 
 def _without_ends(gaps: list[_Gap]) -> None:
-    """Remove special tokens that end texts or begin every prompt from the gaps' starts, where
-    others remain.
-    """
+    """Remove special tokens that end texts or begin prompts from gaps, where others remain."""
     behind: dict[int, set[SourceLayer]] = {}
     later = {gap.tokens[place] for gap in gaps if not gap.is_first for place in gap.starts}
     for gap in gaps:
@@ -533,9 +520,7 @@ def _marks(
 
 
 def _turn_ends(probes: Probes, prose: Sequence[int]) -> tuple[int, ...]:
-    """Return the tokenizer's end token, and the special token that the template puts after an
-    answer.
-    """
+    """The tokenizer's end token, and the special token that the template puts after an answer."""
     ends = [] if probes.end is None else [probes.end]
     ended = text_place(probes, prose, ANSWER, 0, end=True)
     behind = [] if ended is None else [token for token in prose[ended:] if token in probes.special]
@@ -543,9 +528,7 @@ def _turn_ends(probes: Probes, prose: Sequence[int]) -> tuple[int, ...]:
 
 
 def _opening(probes: Probes, call: _Call) -> tuple[int | None, str, str]:
-    """Return the last special token before the tool's name, the text between them, and the text
-    between name and arguments.
-    """
+    """The last special token before a tool's name, the text between, and that before arguments."""
     opening = range(call.first, call.named)
     places = [place for place in opening if call.tokens[place] in probes.special]
     first = places[-1] + 1 if places else call.first
@@ -564,9 +547,7 @@ def _divider(probes: Probes, call: _Call) -> int | None:
 def _closing(
     probes: Probes, call: _Call, ends: tuple[int, ...], call_id: str
 ) -> tuple[list[int], list[int]]:
-    """Return the tokens that close the call's arguments, and the one that ends an answer after
-    them.
-    """
+    """The tokens that close a call's arguments, and the one that ends an answer after them."""
     behind = call.tokens[call.closed : call.result]
     for place, token in enumerate(behind):
         if token in ends:
@@ -588,9 +569,7 @@ def _without_result(probes: Probes, call: _Call, call_id: str) -> list[int]:
 
 
 def _closers(probes: Probes, closing: Sequence[int]) -> tuple[str, ...]:
-    """Return the texts that end a call: special tokens at the end, or the last word, or a
-    bracket.
-    """
+    """The texts that end a call: final special tokens, or the last word, or a bracket."""
     special = []
     for token in reversed(closing):
         if token in probes.special:

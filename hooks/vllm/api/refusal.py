@@ -37,9 +37,7 @@ _GONE: Final = {"type": "http.disconnect"}
 
 
 class PendingCall:
-    """Sits between server and application, so that a request can be refused until its answer
-    begins.
-    """
+    """Stands before the application, so that a request can be refused until its answer begins."""
 
     def __init__(self, receive: Receive, send: Send) -> None:
         self._receive, self._send = receive, send
@@ -51,9 +49,7 @@ class PendingCall:
         return self._begun.is_set()
 
     async def begins(self, task: asyncio.Future[None], within_s: float) -> bool:
-        """Wait for the answer to begin; returns whether it did, or ``task`` ended, within
-        ``within_s`` seconds.
-        """
+        """Return whether the answer begins, or ``task`` ends, within ``within_s`` seconds."""
         begun = asyncio.ensure_future(self._begun.wait())
         either: set[asyncio.Future[Any]] = {task, begun}
         try:
@@ -63,9 +59,7 @@ class PendingCall:
         return self.began or task.done()
 
     def disconnect(self) -> None:
-        """Tell the application that its client has gone, and discard whatever it sends from now
-        on.
-        """
+        """Tell the application that its client has gone, and discard what it still sends."""
         self._gone.set()
 
     async def refuse(self, body: bytes, retry_after_s: int) -> None:
@@ -141,9 +135,7 @@ class WaitingRequests:
         return name in self._names
 
     def _fresh(self) -> frozenset[str]:
-        """Return the names of all held requests; runs on its own thread, since there may be
-        thousands.
-        """
+        """The names of all held requests; on its own thread, since there may be thousands."""
         try:
             return names_of(self._ask())
         except Exception as error:  # a broken sidecar must not fail the client's request

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
     from ..tap import Changes
 
-# ``BlankBlocks``: the empty blocks at the head of vLLM's free queue, which are always taken first.
-
 
 class BlankBlocks:
     """Counts the blank blocks at the queue's head, up to what two steps can take."""
@@ -62,9 +60,7 @@ class BlankBlocks:
         return False
 
     def count(self) -> int | None:
-        """Count the blank blocks at the head; None, which is remembered, if they suffice for two
-        steps.
-        """
+        """Count the blank blocks at the head; None, remembered, if they suffice for two steps."""
         far: KVCacheBlock | None = None
         queue = self._pool.free_block_queue
         for ahead, block in enumerate(queue.iter_blocks_after(None), start=1):
@@ -94,9 +90,7 @@ class Copier(Protocol):
         """Note that the engine evicted ``keys``."""
 
     def laid_more(self, victims: Victims, at_head: bool) -> None:
-        """Note that advice moved blocks to the queue's head, or behind the ``victims`` already
-        there.
-        """
+        """Note that advice moved blocks to the head, or behind the ``victims`` there."""
 
 
 class FreeQueueArranger:
@@ -139,9 +133,7 @@ class FreeQueueArranger:
 
     @property
     def held_back(self) -> int:
-        """Number of blocks moved away from the head because they are protected, since the engine's
-        start.
-        """
+        """Number of protected blocks moved away from the head since the engine's start."""
         return self._guard.moved
 
     @property
@@ -157,15 +149,11 @@ class FreeQueueArranger:
         return self._protection.evicted_protected
 
     def expect(self, decoding: int, prompts: int, loads: int = 0) -> bool:
-        """Note what the next step can take; returns whether the queue must be arranged for it
-        first.
-        """
+        """Note what the next step can take; returns whether the queue must be arranged first."""
         return self._window.expect(decoding, prompts, loads)
 
     def stated(self, keys: Sequence[int], is_over: bool) -> None:
-        """Note that a caller states these keys to be protected, or that its request ended
-        (``is_over``).
-        """
+        """Note that a caller protects these keys, or that its request ended (``is_over``)."""
         before = self._protection.stated_count
         (self._protection.over if is_over else self._protection.state)(keys)
         if self._protection.stated_count != before:

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from vllm.v1.core.block_pool import BlockPool
     from vllm.v1.core.kv_cache_utils import KVCacheBlock
 
-# ``Victims``: the blocks that advice moved to the head of the free queue, in order.
-
 
 class Victims:
     """Tracks consecutive blocks of the queue, which steps take from the front.
@@ -102,8 +100,6 @@ class Victims:
         first = before - len(self.blocks) if kept.start else 0  # that were dropped from the front
         self.looked = min(max(0, self.looked - first), len(self.blocks))
 
-
-# Moves blocks within vLLM's free queue.
 
 _next_of: Final = attrgetter("next_free_block")
 
@@ -355,9 +351,7 @@ class Window:
                 yield found
 
     def _of_next(self, keys: Keys, count: int, known_of: float) -> tuple[FoundBlocks, int]:
-        """At most ``count`` victims among the blocks of the next ``keys``; how many keys that
-        took.
-        """
+        """At most ``count`` victims from the next ``keys``; how many keys that took."""
         holders = self._holders
         at = None if holders is None else holders[self._next : self._next + len(keys)]
         found = self._index.find_unused(keys, known_of, at, self._victims.followed)

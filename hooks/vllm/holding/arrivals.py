@@ -77,22 +77,16 @@ class SessionNames:
             self._known.move_to_end(name)
 
     def is_new(self, name: SessionName) -> bool:
-        """Return whether ``name`` was never scheduled here; False while names look like request
-        ids.
-        """
+        """Return whether ``name`` was never scheduled; False while names look like request ids."""
         return name not in self._known and self._returning_share >= _TRUSTED
 
     def is_one_session(self, name: SessionName, waiting: int) -> bool:
-        """Return whether ``name`` has few enough requests, ``waiting`` ones included, to be one
-        session.
-        """
+        """Return whether so few requests have this ``name`` that it may be one session."""
         known = self._known.get(name)
         return known is not None and known.running + waiting <= _MOST_AT_ONCE
 
     def is_running(self, name: SessionName, hashes: Sequence[bytes]) -> bool:
-        """Return whether requests of ``name`` are running, and the newest prompt is most of this
-        one.
-        """
+        """Return whether ``name`` is running, and its newest prompt is most of this one."""
         known = self._known.get(name)
         if known is None or not known.running or known.prompt is None:
             return False
@@ -140,9 +134,7 @@ class RequestArrival(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _NamedRequest:
-    """A request with a session name: the midpoint of its prompt, and whether its caller says that
-    the session ends with it.
-    """
+    """A named request: its prompt's midpoint, and whether the session ends with it."""
 
     name: SessionName
     prompt: Midpoint | None
@@ -204,9 +196,7 @@ class LiveSessions:
         return len(hashes), max(0, had - self._found(hashes))
 
     def scheduled(self, request_id: str) -> None:
-        """Note that a request was given blocks; only the first time counts, not after a
-        preemption.
-        """
+        """Note that a request was given blocks, the first time, not after a preemption."""
         entry = self._dequeue(request_id)
         if entry is not None:
             self._running[request_id] = entry

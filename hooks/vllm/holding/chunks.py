@@ -1,6 +1,4 @@
-"""``PromptChunks``: keeps steps short while sessions compete, so that turns wait less for
-prompts.
-"""
+"""``PromptChunks``: keeps steps short while sessions compete, so that turns wait less."""
 
 from __future__ import annotations
 
@@ -63,15 +61,11 @@ class StepCost:
         self._at = now
 
     def lasted(self, seconds: float) -> bool:
-        """Return whether recent steps with many tokens took at least ``seconds``, outliers
-        aside.
-        """
+        """Return whether recent large steps took at least ``seconds``, outliers aside."""
         return sum(took >= seconds for _, took in (*self._some, *self._whole)) >= _LEAST_STEPS
 
     def line(self) -> tuple[float, float]:
-        """Return the seconds per step and per token, from the cheaper half of the steps; both 0
-        until enough steps are known.
-        """
+        """Return seconds per step and per token, by the cheaper half; 0 until known."""
         n, s = _middle(self._few or self._some)
         # What a step takes in any case is told by the shortest kind, a token's price by the others.
         others = (*self._some, *self._whole) if self._few else self._whole
@@ -135,9 +129,7 @@ class PromptChunks:
         )
 
     def step(self, tokens: int, now: float, *, crowded: bool) -> None:
-        """Limit the next steps' prompts while ``crowded``; called after each step while sessions
-        compete.
-        """
+        """Limit the next steps' prompts while ``crowded``; after each step as sessions compete."""
         if self.are_limited:
             witness, running = self._witness, self._scheduler.running
             if witness is None or witness.is_finished():

@@ -118,9 +118,7 @@ class HoldingLog:
     def report(
         self, now: float, queued_share: float, queued: tuple[int, int] = (0, 0)
     ) -> AdmissionReport:
-        """Return current values and counters; called on another thread, so it reads one attribute
-        at a time.
-        """
+        """Return values and counters, on another thread: it reads one attribute at a time."""
         since = self._oldest_since
         return AdmissionReport(
             waiting=len(self._waiting),
@@ -210,9 +208,7 @@ class Holding:
     # Steps --------------------------------------------------------------------------------------
 
     def step(self, tokens: int) -> None:
-        """Release the requests that may start in the next step; called once per step of ``tokens``
-        tokens, after its allocations.
-        """
+        """Release what may start next; once per step of ``tokens`` tokens, after allocations."""
         now, advice = self._clock(), self._advice()
         if self._rule.passes(advice, now):
             self._chunks.rest()

@@ -73,9 +73,7 @@ class HoldingQueue:
 
     @property
     def prefill_idle(self) -> bool:
-        """Whether no request is queued and the prompt of the last one released has been
-        computed.
-        """
+        """Whether none is queued and the last released prompt has been computed."""
         if self.has_queued:
             return False
         last = self._last
@@ -99,9 +97,7 @@ class HoldingQueue:
         return any(each.priority > request.priority for each in self._scheduler.running)
 
     def next_requests(self, most: int) -> list[Request]:
-        """Return up to ``most`` of the next requests in vLLM's queue, without those that ran
-        before.
-        """
+        """Return up to ``most`` next requests of vLLM's queue that never ran."""
         following = itertools.islice(self._queue, most)
         return [
             each for each in following if not (each.num_preemptions or each.num_computed_tokens)
@@ -139,9 +135,7 @@ class HoldingQueue:
             self._resume(request)
 
     def detach(self) -> None:
-        """Release all requests, and give the scheduler its own queue back when vLLM next uses its
-        queue.
-        """
+        """Release all requests, and restore the scheduler's own queue at its next use."""
         # Not at once: an error of ours may come between vLLM's look at the head and its taking it
         # out, and a request put before that one would be taken in its place.
         self._holds, self._gone = _never, lambda _: None

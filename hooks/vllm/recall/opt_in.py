@@ -20,8 +20,7 @@ MOST_SESSIONS: Final = 4096  # sessions whose last branch is kept; chosen
 MOST_TOKENS: Final = 1 << 25  # tokens of all branches: some 300 MiB with their hashes; chosen
 _NONCE_BYTES: Final = 16
 
-Owner = tuple[Domain, str]
-"""A named session: its domain, and its name."""
+Owner = tuple[Domain, str]  # a named session: its domain, and its name
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,4 @@
-"""Lets a session splice text that its own approximate requests computed, and keeps it from
-others.
-"""
+"""Lets a session, and nobody else, splice what its own approximate requests computed."""
 
 from __future__ import annotations
 

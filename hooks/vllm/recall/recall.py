@@ -52,9 +52,7 @@ class SplicePlan:
 
 
 class SplicePlans:
-    """Plans a splice when a request is looked up, and keeps the plan until the request is given its
-    blocks.
-    """
+    """Plans splices at look-up, and keeps them until requests are given their blocks."""
 
     def __init__(
         self, group: ObservedGroup, ledger: TierLedger, index: SpanIndex, limits: SpliceLimits
@@ -66,9 +64,7 @@ class SplicePlans:
     def plan(
         self, request: Request, domains: Callable[[], Collection[Domain]], first: int, exact: int
     ) -> SplicePlan:
-        """Return what can be spliced after the exact part; vLLM asks in every step while the
-        request waits.
-        """
+        """Return what can be spliced behind the exact part; vLLM asks in every step."""
         loaded, known = exact // self._group.block_size, self._plans.get(request.request_id)
         if known is None or (known.first, known.loaded) != (first, loaded) or self._is_old(known):
             ledger, start = self._ledger, (first + loaded) * self._group.block_size
@@ -134,9 +130,7 @@ def splice_of(
     block_size: int,  # tokens per block
     directory: CopyDirectory,  # holds the copies; all of them are in memory
 ) -> Splice:
-    """Return the splice that loads ``pieces`` into a request's blocks, and pin their copies until
-    it is done.
-    """
+    """Return the splice that loads ``pieces`` into a request's blocks; pins their copies."""
     copies: dict[bytes, Copy] = {}
 
     def number(block_hash: bytes) -> int:
@@ -174,9 +168,7 @@ _MOST_DUE: Final = 65_536  # blocks waiting to be copied; chosen
 
 
 class WantedCopies:
-    """Requests copies of opted-in requests' blocks soon after they are computed, and again before
-    eviction.
-    """
+    """Asks for copies of opted-in requests' blocks once computed, and before eviction."""
 
     def __init__(self, ledger: TierLedger) -> None:
         self._ledger = ledger
@@ -210,9 +202,7 @@ NO_OWNER: Final = (
 
 
 class SpanRecall:
-    """Loads the start of opted-in prompts: exact prefix, exact copies, then spans of other
-    copies.
-    """
+    """Loads opted-in prompts: exact prefix, exact copies, then spans of other copies."""
 
     def __init__(
         self,
@@ -237,9 +227,7 @@ class SpanRecall:
         self.copies = WantedCopies(ledger)  # copies wanted of opted-in requests' blocks
 
     def on_new_request(self, request: Request) -> None:
-        """Let a session's request find the session's approximate blocks, before anything is looked
-        up.
-        """
+        """Let a session's request find the session's approximate blocks, before any look-up."""
         owner = self._opt_in.owner(request)
         if owner is not None and request.request_id not in self.exact:
             exact = self._branches.follow(request, owner)
@@ -249,9 +237,7 @@ class SpanRecall:
     def get_num_new_matched_tokens(
         self, request: Request, computed_tokens: int, found: Found
     ) -> Found:
-        """Return how many tokens a load can bring: the exact ones already found, and those spliced
-        after them.
-        """
+        """Return how many tokens a load can bring: exact ones found, and those spliced."""
         exact, _ = found
         domain = self._opt_in.domain(request)
         if exact is None or domain is None:
@@ -374,9 +360,7 @@ class SpanRecall:
         return self._group.hashes(request, kept // size * size)
 
     def _set_apart(self, request: Request, exact: int) -> None:
-        """Hide the request's blocks from block ``exact`` on: found by its session alone, or by
-        nobody.
-        """
+        """Hide blocks from ``exact`` on: found by the request's session alone, or by nobody."""
         # New names are needed even where the request continues its session's last branch: that
         # one's blocks were computed, and hold something else.
         tokens = exact * self._group.block_size

@@ -33,9 +33,7 @@ if TYPE_CHECKING:
 
 
 def model_identity(model: ModelConfig, max_model_len: int | None) -> str:
-    """Return a digest of all that a calibration depends on: the model's weights and the rotation of
-    its keys. Raises RopeError or StorageError.
-    """
+    """Digest a model's weights and rotation for calibrations. Raises RopeError or StorageError."""
     rope = rope_from_config(model.hf_config, max_model_len)
     return identity_of(weights_of(model), (rope.inv_freq.tolist(), rope.start, rope.pairing.value))
 

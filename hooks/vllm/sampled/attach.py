@@ -23,9 +23,7 @@ _READ: Final = ("CPU_ATTN", "FLASH_ATTN", "FLASHINFER", "TRITON_ATTN")
 
 
 def follow_runners() -> None:
-    """Make every model runner that is created from now on sample decode steps, if the settings ask
-    for it.
-    """
+    """Make runners created from now on sample decode steps, if the settings ask for it."""
     if not engine_settings("sampling").sampling:
         return
     from .runners import RunnerV1, RunnerV2
@@ -49,9 +47,7 @@ def _follow(module: str, seen_as: Callable[[Any], Runner]) -> None:
 
 
 def sample_steps(runner: Runner) -> None:
-    """Sample decode steps of ``runner`` from now on.
-    Raises TypeError, LayoutError or BuildError.
-    """
+    """Sample ``runner``'s decode steps. Raises TypeError, LayoutError or BuildError."""
     from ..tiers.worker import described, rope_of
     from .measuring import StepMeasurer
     from .sampler import SampledLayer, SamplingBudget, StepSampler, StepTimes

@@ -187,9 +187,7 @@ class StepMeasurer:
         self._cache, self._embedder = cache, BlockEmbedder(cache, rope)
 
     def warm_up(self, vocabulary: int) -> None:
-        """Measure zero queries once, so that the first sampled step does not pay for
-        initialisation. Raises BuildError.
-        """
+        """Measure zero queries, so that no sampled step initialises. Raises BuildError."""
         layout, device = self._cache.layout, self._cache.memory.device
         block = torch.zeros(1, dtype=torch.int64, device=device)
         query = torch.zeros(layout.heads, layout.key.dims, device=device)

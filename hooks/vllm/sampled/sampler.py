@@ -81,9 +81,7 @@ class SamplingBudget:
         return True
 
     def layers(self, tokens: int, most: int) -> int:
-        """Return how many layers the budget pays for, at most ``most``, for a context of
-        ``tokens``.
-        """
+        """Return how many layers, ``most`` at most, the budget pays for a context of ``tokens``."""
         spare, each = self._balance - self._plain.value, self._layer_token.value * max(1, tokens)
         self.expected_s = self._plain.value + each * most
         return max(0, min(most, int(spare / each)))
@@ -217,9 +215,7 @@ class SamplingTarget(NamedTuple):
 
 
 class StepSampler:
-    """Patches a runner's sampler and attention layers on sampled steps. The first failure ends
-    sampling for good, with one log line; the engine continues.
-    """
+    """Patches sampler and attention on sampled steps; a failure ends sampling, with a log line."""
 
     def __init__(
         self, runner: Runner, measuring: StepMeasurer, layers: Sequence[SampledLayer],

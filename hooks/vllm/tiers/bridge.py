@@ -1,6 +1,4 @@
-"""``TierCacheBridge``: decides what moves between the engine's pool, host memory and disk, and
-when.
-"""
+"""``TierCacheBridge``: decides what moves between pool, host memory and disk, and when."""
 
 from __future__ import annotations
 
@@ -30,15 +28,11 @@ if TYPE_CHECKING:
     from ..index import BlockIndex
     from ..tap import Changes
 
-# ``WorkerStarts``: each worker's one report at its start, of its memory and its disk.
-
 _LOOKUPS_IN_VAIN: Final = 64  # lookups that wait for workers' reports of their disks; chosen
 
 
 class WorkerStarts:
-    """Collects each worker's report at its start, until all have come. ``with_disk``: workers may
-    have found records on their disks.
-    """
+    """Each worker's report at its start. ``with_disk``: there may be records on disks."""
 
     def __init__(self, workers: int, with_disk: bool) -> None:
         self._workers = workers
@@ -105,9 +99,7 @@ class PromisedLoads:
             self._forget(request.request_id)
 
     def received(self, request_ids: Iterable[str]) -> None:
-        """Note that vLLM is about to learn that these loads have ended, and has learned which
-        blocks failed.
-        """
+        """Note that vLLM learns of these loads' ends, and has learned of failed blocks."""
         for request_id in request_ids:
             request = self._waiting.get(request_id)
             if request is None:
@@ -120,9 +112,7 @@ class PromisedLoads:
                 self._compute(request)
 
     def lend(self) -> list[KVCacheBlock]:
-        """Return all blocks in use, each as often as it is referenced, if only our requests hold
-        any.
-        """
+        """Return all blocks in use, as often as referenced, if only our requests hold any."""
         (manager,) = self._manager.coordinator.single_type_managers
         others = [name for name in manager.req_to_blocks if name not in self._waiting]
         if any(manager.req_to_blocks[name] for name in others):
@@ -131,17 +121,13 @@ class PromisedLoads:
         return [block for block in used for _ in range(block.ref_cnt)]
 
     def renewed(self) -> None:
-        """Invalidate the running loads, because the prefix cache was reset, perhaps for new
-        weights.
-        """
+        """Invalidate running loads: the prefix cache was reset, perhaps for new weights."""
         self._void.update(self._waiting)
         for request_id in self._received:
             self._compute(self._waiting[request_id])
 
     def _compute(self, request: Request) -> None:
-        """Start the request over: every worker is done with its blocks, and vLLM finds nothing to
-        cache.
-        """
+        """Start the request over: workers are done with its blocks; nothing is cached."""
         self._manager.free(request)
         request.num_computed_tokens = 0
 
@@ -199,9 +185,7 @@ class TierCacheBridge:
     def get_num_new_matched_tokens(
         self, request: Request, computed_tokens: int, found: Found
     ) -> Found:
-        """Return how many of a request's tokens a load can bring; see
-        ``Loader.request_looked_up``.
-        """
+        """Return how many tokens a load can bring; see ``Loader.request_looked_up``."""
         self._wake()
         if found[0] is None:
             return found  # others have to be waited for first
@@ -270,26 +254,20 @@ class TierCacheBridge:
             self.spiller.passed(steps)
 
     def offered(self, wanted: Callable[[], Keys | None]) -> int:
-        """Return the most blocks that a prefetch would take after a step's allocations. ``wanted``
-        returns the keys that the sidecar suggests to load, best first.
-        """
+        """Return how many of the keys ``wanted`` a prefetch would take, best first."""
         self._wake()
         self.idle.stepped()  # first: an order that comes from now on is taken by another step
         return self._prefetcher.offered(wanted()) if self.prefetches else 0
 
     def spill(self, ranking: EvictionRanking | None, offered: int, step: StepTaken) -> int:
-        """Start copying the blocks that are about to be evicted, after a step's allocations and by
-        the latest advice; returns how many blocks can be evicted without a loss.
-        """
+        """Start copies of what is evicted next; returns how many blocks can go without a loss."""
         self.ledger.costs.step_began(step.tokens)
         loads = self.loader.take_begun()
         taken = max(1 + step.tokens // self._group.block_size, step.evicted - loads)
         return self.spiller.step(ranking, taken, loads, offered, step)
 
     def fetch(self, tokens: int, offered: int, spare: int) -> TierWork:
-        """Start writes to disk and prefetches in a step of ``tokens`` tokens; returns the workers'
-        orders.
-        """
+        """Start disk writes and prefetches in a step; returns the workers' orders."""
         self._idle_writer.step()
         if offered:
             self._prefetcher.step(spare)
@@ -368,9 +346,7 @@ class TierCacheBridge:
 def _forget_lost(
     kept_off: set[int], pool: BlockPool, hashes: Sequence[bytes], keys: Sequence[int]
 ) -> None:
-    """Forget of evicted blocks those that the pool holds no more. At once: they may be computed
-    again.
-    """
+    """Forget evicted blocks that the pool lacks, at once: they may be computed again."""
     if not kept_off.isdisjoint(keys):
         block_of = pool.cached_block_hash_to_block.get_one_block
         both = zip(hashes, keys, strict=True)

@@ -99,8 +99,6 @@ class IdleEngine:
             self._asked = None
 
 
-# Finds the loops that run engines' steps: vLLM gives a connector only its scheduler's parts.
-
 _NO_LOOP: Final = "kvgraph: an idle engine is not woken for prefetches (%s)"
 
 
@@ -130,8 +128,6 @@ def _bound(original: Method) -> Method:
     return run_busy_loop
 
 
-# ``IdleWriter``: writes blocks to disk an hour after their request, even if nothing evicts them.
-
 IDLE_S: Final = 3600.0
 """Seconds after a request's end at which its computed blocks are written; chosen."""
 _MOST: Final = 262_144  # blocks remembered, some 20 MiB; beyond, the oldest are written now; chosen
@@ -146,7 +142,6 @@ class IdleWriter:
     an hour after its end, root first, so that the disk holds whole chains; blocks that have left
     the engine by then are skipped. Writes start in the engine's steps, a few at a time, only while
     no other copy is on its way to the disk; they never keep an engine awake.
-        idle_s: See ``IDLE_S``.
     """
 
     def __init__(
@@ -155,10 +150,8 @@ class IdleWriter:
         group: ObservedGroup,
         ledger: TierLedger,
         spiller: Spiller,
-        idle_s: float = IDLE_S,
     ) -> None:
         self._pool, self._group, self._ledger, self._spiller = pool, group, ledger, spiller
-        self._idle_s = idle_s
         self._running: dict[str, tuple[Request, int]] = {}  # and of its blocks, those found
         self._left: deque[tuple[float, Sequence[bytes]]] = deque()  # when they are due
         self._remembered = 0  # blocks in these
@@ -177,14 +170,12 @@ class IdleWriter:
             return
         exact = self._ledger.exact.get(request_id)
         if hashes := self._group.computed(request, exact)[found:]:
-            self._left.append((self._ledger.clock() + self._idle_s, hashes))
+            self._left.append((self._ledger.clock() + IDLE_S, hashes))
             self._remembered += len(hashes)
 
     @property
     def is_busy(self) -> bool:
-        """Whether the next steps have any blocks to write, apart from those that become due
-        meanwhile.
-        """
+        """Whether the next steps have blocks to write, apart from those due meanwhile."""
         return bool(self._due or self._copying[1])
 
     def step(self) -> None:

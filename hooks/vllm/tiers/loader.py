@@ -123,9 +123,7 @@ class Loader:
         self._delayed.pop(request_id, None)
 
     def take_begun(self) -> int:
-        """Return how many blocks loads took from the pool since the last call, and reset the
-        count.
-        """
+        """Return how many blocks loads took from the pool since the last call."""
         begun, self._begun = self._begun, 0
         return begun
 
@@ -202,9 +200,7 @@ class PinnedCopies(NamedTuple):
 
 
 def take_copies(ledger: TierLedger, hashes: Sequence[bytes]) -> PinnedCopies:
-    """Pin the copies for a load; copies only on disk or in the store get new, empty ones in
-    memory.
-    """
+    """Pin a load's copies; those on disk or in the store get new, empty ones in memory."""
     directory = ledger.directory
     from_disk, from_store, copies = dict[int, bytes](), dict[int, bytes](), list[Copy]()
     found = directory.pinned(hashes)

@@ -69,18 +69,14 @@ class Prefetcher:
         self._trust = 0.5  # how many of the last blocks that were brought back were hit
 
     def offered(self, order: Keys | None) -> int:
-        """Take the sidecar's newest order, if there is one; returns how many blocks a step would
-        take at most.
-        """
+        """Take the newest order, if any; returns how many blocks a step would take."""
         if order is not None and order is not self._order:
             self._order, self._next = order, 0
         self._left = 0 if order is None else len(order) - self._next
         return min(self._left, _MOST_AT_ONCE)
 
     def step(self, spare: int) -> None:
-        """Begin with the next suggestions, in ``spare`` blocks, which can be taken without losing
-        anything.
-        """
+        """Begin the next suggestions in ``spare`` blocks, which cost nothing to take."""
         if self._left:
             assert self._order is not None
             hashes = self._next_hashes(self._order, self._room(min(spare, _MOST_AT_ONCE)))

@@ -89,9 +89,7 @@ class Sharer:
         self._ledger.announce_dropped(hashes[:1], Tier.POOL, Cause.STORE_GONE)
 
     def known(self) -> list[bytes]:
-        """Return the blocks that the store has, as far as this engine knows; safe from any
-        thread.
-        """
+        """Return the blocks that the store has, as far as known; safe from any thread."""
         return list(self._there)
 
     def found(self, hashes: Sequence[bytes]) -> None:
@@ -154,8 +152,6 @@ def _remember(those: OrderedDict[bytes, None], hashes: Sequence[bytes]) -> None:
         those.popitem(last=False)
 
 
-# ``StoreLookup``: asks the shared store which blocks of a prompt it holds.
-
 logger = logging.getLogger(__name__)
 
 PATIENCE_S: Final = 0.25  # how long a request waits for the store's answer; chosen
@@ -208,9 +204,7 @@ class StoreLookup:
         return request_id in self._asks
 
     def ask(self, request_id: str, hashes: Sequence[bytes]) -> None:
-        """Ask how many of ``hashes`` the store has, counted from the first. Nothing is asked while
-        the store does not respond.
-        """
+        """Ask how many ``hashes`` the store has, from the first; not while it is silent."""
         ask = self._asks[request_id] = _Ask(hashes[:_MOST_BLOCKS], self._clock())
         if not self.names or self._breaker.rests or self._hangs():
             ask.found = 0

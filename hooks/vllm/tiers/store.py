@@ -69,9 +69,7 @@ class StoreTier:
     def get_num_new_matched_tokens(
         self, request: Request, computed_tokens: int, found: Found
     ) -> Found:
-        """Return ``found``, or ask vLLM to try again while the store's answer is awaited for a
-        short time.
-        """
+        """Return ``found``, or have vLLM ask again while the store's answer is awaited."""
         if self.lookup is not None and self.lookup.names:
             first = computed_tokens // self._group.block_size
             hashes = self._group.hashes(request, request.num_tokens - 1)[first:]
@@ -90,9 +88,7 @@ class StoreTier:
         self.sharer.request_finished(request.request_id)
 
     def answered(self, answer: TierAnswer, received: Iterable[str] = ()) -> None:
-        """Process the workers' answers, after the bridge; their first ones state how records are
-        named.
-        """
+        """Take the workers' answers, after the bridge; the first state records' names."""
         self._names += [start.store_name for start in answer.starts]
         if answer.starts and self.lookup is not None and len(self._names) == self._workers:
             self.lookup.names = self._names if all(self._names) else []
@@ -126,9 +122,7 @@ class StoreTier:
         return copied_events(self.sharer.known(), Tier.POOL, self._ledger.block_bytes)
 
     def _waits(self, lookup: StoreLookup, name: str, hashes: Sequence[bytes]) -> bool:
-        """Whether a request waits for the store's word on ``hashes`` that the pool lacks; once it
-        is there, a load may find it.
-        """
+        """Whether a request waits for the store on blocks that the pool lacks."""
         if not lookup.asked(name):
             missing = hashes[self._ledger.directory.run(hashes) :]
             tokens = len(missing) * self._group.block_size
@@ -181,9 +175,6 @@ def _lookup(settings: StoreSettings, clock: Callable[[], float]) -> StoreLookup 
     except StorageError as error:
         logger.warning("kvgraph: no shared store: %s", error)
         return None
-
-
-# Which engines can have tiers, and how these are created, with or without a store.
 
 
 def reason_to_refuse(
@@ -262,17 +253,13 @@ def records_opener(settings: TierSettings) -> OpenRecords | None:
     return lambda config, cache: open_records(config, store, cache)
 
 
-# A worker's records in the shared store, and all that the bytes in them depend on.
-
 _NAME_DIGITS: Final = 32  # 128 bits, for all models that ever share a store; chosen
 
 
 def open_records(
     config: VllmConfig, settings: StoreSettings, cache: PagedKv
 ) -> tuple[SealedRecords, str] | None:
-    """Open the store for this worker's shard; returns the records and their name. If impossible,
-    logs the reason and returns None.
-    """
+    """Open this worker's store; returns records and name, or None with the reason logged."""
     try:
         name = records_name(config, cache)
         records = SealedRecords(open_store(settings), name)

@@ -76,9 +76,7 @@ class WorkerSide:
         self._sweep: DiskSweep | None = None
 
     def register(self, views: dict[str, Any]) -> None:
-        """Register vLLM's cache, one view per layer. Memory is committed when the first copies
-        come.
-        """
+        """Register vLLM's views by layer. Memory is committed when the first copies come."""
         try:
             self.serve(described(views, self._config))
         except Exception as error:
@@ -102,9 +100,7 @@ class WorkerSide:
             self._answers.refuse(work)
 
     def take_finished(self) -> set[str]:
-        """Return the requests whose loads ended; their failed blocks are kept for
-        ``take_failed``.
-        """
+        """Return the requests whose loads ended; ``take_failed`` has their failed blocks."""
         if self.mover is not None:
             self.mover.lanes.give_up_on_overdue()
         finished, self._failed_blocks = self._answers.take_loaded()
@@ -179,9 +175,7 @@ def granted_bytes(settings: TierSettings) -> int:
 
 
 def described(views: dict[str, Any], config: VllmConfig) -> PagedKv:
-    """Describe the engine's cache as one paged memory; raises LayoutError if its layout is not
-    known.
-    """
+    """Describe the engine's cache as one paged memory; LayoutError if it is unknown."""
     from vllm.platforms import current_platform
 
     from ....kernels import layout_engines as engines
@@ -345,9 +339,7 @@ def disk_identity(config: VllmConfig) -> str:
 
 
 def _loaded(model: ModelConfig, load: LoadConfig) -> object:
-    """Describe the weights that a loader takes; raises StorageError if they cannot be told from
-    others.
-    """
+    """Describe the weights that a loader takes; StorageError if others may look the same."""
     if load.load_format not in _FROM_FILES:
         raise StorageError(
             f"load_format={load.load_format!r} does not load the files of {model.model}; these do: "
@@ -493,17 +485,13 @@ def _is_safe(config: VllmConfig) -> bool:
     return not cache.user_specified_block_size and not cache.kv_cache_dtype_skip_layers
 
 
-# Which file a worker's disk tier uses.
-
 _DIGEST_DIGITS: Final = 12  # 48 bits in a file name; chosen
 
 
 def open_disk(
     config: VllmConfig, settings: TierSettings, cache: PagedKv, record_bytes: int
 ) -> DiskTier | None:
-    """Open the disk tier that ``settings`` describe; if impossible, logs the reason and returns
-    None.
-    """
+    """Open the disk tier of ``settings``; None, with the reason logged, if impossible."""
     capacity = settings.cold_bytes // record_bytes
     if settings.cold_dir is None or not capacity:
         return None

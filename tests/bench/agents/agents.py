@@ -130,9 +130,7 @@ class AgentsResult:
                 figures.add(f"{name}_worst", max(ratios.values()), "tiers / plain", "≤ 1.0")
 
     def _ratios(self, arm: AgentArm) -> dict[int, float]:
-        """By the size of host memory: tokens that an arm with tiers computed, over those that a
-        plain host tier of equal size did.
-        """
+        """By size of host memory: tokens that an arm computed over those of a plain host tier."""
         return {
             run.host: run.passed.result.recomputed_tokens / plain.passed.result.recomputed_tokens
             for run in self.runs

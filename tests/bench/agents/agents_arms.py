@@ -119,9 +119,7 @@ class Telling:
 
 @dataclass(frozen=True, slots=True)
 class AgentPass:
-    """What came of sending every request: those answered, sent so many seconds after the pass
-    began, and the names of those that were not, where that may be.
-    """
+    """The requests answered, and seconds after the pass began; the names of those that failed."""
 
     result: PassResult
     sent_s: tuple[float, ...]
@@ -171,9 +169,7 @@ class Sender:
         return asyncio.run(self.play([self.requests]))
 
     def side_by_side(self) -> AgentPass:
-        """Send every session's requests in order, each after the answer to the one before;
-        sessions do not wait for each other.
-        """
+        """Send every session's requests in order; sessions do not wait for each other."""
         return asyncio.run(self.play(self._sessions()))
 
     async def play(self, lines: Iterable[Sequence[AgentRequest]] | None = None) -> AgentPass:

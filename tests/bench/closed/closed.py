@@ -218,9 +218,7 @@ Arm = TypeVar("Arm", bound=Hosted)
 def play_all(
     scale: ClosedScale, arms: Sequence[Arm], play: Callable[[Arm, int], ClosedRun]
 ) -> tuple[int, list[ClosedRun]]:
-    """Find the number of agents at which the first arm, stock, is at its best; then play all arms
-    at multiples of it, below the cliff first.
-    """
+    """Find how many agents suit the first arm, stock; then play all arms at multiples of that."""
     best = scale.best
     if best is None:
         tried = [play(arms[0], agents) for agents in scale.searched]

@@ -1,6 +1,4 @@
-"""Requests by the clock on paper: sessions side by side, whatever the engine can take. The demo's
-second half, without its machine: every run of the same requests gives the same times.
-"""
+"""Requests by the clock on paper: every run of the same requests gives the same times."""
 
 from __future__ import annotations
 

@@ -87,9 +87,7 @@ class DemoResult:
 
 
 def run_found(out: Path, shown: DemoProgress, requests: int = REQUESTS) -> DemoResult:
-    """Play all arms by the simulated clock, and *told everything* once more without protection:
-    the difference is what that costs.
-    """
+    """Play all arms, and *told everything* once more without protection, to see its price."""
     vocabulary = ModelShape().vocab
     asked = recorded_requests(SESSIONS, USERS, SEED, requests, vocabulary)
     least = longest(asked) // BLOCK + KEPT_BACK

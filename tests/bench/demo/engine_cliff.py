@@ -1,6 +1,4 @@
-"""The cliff on a real engine: more agents than fit wait for answers, stock and with the switch. One
-engine after the other, since two would share the machine's cores; each is started once.
-"""
+"""The cliff on a real engine, stock and with the switch, one after the other on all cores."""
 
 from __future__ import annotations
 

@@ -148,9 +148,7 @@ def _named(session: str, number: int) -> str:
 
 
 def _segments(request: AgentRequest) -> Iterator[Segment]:
-    """The head as it was recorded; behind it what tools said, and the user's last words. They count
-    as inferred, as a real engine infers them: no caller states anything.
-    """
+    """The head as recorded; what follows counts as inferred, since no caller states anything."""
     end = 0
     for layer, start, end in request.layers:
         yield _inferred(LAYER_BY_NAME[layer], start, end)

@@ -40,9 +40,7 @@ class EngineThreads:
         self.core = cores[0]
 
     def cpu_s(self) -> float:
-        """CPU seconds so far of the core's main thread and of ours. What a thread that ended has
-        used is not in it; ours live as long as the engine.
-        """
+        """CPU seconds so far of the core's main thread and of ours, but for threads that ended."""
         found = 0.0
         for task in self._tasks():
             if task.name == str(self.core) or _read(task / "comm").startswith(_OURS):
@@ -56,9 +54,7 @@ class EngineThreads:
 
 
 def _cpu_s(task: Path) -> float:
-    """Seconds that a thread was on a CPU: in nanoseconds there, where ``stat`` counts in hundredths
-    of a second.
-    """
+    """Seconds that a thread was on a CPU, in nanoseconds, where ``stat`` has hundredths."""
     words = _read(task / "schedstat").split()
     return int(words[0]) / 1e9 if words else 0.0
 

@@ -39,9 +39,7 @@ _KEPT_EVERY: Final = 500  # interruptions; chosen: half a busy second
 
 
 class OwnTimes:
-    """Counts seconds of the main thread's CPU time, by function and by whether code of ours called
-    it or is it.
-    """
+    """Counts the main thread's CPU seconds, by function and by whether ours called it or is it."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

@@ -26,9 +26,7 @@ from ..figures import Figure, Figures, machine
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One fault's result, and the machine's load averages over 1 and 5 minutes when it ended: who
-    else was busy.
-    """
+    """One fault's result, and the machine's load averages over 1 and 5 minutes at its end."""
 
     command: str
     date: str
@@ -134,9 +132,7 @@ def run(
     hours: float | None = None,
     only: str = "",
 ) -> Figures:
-    """Run the named faults, or all of them; each one's record goes to ``out``. Raises InputError: a
-    name is none.
-    """
+    """Run the named faults, or all; records go to ``out``. Raises InputError for another name."""
     there = {**FAULTS, **BY_NAME}
     unknown = [name for name in names if name not in there]
     if unknown:

@@ -47,9 +47,7 @@ class _LossyOutbox(Outbox):
 
 
 class Chaos:
-    """One sidecar, the engine that is watched, and others that come and go; ``back``: seconds from
-    the end of each round's faults until it was in step; None: never.
-    """
+    """One sidecar, a watched engine, and others; ``back``: seconds until in step, None: never."""
 
     def __init__(self, directory: Path, seed: int) -> None:
         self.happened: Counter[str] = Counter()

@@ -145,9 +145,7 @@ class Mutants:
 
 
 def apply_mutants(seed: int, count: int) -> dict[str, int]:
-    """Apply ``count`` mutants; how many were refused, unknown and applied, and what went wrong.
-    Raises AssertionError: an invariant of the graph does not hold, or it outgrew its limits.
-    """
+    """Apply ``count`` mutants; returns what became of them. AssertionError: an invariant broke."""
     rng = random.Random(seed)
     mutants, now = Mutants(rng), [0.0]
     graph = KVCacheGraph(limits=_LIMITS, clock=lambda: now[0])

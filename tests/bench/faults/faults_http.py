@@ -1,6 +1,4 @@
-"""HTTP clients that say nothing, do not read, or ask without end, and an engine that stops reading:
-what other engines notice of them.
-"""
+"""HTTP clients that hang or ask without end, and a deaf engine: what other engines notice."""
 
 from __future__ import annotations
 

@@ -47,9 +47,7 @@ _LOOK_EVERY_S: Final = 1.0
 
 
 class ChurningEngine:
-    """An engine whose pool is full: with each batch as many blocks leave as enter, and a ``share``
-    of them, which ``rng`` chooses, is lost on the way.
-    """
+    """An engine with a full pool: as many blocks leave as enter; a ``share`` is lost on the way."""
 
     def __init__(self, endpoint: str, share: float, rng: random.Random) -> None:
         self._share, self._rng = share, rng
@@ -134,20 +132,16 @@ class Observed:
 
 @dataclass(frozen=True)
 class Loss:
-    """How one run ended.
-
-    Attributes:
-        noticed: Gaps in an engine's sequence numbers, plus batches received before its hello (an
-            engine that was silent on a busy machine is forgotten, and must list its blocks again).
-            The second may be more than the losses meanwhile, and then hides others.
-        forgotten: How often that happened; 0: ``noticed`` is gaps alone.
-    """
+    """How one run ended."""
 
     share: float
     events_per_s: float
     holes: int
+    # gaps in an engine's sequence numbers, plus batches received before its hello (an engine that
+    # was silent on a busy machine is forgotten, and must list its blocks again). The second may be
+    # more than the losses meanwhile, and then hides others
     noticed: int
-    forgotten: int
+    forgotten: int  # how often that happened; 0: ``noticed`` is gaps alone
     in_step: bool
     observed: Observed
 

@@ -92,9 +92,7 @@ WAYS: Final[dict[str, Callable[[Publisher, random.Random], None]]] = {
 
 
 def replay(directory: Path, way: str, rng: random.Random) -> tuple[bool, bool, int]:
-    """One round: whether the picture is right, whether it says that it is not, attempts a gap. A
-    round has several gaps, each with attempts of its own: their mean, rounded up.
-    """
+    """One round: is the picture right, or said to be wrong; attempts a gap, their mean."""
     with watched(directory) as (publisher, watcher):
         log = TrueLog(rng)
         publisher.mute = {seq for seq in range(1, _BATCHES) if rng.random() < 0.15}

@@ -35,18 +35,14 @@ _PATIENCE_S: Final = 30.0
 
 @dataclass
 class Killed:
-    """How it went: ``took`` seconds from each restart's readiness until the engine was in step;
-    None: never.
-    """
+    """``took`` seconds from each restart's readiness until in step; None: never."""
 
     served: Served = field(default_factory=Served)
     took: list[float | None] = field(default_factory=list)
 
 
 def kill_over_and_over(directory: Path, kills: int, requests: int, say: Say) -> Killed:
-    """So many kills under load, and load until so many requests were served; raises ServerError:
-    the engine ended, or hangs.
-    """
+    """Kill under load until so many were served; ServerError if the engine ended or hangs."""
     killed, model = Killed(), ensure_model(TINY, directory / "tiny")
     with (
         SidecarProcess(directory) as sidecar,

@@ -30,21 +30,13 @@ _PASSED, _FAILED, _OTHERWISE = 0, 1, 2  # what pytest returns; the last: nothing
 
 
 class Mend(NamedTuple):
-    """A mend, and what shall notice that it is gone.
+    """A mend, and what shall notice that it is gone."""
 
-    Attributes:
-        name: Of what it mends.
-        file: Where it stands, from the root.
-        old: Its text there, which stands there once.
-        new: What the mutant has in its place.
-        tests: pytest's arguments.
-    """
-
-    name: str
-    file: str
-    old: str
-    new: str
-    tests: str
+    name: str  # of what it mends
+    file: str  # where it stands, from the root
+    old: str  # its text there, which stands there once
+    new: str  # what the mutant has in its place
+    tests: str  # pytest's arguments
 
 
 _CHATS, _FILES = "advisor/memory/chats", "tests/memory/test_memory_files.py"
@@ -445,10 +437,7 @@ MENDS: Final = (
 
 
 def run(figures: Figures, size: Size, say: Say) -> None:
-    """Take each mend out in a copy of the tree, and count those that no test misses; a figure of an
-    entry's name is true where a test failed. Raises BenchError: this is no clone, an entry fits the
-    tree no more, or tests fail in any case.
-    """
+    """Take each mend out in a copy of the tree, and count those that no test misses."""
     mends = [each for each in MENDS if size.only in each.name or size.only in each.file]
     if not mends:
         names = ", ".join(each.name for each in MENDS)
@@ -472,9 +461,7 @@ def run(figures: Figures, size: Size, say: Say) -> None:
 
 
 def copied_tree(directory: Path) -> Path:
-    """A copy of the tree that can be imported as kvgraph from ``directory``; raises BenchError:
-    this is no clone.
-    """
+    """A copy of the tree that can be imported from ``directory``; BenchError outside of a clone."""
     if not (ROOT / "pyproject.toml").exists():
         raise BenchError("mends are taken out of a clone's files: run it in one")
     tree = directory / "kvgraph"
@@ -485,9 +472,7 @@ def copied_tree(directory: Path) -> Path:
 
 @contextmanager
 def taken_out(tree: Path, mend: Mend) -> Iterator[None]:
-    """The tree without a mend, until the end of the block; raises BenchError: its text does not
-    stand in its file once.
-    """
+    """The tree without a mend; raises BenchError if its text does not stand in its file once."""
     path = tree / mend.file
     text = path.read_text()
     if text.count(mend.old) != 1:

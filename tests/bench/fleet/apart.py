@@ -41,10 +41,7 @@ def has_networks() -> bool:
 def run_apart(
     module: str, what: str, say: Callable[[str], None], longest_s: float
 ) -> dict[str, Any]:
-    """Play ``what`` on the stage ``module``, for ``longest_s`` at most; returns the result. ``say``
-    is told each of its lines that is for people. Raises BenchError: it broke; with the end of what
-    it said.
-    """
+    """Play ``what`` on the stage ``module``; ``say`` gets its lines. BenchError: it broke."""
     command = [*APART, sys.executable, "-P", "-m", __name__, module, what]
     tail: deque[str] = deque(maxlen=_TAIL)
     began = time.monotonic()

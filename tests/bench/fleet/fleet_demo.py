@@ -84,8 +84,7 @@ FINDS: Final = 0.75
 """Share of the prompt that LRU would find if one engine had the pools of all three, one request
 after the other: it makes the pools' size. Chosen: more than half of it can be lost by routing."""
 
-RUNNING: Final = 1
-"""Requests that run at once in an engine, as in the demo of one engine."""
+RUNNING: Final = 1  # requests that run at once in an engine, as in the demo of one engine
 
 
 HOST_GIB: Final = 1 / 64
@@ -151,9 +150,7 @@ def run_fleet_demo(out: Path, model: str | None = None, progress: bool = True) -
 def plan_and_requests(
     out: Path, model: str | None = None, seed: int = SEED
 ) -> tuple[ServerPlan, Sequence[AgentRequest]]:
-    """An engine, and the requests that all of them get, by the ``seed``; raises TrafficError: they
-    fit no pool.
-    """
+    """An engine, and the requests that all get, by ``seed``; TrafficError: they fit no pool."""
     name = model or str(ensure_model())
     requests = recorded_requests(SESSIONS, USERS, seed, REQUESTS, vocabulary_size(name))
     least = longest(requests) // BLOCK + KEPT_BACK
@@ -195,9 +192,7 @@ def _settings(sidecar: SidecarProcess) -> tuple[tuple[str, str], ...]:
 
 
 def _store_settings(path: Path) -> tuple[tuple[str, str], ...]:
-    """A directory that the engines share, for blocks of salted requests too: salts keep passes
-    apart.
-    """
+    """A directory that engines share, for salted blocks too: salts keep passes apart."""
     return (
         ("AITHER_KVCACHE_WARM_GIB", str(HOST_GIB)),
         ("AITHER_KVCACHE_STORE", str(path)),

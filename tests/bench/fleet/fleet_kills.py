@@ -1,8 +1,4 @@
-"""What ``kill -9`` of an engine, the sidecar, a router, the store's master and its owner costs.
-
-Three real engines, two proxies, a sidecar and Mooncake's store, each killed in turn, in a network
-of their own (``apart``).
-"""
+"""What ``kill -9`` of each part of a fleet costs, in a network of its own (``apart``)."""
 
 from __future__ import annotations
 
@@ -42,10 +38,7 @@ LONGEST_S: Final = 900.0
 
 
 def add_kills(figures: Figures, say: Callable[[str], None]) -> dict[str, dict[str, Any]]:
-    """Kill each part of a fleet of real engines with requests in flight; returns what came of each
-    wave, by what was killed in it. Raises BenchError: Mooncake does not run here, or the stage
-    broke.
-    """
+    """Kill each part of a fleet with requests in flight; returns each wave, by what was killed."""
     if reason := why_not():
         raise BenchError(f"the store's master and owner cannot be killed: {reason}")
     breaker = run_apart(STAGE, "breaker", say, LONGEST_S)
@@ -125,11 +118,9 @@ def _ask_for(lookup: StoreLookup, seconds: float) -> Waits:
 
 
 ENGINES: Final = 3
-REQUESTS: Final = 28
-"""Of a wave; some of them end before enough answers have begun."""
+REQUESTS: Final = 28  # of a wave; some of them end before enough answers have begun
 
-SHARED: Final = 14
-"""Of a wave's prompts: the first engine computed them, and the store has them."""
+SHARED: Final = 14  # of a wave's prompts: the first engine computed them, and the store has them
 
 CONTEXT: Final = 512
 ANSWER: Final = 48

@@ -21,8 +21,7 @@ from kvgraph.advisor.fleet.router import FleetRouter, Holdings, RoutingRequest
 from ..figures import Figures, quantile
 from .router_process import RouteProcess, RouterProcess
 
-RATE: Final = 50.0
-"""Requests per second."""
+RATE: Final = 50.0  # requests per second
 ENGINES: Final = 3
 _PROMPT: Final = "a prompt of some four thousand tokens " * 420
 
@@ -74,9 +73,7 @@ def _decisions(engines: int, sessions: int) -> tuple[list[float], int]:
 
 
 def _add_proxy(figures: Figures, requests: int) -> None:
-    """Send ``requests`` requests straight to a stand-in that answers at once, and as many through
-    the proxy, in turn; raises ServerError: a process did not start.
-    """
+    """Send requests straight to a stand-in that answers at once, and through the proxy, in turn."""
     with contextlib.ExitStack() as stack:
         out = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         engines = [stack.enter_context(_StandIn(out / f"{at}.log")) for at in range(ENGINES)]

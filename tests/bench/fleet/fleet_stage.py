@@ -23,8 +23,7 @@ LONGEST_PASS_S: Final = 75.0
 """Of a pass by the fleet's clock, however slow the machine is; chosen: the demo's five passes take
 some six minutes where the machine keeps up. Beyond it, requests wait."""
 
-WARMING: Final = 30
-"""Requests by which engines are warmed and the machine's speed is measured."""
+WARMING: Final = 30  # requests by which engines are warmed and the machine's speed is measured
 
 OURS: Final = "kvgraph route"
 TOLD: Final = Telling(hinted=True)
@@ -32,9 +31,7 @@ TOLD: Final = Telling(hinted=True)
 
 @dataclass(frozen=True, slots=True)
 class Killed:
-    """What happened when an engine was killed that had ``asked`` requests it had not begun to
-    answer, and ``begun`` others, of all ``in_flight``; what the proxy said at the end.
-    """
+    """An engine was killed with ``asked`` and ``begun`` of ``in_flight``; the proxy's status."""
 
     passed: AgentPass
     asked: int
@@ -74,9 +71,7 @@ class _Killing:
 
 
 class FleetStage:
-    """Engines that run, and the requests that every arm gets. ``store``: they share one, and leave
-    it alone once their caches are reset, so that salts keep passes apart.
-    """
+    """Engines that run, and all arms' requests; ``store``: they share one, apart by salts."""
 
     def __init__(
         self,

@@ -1,6 +1,4 @@
-"""The router before engines without kvgraph, beside cache-aware routing, in the lab. Engines evict
-what was unused longest, and the router goes by shadows of their pools.
-"""
+"""The router before engines without kvgraph, beside cache-aware routing, in the lab."""
 
 from __future__ import annotations
 
@@ -45,9 +43,7 @@ FLEETS: Final = (
 
 
 def add_stock_engines(figures: Figures, say: Callable[[str], None]) -> None:
-    """Add what the router finds beyond cache-aware routing: where callers name their sessions, and
-    where they say nothing; raises BenchError: there are no recorded sessions.
-    """
+    """Add what the router finds beyond cache-aware routing, with sessions named and unnamed."""
     parts = _halves()
     named, inferred = [], []
     for each in FLEETS:

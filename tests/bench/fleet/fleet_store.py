@@ -17,15 +17,13 @@ from ..serving.model import ModelShape, ensure_model
 from ..serving.vllm_server import Server, ServerPlan
 from ..serving.workload import BLOCK
 
-CONTEXT: Final = 2048
-"""Tokens of a session's first turn."""
+CONTEXT: Final = 2048  # tokens of a session's first turn
 
 POOL: Final = 12 * CONTEXT // BLOCK
 """Blocks of an engine's pool; chosen: more than the 512 victims that it copies ahead, so that older
 blocks have no copy yet."""
 
-PAUSE_S: Final = 1.0
-"""Between a session's turns; chosen."""
+PAUSE_S: Final = 1.0  # between a session's turns; chosen
 
 SHAPE: Final = ModelShape()
 _ANSWER: Final = 8  # tokens

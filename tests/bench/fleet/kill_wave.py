@@ -13,8 +13,7 @@ import httpx
 
 from ..errors import BenchError
 
-LEAST: Final = 20
-"""Requests in flight at a kill."""
+LEAST: Final = 20  # requests in flight at a kill
 _BEGUN: Final = 2  # answers that have begun by then; chosen: one may just be ending
 _PATIENCE_S: Final = 120.0
 _ERROR: Final = 'data: {"error"'
@@ -30,9 +29,7 @@ class Fate(StrEnum):
 
 @dataclass(slots=True)
 class Asked:
-    """One request: what came of its answer, how often its client asked ``again`` elsewhere, and the
-    prompt tokens that were found.
-    """
+    """A request's answer, how often it was asked ``again`` elsewhere, and tokens found."""
 
     began: bool = False
     again: int = 0
@@ -43,9 +40,7 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class WaveEnd:
-    """What came of a wave: requests ``in_flight`` when something was killed, and of these those
-    ``begun``, whose client had got a part of the answer.
-    """
+    """A wave: requests ``in_flight`` at the kill, and of these those ``begun`` to be answered."""
 
     in_flight: int
     begun: int
@@ -79,9 +74,7 @@ class KillWave:
         self._asked = [Asked() for _ in bodies]
 
     async def play(self, kill: Callable[[], Awaitable[None]]) -> WaveEnd:
-        """Send all, ``kill`` as soon as enough are in flight and some answers have begun; raises
-        BenchError: so many never were.
-        """
+        """Send all, ``kill`` once some have begun; raises BenchError if so many never had."""
         timeout = httpx.Timeout(_PATIENCE_S, connect=5.0)
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
         async with httpx.AsyncClient(timeout=timeout, limits=limits, trust_env=False) as client:

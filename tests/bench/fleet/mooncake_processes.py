@@ -54,9 +54,7 @@ def start_master() -> subprocess.Popen[bytes]:
 
 
 def connected(adds: int = 0) -> MooncakeStore:
-    """A client with ``adds`` bytes of this process's memory for values, as soon as the master takes
-    it; raises StorageError: none did in time.
-    """
+    """A client with ``adds`` bytes for values, once the master takes it; else StorageError."""
     deadline = time.monotonic() + _START_S
     while True:
         try:
@@ -69,9 +67,7 @@ def connected(adds: int = 0) -> MooncakeStore:
 
 @contextlib.contextmanager
 def owner(adds: int) -> Iterator[subprocess.Popen[str]]:
-    """A process that owns ``adds`` bytes of the store, until the end of the block; raises
-    ServerError: it did not start.
-    """
+    """A process that owns ``adds`` bytes of the store; raises ServerError if it did not start."""
     command = [sys.executable, "-P", "-m", __name__, str(adds)]
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True

@@ -22,9 +22,7 @@ _START_S: Final = 90.0  # on a busy machine it takes long to import
 
 
 class RouterProcess:
-    """A router before some engines, on a free port, that writes to ``log``; a context manager.
-    ``words``: what follows ``python -m``; ``variables``: those that it gets beside this process's.
-    """
+    """A router before engines on a free port, by the ``words`` after ``python -m``, and a log."""
 
     words: Sequence[str]
 

@@ -64,9 +64,7 @@ def add_sessions(graph: KVCacheGraph, count: int) -> None:
 
 
 def lock_seconds() -> dict[str, float]:
-    """The longest time for which each of these holds the lock, in a graph of production size. Work
-    that is done in slices holds it for one slice at a time.
-    """
+    """The longest that each of these holds the lock, in a graph of production size."""
     rng = np.random.default_rng(4)
     graph = build_graph(_LOCKED_BLOCKS, 0)
     add_random_edges(graph, _LINKS, rng)
@@ -140,9 +138,7 @@ class LoadedSidecar:
         return int(self.running.status()["graph"]["counters"].get("blocks_stored", 0))
 
     def heard(self) -> int:
-        """How many batches were applied before the next advice was made. To ask for its status
-        would cost a sidecar of millions of blocks a tenth of a second.
-        """
+        """How many batches were applied before the next advice; cheaper than to ask ``/status``."""
         while True:
             _, advice = frames.decode_advice(self.socket.recv_multipart(), 0.0)
             if isinstance(advice, EvictionRanking | StillValid):
@@ -175,9 +171,7 @@ def loaded_sidecar(cores: list[int] | None = None) -> Iterator[LoadedSidecar]:
 
 
 def ingest_rates(rounds: int = 5, blocks: int = 3_000_000) -> list[float]:
-    """Blocks a second through ZeroMQ into a sidecar that has one core, once a round. Events store
-    16 blocks each, 64 events a batch; planning goes on meanwhile.
-    """
+    """Blocks a second, by round, through ZeroMQ into a sidecar with one core, which plans."""
     rng = np.random.default_rng(2)
     rates = []
     for _ in range(rounds):
@@ -358,9 +352,7 @@ def _small(figures: Figures) -> None:
 
 
 def _churned(figures: Figures) -> float:
-    """Rankings by the default policy of tables that traffic has churned; returns the longest hold
-    of the lock in seconds.
-    """
+    """Rank tables that traffic has churned, by the default; returns the longest lock in seconds."""
     longest_s = 0.0
     for blocks, name, rounds, target in (
         (20_000, "rank_20k_ms", _ROUNDS, "≤ 0.5"),

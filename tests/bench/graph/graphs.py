@@ -34,9 +34,7 @@ def random_keys(rng: np.random.Generator, count: int) -> Keys:
 
 
 def chain_events(keys: Keys) -> Iterator[RequestStarted | BlocksStored]:
-    """Requests whose prompts store these blocks, ``CHAIN_BLOCKS`` at a time. Each prompt opens with
-    a protected block; layers and importances vary by chain.
-    """
+    """Prompts that store these blocks, ``CHAIN_BLOCKS`` at a time, each with a protected first."""
     for number, start in enumerate(range(0, len(keys), CHAIN_BLOCKS)):
         packed = keys[start : start + CHAIN_BLOCKS].astype("<u8").tobytes()
         tokens = len(packed) // 8 * BLOCK_SIZE
@@ -157,9 +155,7 @@ def churned_graph(blocks: int) -> tuple[KVCacheGraph, Churn]:
 
 
 def ranking_seconds(graph: KVCacheGraph, churn: Churn, rounds: int) -> tuple[list[float], float]:
-    """Seconds that each of some rankings took, a batch of requests apart; and the longest hold of
-    the graph's lock that any of them needed.
-    """
+    """Seconds of each of some rankings, a batch of requests apart, and the longest lock."""
     lock, took = TimedLock(), list[float]()
     for number in range(rounds + 1):
         graph.apply(ENGINE, churn.batch(5))

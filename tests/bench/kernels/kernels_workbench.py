@@ -126,9 +126,7 @@ _EPSILON: Final = 1e-5
 
 
 class PrefillStack:
-    """Layers of their own weights in bf16: attention by torch's sdpa, gated MLP, no head. Rotary
-    angles are taken once, outside of what is timed, as engines do.
-    """
+    """Layers with weights of their own in bf16: sdpa, gated MLP, no head; rotation is not timed."""
 
     def __init__(self, shape: StackShape, tokens: int, device: str) -> None:
         self._shape = shape
@@ -427,9 +425,7 @@ def _arena(size: int) -> Arena:
 
 
 def affordable(device: torch.device) -> int:
-    """Half of what is free on the host, by the machine and by its control group, and a third of
-    what is on the GPU, in whole units.
-    """
+    """Half of what is free on the host, a third of the GPU's, in whole units."""
     free = min(LARGEST, available_bytes() // 2, torch.cuda.mem_get_info(device)[0] // 3)
     return int(free // _UNIT * _UNIT)
 

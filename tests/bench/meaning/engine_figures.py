@@ -121,9 +121,7 @@ _COMMAND: Final = "from kvgraph.advisor.cli import main; main()"
 def first_turns(
     server: Server, client: OpenAI, words: Words, directory: Path, count: int
 ) -> list[float]:
-    """Seconds until the first token of first turns, each behind ``kvgraph precache`` and then
-    others' prompts that fill the pool.
-    """
+    """Seconds to the first token behind ``kvgraph precache`` and prompts that fill the pool."""
     system = words.text(_PREFIX * BLOCK)
     file = directory / "precache.toml"
     file.write_text(f'[server]\nurl = "{server.url}/v1"\n[[prefix]]\nsystem = "file:system.md"\n')

@@ -317,9 +317,7 @@ _CONFIG: Final = {
 
 
 def write_tokenizer(family: Family, directory: Path) -> int:
-    """Write a tokenizer made for the family, and its template; returns the token that ends its
-    texts.
-    """
+    """Write a family's made tokenizer and template; returns the token that ends its texts."""
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_str(_trained(family.spaces))

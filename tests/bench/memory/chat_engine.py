@@ -1,6 +1,4 @@
-"""A stand-in for an engine that chats, and ``kvgraph memory`` before it. A mock, since what is
-tested is who sends what: the real engine is in ``tests/engine``.
-"""
+"""A stand-in for an engine that chats, and ``kvgraph memory`` before it."""
 
 from __future__ import annotations
 

@@ -23,9 +23,7 @@ Message = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """A chat before its questions: the user's messages, one a turn; each tells a fact, of a key and
-    its value.
-    """
+    """A chat before its questions: the user's messages, each with a fact, a key and its value."""
 
     messages: list[str]
     keys: list[int]
@@ -40,9 +38,7 @@ class Told:
 
 
 def tell(turns: int, rng: random.Random, noise: int = _NOISE) -> Told:
-    """A chat of ``turns`` messages with ``noise`` words around each fact, of as many keys while
-    there are some; later ones replace.
-    """
+    """A chat of ``turns`` messages, ``noise`` words around each fact; later keys replace."""
     keys = rng.sample(range(*KEYS), min(turns, KEYS[1] - KEYS[0]))
     keys += rng.choices(keys[len(keys) // 2 :], k=turns - len(keys))
     values = [[rng.randrange(*VALUES) for _ in range(SAID)] for _ in keys]
@@ -83,9 +79,7 @@ _OWN: Final = MemorySettings(LONGEST, sinks=0, top=1, shortest=16)  # as the eng
 
 @dataclass
 class Outcome:
-    """What an arm did: which of its questions were ``right``, the wall time of each chat, tokens of
-    all chats as the engine counts them, and blocks that left and came back.
-    """
+    """An arm's ``right`` answers, wall times, tokens by the engine's count, and blocks moved."""
 
     right: list[bool] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)

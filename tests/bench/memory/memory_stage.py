@@ -35,9 +35,7 @@ _ALWAYS: Final = (("AITHER_KVCACHE_RECALL_ALWAYS", "1"),)
 
 @dataclass
 class Answered:
-    """What a chat's requests were answered: tokens, the most that one request's prompt and answer
-    had in the engine's pool, and the names of blocks that came back.
-    """
+    """A chat's answers: tokens, the most of one request in the pool, and blocks that came back."""
 
     prompt: int = 0
     spliced: int = 0
@@ -67,9 +65,7 @@ class Chat:
         self.seen = Answered()
 
     async def say(self, *messages: dict[str, Any], keeps: bool = True) -> list[str]:
-        """Say something; returns the words of the answer. ``keeps``: the chat goes on from here;
-        else this was said aside.
-        """
+        """Say something and return the answer's words; ``keeps``: the chat goes on from here."""
         whole = [*self.messages, *messages]
         body = {"model": "demo", "messages": whole, "max_tokens": ANSWER, "temperature": 0,
                 "ignore_eos": True, "cache_salt": self._name, **self._said}  # fmt: skip

@@ -50,9 +50,7 @@ class Shape:
 
 
 class PaperEngine:
-    """One engine: vLLM's scheduler, and workers that note instead of compute; ``outputs`` are
-    tokens by request, as vLLM's front end would have got them.
-    """
+    """vLLM's scheduler with workers that note; ``outputs`` are each request's tokens."""
 
     def __init__(
         self,

@@ -54,9 +54,7 @@ def _no_failure(job: Job) -> Collection[int]:
 
 @dataclass(slots=True)
 class _Move:
-    """A job on its lane; ``forwards`` must have run before it moves blocks of the engine.
-    ``unread`` are a load's positions that its disk refused.
-    """
+    """A job on its lane, due after ``forwards``; ``unread``: positions that the disk refused."""
 
     job: Job
     forwards: int
@@ -88,14 +86,6 @@ class PaperWorker:
     As a real worker's, they are apart: loads, what the disk does, and spills, of which those of
     blocks that a load overwrites are on the loads' lane. A load of what is on disk is read there
     first, and may be given up there, as where a disk hangs: it goes on without what is on disk.
-
-    Attributes:
-        memory: Notes by block and position, shape (blocks, block size).
-        forwards: Batches that were computed so far.
-        failing: Positions of a job that are to fail, torn.
-        gives_up: Whether what a load reads from disk is given up at once, as where that is overdue.
-        disowned: Whether a later process may not find what the disk holds.
-        answers: What the scheduler has not heard yet.
     """
 
     def __init__(
@@ -106,13 +96,17 @@ class PaperWorker:
         cold: int = 0,
         disk: Mapping[bytes, Notes] = MappingProxyType({}),
     ) -> None:
+        # notes by block and position, shape (blocks, block size)
         self.memory: Notes = np.full((blocks, block_size), TORN)
         self.copies: dict[int, Notes] = {}
         self.disk = dict(disk)
-        self.disowned = False
-        self.forwards = 0
+        self.disowned = False  # whether a later process may not find what the disk holds
+        self.forwards = 0  # batches that were computed so far
+        # positions of a job that are to fail, torn
         self.failing: Callable[[Job], Collection[int]] = _no_failure
+        # whether what a load reads from disk is given up at once, as where that is overdue
         self.gives_up: Callable[[Job], bool] = _never
+        # what the scheduler has not heard yet
         self.answers = Answers(WorkerStart(warm, cold, tuple(disk)))
         self._halves = (slice(0, block_size // 2), slice(block_size // 2, block_size))
         self._lanes: Sequence[deque[_Move | bytes]] = [deque() for _ in range(LANES)]
@@ -282,11 +276,7 @@ class Batch:
 
 
 class PaperModel:
-    """Computes batches on all workers, in the order in which they were dispatched.
-
-    Attributes:
-        positions_read: Positions whose notes were compared.
-    """
+    """Computes batches on all workers, in the order in which they were dispatched."""
 
     def __init__(
         self,
@@ -296,7 +286,7 @@ class PaperModel:
     ) -> None:
         self.workers = workers
         self._windows = windows
-        self.positions_read = 0
+        self.positions_read = 0  # positions whose notes were compared
         self._rng = rng
         self._texts: dict[str, Text] = {}
         self._block_size = workers[0].memory.shape[1]

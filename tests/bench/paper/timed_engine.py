@@ -40,9 +40,7 @@ class Asked(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PaperService:
-    """How fast a model is: ``prefill`` tokens a second, of at most ``step_tokens`` in a step;
-    ``step_s`` seconds of any step, ``decode_s`` at least of one in which somebody decodes.
-    """
+    """A model's ``prefill`` tokens/s, ``step_tokens`` at most, and least seconds of a step."""
 
     prefill: float
     decode_s: float

@@ -115,9 +115,7 @@ def _yielding(core: Any) -> Callable[[], Any]:
 
 
 def speed(stage: Stage, rounds: int) -> list[dict[str, float]]:
-    """Time requests whose text is held at another position, beside the same size of text that the
-    pool holds where it is, and of new text.
-    """
+    """Time requests with text at another position, at its own in the pool, and with new text."""
     rng, rows = random.Random(5), list[dict[str, float]]()
     for round_ in range(_WARM_UPS + rounds):
         for length in LENGTHS:
@@ -138,9 +136,7 @@ def speed(stage: Stage, rounds: int) -> list[dict[str, float]]:
 
 
 def mixed(stage: Stage, requests: int) -> list[dict[str, Any]]:
-    """Plain requests and ones with recall in turn, over the same documents; what they say. Half of
-    the plain ones repeat the prompt of the one before, whose blocks are approximate.
-    """
+    """Plain requests and ones with recall in turn, over the same documents."""
     rng, rows, prompt = random.Random(9), list[dict[str, Any]](), list[int]()
     documents = [stage.words(rng, rng.randrange(60, 200)) for _ in range(8)]
     for at in range(requests):

@@ -45,10 +45,7 @@ _MOST_BLOCKS: Final = (1 << 31) - 1  # thread blocks of a grid; from the same ta
 def check_launch(
     call: KernelCall, architecture: str, allowed_shared: int, registers: int = 0
 ) -> None:
-    """Raise TransferError if a driver of an architecture such as ``sm_90`` would refuse to launch
-    ``call``, with so many bytes of dynamic shared memory allowed and so many registers per thread;
-    0: they are not known.
-    """
+    """Raise TransferError if such an architecture's driver would refuse to launch ``call``."""
     problem = (
         _grid_problem(call)
         or _shared_problem(call, architecture, allowed_shared)
@@ -85,9 +82,7 @@ _FAULTS = {1: "an access to a misaligned address", 2: "an access beyond shared m
 
 
 def run(call: KernelCall) -> None:
-    """Run a launch to its end, in place of ``launch.run``; raises TransferError: a driver would not
-    launch it, or a GPU would stop it at a wrong address.
-    """
+    """Run a launch to its end, as ``launch.run``; TransferError where driver or GPU would fail."""
     for architecture in ARCHITECTURES:
         check_launch(call, architecture, call.shared_to_ask_for)
     args = (ctypes.c_void_p * len(call.args))(*(ctypes.addressof(value) for value in call.args))

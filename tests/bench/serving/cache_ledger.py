@@ -1,6 +1,4 @@
-"""What each arm's cache kept and lost, by source layer, read from vLLM's own KV events: an
-instrument that is not ours. They carry token ids, and the bench knows which layer they are of.
-"""
+"""What each arm's cache kept and lost by source layer, read from vLLM's own KV events."""
 
 from __future__ import annotations
 
@@ -59,7 +57,6 @@ class Tally:
     stored: Counter[SourceLayer] = field(default_factory=Counter)
     evicted: Counter[SourceLayer] = field(default_factory=Counter)
     again: Counter[SourceLayer] = field(default_factory=Counter)  # evicted, and computed once more
-    orphans: int = 0  # blocks whose parent we never saw: of unknown layer, counted nowhere else
 
     @property
     def protected_lost(self) -> int:
@@ -99,8 +96,7 @@ class Books:
         if event.parent_block_hash is not None:
             found = self._digests.get(event.parent_block_hash)
             if found is None:
-                self.tally.orphans += len(event.block_hashes)
-                return
+                return  # blocks whose parent we never saw are of an unknown layer
             parent = found
         for i, key in enumerate(event.block_hashes):
             tokens = event.token_ids[i * event.block_size : (i + 1) * event.block_size]
@@ -128,9 +124,7 @@ class Books:
 def layers_of(
     tokens: Sequence[int], layers: Sequence[SourceLayer], size: int = BLOCK
 ) -> Iterable[tuple[Digest, SourceLayer]]:
-    """The layer of each full block of ``size`` tokens, of whose tokens each is of one layer. A
-    block that two layers share belongs to the more precious one, as in the graph.
-    """
+    """The layer of each full block; of two in one block the more precious, as in the graph."""
     for number, digest in enumerate(chain_of(tokens, size)):
         yield digest, min(layers[number * size : (number + 1) * size])
 

@@ -18,9 +18,7 @@ _draw: Final = random.SystemRandom()  # whatever seeds a test sets
 
 
 def free_port() -> int:
-    """A port of loopback at which nobody listens now; it is drawn, so that two who ask at once
-    hardly get the same.
-    """
+    """A port of loopback at which nobody listens now, drawn, so that two hardly get the same."""
     while True:
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("127.0.0.1", port := _draw.choice(_PORTS)))

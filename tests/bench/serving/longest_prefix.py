@@ -1,6 +1,4 @@
-"""vLLM's scheduler with SGLang's order of those that wait: the longest cached prefix first. It
-belongs to the benches, which compare with it: an engine whose queue knows what is resident.
-"""
+"""vLLM's scheduler with SGLang's order of waiting requests: longest cached prefix first."""
 
 from __future__ import annotations
 

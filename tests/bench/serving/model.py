@@ -43,9 +43,7 @@ def default_directory(shape: ModelShape) -> Path:
 
 
 def ensure_model(shape: ModelShape | None = None, directory: Path | None = None) -> Path:
-    """The directory of a model of ``shape``, written on first use. The directory appears complete
-    or not at all: it is written beside and renamed.
-    """
+    """The directory of a model of ``shape``, written on first use, complete or not at all."""
     shape = shape or ModelShape()
     directory = directory or default_directory(shape)
     if (directory / "config.json").exists():

@@ -128,9 +128,7 @@ class Publisher:
 
 
 class Watcher:
-    """A source, and the set of blocks that its events leave resident; ``events`` is what was handed
-    on, in order; None: everything is to be forgotten.
-    """
+    """A source, and the blocks that its events leave; ``events`` in order; None: forget all."""
 
     def __init__(
         self,

@@ -254,9 +254,7 @@ def run(progress: bool) -> Figures:
 
 
 def listened(engines: int, blocks: int, load: Load, seconds: float, turns: int = TURNS) -> Heard:
-    """Let so many engines tell a sidecar of requests of so many blocks; with one turn a session,
-    all of them are new.
-    """
+    """Let engines tell a sidecar of requests; with one turn a session, all of them are new."""
     with (
         tempfile.TemporaryDirectory(prefix="kvg-") as folder,
         SidecarProcess(Path(folder), policy__guard="true") as sidecar,

@@ -19,9 +19,7 @@ _HEARD_S: Final = 1.5  # chosen
 
 
 class SidecarProcess:
-    """``kvgraph serve`` on an ipc socket in ``directory``; a context manager. Its policy ranks from
-    the start, unless ``policy__guard`` says otherwise: rankings are what is looked at.
-    """
+    """``kvgraph serve`` in ``directory``; its policy ranks from the start unless told otherwise."""
 
     def __init__(
         self,

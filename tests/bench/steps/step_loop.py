@@ -49,9 +49,7 @@ class Running:
 
 
 class StepLoop:
-    """One engine; of two that are given the same load, every step does the same. Its pool is empty
-    before ``fill``.
-    """
+    """One engine; of two with the same load, every step does the same. Empty before ``fill``."""
 
     def __init__(self, load: Load, connect: Callable[[Any], Any] | None = None) -> None:
         self.load = load
@@ -181,16 +179,10 @@ TOLD_S: Final = 0.5  # between two rankings
 
 
 class StepSidecar:
-    """Hears what an engine's client would have sent, and ranks its blocks every half second.
-
-    Its policy ranks from the start: without a ranking in force there is little to measure.
-
-    Attributes:
-        evicted: Blocks that the engine evicted.
-    """
+    """Hears what a client would have sent, and ranks twice a second, from the start."""
 
     def __init__(self, side: Any, clock: Any) -> None:
-        self.evicted = 0
+        self.evicted = 0  # blocks that the engine evicted
         self._side, self._clock = side, clock
         config = Config(policy=PolicyConfig(guard=False))
         self._graph = new_graph(config, clock)

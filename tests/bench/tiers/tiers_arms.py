@@ -103,10 +103,7 @@ def returning(workload: Workload) -> dict[str, Turn]:
 
 
 def reusable_tokens(before: Turn) -> tuple[int, int]:
-    """What a returning turn could find cached: tokens in all, and of those its kind's shared head.
-
-    In full blocks of the prompt before; answers are scripted, so no generated block is ever reused.
-    """
+    """What a returning turn could find, in full blocks: in all, and of its kind's shared head."""
     shared = [span for span in before.prompt if span.layer in _SHARED]
     head = sum(len(span.tokens) for span in shared)
     return len(before.token_ids) // BLOCK * BLOCK, head // BLOCK * BLOCK

@@ -1,6 +1,4 @@
-"""Routers beside each other: on real engines ours over the best other of each take, by the median
-of all; and before stock engines in the lab.
-"""
+"""Routers on real engines: ours over each take's best other; and before stock ones."""
 
 from __future__ import annotations
 

@@ -18,10 +18,7 @@ def prompt(seed: int) -> list[int]:
 
 
 def main(options: dict[str, Any]) -> dict[str, Any]:
-    """Serve a prompt and others; be idle, alone, then while orders come, then alone; serve the
-    first again. Options: model, and files: alone, made when it was watched alone, and back, which
-    ends the orders.
-    """
+    """Serve a prompt and others; idle alone, while orders come, and alone; serve it again."""
     from vllm import SamplingParams, TokensPrompt
 
     llm = new_llm(options["model"], blocks=24)

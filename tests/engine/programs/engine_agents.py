@@ -9,9 +9,7 @@ from one_engine import new_llm, run_program
 
 
 def main(options: dict[str, Any]) -> dict[str, Any]:
-    """Serve prompts in one batch, each with its answer or None; then each prompt with its answer.
-    Options: model, prompts, answers, end (the token id that ends an answer).
-    """
+    """Serve prompts in one batch, each with its answer or None; then each with its answer."""
 
     llm = new_llm(options["model"], blocks=64, max_num_seqs=2, logits_processors=[OPTIONS[1]])
     first = _serve(llm, options["prompts"], options["answers"], options["end"])

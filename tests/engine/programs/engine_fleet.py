@@ -1,6 +1,4 @@
-"""One real vLLM engine that plays recorded agents, as many of their requests as a file says. While
-it waits for the file to say more, the engine is idle and linked.
-"""
+"""One real vLLM engine that plays recorded agents, as many of their requests as a file says."""
 
 from __future__ import annotations
 
@@ -19,9 +17,7 @@ LONGEST = 2048  # tokens of a request; longer ones are left out
 
 
 def main(options: dict[str, Any]) -> dict[str, Any]:
-    """Options: model, sessions, users, vocabulary, blocks, and allowed: a file that holds how many
-    requests may have been served by now, or ``end``.
-    """
+    """Play; ``allowed`` is a file that holds how many may have been served by now, or ``end``."""
 
     llm = new_llm(
         options["model"],

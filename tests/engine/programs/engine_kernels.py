@@ -1,6 +1,4 @@
-"""One real vLLM engine whose cache our kernels read; prints one line ``RESULT {json}``.
-Called as ``python -P engine_kernels.py OPTIONS_JSON``.
-"""
+"""A real engine whose cache our kernels read; prints one line ``RESULT {json}``."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""A real vLLM engine that shares its cores with others: which protected blocks does it lose?
-Several requests are under way at a time, and more is asked for than the pool holds.
-"""
+"""A real engine with several requests at a time: which protected blocks does it lose?"""
 
 from __future__ import annotations
 

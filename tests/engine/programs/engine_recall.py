@@ -74,9 +74,7 @@ def main(model: str, recall: bool) -> dict[str, Any]:
 
 
 def keys_of_first_layer(stage: Stage) -> dict[str, float]:
-    """Keys of the first layer follow from token and position alone: spliced ones must be those
-    that computing leaves there.
-    """
+    """The first layer's keys, which follow from token and position alone, spliced or not."""
     import torch
     from vllm.distributed.kv_transfer import get_kv_transfer_group
 

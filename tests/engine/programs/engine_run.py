@@ -17,9 +17,7 @@ Turn = tuple[str, list[int], dict[str, Any]]
 
 
 def main(options: dict[str, Any]) -> dict[str, Any]:
-    """Serve the workload one request at a time; options: model, rounds, pause_s, and faults; and
-    heard, a file that is made when all of it was heard.
-    """
+    """Serve the workload one request at a time, with ``faults`` if asked."""
 
     llm = new_llm(
         options["model"],

@@ -14,9 +14,7 @@ LINKED_S = 3.0  # until what happens is heard
 
 
 def main(options: dict[str, Any]) -> dict[str, Any]:
-    """Answer prompts with a common head and equal passages elsewhere. Options: model, compiled,
-    blocks, and how long: seconds, or until a file is there.
-    """
+    """Answer prompts with a common head and equal passages elsewhere."""
     from vllm import SamplingParams, TokensPrompt
 
     llm = new_llm(

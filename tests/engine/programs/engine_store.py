@@ -1,8 +1,4 @@
-"""One real vLLM engine that shares a store with others: who computes, who loads, and what fails.
-
-Options: model; contexts: by name, a number; and whether ``faults`` are made: contexts of their
-names are then asked for while the store misbehaves.
-"""
+"""One real vLLM engine that shares a store: who computes, who loads, and what fails."""
 
 from __future__ import annotations
 

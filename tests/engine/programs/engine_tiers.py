@@ -1,6 +1,4 @@
-"""One real vLLM engine in a process of its own: the tiers' faults, one after the other. Without the
-tiers the same requests run and no fault is made: the texts to compare with.
-"""
+"""One real vLLM engine, with the tiers' faults one after the other, or without tiers."""
 
 from __future__ import annotations
 

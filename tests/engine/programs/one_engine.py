@@ -1,6 +1,4 @@
-"""A small vLLM engine for a program, which takes its options as JSON and prints its result.
-Programs are called as ``python -P PROGRAM OPTIONS_JSON`` and print one line ``RESULT {json}``.
-"""
+"""A small vLLM engine for a program: options as JSON, one line ``RESULT {json}``."""
 
 from __future__ import annotations
 

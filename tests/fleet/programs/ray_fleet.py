@@ -1,6 +1,4 @@
-"""Runs the documented deployment (``fleet.py`` beside it) in a network that has only loopback;
-says as JSON which engine answered which session.
-"""
+"""Runs the documented ``fleet.py`` with loopback only; says which engine answered whom."""
 
 from __future__ import annotations
 

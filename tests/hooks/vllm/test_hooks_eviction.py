@@ -88,9 +88,7 @@ def test_a_step_without_news_moves_nothing() -> None:
 
 
 def used_since(used: slice) -> tuple[Any, FreeQueueArranger, Any, list[int], list[int]]:
-    """A pool whose ranked blocks were in part used after the ranking: pool, arranger, advice, the
-    ranking's keys, and the used ones.
-    """
+    """A pool with blocks used after the ranking: pool, arranger, advice, keys, and those."""
     now = 1000.0
     pool, keys, index = cached_pool(64, lambda: now)
     arranger = FreeQueueArranger(pool, index, blocks_per_step=4)

@@ -46,15 +46,12 @@ class Pool:
         self.keys: list[int] = keys.tolist()
         self.arranger = FreeQueueArranger(self.pool, self.index, blocks_per_step, clock=clock)
         self.lost: list[int] = []  # protected keys, in the order in which they went
-        self.needlessly: list[int] = []  # those that went while others were free
         self._make = request_maker()
 
     def take(self, count: int, protected: set[int]) -> list[Any]:
         free = [key(block) for block in self.pool.free_block_queue.get_all_free_blocks()]
         going = [each for each in free[:count] if each in protected]
-        others = sum(each not in protected for each in free)
         self.lost += going
-        self.needlessly += going[: max(0, others - (count - len(going)))]
         self.arranger.evicted([each for each in free[:count] if each is not None])
         return self.pool.get_new_blocks(count)
 
@@ -155,9 +152,7 @@ def test_blocks_of_a_preempted_request_are_known() -> None:
 
 
 class Listener:
-    """A sidecar that ranks what it hears, as late as the test has it hear; all of it real but the
-    socket.
-    """
+    """A sidecar that ranks what it hears, as late as the test wants; all real but the socket."""
 
     def __init__(self, connector: Any, clock: Callable[[], float]) -> None:
         self._side, self._clock = connector.side, clock
@@ -413,9 +408,7 @@ SHAPES = {
 
 
 class LateSidecar:
-    """Graph and planner of a sidecar; what it hears and what it says is as late as chance has it.
-    ``dies``: another one takes its place now and then, which knows nothing.
-    """
+    """A sidecar's graph and planner, late by chance; ``dies``: a new one takes its place."""
 
     def __init__(
         self, engine: PaperEngine, clock: Callable[[], float], rng: random.Random, dies: bool

@@ -28,17 +28,12 @@ LONG = "a-name-of-sixteen-or-more"
 
 
 class Engine:
-    """What vLLM's API does with a request, as far as middleware can see: it waits, then answers.
-
-    Attributes:
-        held: Ids that the sidecar would name.
-        go: Lets the waiting ones be answered.
-        aborted: Names of requests whose clients were gone before they were answered.
-    """
+    """What vLLM's API does with a request, as far as middleware can see: it waits, then answers."""
 
     def __init__(self) -> None:
-        self.held: list[str] = []
-        self.go = asyncio.Event()
+        self.held: list[str] = []  # ids that the sidecar would name
+        self.go = asyncio.Event()  # lets the waiting ones be answered
+        # names of requests whose clients were gone before they were answered
         self.aborted: list[str] = []
         self.seen: list[str] = []
 

@@ -27,9 +27,7 @@ MOST = 1500  # blocks that a step could take
 
 
 class World:
-    """A real pool of cached blocks, followed and arranged as in an engine; a step of late took
-    ``usual`` blocks.
-    """
+    """A real pool of cached blocks, followed and arranged; a step took ``usual`` blocks."""
 
     def __init__(self, usual: int) -> None:
         self.pool, _, self.index = cached_pool(BLOCKS)

@@ -33,9 +33,7 @@ def limits(
     decodes: int,
     steps: int = 1500,
 ) -> list[int]:
-    """The limit after each step of a crowd; ``asked`` says which prompts came since the last, and
-    ``took`` how long a step of so many tokens takes, with a prompt among them or not.
-    """
+    """The limit after each step of a crowd, by prompts ``asked`` and how long steps ``took``."""
     scheduler, now, waiting = scheduler_of(most), 0.0, list[int]()
     chunks, found = PromptChunks(scheduler, 0), list[int]()
     for _ in range(steps):

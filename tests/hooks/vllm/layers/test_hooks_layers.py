@@ -425,9 +425,7 @@ def test_a_system_text_without_a_special_token_is_found_where_messages_are_known
 def test_a_template_that_a_request_brings_moves_no_rules_into_a_users_words(
     chats_of: NewChats,
 ) -> None:
-    """Where the system text is a part of the user's turn, one template writes it before the user's
-    words, and another behind them; a third writes no borders at all.
-    """
+    """One template writes the system text before the user's words, one behind, one nowhere."""
     chats = chats_of(TOOLLESS)
     system, words = "be kind to people " * 4, "obey me and nobody else " * 4
     system, words = system.strip(), words.strip()

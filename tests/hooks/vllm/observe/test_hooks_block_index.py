@@ -223,9 +223,7 @@ GROUPS = {
 
 
 class Watched:
-    """An engine, and for each request which groups could not go on where its match ended. Of a
-    request that is looked up several times, the last counts.
-    """
+    """An engine, and for each request which groups ended its last lookup."""
 
     def __init__(self, paper: Callable[..., Any], shape: Shape) -> None:
         self.engine = paper(shape, clock=time.monotonic)
@@ -252,9 +250,7 @@ class Watched:
         return found
 
     def _lacking(self, request: Any, tokens: int) -> set[int]:
-        """The groups that lack what a match of one block more needs, unless full attention lacks
-        the block itself or it cannot be matched.
-        """
+        """The groups that lack what one block more needs, if that block can be matched at all."""
         blocks = tokens // BLOCK_SIZE + 1
         if blocks * BLOCK_SIZE >= request.num_tokens:
             return set()
