@@ -48,6 +48,7 @@ def test_vllm_hooks_and_sockets_fit_here() -> None:
     checks = {check.name: check for check in doctor.run_checks(None)}
     assert [name for name, check in checks.items() if check.ok is False] == []
     assert checks["hooks"].ok
+    assert checks["variables"].ok
     assert checks["sidecar"].ok is None
 
 

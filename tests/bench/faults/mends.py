@@ -366,7 +366,7 @@ MENDS: Final = (
     Mend("engines are sent no field of ours", "advisor/fleet/callers.py", "call = call._replace(headers=[*others, (_SESSION, turn.engine_name.encode())])", "call = call._replace(body=Body(body.rstrip()[:-1] + b',\"session_id\":\"' + turn.engine_name.encode() + b'\"}'))", f"{_NAMES} {_ROUTE}/test_route_proxy.py -k 'harnesses or nothing_of_ours'"),
     Mend("a refused name of a host is in the log", "dashboards/server.py", "            self._name(\"Host\", ", "            str.format(\"Host\", ", f"{_ROUTE}/test_route_service.py -k in_the_log_once"),
     Mend("probes hear first that it ends", "advisor/process/process.py", "if is_probe and self.leaving:", "if False:", f"{_ROUTE}/test_route_service.py -k probes"),
-    Mend("a variable that nothing reads is named", "hooks/doctor/command.py", "    yield _check(\"variables\", check_variables)\n", "", "tests/hooks/test_hooks_doctor.py -k variable_that_nothing_reads"),
+    Mend("a variable that nothing reads is named", "hooks/doctor/command.py", "    yield _check(\"variables\", check_variables)\n", "", "tests/hooks/test_hooks_doctor.py -k fit_here"),
     Mend("an engine names a variable that nothing reads", "hooks/vllm/plugin.py", "    _check_variables()\n", "", "tests/hooks/vllm/test_hooks_plugin.py -k wraps_once"),
     Mend("section lines are checked", "hooks/doctor/environment.py", "        read_sections(settings.sections)\n", "        pass\n", "tests/hooks/test_hooks_doctor.py -k engines_only_warn"),
     Mend("the kernels' variable is checked", "hooks/doctor/environment.py", "        chosen()\n", "        pass\n", "tests/hooks/test_hooks_doctor.py -k cannot_be_had"),
