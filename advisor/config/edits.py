@@ -30,6 +30,7 @@ def with_values(text: str, section: str, values: Mapping[str, Any]) -> str:
     """Set these keys of a section in the text of a TOML file, and leave everything else as it was.
     Raises ValueError or TypeError.
     """
+    text = text.removeprefix("\ufeff")  # with which TOML would be none
     windows = text.count("\r\n") == text.count("\n") > 0
     document = tomlkit.parse(text.replace("\r\n", "\n") if windows else text)
     table: Any = document

@@ -61,7 +61,7 @@ def engines_in(path: Path) -> list[EngineAddress]:
     Raises ConfigError.
     """
     try:
-        lines = path.read_text().splitlines()
+        lines = path.read_text("utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "is not UTF-8"
         raise ConfigError(f"--engines {str(path)!r}: cannot be read: {reason}") from None
