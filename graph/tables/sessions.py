@@ -27,8 +27,8 @@ _NONE: Final[Rows] = np.empty(0, dtype=np.int32)
 
 
 class QuietRows:
-    """Chooses rows in batches, because choosing reads every session, and clearing reads every
-    block.
+    """Chooses which sessions' rows new sessions take: those that were quiet for longest. It chooses
+    many at a time, because choosing reads every session, and clearing a row reads every block.
     """
 
     def __init__(self) -> None:
