@@ -17,6 +17,7 @@ from kvgraph.graph.errors import ConfigError
 from kvgraph.graph.ranking.policy import Rules, Weights
 from kvgraph.graph.tables.tables import GraphLimits
 from kvgraph.graph.types import EdgeType, SourceLayer
+from kvgraph.graph.wire.endpoints import runtime_dir
 
 
 @pytest.fixture(autouse=True)
@@ -267,3 +268,15 @@ def test_the_command_line_writes_a_list_as_the_environment_may() -> None:
     for wrong in ("gpu-0", '["gpu-0'):
         with pytest.raises(ConfigError, match=r'command line\): allowed: a list: \["…", "…"\]'):
             load(overrides={"http.allowed_hosts": wrong})
+
+
+def test_a_socket_whose_path_is_not_utf8_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match="path is not UTF-8"):
+        load(overrides={"sidecar.endpoint": "ipc:///tmp/\udcff/s.sock"})
+    assert load(overrides={"sidecar.endpoint": "ipc:///tmp/ü/s.sock"})
+    (tmp_path / "\udcff").mkdir()
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "\udcff"))
+    with pytest.raises(ConfigError, match="is not UTF-8; set XDG_RUNTIME_DIR"):
+        runtime_dir()

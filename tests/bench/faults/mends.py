@@ -377,6 +377,8 @@ MENDS: Final = (
     Mend("what is allowed is said in plain words", "advisor/config/config.py", "    told = re.sub(r\"a valid dictionary.*\", \"a table\", told)\n", "", "tests/advisor/test_config.py -k wrong_file"),
     Mend("a server that is no sidecar is named", "advisor/tools/remote.py", "    if detail == responses.get(error.code):", "    if False:", "tests/advisor/tools/test_redirects.py -k without_such_a_path"),
     Mend("the page's address is no sidecar's", "advisor/tools/remote.py", "        named = named and not parts.query and not parts.fragment", "        named = named", "tests/advisor/test_cli.py -k wrong_input"),
+    Mend("a socket's path is UTF-8", "graph/wire/endpoints.py", "    if not _is_utf8(path):", "    if False:", "tests/advisor/test_config.py -k not_utf8_is_refused"),
+    Mend("a runtime directory's path is UTF-8", "graph/wire/endpoints.py", "    if not _is_utf8(base):", "    if False:", "tests/advisor/test_config.py -k not_utf8_is_refused"),
     Mend("a variable that nothing reads is named", "hooks/doctor/command.py", "    yield _check(\"variables\", check_variables)\n", "", "tests/hooks/test_hooks_doctor.py -k fit_here"),
     Mend("an engine names a variable that nothing reads", "hooks/vllm/plugin.py", "    _check_variables()\n", "", "tests/hooks/vllm/test_hooks_plugin.py -k wraps_once"),
     Mend("section lines are checked", "hooks/doctor/environment.py", "        read_sections(settings.sections)\n", "        pass\n", "tests/hooks/test_hooks_doctor.py -k engines_only_warn"),
