@@ -10,8 +10,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-import numpy as np
-
 from ...graph.compiled import core
 from ...graph.ranking.formulas import LruPolicy
 from ...graph.ranking.order import whole_runs
@@ -197,7 +195,7 @@ class _Case:
         keys = tables.blocks.keys[rows]
         self.lru.use(rows, keys)
         self.ranked.use(rows, keys)
-        self.unordered = np.count_nonzero(tables.blocks.depth[rows] >= UNPLACED)
+        self.unordered = int((tables.blocks.depth[rows] >= UNPLACED).sum())
 
 
 # Under LRU the engine gets no order, and so does not evict superseded or ended blocks first. Pools

@@ -10,8 +10,6 @@ from array import array
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
-import numpy as np
-
 from ...graph.compiled import core
 from ...graph.kvcache_graph import KVCacheGraph
 from ...graph.logs.history import ReplayedWalk, StepSums
@@ -149,8 +147,8 @@ class ShadowSet:
         by_lru = self._stack.found(*prompt)
         if self.unordered > 0:  # an engine that LRU ranks finds itself what LRU finds
             self.unordered -= blocks - by_lru[0]
-            held, pools = min(walk.found, walk.reach), zip(self.lru, by_lru, strict=True)
-            by_lru = [max(n, held) if pool.blocks >= self.blocks else n for pool, n in pools]
+            held, each = min(walk.found, walk.reach), zip(self.lru, by_lru, strict=True)
+            by_lru = [max(n, held) if pool.blocks >= self.blocks else n for pool, n in each]
         beside = dict(zip((each.name for each in self.lru), by_lru, strict=True))
         ranked, there = self.of_policies, self._uses.found(*prompt) if self.awake else None
         by_policies = [
@@ -215,7 +213,7 @@ class ShadowSet:
         rows = rows[view.blocks.created[rows] < before]
         keys = view.blocks.keys[rows]
         self._stack.use(rows, keys)
-        self.unordered = np.count_nonzero(view.blocks.depth[rows] >= UNPLACED)
+        self.unordered = int((view.blocks.depth[rows] >= UNPLACED).sum())
         if self.awake:
             self._uses.use(rows, keys)
 

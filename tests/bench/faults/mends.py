@@ -172,7 +172,7 @@ MENDS: Final = (
     Mend("changes need the edit token", "dashboards/access.py", "if not _same(token, self._edit):", "if False:", "tests/advisor/test_weight_edits.py"),
     Mend("the door asks for a token", "advisor/sockets/front.py", "return len(request) == _PLAIN and hmac.compare_digest(request[-1], self._token)", "return len(request) == _PLAIN", "tests/advisor/sockets/test_advisor_keys.py -k token"),
     # What callers say costs others little, and nobody goes before others by a word
-    Mend("a listed pool proves nothing", "advisor/policies/guard.py", "        self.unordered = np.count_nonzero(tables.blocks.depth[rows] >= UNPLACED)\n", "", "tests/policies/test_policies_guard.py -k another_order"),
+    Mend("a listed pool proves nothing", "advisor/policies/guard.py", "        self.unordered = int((tables.blocks.depth[rows] >= UNPLACED).sum())\n", "", "tests/policies/test_policies_guard.py -k another_order"),
     Mend("LRU finds no less than an engine that it ranks", "advisor/shadows/runner.py", "        if self.unordered > 0:", "        if False:", "tests/policies/test_policies_shadows.py -k no_order"),
     Mend("one request proves nothing for a policy", "advisor/policies/evidence.py", " and (self.ahead < 0 or self.ahead > self.most)", "", "tests/policies/test_policies_guard.py -k proves_nothing"),
     Mend("what callers state is bounded before its price is known", "hooks/vllm/free_queue/protection.py", "int(first_share(blocks - 1) * blocks)", "int(0.5 * blocks)", "tests/hooks/vllm/test_hooks_protecting.py -k unpriced"),
