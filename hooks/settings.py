@@ -6,6 +6,7 @@ packages only pydantic, which vLLM has loaded already (pydantic-settings takes a
 
 from __future__ import annotations
 
+import difflib
 import functools
 import logging
 import os
@@ -252,6 +253,22 @@ def engine_settings(*used: str) -> EngineSettings:
         taken = "" if "counts as" in complaint else "; its default is taken"
         logger.warning("kvgraph: %s%s", complaint, taken)
     return settings
+
+
+_READ_ELSEWHERE: Final = (
+    "CORE", "SIDECAR_TOKEN", "SIDECAR_KEYS", "CALIBRATIONS", "KERNELS", "KERNEL_CACHE"
+)  # fmt: skip
+
+
+def unknown_variables(environment: Mapping[str, str]) -> list[str]:
+    """Name each variable with our prefix that nothing reads, with the most similar one."""
+    known = [PREFIX + name.upper() for name in (*EngineSettings.model_fields, *_READ_ELSEWHERE)]
+    told = []
+    for name in sorted(environment):
+        if name.startswith(PREFIX) and name not in known:
+            close = difflib.get_close_matches(name, known, n=1)
+            told.append(f"{name} (did you mean {close[0]}?)" if close else name)
+    return told
 
 
 def switched_on() -> bool:

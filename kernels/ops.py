@@ -64,13 +64,20 @@ def observer(cache: PagedKv) -> Observer:
     return device if cache.memory.is_cuda else attention
 
 
+def chosen() -> str:
+    """Return which back ends the environment asks for, one of ``CHOICES``; raises KernelError."""
+    text = os.environ.get(SWITCH, "").strip() or "auto"
+    if text not in CHOICES:
+        raise KernelError(f"{SWITCH}={text!r} is not known; allowed: {', '.join(CHOICES)}")
+    return text
+
+
 @functools.cache
 def fastest(on_gpu: bool) -> Backend:
-    """Return the back end for GPU or host; the variable is read once. Raises KernelError."""
-    chosen = os.environ.get(SWITCH, "auto")
-    if chosen not in CHOICES:
-        raise KernelError(f"{SWITCH}={chosen!r} is not known; allowed: {', '.join(CHOICES)}")
-    if chosen == "reference":
+    """Return the back end for memory on a GPU or on the host; the variable is read at the first
+    call. Raises KernelError.
+    """
+    if chosen() == "reference":
         return reference
     if on_gpu:
         return device

@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import json
 import os
+import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import fields
@@ -70,14 +71,18 @@ def _explain(detail: ErrorDetails, model: type[BaseModel], layers: Layers) -> st
     origin = _origin(path, layers)
     if detail["type"] == "extra_forbidden":
         return str(unknown_key(key, _keys_at(model, path[:-1]), origin))
+    if detail["type"] == "missing":
+        return f"{key} ({_origin(path[:-1], layers)}): is missing"
     wrong = 'allowed: a list: ["…", "…"]' if detail["type"] in _LISTS else _words(detail["msg"])
     value = "'…'" if key.endswith(_SECRET) else _shown(detail["input"])
     return f"{key} = {value} ({origin}): {wrong}"
 
 
 def _words(message: str) -> str:
-    told = message.removeprefix("Value error, ").replace("Input should be", "allowed: ")
-    return " ".join(told.partition(", unable to parse")[0].split())
+    told = message.removeprefix("Value error, ").partition(", unable to ")[0]
+    told = re.sub(r"^\w+ should (be|have|match) ", "allowed: ", told)
+    told = re.sub(r"a valid dictionary.*", "a table", told)
+    return told.replace("a valid boolean", "true or false")
 
 
 def _shown(value: object, quote: bool = True) -> str:
@@ -222,7 +227,8 @@ def check_http(http: HttpConfig) -> None:
 def read_toml(path: Path, text: str | None = None) -> dict[str, Any]:
     """The content of a file, or of ``text`` in its place; raises ConfigError."""
     try:
-        return tomllib.loads(path.read_text("utf-8") if text is None else text)
+        text = path.read_text("utf-8") if text is None else text
+        return tomllib.loads(text.removeprefix("\ufeff"))  # which some editors write
     except OSError as error:
         raise ConfigError(f"configuration file {str(path)!r}: {error.strerror}") from None
     except (ValueError, RecursionError) as error:  # TOML's own, of UTF-8, of numbers, of nesting
@@ -257,8 +263,20 @@ def _listed(given: Any) -> Any:
 
 
 def _check_environment() -> None:
-    """Refuse variables of unknown sections, which the settings source would ignore."""
+    """Refuse variables of unknown sections, or with one underscore behind a section, which the
+    settings source would ignore.
+    """
     for name in os.environ:
         section, nested, _ = name.removeprefix(ENV_PREFIX).lower().partition("__")
         if name.startswith(ENV_PREFIX) and nested and section not in Config.model_fields:
             raise unknown_key(section, Config.model_fields, f"environment variable {name}")
+    for section in Config.model_fields:
+        start = (ENV_PREFIX + section).upper()
+        # Beside a service that is called kvgraph-http, Kubernetes sets KVGRAPH_HTTP_PORT itself.
+        if f"{start}_SERVICE_HOST" in os.environ:
+            continue
+        for key in map(str.upper, _keys_at(Config, (section,))):
+            if f"{start}_{key}" in os.environ:
+                raise ConfigError(
+                    f"environment variable {start}_{key} is not read: write {start}__{key}"
+                )

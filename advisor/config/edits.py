@@ -28,6 +28,7 @@ from .sections import EdgeTypesConfig, ScoreConfig
 
 def with_values(text: str, section: str, values: Mapping[str, Any]) -> str:
     """Set these keys of a section in a TOML text, nothing else. Raises ValueError or TypeError."""
+    text = text.removeprefix("\ufeff")  # with which TOML would be none
     windows = text.count("\r\n") == text.count("\n") > 0
     document = tomlkit.parse(text.replace("\r\n", "\n") if windows else text)
     table: Any = document

@@ -17,8 +17,8 @@ _MOST_RUNNING: Final = 100_000  # requests tracked until they end; chosen
 
 
 class ReplicaChoice:
-    """A ``FleetRouter`` over replicas that come and go. Numbers are never reused: a removed replica
-    costs a decision as much as an engine that is down.
+    """A ``FleetRouter`` over replicas that come and go. A removed replica keeps its number and
+    counts as an engine that is down, so each decision skips it.
     """
 
     def __init__(self, overload: float = OVERLOAD, speed: Speed | None = None) -> None:

@@ -57,7 +57,7 @@ def is_address(url: str) -> bool:
 def engines_in(path: Path) -> list[EngineAddress]:
     """Read engines, one a line; empty ones and those after a # are skipped. Raises ConfigError."""
     try:
-        lines = path.read_text().splitlines()
+        lines = path.read_text("utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "is not UTF-8"
         raise ConfigError(f"--engines {str(path)!r}: cannot be read: {reason}") from None

@@ -15,7 +15,7 @@ from ...graph.ranking.formulas import LruPolicy
 from ...graph.ranking.order import whole_runs
 from ...graph.ranking.policy import PolicyChoice, ScoredRuns, View
 from ...graph.ranking.rules import names_anything
-from ...graph.tables.blocks import Selection
+from ...graph.tables.blocks import UNPLACED, Selection
 from ...graph.tables.tables import Tables
 from ...graph.tables.walks import Walk
 from .evidence import PolicySelector
@@ -156,6 +156,10 @@ class _Case:
     ranked: RankedShadow
     selector: PolicySelector
     price: ProtectionPrice | None = None
+    # Blocks that the engine listed, as to a sidecar that started anew: nobody knows in which order
+    # they were used, so the LRU shadow may evict others than the engine does. Evidence counts once
+    # it has missed as many, and holds none of them but those used since.
+    unordered: int = 0
 
     def appraise(self, view: View) -> None:
         """Measure the cost of protection from the first protected block on."""
@@ -172,7 +176,10 @@ class _Case:
         for walk, lru, shadow in zip(walks, by_lru, ranked, strict=True):
             if walk.found >= 0:
                 ours = walk.found if trusted else shadow
-                self.selector.note(min(ours, walk.reach) - lru, len(walk.rows))
+                if self.unordered > 0:
+                    self.unordered -= len(walk.rows) - lru
+                else:
+                    self.selector.note(min(ours, walk.reach) - lru, len(walk.rows))
             if self.price is not None:
                 self.price.follow(view, walk)
 
@@ -188,6 +195,7 @@ class _Case:
         keys = tables.blocks.keys[rows]
         self.lru.use(rows, keys)
         self.ranked.use(rows, keys)
+        self.unordered = int((tables.blocks.depth[rows] >= UNPLACED).sum())
 
 
 # Under LRU the engine gets no order, and so does not evict superseded or ended blocks first. Pools

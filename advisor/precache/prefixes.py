@@ -6,16 +6,15 @@ import hashlib
 import importlib.util
 import json
 import os
-import tomllib
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from ...graph.errors import ConfigError
-from ..config.config import check_regular
+from ..config.config import check_regular, explain_errors, read_toml
 from ..config.edits import read_whole
 
 Message = dict[str, Any]
@@ -209,28 +208,22 @@ def read_precache(path: Path) -> PrecacheConfig:
     text = read_whole(path)
     if not text:
         raise ConfigError(f"{path}: there is no such file, or it is empty")
-    try:
-        return PrecacheConfig.model_validate(tomllib.loads(text))
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{path}: is not TOML: {error}") from None
-    except RecursionError:
-        raise ConfigError(f"{path}: is nested too deeply") from None
-    except ValidationError as error:
-        raise ConfigError(f"{path}: {_first(error)}") from None
+    return _checked(PrecacheConfig, read_toml(path, text), str(path))
 
 
 def new_prefix(**fields: Any) -> PrefixConfig:
     """Return an application's prefix, checked like one from a file."""
+    return _checked(PrefixConfig, fields, "a prefix")
+
+
+_S = TypeVar("_S", bound=_Section)
+
+
+def _checked(section: type[_S], content: dict[str, Any], origin: str) -> _S:
     try:
-        return PrefixConfig.model_validate(fields)
+        return section.model_validate(content)
     except ValidationError as error:
-        raise ConfigError(f"a prefix: {_first(error)}") from None
-
-
-def _first(error: ValidationError) -> str:
-    first = error.errors()[0]
-    said = "is missing" if first["msg"] == "Field required" else first["msg"]
-    return f"{'.'.join(map(str, first['loc']))}: {said}"
+        raise explain_errors(error, section, {origin: content}) from None
 
 
 def _text(text: str, directory: Path) -> str:

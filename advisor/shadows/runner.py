@@ -15,6 +15,7 @@ from ...graph.kvcache_graph import KVCacheGraph
 from ...graph.logs.history import ReplayedWalk, StepSums
 from ...graph.ranking.formulas import ClassicPolicy, LruPolicy
 from ...graph.ranking.policy import Policy, View
+from ...graph.tables.blocks import UNPLACED
 from ..policies.evidence import PolicySelector
 from ..policies.lifecycle import LifecyclePolicy
 from ..policies.shadow import newest_resident
@@ -68,6 +69,9 @@ class ShadowSet:
         self._stack = core.LruStack([each.blocks for each in self.lru])
         self.window = RequestWindow()
         self.asked = self.ours = 0
+        self.unordered = (
+            0  # blocks listed in no order: see the guard's; LRU's pools may err by them
+        )
         self.block_size = 0  # tokens; 0 before any request
         self.belady = Ceiling()
         self.beside_belady: dict[str, FoundOf] = {}  # what others found of the same requests
@@ -141,6 +145,10 @@ class ShadowSet:
         self.asked, self.ours = self.asked + blocks, self.ours + ours
         prompt = walk.rows[: walk.reach], walk.keys[: walk.reach]
         by_lru = self._stack.found(*prompt)
+        if self.unordered > 0:  # an engine that LRU ranks finds itself what LRU finds
+            self.unordered -= blocks - by_lru[0]
+            held, each = min(walk.found, walk.reach), zip(self.lru, by_lru, strict=True)
+            by_lru = [max(n, held) if pool.blocks >= self.blocks else n for pool, n in each]
         beside = dict(zip((each.name for each in self.lru), by_lru, strict=True))
         ranked, there = self.of_policies, self._uses.found(*prompt) if self.awake else None
         by_policies = [
@@ -205,6 +213,7 @@ class ShadowSet:
         rows = rows[view.blocks.created[rows] < before]
         keys = view.blocks.keys[rows]
         self._stack.use(rows, keys)
+        self.unordered = int((view.blocks.depth[rows] >= UNPLACED).sum())
         if self.awake:
             self._uses.use(rows, keys)
 

@@ -7,7 +7,7 @@ import os
 import time
 import urllib.error
 import urllib.request
-from http.client import HTTPException
+from http.client import HTTPException, responses
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -54,6 +54,7 @@ def _is_address(url: str) -> bool:
     try:
         parts = urlsplit(url)
         named = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        named = named and not parts.query and not parts.fragment  # as the page's address has them
     except ValueError:  # an address of IPv6 without its bracket, or no port
         return False
     return named and url.isprintable() and " " not in url
@@ -152,6 +153,8 @@ def secret_of(url: str) -> str:
 def _refusal(url: str, error: urllib.error.HTTPError) -> RemoteError:
     detail, kind = _detail(error), _REFUSALS.get(error.code)
     answered = f"{url} answered {error.code}"
+    if detail == responses.get(error.code):  # of the server, which knows no such path
+        kind = None
     if kind is None:
         return RemoteError(f"{answered}: {detail}" if detail else answered)
     refusal = kind(detail or answered)

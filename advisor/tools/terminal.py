@@ -409,7 +409,7 @@ def explain(
 ) -> None:
     """Say why a block ranks where it does, what a session does, or who recalls a memory."""
     urls = sidecar_urls(url)
-    if target is None:
+    if not target:
         if tenant is not None:
             raise RemoteError("--tenant says whose session is meant: name the session, too")
         listed = {each: ask(each, f"/v1/sessions?limit={_LISTED}") for each in urls}

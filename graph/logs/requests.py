@@ -503,7 +503,9 @@ class Origin:
         return (self._first or 0.0) + float(ticks) * _TICK_S
 
     def times(self, ticks: npt.NDArray[np.uint32]) -> npt.NDArray[np.float64]:
-        """Return ``time`` of each, float64 ``[n]``."""
+        """Return the times after each of these numbers of ticks, in the clock's seconds, float64
+        ``[n]``.
+        """
         return np.asarray((self._first or 0.0) + self.seconds(ticks))
 
     @staticmethod

@@ -22,9 +22,13 @@ Detach = Callable[[View, Rows], Policy]
 
 
 class CopiedColumns(NamedTuple):
-    """The columns of some blocks, or runs of them, at one moment, and the policy to score them;
-    copied from ``live``, a view and its rows. If ``detached`` is None, the policy itself must be
-    asked about ``live``, with the lock held.
+    """A copy of some blocks' columns at one moment, so that they are scored without the graph's
+    lock.
+
+    Attributes:
+        live: The view and the rows of which it is a copy.
+        detached: The policy that scores the copy; None: it reads more of the graph than the copy
+            has, and scores ``live``, with the lock held.
     """
 
     view: View

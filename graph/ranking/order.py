@@ -136,7 +136,9 @@ def whole_scores(view: View, policy: Policy, picked: Selection) -> Scores:
 
 
 def whole_runs(view: View, policy: Policy, picked: Selection) -> ScoredRuns:
-    """As ``whole_scores``, for runs of blocks if their blocks need not be distinguished."""
+    """As ``whole_scores``, but one score for each run of consecutive blocks where no rule tells
+    them apart.
+    """
     front = copied(view, policy, picked.rows)
     scores, lengths = front.whole(_ruled_scores(front, policy)), front.front.lengths
     return ScoredRuns(picked.rows if lengths is None else front.front.firsts, scores, lengths)

@@ -210,7 +210,7 @@ _LONGEST_SLACK_S: Final = 30.0  # seconds past its time for which a session is s
 
 
 class SessionOutlook(SessionColumns):
-    """Expectations of sessions, as vectors over all rows ever used."""
+    """Estimates whether and when each session returns, as vectors over all sessions' rows."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -25,7 +25,9 @@ _NONE: Final[Rows] = np.empty(0, dtype=np.int32)
 
 
 class QuietRows:
-    """Chooses rows in batches: choosing reads every session, clearing every block."""
+    """Chooses which sessions' rows new sessions take: those that were quiet for longest. It chooses
+    many at a time, because choosing reads every session, and clearing a row reads every block.
+    """
 
     def __init__(self) -> None:
         self._chosen: list[tuple[int, float]] = []  # and when each was last seen; the next one last

@@ -50,9 +50,15 @@ def _check_ipc(endpoint: str) -> str:
     path = endpoint.removeprefix("ipc://")
     if not path.startswith("/") or "\0" in path:
         raise ValueError(f"needs an absolute path; allowed: {ENDPOINT_FORMS}")
+    if not _is_utf8(path):
+        raise ValueError("path is not UTF-8, and ZeroMQ takes no other")
     if len(os.fsencode(path)) > MAX_IPC_PATH:
         raise ValueError(f"path is longer than {MAX_IPC_PATH} bytes, the system's limit")
     return endpoint
+
+
+def _is_utf8(path: str) -> bool:
+    return path.encode("utf-8", "replace") == os.fsencode(path)
 
 
 def _tcp_parts(endpoint: str) -> tuple[str, int]:
@@ -76,6 +82,8 @@ def runtime_dir() -> Path:
     """Return this user's directory for sockets and notes, 0700, created. Raises ConfigError."""
     base = os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
     path = Path(base) / f"kvgraph-{os.getuid()}"
+    if not _is_utf8(base):
+        raise ConfigError(f"runtime directory {str(path)!r} is not UTF-8; set XDG_RUNTIME_DIR")
     try:
         path.mkdir(mode=0o700, exist_ok=True)
         found = path.lstat()

@@ -58,6 +58,7 @@ from .environment import (
     check_store,
     check_switch,
     check_tiers,
+    check_variables,
     recall_of,
 )
 from .gpu_check import check_gpu
@@ -134,6 +135,7 @@ def run_checks(endpoint: str | None) -> Iterator[Check]:
         yield _check("core", check_core)
     yield _check("plugin", check_plugin)
     yield _check("switch", check_switch)
+    yield _check("variables", check_variables)
     yield _check("hints", check_hints)
     yield _check("frontend", check_frontend)
     yield _check("layers", check_layers)

@@ -13,7 +13,7 @@ from ...graph.errors import ConfigError
 from ...kernels.disk import strangers_problem
 from ...kernels.errors import KernelError, StorageError
 from ..recall.gate import calibration_file, kept_calibrations
-from ..requests.borders import read_table
+from ..requests.borders import read_sections, read_table
 from ..requests.ends import read_marks
 from ..requests.hints import HintPolicy, HintTrust, exposed_secret, read_hint_policy
 from ..settings import (
@@ -26,6 +26,7 @@ from ..settings import (
     HOLD_MAX_VARIABLE,
     LAYERS_VARIABLE,
     ON,
+    PREFIX,
     PROTECT_STALE_VARIABLE,
     RECALL_SHARED_VARIABLE,
     RECALL_VARIABLE,
@@ -41,6 +42,7 @@ from ..settings import (
     TierSettings,
     engine_settings,
     has_python_api,
+    unknown_variables,
 )
 from ..store.stores import open_store
 from ..tiers.host import share_of
@@ -73,6 +75,13 @@ def check_switch() -> Check:
     return Check("switch", None, f"off; engines start stock until {SWITCH_VARIABLE}=1 is set")
 
 
+def check_variables() -> Check:
+    if unknown := unknown_variables(os.environ):
+        detail = f"kvgraph reads no such variable: {', '.join(unknown)}"
+        return Check("variables", True, detail, "correct the name, or unset it")
+    return Check("variables", True, f"all that begin with {PREFIX} are known")
+
+
 def check_hints() -> Check:
     settings = engine_settings()
     try:
@@ -93,6 +102,10 @@ def check_layers() -> Check:
         return Check(
             "layers", None, f"off by {LAYERS_VARIABLE}: parts of prompts are not told apart"
         )
+    try:
+        read_sections(settings.sections)
+    except ValueError as error:
+        return Check("layers", False, f"{error}; {_DEFAULT}", CORRECT)
     try:
         if settings.layers.startswith("{"):
             read_table(settings.layers)
@@ -168,6 +181,12 @@ def check_tiers() -> Check:
         return Check("tiers", False, str(error), CORRECT)
     if tiers is None:
         return Check("tiers", None, f"off; {WARM_VARIABLE}=GiB keeps evicted blocks in host memory")
+    from ...kernels.ops import chosen  # not above: it loads torch
+
+    try:
+        chosen()
+    except KernelError as error:
+        return Check("tiers", False, str(error), CORRECT)
     if tiers.cold_dir is not None and (problem := _disk_problem(tiers.cold_dir, tiers.cold_bytes)):
         return Check("tiers", False, problem, f"change {DIRECTORY_VARIABLE} or {COLD_VARIABLE}")
     return _memory(tiers)

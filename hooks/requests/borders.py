@@ -84,19 +84,28 @@ def configured_table(
 
 
 def stated_sections(environment: Mapping[str, str]) -> dict[str, int]:
-    """Return the operator's section lines and layers; the defaults for a bad value, and warn."""
-    text = environment.get(SECTIONS_VARIABLE, "").strip()
+    """Return the operator's section lines and their layers, or the defaults. A malformed value
+    leaves a warning, and the defaults count.
+    """
+    try:
+        return read_sections(environment.get(SECTIONS_VARIABLE, "").strip())
+    except ValueError as error:
+        logger.warning("kvgraph: %s; the defaults are taken", error)
+        return read_sections("")
+
+
+def read_sections(text: str) -> dict[str, int]:
+    """Parse section lines and their layers, or return the defaults for no text; raises
+    ValueError.
+    """
     try:
         stated = json.loads(text) if text else SECTIONS
         return {_line(line): int(LAYER_BY_NAME[layer]) for line, layer in stated.items()}
     except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
-        logger.warning(
-            "kvgraph: %s must be a JSON object of lines and their layers (%s); the defaults are "
-            "taken",
-            SECTIONS_VARIABLE,
-            ", ".join(LAYER_NAMES),
-        )
-        return {line: int(LAYER_BY_NAME[layer]) for line, layer in SECTIONS.items()}
+        raise ValueError(
+            f"{SECTIONS_VARIABLE} must be a JSON object of lines and their layers "
+            f"({', '.join(LAYER_NAMES)})"
+        ) from None
 
 
 def _line(text: object) -> str:

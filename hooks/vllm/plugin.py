@@ -23,6 +23,7 @@ from ..settings import (
     engine_settings,
     has_python_api,
     switched_on,
+    unknown_variables,
 )
 from ..threads import log_where_vllm_logs
 from .patches import (
@@ -71,6 +72,7 @@ def _wrap_engine_config() -> None:
         return
     _check_version()
     _check_rivals()
+    _check_variables()
     _check_frontend()
 
     def attached(config: VllmConfig, engine_args: Any, *args: Any, **kwargs: Any) -> None:
@@ -210,6 +212,12 @@ def _check_version() -> None:
 def _check_frontend() -> None:
     if not has_python_api() and multiprocessing.parent_process() is None:
         logger.warning("kvgraph: %s", WITHOUT_API)
+
+
+def _check_variables() -> None:
+    unknown = unknown_variables(os.environ)
+    if unknown and multiprocessing.parent_process() is None:
+        logger.warning("kvgraph: no such variable is read: %s", ", ".join(unknown))
 
 
 def _check_rivals() -> None:

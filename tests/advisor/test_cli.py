@@ -148,6 +148,7 @@ def fails_in_one_line(done: subprocess.CompletedProcess[str], code: int, expecte
         (["traffic", str(EMPTY), "-o", "/nowhere/x"], "--out '/nowhere/x': there is no directory"),
         (["why", "x", "--url", "http://[::1"], "'http://[::1' is not a URL"),
         (["status", "--url", "http://127.0.0.1:99999"], "is not a URL"),
+        (["status", "--url", "http://127.0.0.1:1/open?token=x"], "allowed: http://127.0.0.1:PORT"),
         (["status", "--url", "http://a b"], "'http://a b' is not a URL"),
         (["status", "--url", "http://127.0.0.1\n:1"], "is not a URL"),
         (["replay", str(EMPTY), "--capacity", "9"], "it holds no request\n"),

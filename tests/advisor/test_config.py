@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 from hand_clock import Clock
 from kvgraph.advisor.config.config import Config, load
-from kvgraph.advisor.config.edits import ConfigWatch
+from kvgraph.advisor.config.edits import ConfigWatch, with_values
 from kvgraph.graph.errors import ConfigError
 from kvgraph.graph.ranking.policy import Rules, Weights
 from kvgraph.graph.tables.tables import GraphLimits
 from kvgraph.graph.types import EdgeType, SourceLayer
+from kvgraph.graph.wire.endpoints import runtime_dir
 
 
 @pytest.fixture(autouse=True)
@@ -57,14 +58,21 @@ WRONG = [
     ('[sidecar]\nsnapshot_path = "a\\u0000b"', ["sidecar.snapshot_path = ", "NUL"]),
     ('[sidecar]\nkeys = "\\u0000"', ["sidecar.keys = ", "NUL"]),
     ("[score]\nprotected_layers = ['rule']", ["'rule'", "axioms, identity, rules"]),
-    ("score = 3", ["score = 3", "dictionary"]),
+    ("score = 3", ["score = 3", "allowed: a table"]),
+    ("sidecar.observe = ['x']", ["sidecar.observe.0 = 'x'", "allowed: a table"]),
+    (observed().replace("endpoint", "topic"), ["observe.0.endpoint", "toml): is missing"]),
+    (
+        "[prefetch]\nenabled = 'maybe'",
+        ["prefetch.enabled = 'maybe'", "toml): allowed: true or false"],
+    ),
+    ("[tracing]\nendpoint = 'x'", ["tracing.endpoint = 'x'", "allowed: pattern '^https?://"]),
     ("[sidecar]\ninterval_s = 0", ["sidecar.interval_s = 0", "greater than or equal to 0.01"]),
     ("[sidecar]\ninterval_s = 60", ["sidecar.interval_s = 60", "less than or equal to 1"]),
     ("[sidecar]\nengine_timeout_s = 0.1", ["sidecar.engine_timeout_s = 0.1", "equal to 1"]),
     ("[sidecar]\nmax_stale_s = 3600", ["sidecar.max_stale_s = 3600", "less than or equal to 60"]),
     ("[sidecar]\nmax_ranked = 2000000", ["sidecar.max_ranked = 2000000", "equal to 1048576"]),
     ("[prefetch]\nmax_blocks = 2000000", ["prefetch.max_blocks = 2000000", "equal to 1048576"]),
-    ("[sidecar]\ntoken = 'short'", ["sidecar.token = '…'", "at least 16"]),
+    ("[sidecar]\ntoken = 'short'", ["sidecar.token = '…'", "allowed: at least 16"]),
     ("[sidecar]\ntoken = 'with a space and a \\n line end'", ["sidecar.token", "pattern"]),
     (observed("tcp://10.0.0.5:5"), ["tcp://10.0.0.5:5", "beyond loopback", "allow_remote"]),
     (observed(replay_endpoint="tcp://[fd00::1]:6"), ["fd00::1", "beyond loopback"]),
@@ -120,6 +128,7 @@ def test_engines_behind_one_endpoint_are_told_apart_by_their_topics(file: Path) 
         ("KVGRAPH_SCORE__AGEE", "1", ["score.agee", "environment", "score.age"]),
         ("KVGRAPH_SCORE__AGE", "old", ["score.age", "'old'", "environment"]),
         ("KVGRAPH_SCORE", "old", ["score", "environment"]),
+        ("KVGRAPH_SCORE_AGE", "1", ["KVGRAPH_SCORE_AGE is not read: write KVGRAPH_SCORE__AGE"]),
     ],
 )
 def test_a_wrong_variable_names_itself(
@@ -129,6 +138,19 @@ def test_a_wrong_variable_names_itself(
     with pytest.raises(ConfigError) as caught:
         load()
     assert all(part in str(caught.value) for part in expected), caught.value
+
+
+def test_a_service_of_kubernetes_is_no_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KVGRAPH_HTTP_SERVICE_HOST", "10.0.0.5")
+    monkeypatch.setenv("KVGRAPH_HTTP_PORT", "tcp://10.0.0.5:80")
+    assert load().http.port == 0
+
+
+def test_a_byte_order_mark_is_no_part_of_a_file(file: Path) -> None:
+    file.write_text("\ufeff[score]\nage = 2.0\n")
+    assert load(file).score.age == 2.0
+    edited = with_values(file.read_text(), "score", {"age": 3.0})
+    assert edited == "[score]\nage = 3.0\n"
 
 
 def test_command_line_wins_over_environment_over_file_over_defaults(
@@ -246,3 +268,15 @@ def test_the_command_line_writes_a_list_as_the_environment_may() -> None:
     for wrong in ("gpu-0", '["gpu-0'):
         with pytest.raises(ConfigError, match=r'command line\): allowed: a list: \["…", "…"\]'):
             load(overrides={"http.allowed_hosts": wrong})
+
+
+def test_a_socket_whose_path_is_not_utf8_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match="path is not UTF-8"):
+        load(overrides={"sidecar.endpoint": "ipc:///tmp/\udcff/s.sock"})
+    assert load(overrides={"sidecar.endpoint": "ipc:///tmp/ü/s.sock"})
+    (tmp_path / "\udcff").mkdir()
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "\udcff"))
+    with pytest.raises(ConfigError, match="is not UTF-8; set XDG_RUNTIME_DIR"):
+        runtime_dir()

@@ -134,7 +134,7 @@ def test_what_many_prompts_begin_with_is_nobodys() -> None:
 
 def test_a_list_of_engines_is_read_and_bad_lines_are_named(tmp_path: Path) -> None:
     path = tmp_path / "engines"
-    path.write_text("# ours\nhttp://127.0.0.1:1\n\nhttp://127.0.0.1:2/v1 drain\n")
+    path.write_text("\ufeff# ours\nhttp://127.0.0.1:1\n\nhttp://127.0.0.1:2/v1 drain\n")
     assert engines_in(path) == [
         EngineAddress("http://127.0.0.1:1"),
         EngineAddress("http://127.0.0.1:2", drains=True),

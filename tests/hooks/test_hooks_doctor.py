@@ -5,11 +5,13 @@ from __future__ import annotations
 import functools
 import importlib.metadata
 import json
+import re
 import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import kvgraph
 import pytest
 from kvgraph.graph.wire.advice import ResyncRequest
 from kvgraph.hooks.doctor import command as doctor
@@ -23,6 +25,7 @@ from kvgraph.hooks.doctor.environment import (
     check_sampling,
     check_store,
     check_tiers,
+    check_variables,
 )
 from kvgraph.hooks.recall.gate import Calibration, calibration_file, save
 from kvgraph.hooks.requests.hints import hint_policy
@@ -45,6 +48,7 @@ def test_vllm_hooks_and_sockets_fit_here() -> None:
     checks = {check.name: check for check in doctor.run_checks(None)}
     assert [name for name, check in checks.items() if check.ok is False] == []
     assert checks["hooks"].ok
+    assert checks["variables"].ok
     assert checks["sidecar"].ok is None
 
 
@@ -145,6 +149,8 @@ def test_a_check_that_breaks_is_a_failed_check(
     [
         ({"AITHER_KVCACHE_WARM_GIB": "lots"}, "AITHER_KVCACHE_WARM_GIB='lots'; allowed: GiB"),
         ({"AITHER_KVCACHE_COLD_GIB": "1"}, "AITHER_KVCACHE_COLD_GIB needs"),
+        ({"AITHER_KVCACHE_WARM_GIB": "0.001", "AITHER_KVCACHE_KERNELS": "cuda"},
+         "AITHER_KVCACHE_KERNELS='cuda' is not known; allowed: auto, reference"),
         ({"AITHER_KVCACHE_WARM_GIB": "0.001", "AITHER_KVCACHE_COLD_GIB": "900000",
           "AITHER_KVCACHE_COLD_DIR": "/tmp/kvgraph-none/tiers"}, "GiB free of 900000.0"),
     ],
@@ -158,6 +164,22 @@ def test_tiers_that_cannot_be_had_are_told(
     assert check.ok is False
     assert detail in check.detail
     assert check.remedy
+
+
+def test_a_variable_that_nothing_reads_is_named_with_the_one_meant(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ours = Path(kvgraph.__file__).parent
+    sources = [
+        path.read_text() for part in ("hooks", "kernels") for path in ours.glob(f"{part}/**/*.py")
+    ]
+    for name in re.findall(r"AITHER_KVCACHE_\w*[A-Z]", " ".join(sources)):
+        monkeypatch.setenv(name, "")
+    assert not check_variables().remedy, "all that the code reads are known"
+    monkeypatch.setenv("AITHER_KVCACHE_HINT", "all")
+    check = check_variables()
+    assert "AITHER_KVCACHE_HINT (did you mean AITHER_KVCACHE_HINTS?)" in check.line()
+    assert check.line().startswith("warn variables: ")
 
 
 def test_memory_that_is_not_there_is_a_warning_as_the_engine_caps_it(
@@ -182,6 +204,7 @@ def test_memory_that_is_not_there_is_a_warning_as_the_engine_caps_it(
         ("AITHER_KVCACHE_REFUSE_AFTER_S", "-1", "admission", "seconds from 0 to 3600"),
         ("AITHER_KVCACHE_RECALL", "yess", "recall", "='yess'; allowed: 1 (all requests), 0"),
         ("AITHER_KVCACHE_PROTECT_STALE_S", "nan", "protection", "seconds from 0 to 3600"),
+        ("AITHER_KVCACHE_SECTIONS", '{"## Policy": "rulez"}', "layers", "lines and their layers"),
     ],
 )
 def test_a_mistake_that_engines_only_warn_of_fails(

@@ -77,8 +77,9 @@ def test_the_switch_is_explained_and_obeyed_for_good(undecided: None, monkeypatc
             ops.backend(cache)
     monkeypatch.setenv(ops.SWITCH, "reference")
     assert ops.backend(cache) is reference
-    monkeypatch.setenv(ops.SWITCH, "auto")
+    monkeypatch.setenv(ops.SWITCH, " ")
     assert ops.backend(cache) is reference, "chosen once"
+    assert ops.chosen() == "auto", "as if unset"
 
 
 def test_the_method_is_what_was_measured_nearest() -> None:

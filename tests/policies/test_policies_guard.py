@@ -28,7 +28,7 @@ from kvgraph.graph.tables.walks import Walk
 from kvgraph.graph.types import Keys, Rows
 from kvgraph.graph.wire.events import BlocksCleared, EngineHello
 from made_traffic import Maker, agents, made, recent
-from turns import SIZE, turn_events
+from turns import SIZE, resident, turn_events
 
 
 class Fixed:
@@ -384,6 +384,17 @@ def test_a_reset_empties_the_shadows_and_keeps_the_ruling(proven: Fleet) -> None
     proven.ask(5, 1)
     assert proven.guard.trusts(0)
     assert proven.guard.policy_choices()[0].ahead == 0.0, "nobody finds anything in an empty pool"
+
+
+def test_what_a_sidecar_finds_in_a_pool_proves_nothing_while_it_may_be_in_another_order() -> None:
+    fleet = Fleet()
+    listed = [key for first in (4000, 3000, 2000, 1000) for key in range(first, first + 10)]
+    fleet.graph.apply("e", [EngineHello("e", "m", SIZE, 41, "v"), resident(*listed)])
+    fleet.graph.rank("e", 100)
+    fleet.ask(5, 2)
+    assert not fleet.is_ranked("e"), "LRU's shadow has lost what the engine may have kept"
+    fleet.ask(5, 1)
+    assert fleet.is_ranked("e"), "of what was listed nothing is left"
 
 
 class Price:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -23,12 +24,14 @@ from kvgraph.advisor.shadows.ceiling import Ceiling, RequestWindow, ceiling
 from kvgraph.advisor.shadows.pools import LruPool, OtherWeights, PolicyPool
 from kvgraph.advisor.shadows.runner import INTERVAL_S, ShadowSet
 from kvgraph.graph.compiled import core
+from kvgraph.graph.kvcache_graph import KVCacheGraph
 from kvgraph.graph.logs.history import ReplayedWalk
 from kvgraph.graph.ranking.formulas import ClassicPolicy
 from kvgraph.graph.ranking.policy import View
 from kvgraph.graph.wire.events import EngineHello, RequestStarted, TierReport
 from live_shadows import Live
 from made_traffic import agents, made
+from turns import SIZE, resident, turn_events
 
 POINT = 0.01
 CAPACITY = 400
@@ -121,6 +124,20 @@ def test_belady_is_above_all_of_them(trace: Trace, played: Live) -> None:
     assert (asked, ours) == (played.set.asked, played.set.ours)
     assert found == belady_hits(trace, CAPACITY).sum()
     assert found >= max(pool.found for pool in played.set.pools if pool.capacity == 1.0)
+
+
+def test_an_engine_that_lru_ranks_finds_what_lru_finds_in_a_pool_listed_in_no_order() -> None:
+    graph = KVCacheGraph()
+    watching = runner.ShadowRunner(graph, time.monotonic, always=True)
+    hello = EngineHello("e", "m", SIZE, 41, "")
+    graph.apply("e", [hello, resident(*range(1, 31), *range(101, 111))])
+    watching.tick()
+    graph.apply("e", turn_events(None, *range(201, 211), more=1, request="new"))
+    graph.apply("e", turn_events(None, *range(101, 111), found=10, more=1, request="listed last"))
+    watching.tick()
+    lru, smaller, *_ = watching.sets["e"].lru
+    assert watching.sets["e"].ours == lru.found == 10
+    assert smaller.found < 10, "nobody knows of it"
 
 
 def test_the_ceiling_starts_with_what_the_pool_had() -> None:

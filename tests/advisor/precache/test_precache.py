@@ -376,6 +376,8 @@ def test_what_cannot_be_precached_is_told_before_anything_is_asked(
         ("", "no such file"), ("[", "is not TOML"), ("[[prefix]]\nttl = '5m'", "neither"),
         ("[[prefix]]\nsystem = 'a'\nttl = '2h'", "ttl"),
         ("sweep_s = 5\n[[prefix]]\nsystem = 'a'", "sweep_s"), ("[server]\nurl = 'ftp://x'", "url"),
+        ("[[prefix]]\nsystem = 'a'\nttll = '5m'", "ttll .*did you mean prefix.0.ttl"),
+        ("sweep_s = 60", r"prefix \(.*: is missing"),
     ],
 )  # fmt: skip
 def test_a_mistake_in_the_file_is_told(text: str, problem: str, tmp_path: Path) -> None:

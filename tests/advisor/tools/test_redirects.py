@@ -65,3 +65,10 @@ def test_no_token_follows_a_redirect(
         ASKING[who](asked.url, monkeypatch)
     assert asked.tokens == [f"Bearer {SECRET}"]
     assert there.tokens == []
+
+
+def test_a_server_without_such_a_path_is_named() -> None:
+    """A sidecar says itself what it does not know; this is of any other server."""
+    other = HttpAnswers(lambda _: (404, {}, b'{"detail": "Not Found"}'))
+    with closing(other), pytest.raises(RemoteError, match=f"^{other.url} answered 404: Not Found$"):
+        ask(other.url, "/status")

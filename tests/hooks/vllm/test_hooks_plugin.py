@@ -85,12 +85,17 @@ def test_off_wraps_nothing(
     assert not switched_on()
 
 
-def test_on_wraps_once_and_attaches(engine_args: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_wraps_once_and_attaches(
+    engine_args: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setenv("AITHER_KVCACHE_GRAPH", "1")
+    monkeypatch.setenv("AITHER_KVCACHE_HINT", "all")
     plugin.register()
     wrapped = engine_args.create_engine_config
     plugin.register()
     assert engine_args.create_engine_config is wrapped
+    told = "no such variable is read: AITHER_KVCACHE_HINT (did you mean AITHER_KVCACHE_HINTS?)"
+    assert caplog.text.count(told) == 1
     made = wrapped(SimpleNamespace(), headless=True)
     assert made.kv_transfer_config.kv_connector == "KvGraphConnector"
 
