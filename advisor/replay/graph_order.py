@@ -13,6 +13,7 @@ import numpy as np
 from ...graph.kvcache_graph import KVCacheGraph
 from ...graph.ranking.copies import worth_spilling
 from ...graph.ranking.formulas import LruPolicy
+from ...graph.ranking.order import is_under_lru
 from ...graph.ranking.policy import Policy, Rules
 from ...graph.tables.tables import GraphLimits
 from ...graph.types import NO_ROW, Authority, Keys, Tier
@@ -317,8 +318,11 @@ class GraphOrder(EvictionOrder):
         self._tell(now, None, blocks)
 
     def worth_copying(self, blocks: Sequence[int]) -> Sequence[int]:
-        tables, keys = self.sidecar.graph.tables, self.sidecar.events.keys[list(blocks)]
-        rows = tables.blocks.find(keys, tables.salt(tables.engines[self._engine]))
+        graph, keys = self.sidecar.graph, self.sidecar.events.keys[list(blocks)]
+        tables, column = graph.tables, graph.tables.engines[self._engine]
+        if is_under_lru(column, graph.policy, graph.referee):
+            return blocks
+        rows = tables.blocks.find(keys, tables.salt(column))
         worthy = (rows == NO_ROW) | worth_spilling(tables, rows, self.sidecar.now)
         return [block for block, worth in zip(blocks, worthy.tolist(), strict=True) if worth]
 

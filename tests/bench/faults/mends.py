@@ -173,6 +173,9 @@ MENDS: Final = (
     Mend("the door asks for a token", "advisor/sockets/front.py", "return len(request) == _PLAIN and hmac.compare_digest(request[-1], self._token)", "return len(request) == _PLAIN", "tests/advisor/sockets/test_advisor_keys.py -k token"),
     # What callers say costs others little, and nobody goes before others by a word
     Mend("one request proves nothing for a policy", "advisor/policies/evidence.py", " and (self.ahead < 0 or self.ahead > self.most)", "", "tests/policies/test_policies_guard.py -k proves_nothing"),
+    Mend("under LRU every block is worth a copy", "graph/ranking/order.py", "    if for_copies and is_lru:\n", "    if False:\n", "tests/graph/ranking/test_graph_spill.py -k under_lru"),
+    Mend("the same, before there is any copy", "graph/ranking/order.py", "if is_lru := for_copies and isinstance(policy, LruPolicy):", "if is_lru := False:", "tests/graph/ranking/test_graph_spill.py -k under_lru"),
+    Mend("under LRU no advice drops copies", "graph/ranking/order.py", "tiers, 0 if is_lru else limit)", "tiers, limit)", "tests/graph/ranking/test_graph_spill.py -k under_lru"),
     Mend("what callers state is bounded before its price is known", "hooks/vllm/free_queue/protection.py", "int(first_share(blocks - 1) * blocks)", "int(0.5 * blocks)", "tests/hooks/vllm/test_hooks_protecting.py -k unpriced"),
     Mend("callers state no more than rankings may protect", "hooks/vllm/free_queue/protection.py", "            self._most = ranking.may_keep\n", "            pass\n", "tests/hooks/vllm/test_hooks_protecting.py -k rankings_may"),
     Mend("what rankings protect counts against what callers state", "hooks/vllm/free_queue/protection.py", "room = self._stated, self._place, max(0, self._most - len(self._place))", "room = self._stated, self._place, self._most", "tests/hooks/vllm/test_hooks_protecting.py -k rankings_may"),
