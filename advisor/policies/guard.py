@@ -1,6 +1,7 @@
 """``Guard``: keeps every engine at least as good as LRU, by simulating the order that does not
 rank. Its hits in a simulated pool are compared with those of the other order, request by request,
-over some pools' worth of blocks. Further simulated pools measure what protecting blocks costs.
+over some pools' worth of blocks; host memory counts as more of the pool. Further simulated pools
+measure what protecting blocks costs.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ class Guard:
             case = self._followed(view)
         if case is None:
             return
-        if not case.selector.trusted:
+        if case.simulates_policy:
             with view.lock:
                 rows = case.ranked.rows(tables.blocks.keys)
             case.ranked.adopt(*scores(view, Selection(tables.blocks, rows)))
@@ -79,9 +80,10 @@ class Guard:
         order ranks; None without a pool.
         """
         tables, engine = view.tables, view.engine
-        capacity = tables.pool_blocks.get(engine, 0) - 1  # vLLM keeps one for itself
-        if capacity < 1:
+        pool = tables.pool_blocks.get(engine, 0) - 1  # vLLM keeps one for itself
+        if pool < 1:
             return None
+        capacity = pool + tables.copies_in_memory(engine)
         case = self._cases.get(engine)
         if tables.walks.watch(engine) or case is None or case.selector.capacity != capacity:
             selector = (
@@ -89,7 +91,7 @@ class Guard:
                 if case is None
                 else case.selector.anew(capacity)
             )
-            case = _Case(core.LruStack([capacity]), RankedShadow(capacity), selector)
+            case = _Case(core.LruStack([capacity]), RankedShadow(capacity), selector, pool)
             case.hold_what_is_there(tables, engine)
             self._cases[engine] = case
             tables.budgets.pop(engine, None)
@@ -128,7 +130,7 @@ class Guard:
             logger.info(
                 "engine %s: protection and leases may keep %d blocks from now on: %g of the pool",
                 view.tables.name_of(view.engine) or "?",
-                int(budget.share * case.selector.capacity),
+                int(budget.share * case.pool),
                 budget.share,
             )
 
@@ -150,28 +152,44 @@ class Guard:
 
 @dataclass(slots=True)
 class _Case:
-    """One engine: both shadow pools, the evidence, and the cost of protection once there is any."""
+    """One engine: both shadow pools, the evidence, and the cost of protection once there is any.
+
+    The shadows have the engine's host memory as additional blocks: what is found there counts, too,
+    and what the policy keeps in the pool may cost more of it.
+    """
 
     lru: core.LruStack
     ranked: RankedShadow
     selector: PolicySelector
+    pool: int  # blocks of the pool alone
     price: ProtectionPrice | None = None
+
+    @property
+    def has_copies(self) -> bool:
+        return self.selector.capacity > self.pool
+
+    @property
+    def simulates_policy(self) -> bool:
+        """Whether the policy's shadow follows requests: what a policy that ranks finds is known,
+        but for an engine with copies. Which of those exist depends on more than the order.
+        """
+        return self.has_copies or not self.selector.trusted
 
     def appraise(self, view: View) -> None:
         """Measure the cost of protection from the first protected block on."""
         if self.price is None and names_anything(view):
-            self.price = ProtectionPrice(self.selector.capacity)
+            self.price = ProtectionPrice(self.pool)
             rows = newest_resident(view.tables, view.engine)
             self.price.start(rows, view.blocks.keys[rows])
 
     def follow(self, walks: Sequence[Walk], view: View) -> None:
         """Have the shadow pools follow requests that began or ended."""
-        keys, trusted = view.blocks.keys, self.selector.trusted
+        keys, simulated = view.blocks.keys, self.simulates_policy
         by_lru = self.lru.follow(walks, keys)
-        ranked = by_lru if trusted else self.ranked.follow(walks, keys)
+        ranked = self.ranked.follow(walks, keys) if simulated else by_lru
         for walk, lru, shadow in zip(walks, by_lru, ranked, strict=True):
             if walk.found >= 0:
-                ours = walk.found if trusted else shadow
+                ours = shadow if simulated else walk.found
                 self.selector.note(min(ours, walk.reach) - lru, len(walk.rows))
             if self.price is not None:
                 self.price.follow(view, walk)
@@ -179,7 +197,7 @@ class _Case:
     def change_hands(self, tables: Tables, engine: int) -> None:
         """Let the other order rank from now on."""
         self.selector.change_hands()
-        if not self.selector.trusted:
+        if not self.selector.trusted and not self.has_copies:
             resident = tables.blocks.holding(engine).rows
             self.ranked.restart(resident, tables.blocks.keys[resident])
 

@@ -6,7 +6,7 @@ import math
 from collections import OrderedDict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -28,6 +28,7 @@ from ...graph.wire.events import (
     RequestFinished,
     RequestStarted,
     Segment,
+    TierReport,
 )
 from ..admission import Admission
 from ..policies.guard import Guard
@@ -189,10 +190,11 @@ class SimulatedSidecar:
         self._block_size = trace.block_size
         self._pending: dict[str, deque[EngineUpdate]] = {}  # by engine, not received yet
 
-    def join(self, capacity: int) -> str:
+    def join(self, capacity: int, copies: int) -> str:
         engine = f"replay {len(self._pending)}"
         self._pending[engine] = deque()
-        self.graph.apply(engine, [EngineHello(engine, "", self._block_size, capacity + 1, "")])
+        hello = EngineHello(engine, "", self._block_size, capacity + 1, "")
+        self.graph.apply(engine, [hello, *([_memory(copies)] if copies else [])])
         return engine
 
     def happened(self, engine: str, news: EngineUpdate) -> None:
@@ -239,6 +241,12 @@ class SimulatedSidecar:
         return first
 
 
+def _memory(copies: int) -> TierReport:
+    """A report of an empty host memory for so many copies."""
+    counts: dict[str, Any] = dict.fromkeys(TierReport.__struct_fields__, 0)
+    return TierReport(**{**counts, "warm_capacity": copies, "reads_store": False})
+
+
 _SLICE: Final = 128  # keys looked up at a time; chosen
 _DELAY_S: Final = 0.2  # until a sidecar receives an event: engines report five times per second
 _MAX_RANKED: Final = 8192  # blocks per ranking; after them an engine's own order applies
@@ -283,8 +291,8 @@ class GraphOrder(EvictionOrder):
         """
         return cls(SimulatedSidecar(trace, policy, hints=hints))
 
-    def serves(self, capacity: int) -> None:
-        self._engine = self.sidecar.join(capacity)
+    def serves(self, capacity: int, copies: int = 0) -> None:
+        self._engine = self.sidecar.join(capacity, copies)
         self._pressing = max(1, int(PRESSING_SHARE * capacity))
 
     def freed(self, request: int, blocks: Sequence[int], now: float) -> None:

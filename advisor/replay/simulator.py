@@ -24,8 +24,8 @@ class EvictionOrder(ABC):
     events in the engine's order; ``take`` and ``freed`` maintain the set.
     """
 
-    def serves(self, capacity: int) -> None:  # noqa: B027
-        """Note how many blocks the instance has."""
+    def serves(self, capacity: int, copies: int = 0) -> None:  # noqa: B027
+        """Note how many blocks the instance has, and how many copies its tier below holds."""
 
     @abstractmethod
     def freed(self, request: int, blocks: Sequence[int], now: float) -> None:
@@ -98,8 +98,7 @@ class HostTier:
     """
 
     def __init__(self, capacity: int, *, plain: bool = True, selective: bool = False) -> None:
-        self.selective = selective
-        self._capacity = capacity
+        self.capacity, self.selective = capacity, selective
         self._held: CopyOrder[int] = CopyOrder(plain)
 
     def __contains__(self, block: int) -> bool:
@@ -116,7 +115,7 @@ class HostTier:
                 continue
             self._held.add(block)
             made.append(block)
-            if len(self._held) > self._capacity:
+            if len(self._held) > self.capacity:
                 gone.append(next(self._held.first()))
                 self._held.discard(gone[-1])
         return made, gone
@@ -142,7 +141,7 @@ class Instance:
         self.blank = capacity
         self.running = 0
         self._order = order
-        order.serves(capacity)
+        order.serves(capacity, 0 if host is None else host.capacity)
         self._host = host
         self._references: dict[int, int] = {}  # cached block → requests that use it
         self._free = 0  # cached blocks that no request uses

@@ -173,6 +173,9 @@ MENDS: Final = (
     Mend("the door asks for a token", "advisor/sockets/front.py", "return len(request) == _PLAIN and hmac.compare_digest(request[-1], self._token)", "return len(request) == _PLAIN", "tests/advisor/sockets/test_advisor_keys.py -k token"),
     # What callers say costs others little, and nobody goes before others by a word
     Mend("one request proves nothing for a policy", "advisor/policies/evidence.py", " and (self.ahead < 0 or self.ahead > self.most)", "", "tests/policies/test_policies_guard.py -k proves_nothing"),
+    Mend("what host memory holds counts for LRU too", "advisor/policies/guard.py", "capacity = pool + tables.copies_in_memory(engine)", "capacity = pool", "tests/policies/test_policies_guard.py -k memory_holds"),
+    Mend("what the pool alone finds is not compared with pool and memory", "advisor/policies/guard.py", "return self.has_copies or not self.selector.trusted", "return not self.selector.trusted", "tests/policies/test_policies_guard.py -k memory_holds"),
+    Mend("protection is priced in the pool alone", "advisor/policies/guard.py", "ProtectionPrice(self.pool)", "ProtectionPrice(self.selector.capacity)", "tests/policies/test_policies_guard.py -k pool_alone"),
     Mend("under LRU every block is worth a copy", "graph/ranking/order.py", "    if for_copies and is_lru:\n", "    if False:\n", "tests/graph/ranking/test_graph_spill.py -k under_lru"),
     Mend("the same, before there is any copy", "graph/ranking/order.py", "if is_lru := for_copies and isinstance(policy, LruPolicy):", "if is_lru := False:", "tests/graph/ranking/test_graph_spill.py -k under_lru"),
     Mend("under LRU no advice drops copies", "graph/ranking/order.py", "tiers, 0 if is_lru else limit)", "tiers, limit)", "tests/graph/ranking/test_graph_spill.py -k under_lru"),
