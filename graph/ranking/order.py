@@ -36,7 +36,9 @@ _NOBODY: Final = np.zeros(0, dtype=np.bool_)
 
 def rank(view: View, policy: Policy, limit: int, for_copies: bool = True) -> EvictionRanking:
     """Return the first ``limit`` blocks, protected blocks and copies that the view's engine should
-    lose; with ``for_copies``, also which of the blocks are worth a copy.
+    lose; with ``for_copies``, also which of the blocks are worth a copy. Under LRU those are the
+    ones that an engine evicts next in its own order, whatever is known of them, and advice drops no
+    copy: nothing shows there that this knowledge is of use.
 
     The ranking has no epoch yet; its publisher numbers it. A caller that holds the graph's lock
     keeps it throughout; otherwise it is held only while columns are copied, part by part.
@@ -51,14 +53,18 @@ def rank(view: View, policy: Policy, limit: int, for_copies: bool = True) -> Evi
     scores = _ruled_scores(front, policy, there)
     in_use = _in_use(view, held)
     if front.front.lengths is not None:
-        return _of_runs(front, scores, there, in_use, limit, for_copies)
-    demoting = _demoting(scores, blocks, held, tiers, limit)
+        return _of_runs(front, policy, scores, there, in_use, limit, for_copies)
+    is_lru = isinstance(policy, LruPolicy)
+    demoting = _demoting(scores, blocks, held, tiers, 0 if is_lru else limit)
     scores = _tail_first(scores, blocks, held, there)
     open_to_loss = scores > PROTECTED_BELOW
     victims = _highest(scores, open_to_loss & ~in_use, limit)
     protected = _highest(scores, ~open_to_loss & (scores > _NEVER), limit)
     worth = victims[:0]
-    if for_copies:
+    if for_copies and is_lru:
+        by_age = _highest(front.scores(policy), open_to_loss & there, limit)
+        worth = np.concatenate([by_age, protected])
+    elif for_copies:
         later = _highest(scores, open_to_loss & in_use, limit)
         open_places = np.concatenate([victims, later])
         wanted = worth_spilling(tables, held.rows[open_places], view.now)
@@ -84,6 +90,7 @@ def _in_use(view: View, held: Selection) -> Mask:
 
 def _of_runs(
     copied: CopiedColumns,
+    policy: Policy,
     scores: Scores,
     there: Mask,
     in_use: Mask,
@@ -100,12 +107,17 @@ def _of_runs(
     in_use = there & open_to_loss & in_use
     later = _highest_of_runs(front, scores, in_use, limit if for_copies else 0)
     kept = _highest_of_runs(front, scores, there & ~open_to_loss, limit)
+    if is_lru := for_copies and isinstance(policy, LruPolicy):
+        by_age = copied.whole(copied.scores(policy))
+        later = _highest_of_runs(front, by_age, there & open_to_loss, limit)
+        wanted = ~nobody
     with view.lock:
         salt = view.tables.salt(view.engine)
         order, spill = front.keys_of_runs(*victims, salt, wanted)
         _, spill_later = front.keys_of_runs(*later, salt, wanted)
         protected, _ = front.keys_of_runs(*kept, salt, nobody)
-    spill = np.concatenate([spill, spill_later, protected if for_copies else protected[:0]])
+    worth = [spill_later, protected] if is_lru else [spill, spill_later, protected]
+    spill = np.concatenate(worth) if for_copies else order[:0]
     empty = EvictionRanking.empty(view.now)
     return replace(empty, order=order, protected=protected, spill_first=spill)
 

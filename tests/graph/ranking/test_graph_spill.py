@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from kvgraph.graph.kvcache_graph import KVCacheGraph
+from kvgraph.graph.ranking.formulas import LruPolicy
 from kvgraph.graph.tables.tables import GraphLimits
 from kvgraph.graph.types import SessionState, SourceLayer
 from kvgraph.graph.wire.events import (
@@ -82,6 +83,20 @@ def test_nothing_is_copied_of_an_abandoned_branch(cache: Cache) -> None:
     cache.turn("agent", 1, 2, 3)
     cache.turn("agent", 1, 4, found=1, waiting_for_tool=True)
     assert cache.spilling == [4, 1]
+
+
+def test_under_lru_every_block_is_copied_and_copies_go_in_the_memorys_own_order() -> None:
+    """Whatever is known of it, or said: nothing shows there that it is of use."""
+    cache = Cache(policy=LruPolicy())
+    cache.turn("agent", 1, 2)
+    cache.now += 1
+    cache.turn("over", 5, 6, session_ended=True)
+    assert cache.spilling == [2, 1, 6, 5]
+    assert cache.graph.rank("e", 2).spill_first.tolist() == [2, 1], "these go next"
+    cache.copied(1, 2, 5, 6)
+    cache.evicted(1, 2)
+    assert cache.demoting == []
+    assert cache.spilling == [6, 5]
 
 
 def test_a_block_of_which_nothing_is_known_is_copied(cache: Cache) -> None:
