@@ -216,7 +216,7 @@ def runs(
     children: _Counts,
     rows: _Rows,
     columns: list[npt.NDArray[Any]],
-    alone: _Marks,
+    begins: _Marks,
     starts: _Places,
     /,
 ) -> int: ...

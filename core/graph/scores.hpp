@@ -65,20 +65,20 @@ void unmark(uint8_t* marks, size_t length, Differs differs) {
     for (; at < length; at++) marks[at] &= !differs(at);
 }
 
-// runs(parent, depth, children, rows ascending, columns, alone, starts out) -> how many: where a block
+// runs(parent, depth, children, rows ascending, columns, begins, starts out) -> how many: where a block
 // begins that does not go on from the one before it. In a run each block is the parent of the next,
 // and its only one there, and all of them are equal in all columns. Rows that are marked in
-// ``alone`` are runs of their own; with none of them, it is empty.
+// ``begins`` begin a run in any case; with none of them, it is empty.
 inline PyObject* runs(Arguments with, Py_ssize_t count) {
     expect(count, 7);
     Array<const int32_t> parent(with[0]), depth(with[1]);
     Array<const uint32_t> children(with[2]);
     Array<const int32_t> rows(with[3]);
-    Array<const uint8_t> alone(with[5]);
+    Array<const uint8_t> begins(with[5]);
     Array<int64_t> starts(with[6]);
     size_t n = rows.size(), table = std::min({parent.size(), depth.size(), children.size()});
     if (starts.size() < n || !PyList_Check(with[4])) raise_type_error("expected a list, and a place for each row");
-    if (alone.size() && alone.size() != n) raise_type_error("expected a mark for each row, or none at all");
+    if (begins.size() && begins.size() != n) raise_type_error("expected a mark for each row, or none at all");
     std::vector<uint8_t> marks(n + 8, 1);  // whether a block goes on from the one before it
     std::vector<size_t> stretches;         // where rows stop being consecutive
     for (size_t at = 0, end; at < n; at = end) {
@@ -131,10 +131,7 @@ inline PyObject* runs(Arguments with, Py_ssize_t count) {
         PyBuffer_Release(&column);
         if (!fits) raise_type_error("a column is none of the table's");
     }
-    for (size_t at = 0; at < alone.size(); at++) {
-        marks[at] &= !alone[at];
-        marks[at + 1] &= !alone[at];
-    }
+    for (size_t at = 0; at < begins.size(); at++) marks[at] &= !begins[at];
     size_t found = 0;
     for (size_t at = 0; at < n; at += 8) {
         uint64_t eight;

@@ -62,19 +62,12 @@ class CopiedColumns(NamedTuple):
         return found
 
 
-def copied(view: View, policy: Policy, rows: Rows) -> CopiedColumns:
+def copied(view: View, policy: Policy, rows: Rows, *, runs: bool = True) -> CopiedColumns:
     """Copy what the scores of some blocks depend on, int32 ``[n]`` rows, ascending, so that they
-    can be computed without the graph's lock. If none has a copy in a colder tier, one row stands
-    for each run of consecutive blocks that no rule can distinguish.
+    can be computed without the graph's lock. With ``runs``, one row stands for each run of
+    consecutive blocks that no rule can distinguish, unless the policy must be asked about ``live``.
     """
-    # Without the lock this is a guess, which spares the copies of runs that would be of no use.
-    runs = hasattr(policy, "detached") and not view.blocks.had_copies
-    found = _copied(view, policy, rows, runs)
-    return _copied(view, policy, rows, False) if runs and found.front.had_copies else found
-
-
-def _copied(view: View, policy: Policy, rows: Rows, runs: bool) -> CopiedColumns:
-    found = _taken(view, policy, rows, runs)
+    found = _taken(view, policy, rows, runs and hasattr(policy, "detached"))
     ends: Rows | None = getattr(found.detached, "ends", None)
     front = found.front
     if front.lengths is not None and ends is not None:

@@ -12,8 +12,7 @@ import numpy as np
 
 from ..compiled import core
 from ..errors import GraphError
-from ..tables.blocks import APART, BlockTable, Mask, Places, Selection, Tiers, keep_chains_whole
-from ..tables.front import Front
+from ..tables.blocks import APART, Mask, Places, Selection, keep_chains_whole
 from ..types import HELD, BlockKey, Rows, SessionState, Tier, as_keys
 from ..wire.advice import EvictionRanking
 from .copies import worth_spilling
@@ -46,33 +45,35 @@ def rank(view: View, policy: Policy, limit: int, for_copies: bool = True) -> Evi
     with view.lock:
         rows = view.blocks.holding(view.engine, HELD).rows
     front = copied(view, policy, rows)
-    view, held = front.view, front.every
-    blocks, tables = view.blocks, view.tables
-    tiers = blocks.own_tiers(view.engine, held)
+    held, lru = front.every, isinstance(policy, LruPolicy)
+    tiers = front.front.own_tiers(view.engine, held)
     there = (tiers & int(Tier.HOT)) != 0
     scores = _ruled_scores(front, policy, there)
-    in_use = _in_use(view, held)
-    if front.front.lengths is not None:
-        return _of_runs(front, policy, scores, there, in_use, limit, for_copies)
-    is_lru = isinstance(policy, LruPolicy)
-    demoting = _demoting(scores, blocks, held, tiers, 0 if is_lru else limit)
-    scores = _tail_first(scores, blocks, held, there)
-    open_to_loss = scores > PROTECTED_BELOW
-    victims = _highest(scores, open_to_loss & ~in_use, limit)
-    protected = _highest(scores, ~open_to_loss & (scores > _NEVER), limit)
-    worth = victims[:0]
-    if for_copies and is_lru:
-        by_age = _highest(front.scores(policy), open_to_loss & there, limit)
-        worth = np.concatenate([by_age, protected])
-    elif for_copies:
-        later = _highest(scores, open_to_loss & in_use, limit)
-        open_places = np.concatenate([victims, later])
-        wanted = worth_spilling(tables, held.rows[open_places], view.now)
-        worth = np.concatenate([open_places[wanted], protected])
-    named = (victims, protected, worth, demoting)
-    keys, salt = held.of(blocks.keys), tables.salt(view.engine)
-    order, late, spill, demote = (np.take(keys, places) ^ salt for places in named)
-    return EvictionRanking(0, view.now, order, late, spill, demote)
+    nothing, limit = np.zeros(len(scores), dtype=np.bool_), min(max(0, limit), len(rows))
+    idle = (tiers & int(Tier.HOT | Tier.WARM)) == int(Tier.WARM)
+    idle = nothing if lru or not idle.any() else idle
+    demoting = _highest(front, _tail_first(scores, held, idle), idle, limit)
+    in_use, by_age = _in_use(front.view, held), scores if not lru else front.scores(policy)
+    scores = _tail_first(scores, held, there)
+    open_to_loss = scores > PROTECTED_BELOW  # of a run, all or none
+    victims = _highest(front, scores, open_to_loss & ~in_use, limit)
+    protected = _highest(front, scores, ~open_to_loss & (scores > _NEVER), limit)
+    if not for_copies:
+        later, worth = _highest(front, scores, nothing, 0), nothing
+    elif lru:
+        later, worth = _highest(front, by_age, open_to_loss, limit), ~nothing
+    else:
+        later = _highest(front, scores, open_to_loss & in_use, limit)
+        worth = worth_spilling(front.view.tables, held.rows, view.now)
+    with view.lock:
+        salt, keys = view.tables.salt(view.engine), front.front.keys_of_runs
+        order, spill = keys(*victims, salt, worth)
+        _, spill_later = keys(*later, salt, worth)
+        kept, _ = keys(*protected, salt, nothing)
+        demote, _ = keys(*demoting, salt, nothing)
+    first = [spill_later, kept] if lru else [spill, spill_later, kept]
+    spill = np.concatenate(first) if for_copies else kept[:0]
+    return EvictionRanking(0, view.now, order, kept, spill, demote)
 
 
 def _in_use(view: View, held: Selection) -> Mask:
@@ -86,50 +87,6 @@ def _in_use(view: View, held: Selection) -> Mask:
         return np.zeros(len(held), dtype=np.bool_)
     since = np.append(np.where(here, sessions.started[: sessions.size], np.inf), np.inf)
     return held.last_used() >= np.take(since, held.of(view.blocks.session), mode="wrap")
-
-
-def _of_runs(
-    copied: CopiedColumns,
-    policy: Policy,
-    scores: Scores,
-    there: Mask,
-    in_use: Mask,
-    limit: int,
-    for_copies: bool,
-) -> EvictionRanking:
-    """As ``rank``, of runs of blocks none of which has a copy."""
-    view, front = copied.view, copied.front
-    scores, limit = copied.whole(scores), min(max(0, limit), len(copied.live[1]))
-    nobody = np.zeros(len(scores), dtype=np.bool_)
-    wanted = worth_spilling(view.tables, copied.every.rows, view.now) if for_copies else nobody
-    open_to_loss = scores > PROTECTED_BELOW  # of a run, all or none
-    victims = _highest_of_runs(front, scores, there & open_to_loss & ~in_use, limit)
-    in_use = there & open_to_loss & in_use
-    later = _highest_of_runs(front, scores, in_use, limit if for_copies else 0)
-    kept = _highest_of_runs(front, scores, there & ~open_to_loss, limit)
-    if is_lru := for_copies and isinstance(policy, LruPolicy):
-        by_age = copied.whole(copied.scores(policy))
-        later = _highest_of_runs(front, by_age, there & open_to_loss, limit)
-        wanted = ~nobody
-    with view.lock:
-        salt = view.tables.salt(view.engine)
-        order, spill = front.keys_of_runs(*victims, salt, wanted)
-        _, spill_later = front.keys_of_runs(*later, salt, wanted)
-        protected, _ = front.keys_of_runs(*kept, salt, nobody)
-    worth = [spill_later, protected] if is_lru else [spill, spill_later, protected]
-    spill = np.concatenate(worth) if for_copies else order[:0]
-    empty = EvictionRanking.empty(view.now)
-    return replace(empty, order=order, protected=protected, spill_first=spill)
-
-
-def _highest_of_runs(
-    front: Front, scores: Scores, among: Mask, limit: int
-) -> tuple[Places, Places]:
-    """As ``_highest``: the run of each block, and its offset there."""
-    assert front.lengths is not None
-    runs, offsets = np.empty((2, limit if among.any() else 0), dtype=np.int64)
-    found = core.highest_of_runs(scores, front.lengths, among, runs, offsets)
-    return runs[:found], offsets[:found]
 
 
 def resident_scores(view: View, policy: Policy) -> tuple[Rows, Scores]:
@@ -166,33 +123,29 @@ def _ruled_scores(front: CopiedColumns, policy: Policy, there: Mask | None = Non
     return lay_rules(scores, front.view, front.every, there)
 
 
-def _tail_first(scores: Scores, blocks: BlockTable, held: Selection, among: Mask) -> Scores:
+def _tail_first(scores: Scores, held: Selection, among: Mask) -> Scores:
     """float64 ``[len(held)]``: scores with chains whole ``among`` some blocks, ``-inf`` for the
     others.
     """
     if among.all():  # as always where an engine has no other tiers
-        return keep_chains_whole(scores, held.parents())
+        return keep_chains_whole(scores, held.parents(), held.blocks_of_each)
     chosen = np.full(len(scores), _NEVER)
-    chosen[among] = keep_chains_whole(scores[among], Selection(blocks, held.rows[among]).parents())
+    some = held.among(among)
+    chosen[among] = keep_chains_whole(scores[among], some.parents(), some.blocks_of_each)
     return chosen
 
 
-def _demoting(
-    scores: Scores, blocks: BlockTable, held: Selection, tiers: Tiers, limit: int
-) -> Places:
-    """Places with a WARM copy and out of the pool, least worth keeping first."""
-    idle = (tiers & int(Tier.HOT | Tier.WARM)) == int(Tier.WARM) if blocks.had_copies else _NOBODY
-    if not idle.any():
-        return np.empty(0, dtype=np.intp)
-    return _highest(_tail_first(scores, blocks, held, idle), idle, limit)
-
-
-def _highest(scores: Scores, among: Mask, limit: int) -> Places:
-    """Places of the ``limit`` highest scores where ``among`` is true, highest first; of equals the
-    first place.
+def _highest(
+    front: CopiedColumns, scores: Scores, among: Mask, limit: int
+) -> tuple[Places, Places]:
+    """The ``limit`` blocks with the highest scores where ``among`` is true, highest first, of
+    equals the first: the run of each, and its offset there.
     """
-    places = np.empty(min(max(0, limit), len(scores)), dtype=np.int64)
-    return places[: core.highest(scores, among, places)]
+    lengths = front.front.lengths
+    lengths = np.ones(len(scores), dtype=np.int64) if lengths is None else lengths
+    runs, offsets = np.empty((2, limit if among.any() else 0), dtype=np.int64)
+    found = core.highest_of_runs(scores, lengths, among, runs, offsets)
+    return runs[:found], offsets[:found]
 
 
 # Ranks an engine's blocks by the policy, or leaves the engine its own order if LRU finds more.

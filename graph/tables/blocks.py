@@ -398,6 +398,10 @@ class Selection:
         lengths = self._blocks.lengths
         return None if lengths is None else self.of(lengths)
 
+    def among(self, chosen: Mask) -> Selection:
+        """Return a selection of those for which ``chosen``, bool ``[n]``, is true."""
+        return Selection(self._blocks, self.rows[chosen])
+
     def last_used(self) -> Times:
         """Return the last time that each block was read, float64 ``[n]``."""
         return np.maximum(self.of(self._blocks.last_attended), self.of(self._blocks.last_hit))

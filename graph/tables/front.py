@@ -21,6 +21,7 @@ _ALIKE: Final = (
     "layer", "flags", "stated", "raised_by", "importance", "session", "created", "last_attended",
     "last_hit", "hit_count", "walkers", "shared_children", "children_walks", "pinned_until",
 )  # fmt: skip
+_NOTHING: Final = np.zeros(0, dtype=np.bool_)
 _COPIED: Final = ("parent", "depth", "children", *_ALIKE)
 
 
@@ -61,26 +62,39 @@ class Front(BlockTable):
         source, rows = self._source, self._wanted[start:end]
         columns = self._columns()
         self.had_copies |= source.had_copies
+        copies = np.bitwise_or.reduce(source.tiers[:, rows], axis=0) if source.had_copies else None
         if self._alone is not None:
             alike = [each for name, each in columns.items() if name not in _COPIED[:3]]
-            starts = np.empty(len(rows), dtype=np.int64)
+            begins, starts = self._breaks(rows, copies), np.empty(len(rows), dtype=np.int64)
             found = core.runs(
-                source.parent, source.depth, source.children, rows, alike, self._alone(rows), starts
+                source.parent, source.depth, source.children, rows, alike, begins, starts
             )
             starts = starts[:found]
-            rows = rows[starts]
+            rows, copies = rows[starts], None if copies is None else copies[starts]
             starts += start
         columns["keys"] = source.keys
         self._most = len(rows) if end - start == len(self._wanted) else len(self._wanted)
         if self._alone is not None:
             self._put("starts", starts)
         self._put("there", rows)
-        if source.had_copies:
-            self._put("copies", np.bitwise_or.reduce(source.tiers[:, rows], axis=0))
+        if copies is not None:
+            self._put("copies", copies)
         room = [self._room_of(name, each.dtype) for name, each in columns.items()]
         core.gather(list(columns.values()), rows, room, self._size)
         self._size += len(rows)
         return end
+
+    def _breaks(self, rows: Rows, copies: Tiers | None) -> Mask:
+        """Which rows begin a run whatever their columns hold, bool ``[n]``; empty if none does."""
+        alone = _NOTHING if self._alone is None else self._alone(rows)
+        if not len(alone) and copies is None:
+            return alone
+        begins = np.zeros(len(rows), dtype=np.bool_)
+        if len(alone):  # and what goes on behind one of them differs, or is one
+            begins |= alone
+        if copies is not None:
+            begins[1:] |= copies[1:] != copies[:-1]
+        return begins
 
     def _columns(self) -> dict[str, npt.NDArray[Any]]:
         """What is copied of the other table, by name."""

@@ -91,13 +91,13 @@ def test_runs_end_where_a_link_or_a_value_says_so() -> None:
             column[places] = rng.integers(0, 3, len(places))
         rows = np.flatnonzero(rng.random(size) < 0.97).astype(np.int32)
         starts = np.empty(len(rows), dtype=np.int64)
-        alone = rng.random(len(rows)) < 0.05 if size % 2 else np.zeros(0, dtype=np.bool_)
-        found = core.runs(parent, depth, children, rows, columns, alone, starts)
+        marked = rng.random(len(rows)) < 0.05 if size % 2 else np.zeros(0, dtype=np.bool_)
+        found = core.runs(parent, depth, children, rows, columns, marked, starts)
         begins = [
             at
             for at, row in enumerate(rows.tolist())
             if not at
-            or (len(alone) and alone[at - 1 : at + 1].any())
+            or (len(marked) and marked[at])
             or rows[at - 1] != row - 1
             or parent[row] != row - 1
             or parent[row - 1] < 0
@@ -139,9 +139,10 @@ def test_parents_are_found_among_rows_and_others_are_not() -> None:
     assert places_of(rows, parent).tolist() == [5, 0, 5, 2, 0, 5]
 
 
-def runs_of(rows: np.ndarray, alone: np.ndarray | None = None) -> int:
-    alone = np.zeros(0, dtype=np.bool_) if alone is None else alone
-    return core.runs(ROWS, ROWS, ROWS.view(np.uint32), rows, [], alone, np.zeros(4, dtype=np.int64))
+def runs_of(rows: np.ndarray, begins: np.ndarray | None = None) -> int:
+    begins = np.zeros(0, dtype=np.bool_) if begins is None else begins
+    starts = np.zeros(4, dtype=np.int64)
+    return core.runs(ROWS, ROWS, ROWS.view(np.uint32), rows, [], begins, starts)
 
 
 @pytest.mark.parametrize(

@@ -85,10 +85,9 @@ MENDS: Final = (
     Mend("recall may be asked for as text", "advisor/fleet/callers.py", "            hints = orjson.loads(hints)\n", "            pass\n", f"{_CALLERS} -k wherever"),
     Mend("what a chat's own form says is said once", "advisor/memory/requests.py", "for name, value in xargs.items() if name != HINTS}\n", "for name, value in xargs.items()}\n", f"{_CALLERS} -k wherever"),
     # Rankings
-    Mend("no block in use takes a victim's place in a run", "graph/ranking/order.py", "there & open_to_loss & ~in_use, limit)", "there & open_to_loss, limit)", "tests/graph/ranking/test_graph_scoring.py -k are_not_named"),
-    Mend("no block in use takes a victim's place", "graph/ranking/order.py", "_highest(scores, open_to_loss & ~in_use, limit)", "_highest(scores, open_to_loss, limit)", "tests/graph/ranking/test_graph_scoring.py -k are_not_named"),
+    Mend("no block in use takes a victim's place", "graph/ranking/order.py", "open_to_loss & ~in_use, limit)", "open_to_loss, limit)", "tests/graph/ranking/test_graph_scoring.py -k are_not_named"),
     Mend("a block in use elsewhere can go", "graph/ranking/order.py", "    here &= sessions.engine[: sessions.size] == view.engine\n", "", "tests/graph/ranking/test_graph_scoring.py -k another_engine"),
-    Mend("a block in use is worth a copy", "graph/ranking/order.py", "open_places = np.concatenate([victims, later])", "open_places = victims", "tests/graph/ranking/test_graph_scoring.py tests/graph/ranking/test_graph_spill.py -k 'worth_copies or protected_last'"),
+    Mend("a block in use is worth a copy", "graph/ranking/order.py", "later = _highest(front, scores, open_to_loss & in_use, limit)", "later = _highest(front, scores, nothing, 0)", "tests/graph/ranking/test_graph_scoring.py tests/graph/ranking/test_graph_spill.py -k 'worth_copies or protected_last'"),
     Mend("a ranking that names no more is not looked at again", "hooks/vllm/free_queue/window.py", "        if self.is_exhausted:\n            return True\n", "", "tests/hooks/vllm/core/test_core_engine.py -k names_no_more"),
     # Traces and plans
     Mend("a child before its parent", _READER, "self._same[other] = one", "pass", f"{_TRACES} -k child"),
@@ -170,9 +169,8 @@ MENDS: Final = (
     Mend("what host memory holds counts for LRU too", "advisor/policies/guard.py", "capacity = pool + tables.copies_in_memory(engine)", "capacity = pool", "tests/policies/test_policies_guard.py -k memory_holds"),
     Mend("what the pool alone finds is not compared with pool and memory", "advisor/policies/guard.py", "return self.has_copies or not self.selector.trusted", "return not self.selector.trusted", "tests/policies/test_policies_guard.py -k memory_holds"),
     Mend("protection is priced in the pool alone", "advisor/policies/guard.py", "ProtectionPrice(self.pool)", "ProtectionPrice(self.selector.capacity)", "tests/policies/test_policies_guard.py -k pool_alone"),
-    Mend("under LRU every block is worth a copy", "graph/ranking/order.py", "    if for_copies and is_lru:\n", "    if False:\n", "tests/graph/ranking/test_graph_spill.py -k under_lru"),
-    Mend("the same, before there is any copy", "graph/ranking/order.py", "if is_lru := for_copies and isinstance(policy, LruPolicy):", "if is_lru := False:", "tests/graph/ranking/test_graph_spill.py -k under_lru"),
-    Mend("under LRU no advice drops copies", "graph/ranking/order.py", "tiers, 0 if is_lru else limit)", "tiers, limit)", "tests/graph/ranking/test_graph_spill.py -k under_lru"),
+    Mend("under LRU every block is worth a copy", "graph/ranking/order.py", "    elif lru:\n", "    elif False:\n", "tests/graph/ranking/test_graph_spill.py -k under_lru"),
+    Mend("under LRU no advice drops copies", "graph/ranking/order.py", "idle = nothing if lru or not idle.any() else idle", "idle = idle if idle.any() else nothing", "tests/graph/ranking/test_graph_spill.py -k under_lru"),
     Mend("what callers state is bounded before its price is known", "hooks/vllm/free_queue/protection.py", "int(first_share(blocks - 1) * blocks)", "int(0.5 * blocks)", "tests/hooks/vllm/test_hooks_protecting.py -k unpriced"),
     Mend("callers state no more than rankings may protect", "hooks/vllm/free_queue/protection.py", "            self._most = ranking.may_keep\n", "            pass\n", "tests/hooks/vllm/test_hooks_protecting.py -k rankings_may"),
     Mend("what rankings protect counts against what callers state", "hooks/vllm/free_queue/protection.py", "room = self._stated, self._place, max(0, self._most - len(self._place))", "room = self._stated, self._place, self._most", "tests/hooks/vllm/test_hooks_protecting.py -k rankings_may"),
@@ -212,6 +210,7 @@ MENDS: Final = (
     Mend("many segments do not hold the graph", "graph/ingest/segments.py", "            if place % _GROUPS == 0:\n", "            if False:\n", "tests/graph/test_graph_core.py -k in_slices"),
     Mend("protected blocks are guarded while a ranking names no more", "hooks/vllm/free_queue/arranger.py", "        return not self._protection or self._window.still_suffices()\n", "        return True\n", "tests/hooks/vllm/core/test_core_engine.py -k names_no_more"),
     Mend("what is kept is paid for in blocks, also of runs", "graph/ranking/rules.py", "first.astype(np.int64), picked.blocks_of_each, minlength", "first.astype(np.int64), minlength", "tests/graph/ranking/test_graph_places.py -k runs_are_ranked"),
+    Mend("a run ends where copies do", "graph/tables/front.py", "            begins[1:] |= copies[1:] != copies[:-1]\n", "", "tests/graph/ranking -k runs_are_ranked"),
     Mend("leases go to the most precious", "graph/ingest/segments.py", "in reversed(segments) if each.pinned_s", "in segments if each.pinned_s", "tests/graph/test_graph_core.py -k leases"),
     Mend("nothing comes back behind a hole", "graph/ranking/copies.py", "(blocks.parent[top] == NO_ROW) & (blocks.depth[top] == 0)", "blocks.parent[top] == NO_ROW", "tests/graph/ranking/test_graph_prefetch.py -k forgotten"),
     # Route

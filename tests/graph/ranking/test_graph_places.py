@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -11,15 +12,16 @@ import pytest
 from kvgraph.advisor.policies.lifecycle import LifecyclePolicy
 from kvgraph.graph.intents import Intent, IntentKind, Target, Verdict
 from kvgraph.graph.kvcache_graph import KVCacheGraph
-from kvgraph.graph.ranking import fronts
+from kvgraph.graph.ranking import order
 from kvgraph.graph.ranking.copies import CopyOrder
 from kvgraph.graph.ranking.formulas import ClassicPolicy, LruPolicy
+from kvgraph.graph.ranking.fronts import copied
 from kvgraph.graph.ranking.order import _in_use, rank, resident_scores
 from kvgraph.graph.ranking.policy import Policy, PolicyChoice, Rules, Scores, Terms, View
 from kvgraph.graph.tables import front as front_module
 from kvgraph.graph.tables.blocks import Selection
-from kvgraph.graph.types import Rows, SessionState, SourceLayer, as_keys
-from kvgraph.graph.wire.events import EngineHello, Segment
+from kvgraph.graph.types import HELD, Rows, SessionState, SourceLayer, Tier, as_keys
+from kvgraph.graph.wire.events import BlocksRemoved, BlocksSpilled, EngineHello, Segment
 from kvgraph_bench.graph.graphs import ENGINE, build_graph, churned_graph
 from turns import SIZE, turn_events
 
@@ -176,7 +178,7 @@ def seen(graph: KVCacheGraph) -> View:
 def test_runs_score_as_their_blocks_do(churned_fronts: KVCacheGraph, policy: Policy) -> None:
     view = seen(churned_fronts)
     rows = view.blocks.holding(view.engine).rows
-    of_blocks, of_runs = (fronts._copied(view, policy, rows, runs) for runs in (False, True))
+    of_blocks, of_runs = (copied(view, policy, rows, runs=runs) for runs in (False, True))
     assert of_runs.front.size < of_blocks.front.size / 3
     for found in (lambda x: x.scores(policy), lambda x: x.whole(x.scores(policy))):
         assert np.allclose(
@@ -202,10 +204,12 @@ def test_a_ranking_of_runs_is_the_ranking_of_their_blocks(
     assert np.allclose([of_key[key] for key in found.tolist()], wanted, atol=1e-8)
 
 
-def layered(seed: int, rules: Rules) -> View:
-    """A pool of conversations below shared rules, with layers, leases and some who run."""
+def layered(seed: int, rules: Rules, policy: Policy, has_copies: bool) -> View:
+    """A pool of conversations below shared rules, with layers, leases and some who run; of some
+    blocks there are copies, and some of these have left the pool.
+    """
     rng, clock = np.random.default_rng(seed), [1.0]
-    graph = KVCacheGraph(policy=LifecyclePolicy(), rules=rules, clock=lambda: clock[0])
+    graph = KVCacheGraph(policy=policy, rules=rules, clock=lambda: clock[0])
     graph.apply(ENGINE, [EngineHello(ENGINE, "m", SIZE, 2_001, "1")])
     heads = [rng.integers(1, 2**63, 24).tolist() for _ in range(2)]
     chains = [[*heads[at % 2], *rng.integers(1, 2**63, 100).tolist()] for at in range(16)]
@@ -224,32 +228,38 @@ def layered(seed: int, rules: Rules) -> View:
             f"s{at}", *keys, request=f"r{number}", tenant=f"t{at % 3}", segments=(rule, *segments)
         )
         graph.apply(ENGINE, [start, stored] if number > 36 else [start, stored, end])
+        if has_copies and number % 3 == 0:
+            first = int(rng.integers(len(keys)))
+            copied = as_keys(keys[first : first + 30]).tobytes()
+            graph.apply(ENGINE, [BlocksSpilled(copied, int(Tier.WARM), 0.0)])
+            graph.apply(ENGINE, [BlocksRemoved(copied[8 * int(rng.integers(20)) :])])
     clock[0] += 1.0
     return seen(graph)
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("share", [None, 0.0, 0.03, 0.3])
+@pytest.mark.parametrize("has_copies", [False, True])
+@pytest.mark.parametrize("policy", [LifecyclePolicy, ClassicPolicy, LruPolicy])
 def test_where_blocks_are_kept_runs_are_ranked_as_blocks_are(
-    seed: int, share: float | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    view = layered(seed, Rules(protected_share=share))
-    policy = LifecyclePolicy()
-    rows = view.blocks.holding(view.engine).rows
-    assert fronts.copied(view, policy, rows).front.size < len(rows) / 2
-    of_runs = [rank(view, policy, limit) for limit in (50, 5_000)]
-    copied = fronts._copied
-    monkeypatch.setattr(fronts, "_copied", lambda *seen: copied(*seen[:-1], False))
-    rows, scores = resident_scores(view, policy)
-    keys = view.blocks.wire_keys(rows).tolist()
-    of_key = dict(zip(keys, scores.round(7).tolist(), strict=True))
-    for found, limit in zip(of_runs, (50, 5_000), strict=True):
-        of_blocks = rank(view, policy, limit)
-        for name in ("order", "protected", "spill_first"):
+    seed: int, share: float | None, has_copies: bool, policy: Callable[[], Policy],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    ranks = policy()
+    view = layered(seed, Rules(protected_share=share), ranks, has_copies)
+    rows = view.blocks.holding(view.engine, HELD).rows
+    assert copied(view, ranks, rows).front.size < len(rows) * 2 / 3
+    limits = (50, 5_000)
+    of_runs = [rank(view, ranks, limit) for limit in limits]
+    monkeypatch.setattr(order, "copied", partial(copied, runs=False))
+    for found, limit in zip(of_runs, limits, strict=True):
+        of_blocks = rank(view, ranks, limit)
+        for name in ("order", "protected", "spill_first", "demote_first"):
             one, other = getattr(found, name).tolist(), getattr(of_blocks, name).tolist()
-            assert [of_key[key] for key in one] == [of_key[key] for key in other], name
-            assert len(set(one)) == len(one)
+            assert one == other, name
         assert share == 0.0 or len(found.protected)
+        has_demoted = has_copies and ranks.name != LruPolicy.name
+        assert bool(len(found.demote_first)) == has_demoted
 
 
 def is_free(graph: KVCacheGraph) -> bool:
