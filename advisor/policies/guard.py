@@ -1,13 +1,11 @@
 """``Guard``: keeps every engine at least as good as LRU, by simulating the order that does not
 rank. Its hits in a simulated pool are compared with those of the other order, request by request,
-over some pools' worth of blocks; host memory counts as more of the pool. Further simulated pools
-measure what protecting blocks costs.
+over some pools' worth of blocks. Further simulated pools measure what protecting blocks costs.
 """
 
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -31,9 +29,6 @@ _OF_THE_GAIN: Final = 0.02
 would be a large part of it. Chosen; a tenth costs callers who name layers besides signals a
 hundredth of the way from LRU to Belady.
 """
-_WITH_COPIES_EVERY_S: Final = 2.0
-"""Seconds between rankings of a shadow that has host memory, which may be many times the pool. A
-ranking of some seconds ago finds nearly what a fresh one does. Chosen."""
 _HERE: Final = "finds more than"
 _TOGETHER: Final = "finds more on all engines of its model together than"
 
@@ -73,8 +68,7 @@ class Guard:
             case = self._followed(view)
         if case is None:
             return
-        if case.is_due_for_ranking(view.now):
-            case.ranked_at = view.now
+        if not case.selector.trusted:
             with view.lock:
                 rows = case.ranked.rows(tables.blocks.keys)
             case.ranked.adopt(*scores(view, Selection(tables.blocks, rows)))
@@ -85,10 +79,9 @@ class Guard:
         order ranks; None without a pool.
         """
         tables, engine = view.tables, view.engine
-        pool = tables.pool_blocks.get(engine, 0) - 1  # vLLM keeps one for itself
-        if pool < 1:
+        capacity = tables.pool_blocks.get(engine, 0) - 1  # vLLM keeps one for itself
+        if capacity < 1:
             return None
-        capacity = pool + tables.copies_in_memory(engine)
         case = self._cases.get(engine)
         if tables.walks.watch(engine) or case is None or case.selector.capacity != capacity:
             selector = (
@@ -96,7 +89,7 @@ class Guard:
                 if case is None
                 else case.selector.anew(capacity)
             )
-            case = _Case(core.LruStack([capacity]), RankedShadow(capacity), selector, pool)
+            case = _Case(core.LruStack([capacity]), RankedShadow(capacity), selector)
             case.hold_what_is_there(tables, engine)
             self._cases[engine] = case
             tables.budgets.pop(engine, None)
@@ -135,7 +128,7 @@ class Guard:
             logger.info(
                 "engine %s: protection and leases may keep %d blocks from now on: %g of the pool",
                 view.tables.name_of(view.engine) or "?",
-                int(budget.share * case.pool),
+                int(budget.share * case.selector.capacity),
                 budget.share,
             )
 
@@ -157,55 +150,32 @@ class Guard:
 
 @dataclass(slots=True)
 class _Case:
-    """One engine: both shadow pools, the evidence, and the cost of protection once there is any.
-
-    The shadows have the engine's host memory as additional blocks: what is found there counts, too,
-    and what the policy keeps in the pool may cost more of it.
-    """
+    """One engine: both shadow pools, the evidence, and the cost of protection once there is any."""
 
     lru: core.LruStack
     ranked: RankedShadow
     selector: PolicySelector
-    pool: int  # blocks of the pool alone
     price: ProtectionPrice | None = None
-    ranked_at: float = -math.inf  # when the policy last ranked its shadow
     # Blocks that the engine listed, as to a sidecar that started anew: nobody knows in which order
     # they were used, so the LRU shadow may evict others than the engine does. Evidence counts once
     # it has missed as many, and holds none of them but those used since.
     unordered: int = 0
 
-    @property
-    def has_copies(self) -> bool:
-        return self.selector.capacity > self.pool
-
-    @property
-    def simulates_policy(self) -> bool:
-        """Whether the policy's shadow follows requests: what a policy that ranks finds is known,
-        but for an engine with copies. Which of those exist depends on more than the order.
-        """
-        return self.has_copies or not self.selector.trusted
-
-    def is_due_for_ranking(self, now: float) -> bool:
-        """Whether the policy ranks its shadow in this round."""
-        if self.has_copies and now - self.ranked_at < _WITH_COPIES_EVERY_S:
-            return False
-        return self.simulates_policy
-
     def appraise(self, view: View) -> None:
         """Measure the cost of protection from the first protected block on."""
         if self.price is None and names_anything(view):
-            self.price = ProtectionPrice(self.pool)
+            self.price = ProtectionPrice(self.selector.capacity)
             rows = newest_resident(view.tables, view.engine)
             self.price.start(rows, view.blocks.keys[rows])
 
     def follow(self, walks: Sequence[Walk], view: View) -> None:
         """Have the shadow pools follow requests that began or ended."""
-        keys, simulated = view.blocks.keys, self.simulates_policy
+        keys, trusted = view.blocks.keys, self.selector.trusted
         by_lru = self.lru.follow(walks, keys)
-        ranked = self.ranked.follow(walks, keys) if simulated else by_lru
+        ranked = by_lru if trusted else self.ranked.follow(walks, keys)
         for walk, lru, shadow in zip(walks, by_lru, ranked, strict=True):
             if walk.found >= 0:
-                ours = shadow if simulated else walk.found
+                ours = walk.found if trusted else shadow
                 if self.unordered > 0:
                     self.unordered -= len(walk.rows) - lru
                 else:
@@ -216,7 +186,7 @@ class _Case:
     def change_hands(self, tables: Tables, engine: int) -> None:
         """Let the other order rank from now on."""
         self.selector.change_hands()
-        if not self.selector.trusted and not self.has_copies:
+        if not self.selector.trusted:
             resident = tables.blocks.holding(engine).rows
             self.ranked.restart(resident, tables.blocks.keys[resident])
 

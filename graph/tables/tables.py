@@ -121,11 +121,6 @@ class Tables:
         reports = self.reports.get(engine)
         return reports is None or reports.may_have_tiers
 
-    def copies_in_memory(self, engine: int) -> int:
-        """Return how many copies fit into the host memory of the engine in a residency column."""
-        tiers = self.reports[engine].tiers if engine in self.reports else None
-        return 0 if tiers is None else tiers.warm_capacity
-
     def turnover(self, engine: str) -> tuple[int, int]:
         """Return how many changes an engine's blocks had, and its pool size (0 if never reported).
 

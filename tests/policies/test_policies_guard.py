@@ -15,26 +15,19 @@ import pytest
 from kvgraph.advisor.config.sections import PolicyConfig
 from kvgraph.advisor.policies.evidence import PolicySelector
 from kvgraph.advisor.policies.guard import Guard
-from kvgraph.advisor.policies.lifecycle import LifecyclePolicy
 from kvgraph.advisor.policies.shadow import RankedShadow
 from kvgraph.advisor.replay.graph_order import GraphOrder, SimulatedSidecar
-from kvgraph.advisor.replay.simulator import (
-    EvictionOrder,
-    HostTier,
-    Instance,
-    LruOrder,
-    simulate,
-)
+from kvgraph.advisor.replay.simulator import EvictionOrder, Instance, LruOrder, simulate
 from kvgraph.advisor.replay.trace import Trace
 from kvgraph.graph.compiled import core
 from kvgraph.graph.kvcache_graph import KVCacheGraph
 from kvgraph.graph.ranking.policy import Scores, Terms, View
 from kvgraph.graph.tables.blocks import DEPTH_TIE, Selection
-from kvgraph.graph.tables.protection import ProtectionBudget, first_share
+from kvgraph.graph.tables.protection import ProtectionBudget
 from kvgraph.graph.tables.walks import Walk
-from kvgraph.graph.types import Keys, Rows, SourceLayer
-from kvgraph.graph.wire.events import BlocksCleared, EngineHello, Segment, TierReport
-from made_traffic import Maker, Request, agents, made, recent
+from kvgraph.graph.types import Keys, Rows
+from kvgraph.graph.wire.events import BlocksCleared, EngineHello
+from made_traffic import Maker, agents, made, recent
 from turns import SIZE, resident, turn_events
 
 
@@ -337,9 +330,8 @@ class Fleet:
         policy = Fixed("last used first")
         self.graph = KVCacheGraph(policy=policy, referee=self.guard, clock=lambda: self.now)
 
-    def join(self, engine: str, model: str = "m", copies: int = 0) -> None:
-        memory = [TierReport(4096, 0, copies, *([0] * 20))] if copies else []
-        self.graph.apply(engine, [EngineHello(engine, model, SIZE, 41, "v"), *memory])
+    def join(self, engine: str, model: str = "m") -> None:
+        self.graph.apply(engine, [EngineHello(engine, model, SIZE, 41, "v")])
         self.graph.rank(engine, 100)
 
     def ask(self, contexts: int, rounds: int, engine: str = "e", hits: int = 0) -> list[int]:
@@ -385,52 +377,6 @@ def test_lru_takes_over_where_the_policy_finds_less_than_it_would(proven: Fleet)
     assert proven.ask(3, 40) == []
     assert not proven.guard.trusts(0)
     assert proven.guard.policy_choices()[0].changes == 2
-
-
-def test_what_host_memory_holds_counts_for_lru_too(fleet: Fleet) -> None:
-    fleet.join("hosted", copies=40)
-    assert fleet.ask(5, 20, "hosted") == [], "50 blocks, all of which pool and memory hold"
-    assert fleet.ask(9, 30, "hosted"), "90 of 80: the policy ranks"
-    assert fleet.ask(3, 40, "hosted"), "what the pool alone finds counts for neither"
-
-
-def test_protection_takes_a_share_of_the_pool_alone(fleet: Fleet) -> None:
-    fleet.join("hosted", copies=40)
-    rules = Segment(int(SourceLayer.RULES), 0, SIZE)
-    fleet.graph.apply("hosted", turn_events("s", 1, 2, segments=(rules,)))
-    fleet.graph.rank("hosted", 100)
-    budgets, column = fleet.graph.tables.budgets, fleet.graph.tables.engines["hosted"]
-    assert budgets[column].share == first_share(40)
-
-
-def back_once(rng: np.random.Generator) -> Iterator[Request]:
-    """Half return once, soon; the pool gains by keeping them, and by losing them then."""
-    for session in range(300):
-        at = session * 2.0
-        yield at, session, 5 if session % 2 else 10, 50
-        if session % 2:
-            yield at + 25.0 + float(rng.uniform(0.0, 2.0)), session, 6, 50
-
-
-@pytest.mark.parametrize("maker", [agents, back_once])
-@pytest.mark.parametrize("said", ["nothing", "each turn is the last", "all are one session"])
-def test_host_memory_finds_no_less_than_lru_would_there(
-    tmp_path: Path, maker: Maker, said: str
-) -> None:
-    told = trace = replace(made(tmp_path, maker(np.random.default_rng(4))), has_sessions=True)
-    if said == "each turn is the last":
-        told = replace(trace, last=np.ones_like(trace.last))
-    elif said == "all are one session":
-        told = replace(trace, session=np.zeros_like(trace.session), last=np.zeros_like(trace.last))
-    advised = GraphOrder.alone(told, LifecyclePolicy(), hints=said != "nothing")
-    lru = computed(trace, LruOrder(), HostTier(128))
-    assert computed(told, advised, HostTier(128, plain=False, selective=True)) <= lru + 0.005
-
-
-def computed(trace: Trace, order: EvictionOrder, host: HostTier) -> float:
-    """The share of the prompts that a pool of as many blocks as the memory has does not find."""
-    out = simulate(trace, [Instance(host.capacity, order, host=host)])
-    return 1.0 - float(out.hits.sum() + out.warmed.sum()) / trace.prompt_blocks
 
 
 def test_a_reset_empties_the_shadows_and_keeps_the_ruling(proven: Fleet) -> None:
