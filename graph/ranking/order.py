@@ -30,7 +30,6 @@ from .rules import (
 )
 
 _NEVER: Final = -np.inf
-_NOBODY: Final = np.zeros(0, dtype=np.bool_)
 
 
 def rank(view: View, policy: Policy, limit: int, for_copies: bool = True) -> EvictionRanking:
@@ -53,7 +52,7 @@ def rank(view: View, policy: Policy, limit: int, for_copies: bool = True) -> Evi
     idle = (tiers & int(Tier.HOT | Tier.WARM)) == int(Tier.WARM)
     idle = nothing if lru or not idle.any() else idle
     demoting = _highest(front, _tail_first(scores, held, idle), idle, limit)
-    in_use, by_age = _in_use(front.view, held), scores if not lru else front.scores(policy)
+    in_use = _in_use(front.view, held)
     scores = _tail_first(scores, held, there)
     open_to_loss = scores > PROTECTED_BELOW  # of a run, all or none
     victims = _highest(front, scores, open_to_loss & ~in_use, limit)
@@ -61,7 +60,7 @@ def rank(view: View, policy: Policy, limit: int, for_copies: bool = True) -> Evi
     if not for_copies:
         later, worth = _highest(front, scores, nothing, 0), nothing
     elif lru:
-        later, worth = _highest(front, by_age, open_to_loss, limit), ~nothing
+        later, worth = _highest(front, front.scores(policy), open_to_loss, limit), ~nothing
     else:
         later = _highest(front, scores, open_to_loss & in_use, limit)
         worth = worth_spilling(front.view.tables, held.rows, view.now)

@@ -90,7 +90,7 @@ class Front(BlockTable):
         if not len(alone) and copies is None:
             return alone
         begins = np.zeros(len(rows), dtype=np.bool_)
-        if len(alone):  # and what goes on behind one of them differs, or is one
+        if len(alone):  # what goes on behind one of them differs from it, or is one itself
             begins |= alone
         if copies is not None:
             begins[1:] |= copies[1:] != copies[:-1]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -203,7 +202,8 @@ def test_one_that_ends_while_the_store_is_asked_leaves_nothing(fleet: Fleet, two
 
 
 def test_a_silent_store_keeps_nobody_waiting(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(DirectoryStore, "holds", lambda self, keys: time.sleep(0.5) or [])
+    leave = threading.Event()
+    monkeypatch.setattr(DirectoryStore, "holds", lambda self, keys: leave.wait(30.0) and [])
     engine = fleet.engine(blocks=33)
     turns = [engine.ask(prompt(4, seed)) for seed in (1, 2)]
     for _ in range(10):  # of .05 s by the engine's own clock
@@ -211,6 +211,7 @@ def test_a_silent_store_keeps_nobody_waiting(fleet: Fleet, monkeypatch: pytest.M
     assert [turn.state for turn in turns] == ["running", "running"]
     later = engine.ask(prompt(4, 3))
     engine.step()
+    leave.set()
     assert later.state == "running", "while it hangs nobody is asked to wait"
 
 
