@@ -141,9 +141,11 @@ def _highest(
     equals the first: the run of each, and its offset there.
     """
     lengths = front.front.lengths
-    lengths = np.ones(len(scores), dtype=np.int64) if lengths is None else lengths
-    runs, offsets = np.empty((2, limit if among.any() else 0), dtype=np.int64)
-    found = core.highest_of_runs(scores, lengths, among, runs, offsets)
+    runs, offsets = np.zeros((2, limit if among.any() else 0), dtype=np.int64)
+    if lengths is None:
+        found = core.highest(scores, among, runs)
+    else:
+        found = core.highest_of_runs(scores, lengths, among, runs, offsets)
     return runs[:found], offsets[:found]
 
 
