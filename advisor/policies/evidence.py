@@ -31,7 +31,7 @@ class Evidence:
     spread: float = 0.0
     most: float = 0.0
 
-    def note(self, difference: int, fade: float) -> None:
+    def note(self, difference: float, fade: float) -> None:
         """Add a request in which the policy found ``difference`` more blocks than LRU; earlier
         evidence is multiplied by ``fade``, in [0, 1].
         """
@@ -80,7 +80,7 @@ class PolicySelector:
     def is_due_for_change(self) -> bool:
         """Return whether the other order is better here, beyond chance."""
         # Each change that was taken back makes the next one harder: two equals do not take turns.
-        least = _AHEAD * self.capacity * (1 + self.changes // 2)
+        least = least_lead(self.capacity) * (1 + self.changes // 2)
         return self.since.is_sure(least) and (self.since.ahead > 0) != self.trusted
 
     def may_begin(self, fleet: Iterable[PolicySelector]) -> bool:
@@ -90,12 +90,12 @@ class PolicySelector:
         An engine whose own evidence favours LRU does not follow the others. If the policy finds
         less here, the price is paid once, until the evidence is conclusive.
         """
-        least = _AHEAD * self.capacity
+        least = least_lead(self.capacity)
         is_for_lru = self.ever.is_sure(least) and self.ever.ahead < 0
         if self.trusted or self.decided or is_for_lru:
             return False
         together, blocks = _together(fleet)
-        return together.ahead > 0 and together.is_sure(_AHEAD * blocks)
+        return together.ahead > 0 and together.is_sure(least_lead(blocks))
 
     def anew(self, capacity: int) -> PolicySelector:
         """Return the same choice without evidence, for a pool that was emptied or resized."""
@@ -106,6 +106,11 @@ class PolicySelector:
         self.changes += 1
         self.decided = True
         self.since = Evidence()
+
+
+def least_lead(capacity: int) -> float:
+    """Return by how many blocks an order must be ahead in a pool of ``capacity`` blocks."""
+    return _AHEAD * capacity
 
 
 def fading(walked: int, capacity: int) -> float:

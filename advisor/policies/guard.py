@@ -1,16 +1,19 @@
 """``Guard``: keeps every engine at least as good as LRU, by simulating the order that does not
 rank. Its hits in a simulated pool are compared with those of the other order, request by request,
-over some pools' worth of blocks. Further simulated pools measure what protecting blocks costs.
+over some pools' worth of blocks, and where there is host memory once more in both together. Further
+simulated pools measure what protecting blocks costs.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from ...graph.compiled import core
+from ...graph.ranking.copies import COPIES
 from ...graph.ranking.formulas import LruPolicy
 from ...graph.ranking.order import whole_runs
 from ...graph.ranking.policy import PolicyChoice, ScoredRuns, View
@@ -18,7 +21,8 @@ from ...graph.ranking.rules import names_anything
 from ...graph.tables.blocks import UNPLACED, Selection
 from ...graph.tables.tables import Tables
 from ...graph.tables.walks import Walk
-from .evidence import PolicySelector
+from ...graph.types import Keys, Tier
+from .evidence import Evidence, PolicySelector, fading, least_lead
 from .protection_price import ProtectionPrice, Scoring
 from .shadow import RankedShadow, newest_resident
 
@@ -29,7 +33,11 @@ _OF_THE_GAIN: Final = 0.02
 would be a large part of it. Chosen; a tenth costs callers who name layers besides signals a
 hundredth of the way from LRU to Belady.
 """
+_SURE_WITH_COPIES: Final = 2.0
+"""Standard deviations by which LRU must be ahead in pool and memory together. Chosen, based on
+recorded and generated agents: with one, chance ends policies that find more."""
 _HERE: Final = "finds more than"
+_WITH_COPIES: Final = "finds more in pool and host memory together than"
 _TOGETHER: Final = "finds more on all engines of its model together than"
 
 
@@ -93,6 +101,7 @@ class Guard:
             case.hold_what_is_there(tables, engine)
             self._cases[engine] = case
             tables.budgets.pop(engine, None)
+        case.compare_copies(tables, engine)
         case.appraise(view)
         case.follow(tables.walks.take(engine), view)
         if self.yields:
@@ -100,7 +109,11 @@ class Guard:
         return case
 
     def _judge(self, case: _Case, tables: Tables, engine: int) -> None:
-        if case.selector.is_due_for_change():
+        if case.copies is not None and case.copies.favour_lru:
+            if case.selector.trusted:
+                case.change_hands(tables, engine)
+                self._say(tables, engine, case.selector, _WITH_COPIES)
+        elif case.selector.is_due_for_change():
             case.change_hands(tables, engine)
             self._say(tables, engine, case.selector, _HERE)
         elif case.selector.may_begin(self._fleet(tables, engine)):
@@ -156,10 +169,22 @@ class _Case:
     ranked: RankedShadow
     selector: PolicySelector
     price: ProtectionPrice | None = None
+    copies: PoolAndCopies | None = None
     # Blocks that the engine listed, as to a sidecar that started anew: nobody knows in which order
     # they were used, so the LRU shadow may evict others than the engine does. Evidence counts once
     # it has missed as many, and holds none of them but those used since.
     unordered: int = 0
+
+    def compare_copies(self, tables: Tables, engine: int) -> None:
+        """Count what is found in host memory and on disk, too, while there is room for copies."""
+        reports = tables.reports.get(engine)
+        room = 0 if reports is None else reports.copy_room
+        if not room:
+            self.copies = None
+        elif self.copies is None or self.copies.capacity != self.selector.capacity + room:
+            self.copies = PoolAndCopies(self.selector.capacity + room)
+            rows = newest_resident(tables, engine, Tier.HOT | COPIES)
+            self.copies.lru.use(rows, tables.blocks.keys[rows])
 
     def appraise(self, view: View) -> None:
         """Measure the cost of protection from the first protected block on."""
@@ -182,6 +207,8 @@ class _Case:
                     self.selector.note(min(ours, walk.reach) - lru, len(walk.rows))
             if self.price is not None:
                 self.price.follow(view, walk)
+        if self.copies is not None:
+            self.copies.follow(walks, by_lru, keys, trusted)
 
     def change_hands(self, tables: Tables, engine: int) -> None:
         """Let the other order rank from now on."""
@@ -196,6 +223,48 @@ class _Case:
         self.lru.use(rows, keys)
         self.ranked.use(rows, keys)
         self.unordered = int((tables.blocks.depth[rows] >= UNPLACED).sum())
+
+
+@dataclass(slots=True)
+class PoolAndCopies:
+    """A pool and what is below it as one pool under LRU, beside what the policy finds in both: what
+    it gains in the pool, it may lose in the memory. Which copies an engine has depends on more than
+    the order, so nothing simulates the policy here: it must have ranked to be judged.
+    """
+
+    capacity: int
+    evidence: Evidence = field(default_factory=Evidence)
+    lru: core.LruStack = field(init=False)
+    # Not every block is copied in time, and LRU in the engine finds less than its shadow. What both
+    # found beyond the pool while LRU ranked, in blocks; old ones fade.
+    found: float = 0.0
+    findable: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.lru = core.LruStack([self.capacity])
+
+    def follow(
+        self, walks: Sequence[Walk], in_pool: Sequence[int], keys: Keys, by_policy: bool
+    ) -> None:
+        """Follow walks of which LRU would find ``in_pool`` blocks each without copies."""
+        least = least_lead(self.capacity)
+        for walk, pool, both in zip(walks, in_pool, self.lru.follow(walks, keys), strict=True):
+            if walk.found < 0:
+                continue
+            ours, lost = min(walk.found + walk.copied, walk.reach), 0.0
+            fade = fading(len(walk.rows), self.capacity)
+            if by_policy:
+                share = (self.found + least) / (self.findable + least)
+                lost = pool + share * (both - pool) - ours
+            else:
+                self.found = self.found * fade + min(max(ours - pool, 0), both - pool)
+                self.findable = self.findable * fade + both - pool
+            self.evidence.note(-lost, fade)
+
+    @property
+    def favour_lru(self) -> bool:
+        beyond_chance = _SURE_WITH_COPIES * math.sqrt(self.evidence.spread)
+        return -self.evidence.ahead > max(beyond_chance, least_lead(self.capacity))
 
 
 # Under LRU the engine gets no order, and so does not evict superseded or ended blocks first. Pools

@@ -19,7 +19,7 @@ from ...graph.ranking.policy import Scores
 from ...graph.tables.blocks import Places
 from ...graph.tables.tables import Tables
 from ...graph.tables.walks import Walk
-from ...graph.types import Keys, Rows
+from ...graph.types import Keys, Rows, Tier
 
 
 def newest_first(uses: core.RankedPools, rows: Rows) -> Rows:
@@ -30,9 +30,11 @@ def newest_first(uses: core.RankedPools, rows: Rows) -> Rows:
     return ordered
 
 
-def newest_resident(tables: Tables, engine: int) -> Rows:
-    """Return the blocks of an engine's pool, int32, the most recently used first."""
-    resident = tables.blocks.holding(engine)
+def newest_resident(tables: Tables, engine: int, tiers: Tier = Tier.HOT) -> Rows:
+    """Return the blocks that an engine has in any of ``tiers``, int32, the most recently used
+    first.
+    """
+    resident = tables.blocks.holding(engine, int(tiers))
     return resident.rows[np.argsort(-resident.last_used(), kind="stable")]
 
 

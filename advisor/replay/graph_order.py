@@ -6,15 +6,17 @@ import math
 from collections import OrderedDict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
 from ...graph.kvcache_graph import KVCacheGraph
+from ...graph.ranking.copies import worth_spilling
 from ...graph.ranking.formulas import LruPolicy
+from ...graph.ranking.order import is_under_lru
 from ...graph.ranking.policy import Policy, Rules
 from ...graph.tables.tables import GraphLimits
-from ...graph.types import Authority, Keys, Tier
+from ...graph.types import NO_ROW, Authority, Keys, Tier
 from ...graph.wire.advice import PRESSING_SHARE, AdmissionAdvice, EvictionRanking
 from ...graph.wire.events import (
     AnyEvent,
@@ -26,6 +28,7 @@ from ...graph.wire.events import (
     RequestFinished,
     RequestStarted,
     Segment,
+    TierReport,
 )
 from ..admission import Admission
 from ..policies.guard import Guard
@@ -183,10 +186,11 @@ class SimulatedSidecar:
         self._block_size = trace.block_size
         self._pending: dict[str, deque[EngineUpdate]] = {}  # by engine, not received yet
 
-    def join(self, capacity: int) -> str:
+    def join(self, capacity: int, copies: int) -> str:
         engine = f"replay {len(self._pending)}"
         self._pending[engine] = deque()
-        self.graph.apply(engine, [EngineHello(engine, "", self._block_size, capacity + 1, "")])
+        hello = EngineHello(engine, "", self._block_size, capacity + 1, "")
+        self.graph.apply(engine, [hello, *([_memory(copies)] if copies else [])])
         return engine
 
     def happened(self, engine: str, news: EngineUpdate) -> None:
@@ -196,7 +200,7 @@ class SimulatedSidecar:
     def rank(self, engine: str, limit: int, now: float) -> EvictionRanking:
         """Rank an engine's blocks by the events received so far."""
         self.now = now
-        return self.graph.rank(engine, limit, for_copies=False)
+        return self.graph.rank(engine, limit, for_copies=False)  # see ``worth_copying``
 
     def hear(self, engine: str, before: float, others_before: float) -> None:
         """Apply all events of an engine before a time, and of the others before ``others_before``.
@@ -231,6 +235,12 @@ class SimulatedSidecar:
             if queue and queue[0].at < min(until, oldest):
                 first, oldest = heard, queue[0].at
         return first
+
+
+def _memory(copies: int) -> TierReport:
+    """A report of an empty host memory for so many copies."""
+    counts: dict[str, Any] = dict.fromkeys(TierReport.__struct_fields__, 0)
+    return TierReport(**{**counts, "warm_capacity": copies, "reads_store": False})
 
 
 _SLICE: Final = 128  # keys looked up at a time; chosen
@@ -275,8 +285,8 @@ class GraphOrder(EvictionOrder):
         """Return the order of an engine with a sidecar of its own, with its defaults."""
         return cls(SimulatedSidecar(trace, policy, hints=hints))
 
-    def serves(self, capacity: int) -> None:
-        self._engine = self.sidecar.join(capacity)
+    def serves(self, capacity: int, copies: int = 0) -> None:
+        self._engine = self.sidecar.join(capacity, copies)
         self._pressing = max(1, int(PRESSING_SHARE * capacity))
 
     def freed(self, request: int, blocks: Sequence[int], now: float) -> None:
@@ -308,6 +318,15 @@ class GraphOrder(EvictionOrder):
 
     def evicted(self, blocks: Sequence[int], now: float) -> None:
         self._tell(now, None, blocks)
+
+    def worth_copying(self, blocks: Sequence[int]) -> Sequence[int]:
+        graph, keys = self.sidecar.graph, self.sidecar.events.keys[list(blocks)]
+        tables, column = graph.tables, graph.tables.engines[self._engine]
+        if is_under_lru(column, graph.policy, graph.referee):
+            return blocks
+        rows = tables.blocks.find(keys, tables.salt(column))
+        worthy = (rows == NO_ROW) | worth_spilling(tables, rows, self.sidecar.now)
+        return [block for block, worth in zip(blocks, worthy.tolist(), strict=True) if worth]
 
     def copied(self, made: Sequence[int], gone: Sequence[int], now: float) -> None:
         if made:

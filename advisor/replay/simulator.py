@@ -22,8 +22,8 @@ class EvictionOrder(ABC):
     events in the engine's order; ``take`` and ``freed`` maintain the set.
     """
 
-    def serves(self, capacity: int) -> None:  # noqa: B027
-        """Note how many blocks the instance has."""
+    def serves(self, capacity: int, copies: int = 0) -> None:  # noqa: B027
+        """Note how many blocks the instance has, and how many copies its tier below holds."""
 
     @abstractmethod
     def freed(self, request: int, blocks: Sequence[int], now: float) -> None:
@@ -42,6 +42,10 @@ class EvictionOrder(ABC):
 
     def evicted(self, blocks: Sequence[int], now: float) -> None:  # noqa: B027
         """Note that the blocks returned by ``victims`` were evicted."""
+
+    def worth_copying(self, blocks: Sequence[int]) -> Sequence[int]:
+        """Return those of the blocks just evicted that are worth a copy in a tier below."""
+        return blocks
 
     def copied(self, made: Sequence[int], gone: Sequence[int], now: float) -> None:  # noqa: B027
         """Note that the tier below now has copies of ``made``, and no longer of ``gone``."""
@@ -84,10 +88,11 @@ class HostTier:
     Args:
         capacity: Blocks that it holds.
         plain: Drop the least recently used copy first; otherwise as a live engine's tiers do.
+        selective: Store only blocks that the evicting order considers worth a copy, as live.
     """
 
-    def __init__(self, capacity: int, *, plain: bool = True) -> None:
-        self._capacity = capacity
+    def __init__(self, capacity: int, *, plain: bool = True, selective: bool = False) -> None:
+        self.capacity, self.selective = capacity, selective
         self._held: CopyOrder[int] = CopyOrder(plain)
 
     def __contains__(self, block: int) -> bool:
@@ -104,7 +109,7 @@ class HostTier:
                 continue
             self._held.add(block)
             made.append(block)
-            if len(self._held) > self._capacity:
+            if len(self._held) > self.capacity:
                 gone.append(next(self._held.first()))
                 self._held.discard(gone[-1])
         return made, gone
@@ -130,7 +135,7 @@ class Instance:
         self.blank = capacity
         self.running = 0
         self._order = order
-        order.serves(capacity)
+        order.serves(capacity, 0 if host is None else host.capacity)
         self._host = host
         self._references: dict[int, int] = {}  # cached block → requests that use it
         self._free = 0  # cached blocks that no request uses
@@ -191,7 +196,8 @@ class Instance:
         if evicted:
             self._order.evicted(evicted, now)
             if self._host is not None:
-                self._order.copied(*self._host.store(evicted), now)
+                worthy = self._order.worth_copying(evicted) if self._host.selective else evicted
+                self._order.copied(*self._host.store(worthy), now)
         return Admission(hit, warmed, len(new))
 
     def finish(self, request: int, chain: Sequence[int], now: float) -> None:

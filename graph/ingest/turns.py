@@ -17,7 +17,17 @@ from ..ranking.copies import COPIES
 from ..tables.blocks import Mask
 from ..tables.hash_index import KnownBlocks, KnownChains
 from ..tables.walks import Walk
-from ..types import DEFAULT_IMPORTANCE, NEVER, NO_ROW, Authority, Keys, Rows, SourceLayer, as_keys
+from ..types import (
+    DEFAULT_IMPORTANCE,
+    NEVER,
+    NO_ROW,
+    Authority,
+    Keys,
+    Rows,
+    SourceLayer,
+    Tier,
+    as_keys,
+)
 from ..wire.events import (
     CUT_AT_A_LENGTH,
     ConfidenceSampled,
@@ -246,7 +256,11 @@ class TurnRecorder:
             return
         reach = min(len(rows), max(0, event.prompt_tokens - 1) // event.block_size)
         found = event.cached_tokens // event.block_size
-        self._tables.walks.add(engine, Walk(rows, max(reach, found), found))
+        copied, blocks = 0, self._tables.blocks
+        if blocks.had_copies and found < reach:
+            beyond = blocks.has(engine, rows[found:reach], Tier.WARM | Tier.COLD)
+            copied = len(beyond) if beyond.all() else int(beyond.argmin())
+        self._tables.walks.add(engine, Walk(rows, max(reach, found), found, copied))
 
     def _note_regret(
         self, engine: int, event: RequestStarted, rows: Rows, session: int, now: float

@@ -27,6 +27,7 @@ class Walk(Struct, frozen=True, gc=False):
     rows: Rows  # int32, the block rows of its chain, the first block first
     reach: int  # how many of them a prefix match could have covered
     found: int  # how many of them the engine's pool held; -1 at the request's end
+    copied: int = 0  # of how many after these it had copies, from the first on
 
 
 class WalkLog:

@@ -8,16 +8,23 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import pytest
 from kvgraph.advisor.config.sections import PolicyConfig
 from kvgraph.advisor.policies.evidence import PolicySelector
-from kvgraph.advisor.policies.guard import Guard
+from kvgraph.advisor.policies.guard import Guard, PoolAndCopies
+from kvgraph.advisor.policies.lifecycle import LifecyclePolicy
 from kvgraph.advisor.policies.shadow import RankedShadow
 from kvgraph.advisor.replay.graph_order import GraphOrder, SimulatedSidecar
-from kvgraph.advisor.replay.simulator import EvictionOrder, Instance, LruOrder, simulate
+from kvgraph.advisor.replay.simulator import (
+    EvictionOrder,
+    HostTier,
+    Instance,
+    LruOrder,
+    simulate,
+)
 from kvgraph.advisor.replay.trace import Trace
 from kvgraph.graph.compiled import core
 from kvgraph.graph.kvcache_graph import KVCacheGraph
@@ -26,9 +33,9 @@ from kvgraph.graph.tables.blocks import DEPTH_TIE, Selection
 from kvgraph.graph.tables.protection import ProtectionBudget
 from kvgraph.graph.tables.walks import Walk
 from kvgraph.graph.types import Keys, Rows
-from kvgraph.graph.wire.events import BlocksCleared, EngineHello
-from made_traffic import Maker, agents, made, recent
-from turns import SIZE, resident, turn_events
+from kvgraph.graph.wire.events import BlocksCleared, EngineHello, TierReport
+from made_traffic import Maker, Request, agents, made, recent
+from turns import SIZE, dropped, resident, spilled, turn_events
 
 
 class Fixed:
@@ -330,8 +337,9 @@ class Fleet:
         policy = Fixed("last used first")
         self.graph = KVCacheGraph(policy=policy, referee=self.guard, clock=lambda: self.now)
 
-    def join(self, engine: str, model: str = "m") -> None:
-        self.graph.apply(engine, [EngineHello(engine, model, SIZE, 41, "v")])
+    def join(self, engine: str, model: str = "m", copies: int = 0) -> None:
+        memory = [TierReport(4096, 0, copies, *([0] * 20))] if copies else []
+        self.graph.apply(engine, [EngineHello(engine, model, SIZE, 41, "v"), *memory])
         self.graph.rank(engine, 100)
 
     def ask(self, contexts: int, rounds: int, engine: str = "e", hits: int = 0) -> list[int]:
@@ -377,6 +385,67 @@ def test_lru_takes_over_where_the_policy_finds_less_than_it_would(proven: Fleet)
     assert proven.ask(3, 40) == []
     assert not proven.guard.trusts(0)
     assert proven.guard.policy_choices()[0].changes == 2
+
+
+CONTEXTS: Final = [key for first in range(1000, 6000, 1000) for key in range(first, first + 10)]
+"""Those of ``Fleet.ask(5, …)``."""
+
+
+def test_lru_takes_over_where_host_memory_holds_more_under_it(
+    fleet: Fleet, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "kvgraph")
+    fleet.join("hosted", copies=40)
+    fleet.graph.apply("hosted", [spilled(*CONTEXTS)])
+    fleet.ask(5, 20, "hosted")
+    assert fleet.is_ranked("hosted"), "nothing is lost: there is a copy of all"
+    fleet.graph.apply("hosted", [dropped(*CONTEXTS)])
+    fleet.ask(5, 20, "hosted")
+    assert not fleet.is_ranked("hosted")
+    assert "LRU ranks from now on; it finds more in pool and host memory together" in caplog.text
+    fleet.ask(9, 60, "hosted")
+    assert fleet.is_ranked("hosted"), "of 90 blocks LRU finds none: the policy may try again"
+
+
+@pytest.mark.parametrize("copied", [0, 10])
+def test_lru_is_not_credited_with_what_is_not_copied_in_time(copied: int) -> None:
+    both, keys = PoolAndCopies(80), np.arange(100, dtype=np.uint64)
+    rows = np.arange(10, dtype=np.int32)
+    both.follow([Walk(rows, 10, 0, copied)] * 40, [0] * 40, keys, by_policy=False)
+    both.follow([Walk(rows, 10, 0)] * 10, [0] * 10, keys, by_policy=True)
+    assert both.favour_lru == (copied > 0)
+
+
+def back_once(rng: np.random.Generator) -> Iterator[Request]:
+    """Half return once, soon; the pool gains by keeping them, and by losing them then."""
+    for session in range(300):
+        at = session * 2.0
+        yield at, session, 5 if session % 2 else 10, 50
+        if session % 2:
+            yield at + 25.0 + float(rng.uniform(0.0, 2.0)), session, 6, 50
+
+
+@pytest.mark.parametrize(
+    ("maker", "has_name"), [(back_once, False), (back_once, True), (agents, True)]
+)
+def test_host_memory_finds_no_less_than_lru_would_there(
+    tmp_path: Path, maker: Maker, has_name: bool
+) -> None:
+    """Whether callers say nothing, or give all their sessions one name."""
+    trace = replace(made(tmp_path, maker(np.random.default_rng(4))), has_sessions=True)
+    told = trace
+    if has_name:
+        none = np.zeros_like(trace.session)
+        told = replace(trace, session=none, last=np.zeros_like(trace.last))
+    advised = GraphOrder.alone(told, LifecyclePolicy(), hints=has_name)
+    lru = computed(trace, LruOrder(), HostTier(64))
+    assert computed(told, advised, HostTier(64, plain=False, selective=True)) <= lru + 0.005
+
+
+def computed(trace: Trace, order: EvictionOrder, host: HostTier) -> float:
+    """The share of the prompts that a pool of as many blocks as the memory has does not find."""
+    out = simulate(trace, [Instance(host.capacity, order, host=host)])
+    return 1.0 - float(out.hits.sum() + out.warmed.sum()) / trace.prompt_blocks
 
 
 def test_a_reset_empties_the_shadows_and_keeps_the_ruling(proven: Fleet) -> None:

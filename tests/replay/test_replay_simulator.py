@@ -274,9 +274,9 @@ class Watched(EvictionOrder):
         self._capacity = 0
         self.asked = 0
 
-    def serves(self, capacity: int) -> None:
+    def serves(self, capacity: int, copies: int = 0) -> None:
         self._capacity = capacity
-        self._order.serves(capacity)
+        self._order.serves(capacity, copies)
 
     def freed(self, request: int, blocks: Sequence[int], now: float) -> None:
         self._free |= set(blocks)
