@@ -183,7 +183,7 @@ async def serve_memory(
     allowed_hosts: Sequence[str] = (),  # host names accepted beside the server's own
 ) -> None:
     """Serve until a signal; raises ConfigError."""
-    await check_address(host, port)
+    port = await check_address(host, port)
     similarity = EmbeddedSimilarity(*embeds) if embeds is not None else WordSimilarity()
     attention = SampledAttention(page) if page is not None else None
     proxy = MemoryProxy(url, settings, ChatStore(kept), similarity, attention)

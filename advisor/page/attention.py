@@ -148,12 +148,13 @@ def _engine_notices(tables: LoggedTables, engine: EngineStatus, now: float) -> I
             f"{engine.left_out:,} of its KV events were left out, the last because: "
             f"{engine.last_left_out}.",
         )  # fmt: skip
-    applied = engine.graph.applied if engine.graph is not None else None
-    if applied is not None and applied.dropped:
+    reports = tables.reports_of(engine.id)
+    if reports.applied is not None and now - reports.dropped_at <= WINDOW_S:
         yield _notice(
             "warning", engine,
-            f"{applied.dropped:,} of its events never arrived, since its start; each gap cost a "
-            "resync. The sidecar was away or too slow.",
+            f"{reports.applied.dropped:,} of its events since its start never arrived, the last of "
+            f"them {seconds(now - reports.dropped_at)} ago; each gap cost a resync. The sidecar "
+            "was away or too slow.",
         )  # fmt: skip
     yield from _no_hits(tables, engine, now)
     yield from _queue(tables, engine, now)

@@ -70,7 +70,7 @@ _BAR: Final = 24  # characters of a bar; chosen
 _STEPS: Final = 60  # steps of history shown at most; chosen
 _REASONS: Final = 6  # reasons shown at most; chosen
 _WINDOW_COLUMNS: Final = (
-    "prompt tokens", "requests", "tokens", "found", "pool", "loaded", "prefetched", "LRU", "saved"
+    "", "requests", "prompt tokens", "found", "pool", "loaded", "prefetched", "LRU", "saved"
 )  # fmt: skip
 _STYLES: Final = {"serious": "bold red", "warning": "yellow", "info": "dim"}
 
@@ -104,7 +104,8 @@ def windows_table(windows: Sequence[Mapping[str, Any]]) -> RenderableType:
     cells = [_window(each) for each in windows if each["asked"]]
     if not cells:
         return Text(windows[-1]["verdict"])
-    table = Table(box=None, pad_edge=False)
+    said = "Shares are of prompt tokens."
+    table = Table(box=None, pad_edge=False, caption=said, caption_justify="left")
     for name in _WINDOW_COLUMNS:
         table.add_column(name, justify="left" if name == _WINDOW_COLUMNS[0] else "right")
     for each in cells:

@@ -24,6 +24,7 @@ from kvgraph.graph.types import SourceLayer, Tier
 from kvgraph.graph.wire.advice import AdmissionAdvice
 from kvgraph.graph.wire.events import (
     AdmissionReport,
+    AdviceApplied,
     BlocksAttended,
     BlocksResident,
     BlocksSpilled,
@@ -257,6 +258,27 @@ def test_no_number_of_blocks_has_a_sign() -> None:
         "1 block behind LRU", "12 blocks behind LRU",
     ]  # fmt: skip
     assert [ranker(name) for name in ("lru", "classic")] == ["LRU", "classic"]
+
+
+def test_events_that_never_arrived_are_named_for_ten_minutes(world: World) -> None:
+    def said() -> list[str]:
+        engine = engine_status(world.graph, name="gpu-0")
+        return [each for each in said_of(world.graph, engine) if "never arrived" in each]
+
+    def counted(dropped: int) -> None:
+        world.graph.apply("e", [AdviceApplied(1, 0, 0, 0, 0, dropped)])
+
+    counted(0)
+    assert said() == []
+    counted(7)
+    world.now += 500
+    counted(7)
+    (text,) = said()
+    assert text.startswith("gpu-0: 7 of its events since its start never arrived, the last of them")
+    world.now += 101
+    assert said() == [], "the resync was long ago"
+    counted(8)
+    assert len(said()) == 1
 
 
 def test_an_engine_that_went_is_named_for_ten_minutes(graph: KVCacheGraph) -> None:

@@ -417,8 +417,8 @@ MENDS: Final = (
     Mend("as many layers as an engine tells", "advisor/replay/reader.py", "msgspec.Meta(max_length=MAX_SEGMENTS)", "msgspec.Meta(max_length=1024)", f"{_LAB} -k told_whole"),
     Mend("a pipe is no trace", "advisor/replay/reader.py", "    if path.is_fifo():\n", "    if False:\n", f"{_CLI} -k pipe"),
     Mend("a pipe is no list of engines", "advisor/fleet/command.py", "            check_regular(file)\n", "", f"{_ROUTE}/test_route_service.py -k pipe"),
-    Mend("nobody listens at no address", "advisor/fleet/command.py", "        await check_address(host, port)\n", "", f"{_CLI} -k 'wrong_input or taken'"),
-    Mend("a chat proxy's address is checked", "advisor/memory/command.py", "    await check_address(host, port)\n", "", f"{_CLI} -k wrong_input"),
+    Mend("nobody listens at no address", "advisor/fleet/command.py", "        at = await check_address(host, port)\n", "        at = port\n", f"{_CLI} -k 'wrong_input or taken'"),
+    Mend("a chat proxy's address is checked", "advisor/memory/command.py", "    port = await check_address(host, port)\n", "", f"{_CLI} -k wrong_input"),
     Mend("nobody comes back, nothing is learned", "advisor/replay/prior.py", "    if not whole.returned.any():\n", "    if False:\n", f"{_LAB} -k never_come_back"),
     Mend("a prior's file has the name that was given", "advisor/replay/prior.py", "np.savez_compressed(file, allow_pickle", "np.savez_compressed(out, allow_pickle", f"{_LAB} -k starts_from"),
     Mend("a host that has no address", "advisor/service.py", "        if (error.errno or 0) < 0:  #", "        if False:  #", f"{_CLI} -k wrong_input"),
@@ -452,6 +452,13 @@ MENDS: Final = (
     Mend("what cannot be packed is walked", "hooks/requests/messages.py", "        except Exception:  # other than plain data is walked\n            return True", "        except Exception:\n            return False", f"{_LAYERS} -k wherever_it_is_typed"),
     Mend("nested sections", "hooks/requests/borders.py", "AttributeError, TypeError, RecursionError):", "AttributeError, TypeError):", f"{_LAYERS} -k own_sections"),
     Mend("a store's bit goes with its row", "graph/tables/blocks.py", "        self.tiers[:, rows] = 0  #", "        #", "tests/graph/test_graph_lineage.py -k only_a_store"),
+    # What an operator reads
+    Mend("under LRU every evicted block was worth a copy", "graph/ingest/blocks.py", "judged = not self._under_lru(engine)", "judged = True", "tests/graph/ranking/test_graph_spill.py -k under_lru"),
+    Mend("under LRU every block is worth a copy in words", "graph/explain.py", "if against and not any(is_under_lru(each, order.policy, order.referee) for each in columns):", "if against:", "tests/graph/ranking/test_graph_spill.py -k under_lru"),
+    Mend("events that never arrived are old news", "advisor/page/attention.py", "reports.applied is not None and now - reports.dropped_at <= WINDOW_S:", "reports.applied is not None and reports.applied.dropped:", "tests/dashboards/test_page_attention.py -k never_arrived"),
+    Mend("a free port is known before it is logged", "advisor/process/process.py", "    return free\n", "    return port\n", "tests/fleet/route/test_route_service.py -k free_port"),
+    Mend("an unknown block is named as it was asked for", "graph/explain.py", "f\"no block {block_name(key)} ({key}) is known", "f\"no block {key} is known", "tests/graph/logs/test_graph_reasons.py"),
+    Mend("shares of top are of tokens", "advisor/tools/top.py", "pad_edge=False, caption=said,", "pad_edge=False, caption=None,", "tests/advisor/tools/test_top.py -k every_width"),
 )
 # fmt: on
 
