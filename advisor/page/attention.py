@@ -96,7 +96,7 @@ def _thrashing(tables: LoggedTables, status: SidecarStatus, now: float) -> Itera
         yield Notice(
             level="warning",
             text=f"Of {evicted:,} blocks that left in the last ten minutes, {wanted / evicted:.0%} "
-            f"were wanted again{'' if most is None else f', most on {most.name}'}: the sessions "
+            f"were computed again{'' if most is None else f', most on {most.name}'}: the sessions "
             "that come need more than the pools hold. What if shows what more memory would find; "
             f"{_more_copies(status, most)} keeps copies of what leaves, and `kvgraph route` "
             "spreads sessions over more engines.",

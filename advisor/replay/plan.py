@@ -271,8 +271,15 @@ HostCost = Annotated[
 def plan(
     trace: Annotated[Path, typer.Argument(help="A trace file, gzipped or not.")],
     blocks: Annotated[int, typer.Option(min=1, help="Blocks of one engine's pool.")],
-    engines: Annotated[str, typer.Option(help="Numbers of engines to try.")] = "1,2,4,8",
-    host: Annotated[str, typer.Option(help="Host memory to try, in pools.")] = "0,2",
+    engines: Annotated[
+        str, typer.Option(help="Numbers of engines to try, separated by commas.")
+    ] = "1,2,4,8",
+    host: Annotated[
+        str,
+        typer.Option(
+            help="Host memory of an engine to try, in sizes of its pool, separated by commas."
+        ),
+    ] = "0,2",
     ttft: Ttft = 2.0,
     prefill: PrefillRate = AGENTS_SERVICE.prefill_tokens_per_s,
     policy: Annotated[str, typer.Option(help="lru, or default: kvgraph's own (slow).")] = "lru",

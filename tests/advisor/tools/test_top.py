@@ -132,7 +132,7 @@ def test_a_pipe_gets_one_look(busy_sidecar: PageSidecar) -> None:
         assert "engine-one" in done.stdout
         assert "\x1b" not in done.stdout
     (look,) = json.loads(done.stdout)
-    assert look["now"]["pools"][0]["blocks"] == 160
+    assert look["now"]["pools"][0]["blocks"] == 159
     assert look["misses"]["totals"]
 
 

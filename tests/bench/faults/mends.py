@@ -459,6 +459,10 @@ MENDS: Final = (
     Mend("a free port is known before it is logged", "advisor/process/process.py", "    return free\n", "    return port\n", "tests/fleet/route/test_route_service.py -k free_port"),
     Mend("an unknown block is named as it was asked for", "graph/explain.py", "f\"no block {block_name(key)} ({key}) is known", "f\"no block {key} is known", "tests/graph/logs/test_graph_reasons.py"),
     Mend("shares of top are of tokens", "advisor/tools/top.py", "pad_edge=False, caption=said,", "pad_edge=False, caption=None,", "tests/advisor/tools/test_top.py -k every_width"),
+    Mend("who hangs up with the whole answer did not leave", "advisor/fleet/relay.py", "if whole.is_set():", "if False:", "tests/fleet/route/test_route_proxy.py -k hangs_up_once"),
+    Mend("a stream's last event is its end", "advisor/fleet/upstream.py", " or chunk.rstrip().endswith(_LAST)", "", "tests/fleet/route/test_route_proxy.py -k hangs_up_once"),
+    Mend("an answer that was read is whole", "advisor/fleet/upstream.py", "self.response.content.at_eof() or ", "", "tests/memory/test_memory_protocol.py -k hangs_up_once"),
+    Mend("a pool is as large as what it can hold", "advisor/page/now.py", "tables.usable_blocks(column) or None", "tables.pool_blocks.get(column)", "tests/advisor/test_page_answers.py -k adds_up"),
 )
 # fmt: on
 
