@@ -71,12 +71,12 @@ def replay(
             table = hit_table(
                 trace, arms, capacities, settings, processes=processes, progress=update
             )
-        if picture is not None:
-            draw(table, picture)
         if as_json:
             typer.echo(json.dumps(table.as_dict()))
         else:
             _print(table)
+        if picture is not None:  # after the figures: a full disk costs the picture alone
+            draw(table, picture)
 
 
 def check_writable(option: str, path: Path | None) -> None:
@@ -180,17 +180,20 @@ def record(
     config: Annotated[Path | None, typer.Option(help="As for `kvgraph serve`.")] = None,
 ) -> None:
     """Run a sidecar that also writes what its engines do, as a trace without texts or names."""
+    from .. import service
     from ..config.config import load
-    from ..service import serve
     from .recorder import Recorder
 
     overrides = {} if endpoint is None else {"sidecar.endpoint": endpoint}
     load(config, overrides)  # a wrong one leaves no empty file, which the next call would refuse
     recorder = Recorder(out)
     try:
-        serve(config, overrides, None, recorder)
+        service.serve(config, overrides, None, recorder)
     finally:
         recorder.close()
-        typer.echo(f"{recorder.written} requests written to {out}", err=True)
+        most = "at most " if recorder.failed else ""  # what was buffered is lost
+        typer.echo(f"{most}{recorder.written} requests written to {out}", err=True)
         if recorder.left_out:
             typer.echo(f"{recorder.left_out} left out: {_TIPS_ONLY}", err=True)
+    if recorder.failed:
+        raise ReplayError(f"{out} is cut short: a write failed, as the log says")

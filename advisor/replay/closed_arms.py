@@ -294,12 +294,12 @@ def closed(
         plan = ClosedPlan(part_of(read_sessions(sessions), part), loop, host, seed)
     with progress_bar("loops", as_json) as update:
         rows = closed_rows(plan, cells, processes, update)
-    if picture is not None:
-        draw_cliff(rows, picture)
     if as_json:
         typer.echo(json.dumps({"rows": [row.as_dict() for row in rows]}))
     else:
         Console().print(closed_table(rows))
+    if picture is not None:  # after the figures: a full disk costs the picture alone
+        draw_cliff(rows, picture)
 
 
 def _cells(arm: str, capacity: str, users: str) -> list[ClosedCell]:

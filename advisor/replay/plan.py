@@ -308,12 +308,11 @@ def plan(
             progress=lambda done, total: status.update(f"{done} of {total} plans"),
         )
     best = cheapest(found, ttft)
-    draw_plans(found, best, ttft, picture)
     if as_json:
         rows = [row.as_dict() for row in found]
         said = {"plans": rows, "best": best and best.as_dict(), "too_large": too_large}
         typer.echo(json.dumps(said))
-        return
+        return draw_plans(found, best, ttft, picture)
     Console().print(_table(found, best, trace.name))
     if too_large:
         typer.echo(
@@ -322,6 +321,7 @@ def plan(
             f"times as large and as dear"
         )
     typer.echo(_sentence(best, ttft))
+    draw_plans(found, best, ttft, picture)  # after the figures: a full disk costs it alone
     typer.echo(f"picture: {picture}")
 
 

@@ -463,6 +463,10 @@ MENDS: Final = (
     Mend("a stream's last event is its end", "advisor/fleet/upstream.py", " or chunk.rstrip().endswith(_LAST)", "", "tests/fleet/route/test_route_proxy.py -k hangs_up_once"),
     Mend("an answer that was read is whole", "advisor/fleet/upstream.py", "self.response.content.at_eof() or ", "", "tests/memory/test_memory_protocol.py -k hangs_up_once"),
     Mend("a pool is as large as what it can hold", "advisor/page/now.py", "tables.usable_blocks(column) or None", "tables.pool_blocks.get(column)", "tests/advisor/test_page_answers.py -k adds_up"),
+    Mend("a replay's figures outlive a full disk", "advisor/replay/cli.py", "        if as_json:\n            typer.echo(json.dumps(table.as_dict()))\n", "        if picture is not None:\n            draw(table, picture)\n        if as_json:\n            typer.echo(json.dumps(table.as_dict()))\n", "tests/replay/test_replay_lab.py -k full_disk"),
+    Mend("a plan's figures outlive a full disk", "advisor/replay/plan.py", "    best = cheapest(found, ttft)\n", "    best = cheapest(found, ttft)\n    draw_plans(found, best, ttft, picture)\n", "tests/replay/test_replay_lab.py -k full_disk"),
+    Mend("a recording that was cut short is called so", "advisor/replay/cli.py", "    if recorder.failed:\n", "    if False:\n", "tests/replay/test_replay_traces.py -k cut_short"),
+    Mend("a part of an export is not in the way", "advisor/tools/export.py", "            path.unlink(missing_ok=True)  #", "            pass  #", "tests/advisor/tools/test_export.py -k full_disk"),
 )
 # fmt: on
 
