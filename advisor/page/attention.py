@@ -8,7 +8,7 @@ from typing import Final
 from ...dashboards.answer import Notice
 from ...dashboards.source import EngineStatus, SidecarStatus
 from ...graph.logs.history import WINDOW_S, LoggedTables
-from ...graph.logs.reasons import REASON_NAMES, REASON_TEXTS
+from ...graph.logs.reasons import REASON_NAMES, REASON_TEXTS, Reason
 from ...graph.wire.events import REMEDY, BlockHashing, disagreements
 from ..sockets.kv_order import SourceState
 from ..words.times import seconds
@@ -112,13 +112,17 @@ def _no_hits(tables: LoggedTables, engine: EngineStatus, now: float) -> Iterator
     if told.found > _NO_HITS_SHARE * told.asked or told.repeated < _REPEATED_SHARE * told.requests:
         return
     why, share = REASON_TEXTS[REASON_NAMES[told.reason]], told.found / told.asked
+    began, advice = "began as another prompt had begun before", (
+        f"Of most of them, the first block: {why}. Is prefix caching on, the pool large enough, "
+        "and the same hash seed and salt used everywhere? `kvgraph doctor` looks."
+    )  # fmt: skip
+    if told.reason is Reason.DIVERGED:  # from its session's last one, before the first block's end
+        began = "went on with a session, but began otherwise than its prompts before"
+        advice = "Does something at their beginning change each time, such as a date or an id?"
     yield _notice(
         "serious", engine,
         f"It finds nothing: of {told.requests:,} requests in the last ten minutes "
-        f"{told.repeated:,} began as another prompt had begun before, and {share:.0%} of their "
-        f"blocks were in the cache. Of most of them, the first block: {why}. Is prefix caching on, "
-        "the pool large enough, and the same hash seed and salt used everywhere? "
-        "`kvgraph doctor` looks.",
+        f"{told.repeated:,} {began}, and {share:.0%} of their blocks were in the cache. {advice}",
         "misses",
     )  # fmt: skip
 

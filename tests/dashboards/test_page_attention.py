@@ -84,6 +84,15 @@ def test_prompts_that_begin_alike_and_find_nothing_are_told(graph: KVCacheGraph)
     assert text.startswith("gpu-0: It finds nothing: of 60 requests in the last ten minutes 59 ")
 
 
+def test_sessions_that_begin_otherwise_each_time_are_told_so(graph: KVCacheGraph) -> None:
+    for number in range(60):
+        keys = range(10**6 + 8 * number, 10**6 + 8 * number + 8)
+        graph.apply("e", turn_events("s", *keys, more=1, request=f"r{number}"))
+    (text,) = [each for each in said(graph) if "finds nothing" in each]
+    assert "59 went on with a session, but began otherwise than its prompts before" in text
+    assert "a date or an id" in text
+
+
 @pytest.mark.parametrize(
     ("count", "shared", "found"),
     [(40, 4, 0), (60, 0, 0), (60, 4, 4), (60, 4, 1)],
