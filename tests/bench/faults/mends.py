@@ -468,6 +468,7 @@ MENDS: Final = (
     Mend("a recording that was cut short is called so", "advisor/replay/cli.py", "    if recorder.failed:\n", "    if False:\n", "tests/replay/test_replay_traces.py -k cut_short"),
     Mend("a part of an export is not in the way", "advisor/tools/export.py", "            path.unlink(missing_ok=True)  #", "            pass  #", "tests/advisor/tools/test_export.py -k full_disk"),
     Mend("prompts that begin otherwise do not begin alike", "advisor/page/attention.py", "    if told.reason is Reason.DIVERGED:", "    if False:", "tests/dashboards/test_page_attention.py -k begin_otherwise"),
+    Mend("the example asks for what it needs", "examples/langgraph_agent.py", "if len(sys.argv) != 3:", "if False:", "tests/test_examples.py -k asks_for"),
 )
 # fmt: on
 
