@@ -262,8 +262,8 @@ class OpenCases:
             self._open.pop(engine, None)
 
     def step_reported(self, engine: int, now: float) -> None:
-        """Close an engine's cases, since the evictions of their step were reported. A case whose block
-        is among these gets a new reason.
+        """Close an engine's cases, since the evictions of their step were reported. A case whose
+        block is among these gets a new reason.
         """
         for number, case in self._open.pop(engine, {}).items():
             if (miss := self._left(engine, case, now)) is not None:
