@@ -191,7 +191,6 @@ class Valve:
 
 logger = logging.getLogger(__name__)
 
-_UNUSED_BLOCKS: Final = 1  # blocks of every pool: vLLM keeps one for itself
 # Seconds for which an unchanged graph is not evaluated again while there is room for all: time
 # alone makes returns less likely, and no request waits for that. Chosen.
 _LASTS_S: Final = 5.0
@@ -219,7 +218,7 @@ class Admission:
         """Advise one engine, by its residency column; called under the graph's lock. ``version``
         rises with each change of the graph; None: changes are not counted.
         """
-        valve = self._valve(engine, tables.pool_blocks.get(engine, 0) - _UNUSED_BLOCKS)
+        valve = self._valve(engine, tables.usable_blocks(engine))
         was_open = valve.limit is None
         prompts, wanted = tables.regret.of(engine), self._known_demand(engine, now, version)
         if wanted is None or not was_open:

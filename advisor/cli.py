@@ -116,16 +116,34 @@ def build_app(command: str | None) -> typer.Typer:
 
 def serve(
     endpoint: Annotated[
-        str | None, typer.Option(help="ipc:///path or tcp://127.0.0.1:PORT.")
+        str | None,
+        typer.Option(
+            help="Where engines connect: ipc:///path or tcp://127.0.0.1:PORT; without it, a socket "
+            "in the runtime directory."
+        ),
     ] = None,
-    http_port: Annotated[int | None, typer.Option(help="0 picks a free port.")] = None,
+    http_port: Annotated[
+        int | None,
+        typer.Option(help="Port of the page, 0 to 65535; without it, as with 0, a free one."),
+    ] = None,
     config: Annotated[
-        Path | None, typer.Option(help="A TOML file, reread when it changes.")
+        Path | None,
+        typer.Option(
+            help="A TOML file, reread when it changes; without it, that of KVGRAPH_CONFIG."
+        ),
     ] = None,
-    snapshot: Annotated[Path | None, typer.Option(help="Where to keep the graph on disk.")] = None,
-    parent: Annotated[int | None, typer.Option(help="Exit when this process is gone.")] = None,
+    snapshot: Annotated[
+        Path | None,
+        typer.Option(help="A file that keeps the graph across restarts; without it, nothing does."),
+    ] = None,
+    parent: Annotated[
+        int | None, typer.Option(help="Id of a process: exit when it is gone.")
+    ] = None,
     setting: Annotated[
-        list[str] | None, typer.Option("--set", help="section.key=value, repeatable.")
+        list[str] | None,
+        typer.Option(
+            "--set", help="A key of the configuration: section.key=value; may be repeated."
+        ),
     ] = None,
 ) -> None:
     """Run a sidecar."""

@@ -43,7 +43,7 @@ def log_metrics(totals: LogTotals) -> Iterator[Metric]:
         lost.add_metric([whose], count)
     yield from (tokens, misses, blocks, lost)
     left = "kvgraph_evictions", "Blocks that left a pool, by what decided it"
-    regretted = "kvgraph_regrets", "Of these: wanted again within ten minutes"
+    regretted = "kvgraph_regrets", "Of these: computed again within ten minutes"
     yield from _pair(left, regretted, "rule", totals.rules)
     asked = "kvgraph_shadow_asked_blocks", "Blocks that shadows were asked for"
     found = "kvgraph_shadow_found_blocks", "Of these: found"

@@ -21,6 +21,8 @@ from langgraph.prebuilt import ToolNode, tools_condition
 SIZE = 16  # tokens per block
 asks = ToolCall(name="search", args={"what": "eviction"}, id="1")
 model = GenericFakeChatModel(messages=iter([AIMessage("", tool_calls=[asks]), AIMessage("Found.")]))
+if len(sys.argv) != 3:
+    sys.exit(__doc__)
 endpoint, url = sys.argv[1:]
 signals = LangGraphCallbacks(url)
 

@@ -215,8 +215,9 @@ class HoldingRule:
 
     A request does not wait if it brings no new context. No request waits while the sidecar is
     silent or reports room for all, while nothing else runs, or longer than the bound. While few
-    requests queue, a request is held only behind other held ones, and held requests need no
-    patience: as many start at a time as one step computes. All times are seconds of one clock.
+    requests queue, a request is held only behind other held ones, and these start as fast as the
+    engine computes: at a time, as many as one step has room for. All times are seconds of one
+    clock.
     """
 
     def __init__(self, bounds: HoldingBounds) -> None:

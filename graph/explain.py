@@ -11,7 +11,7 @@ import numpy as np
 
 from .errors import GraphError
 from .ranking.copies import not_worth
-from .ranking.order import RankingSources, places, who_ranks
+from .ranking.order import RankingSources, is_under_lru, places, who_ranks
 from .ranking.policy import View, terms_of
 from .ranking.rules import beyond_share, is_superseded, standings
 from .tables.blocks import DEFAULT_LAYER, Selection, known_depth, salt_of
@@ -219,7 +219,7 @@ def explain(view: View, order: RankingSources, row: int) -> dict[str, Any]:
         "score": round(sum(terms.values()), 4),
         "standing": standings(view, only)[0],
         "over_share_on": _over_share_on(view, row),
-        "copies": _copies(tables, row, now),
+        "copies": _copies(view, order, row),
         "parent": None if blocks.parent[row] == NO_ROW else _block(tables, int(blocks.parent[row])),
         "ranks": ranks,
         "edges": neighbors(tables, row),
@@ -319,19 +319,22 @@ def _tiers(tables: Tables, row: int) -> dict[str, list[str]]:
     return held
 
 
-def _copies(tables: Tables, row: int, now: float) -> str:
+def _copies(view: View, order: RankingSources, row: int) -> str:
     """Where copies of a block are, or why there are none."""
+    tables = view.tables
     held = _tiers(tables, row)
     copied = {engine: [tier for tier in tiers if tier != "hot"] for engine, tiers in held.items()}
     places = [f"{' and '.join(tiers)} on {engine}" for engine, tiers in copied.items() if tiers]
     if places:
         return ", ".join(places)
-    found = not_worth(tables, np.array([row], dtype=np.int32), now)
-    against = [reason.replace("_", " ") for reason, applies in found.items() if applies[0]]
-    if against:
-        return f"none: not worth one ({', '.join(against)})"
-    if not any(reports.tiers for reports in tables.reports.values()):
+    copying = [column for column, reports in tables.reports.items() if reports.tiers]
+    if not copying:
         return "none: no engine here keeps copies"
+    found = not_worth(tables, np.array([row], dtype=np.int32), view.now)
+    against = [reason.replace("_", " ") for reason, applies in found.items() if applies[0]]
+    columns = [tables.engines[engine] for engine in held] or copying  # where it is, or was
+    if against and not any(is_under_lru(each, order.policy, order.referee) for each in columns):
+        return f"none: not worth one ({', '.join(against)})"
     return "none yet" if held else "none: worth one, and lost before it was made"
 
 
@@ -355,7 +358,9 @@ def row_of(tables: Tables, key: BlockKey) -> int:
     every = np.s_[: blocks.size]
     named = blocks.pick((blocks.wire_keys(every) == np.uint64(key)) & blocks.alive[every])
     if not len(named):
-        raise GraphError(f"no block {key} is known: never stored, or long forgotten")
+        raise GraphError(
+            f"no block {block_name(key)} ({key}) is known: never stored, or long forgotten"
+        )
     held = blocks.tiers[:, named.rows].any(axis=0)
     return int(named.rows[np.lexsort((named.last_used(), held))[-1]])
 

@@ -20,7 +20,7 @@ from .intents import IntentBook
 from .logs.history import LoggedTables
 from .ranking.copies import prefetch_candidates
 from .ranking.formulas import ClassicPolicy
-from .ranking.order import RankingSources, rank_by_ruler
+from .ranking.order import RankingSources, is_under_lru, rank_by_ruler
 from .ranking.policy import Policy, PolicyChoice, Referee, Rules, ScoreProfile, View
 from .ranking.rules import may_keep
 from .stats import GraphStats, graph_stats
@@ -113,7 +113,7 @@ class KVCacheGraph:
         self.lock, self.changes, self.clock = threading.RLock(), ChangeCounts(), clock
         self.tables = LoggedTables(limits or GraphLimits())
         self.tables.protected_share = self.rules.protected_share
-        self._ingest = Ingest(self.tables)
+        self._ingest = Ingest(self.tables, self._is_under_lru)
         self.intents = IntentBook(self.tables, self._ingest.signalled, clock)
 
     def configure(self, rules: Rules, limits: GraphLimits | None = None) -> None:
@@ -263,7 +263,7 @@ class KVCacheGraph:
 
     def adopt(self, tables: LoggedTables, embeddings: dict[str, npt.NDArray[Any]]) -> None:
         """Replace the present, empty tables with restored ones."""
-        ingest = Ingest(tables)
+        ingest = Ingest(tables, self._is_under_lru)
         ingest.semantic.load_vectors(embeddings)
         self.tables, self._ingest = tables, ingest
         self.changes.all_changed()
@@ -271,6 +271,9 @@ class KVCacheGraph:
     def check_integrity(self) -> None:
         """Verify every invariant; raises ``AssertionError`` naming the first broken one."""
         check_integrity(self.tables)
+
+    def _is_under_lru(self, column: int) -> bool:
+        return is_under_lru(column, self.policy, self.referee)
 
     def _view(self, column: int = NO_ROW) -> View:
         """A view as of now, of one engine or of none."""

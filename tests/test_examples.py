@@ -46,6 +46,14 @@ def test_an_example_is_short_and_uses_what_is_public(file: Path) -> None:
     assert f"python examples/{file.name}" in (ast.get_docstring(ast.parse(file.read_text())) or "")
 
 
+def test_an_example_asks_for_what_it_needs() -> None:
+    name = EXAMPLES / "langgraph_agent.py"
+    done = subprocess.run([sys.executable, name], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1
+    assert "langgraph_agent.py ENDPOINT URL" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_a_graph_is_ranked_without_an_engine() -> None:
     _, *lines = run("rank_a_graph.py")
     assert [" ".join(line.split()[:2]) for line in lines] == [

@@ -98,12 +98,12 @@ def route(
 
     async def serve() -> None:
         """Serve until a signal, and then finish what runs."""
-        await check_address(host, port)
+        at = await check_address(host, port)
         proxy = FleetProxy(given, residency, first_byte_s=first_byte)
         rereading = asyncio.create_task(_reread(proxy, engines_file)) if engines_file else None
-        _log.info("engines behind http://%s:%d: %d", host, port, len(given))
+        _log.info("engines behind http://%s:%d: %d", host, at, len(given))
         try:
-            await serve_at(route_app(proxy), host, port, hosts)
+            await serve_at(route_app(proxy), host, at, hosts)
         finally:
             if rereading is not None:
                 rereading.cancel()

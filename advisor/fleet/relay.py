@@ -29,6 +29,8 @@ NOT_SERVED: Final = "not served here; requests go to /v1/…"
 _NO_SOCKETS: Final = "WebSockets are not passed on: connect to an engine itself"
 _READ_APART: Final = 256 << 10  # size in bytes from which a body is parsed on a thread; chosen
 
+_NOTED_S: Final = 10.0  # for noting an answer whose client hung up, having it; chosen
+
 
 class FullError(BadRequestError):
     """The bodies already held leave no room for another one."""
@@ -119,8 +121,8 @@ class Relay(Generic[Known]):
             return await refusal(501, _NO_SOCKETS)(scope, receive, send)
         share, counts = BodyShare(self.room), self._proxy.counts
         try:
-            asked = await self._asked(Request(scope, receive), share)
-            if not await _unless_left(receive, self._answer(asked, send, share)):
+            asked, whole = await self._asked(Request(scope, receive), share), asyncio.Event()
+            if not await _unless_left(receive, self._answer(asked, send, share, whole), whole):
                 counts.left += 1
             return None
         except ClientDisconnect:
@@ -158,13 +160,15 @@ class Relay(Generic[Known]):
                 return await asyncio.to_thread(self._proxy.callers.read, *asked)
         return self._proxy.callers.read(*asked)
 
-    async def _answer(self, asked: Call, send: Send, share: BodyShare) -> None:
-        """Get a request answered; raises what ``begin`` does."""
+    async def _answer(
+        self, asked: Call, send: Send, share: BodyShare, whole: asyncio.Event
+    ) -> None:
+        """Get a request answered; sets ``whole`` once all was sent. Raises what ``begin`` does."""
         reply, known = await self._proxy.begin(asked)
         asked.body.release()
         share.release()
         try:
-            async with contextlib.aclosing(self._rest(asked, reply, known)) as chunks:
+            async with contextlib.aclosing(self._rest(asked, reply, known, whole)) as chunks:
                 response = StreamingResponse(chunks, reply.status)
                 response.raw_headers = reply.headers
                 # Not called: who leaves is noticed by us, also before the answer begins.
@@ -174,10 +178,14 @@ class Relay(Generic[Known]):
         finally:
             reply.close()
 
-    async def _rest(self, asked: Call, reply: Reply, known: Known) -> AsyncGenerator[bytes, None]:
+    async def _rest(
+        self, asked: Call, reply: Reply, known: Known, whole: asyncio.Event
+    ) -> AsyncGenerator[bytes, None]:
         async with contextlib.aclosing(self._proxy.rest(reply, known)) as chunks:
             async for chunk in chunks:
                 yield chunk
+                if reply.ends_with(chunk):
+                    whole.set()
         if not reply.failed:
             self._proxy.finished(asked)
 
@@ -191,11 +199,17 @@ async def read_body(request: Request, share: BodyShare) -> bytes:
     return b"".join(parts)
 
 
-async def _unless_left(receive: Receive, answer: Coroutine[Any, Any, None]) -> bool:
-    """Await an answer until its client disconnects; returns whether the answer ended first."""
+async def _unless_left(
+    receive: Receive, answer: Coroutine[Any, Any, None], whole: asyncio.Event
+) -> bool:
+    """Await an answer until its client disconnects before it has the whole; returns whether the
+    answer ended first.
+    """
     answering, leaving = asyncio.ensure_future(answer), asyncio.ensure_future(_left(receive))
     try:
         done, _ = await asyncio.wait({answering, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if whole.is_set():  # clients hang up once they have it, while its end is noted here
+            done, _ = await asyncio.wait({answering}, timeout=_NOTED_S)
     finally:
         leaving.cancel()
         answering.cancel()

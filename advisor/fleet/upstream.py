@@ -86,6 +86,8 @@ _LEAST_ERROR, _LEAST_OF_SERVER = 400, 500  # statuses
 _STATUSES: Final = range(200, 600)  # statuses that an answer may end with; servers send no others
 _ERRORS: Final = (b'data: {"error"', b"event: error")
 """First bytes of a streamed answer for which the engine computed nothing."""
+_LAST: Final = (b"data: [DONE]", b'data: {"type":"message_stop"}')
+"""Ends of streamed answers of OpenAI's and Anthropic's APIs; the connection is closed after it."""
 _PREAMBLES: Final = (b"event: response.created", b"event: response.in_progress")
 """Events of a streamed response that an engine sends before computing."""
 _LONGEST_PREAMBLE: Final = 1 << 20  # bytes; such events repeat the request; chosen
@@ -158,6 +160,10 @@ class Reply(NamedTuple):
             raise BrokenAnswerError(type(error).__name__) from None
         finally:
             self.close()
+
+    def ends_with(self, chunk: bytes) -> bool:
+        """Return whether nothing comes after this chunk that a client would wait for."""
+        return self.response.content.at_eof() or chunk.rstrip().endswith(_LAST)
 
     def close(self) -> None:
         """Discard what has not been read; the engine notices the closed connection."""

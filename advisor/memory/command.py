@@ -39,7 +39,7 @@ from .chat import ChatSession
 from .engine import warn_if_unreachable
 from .proxy import MemoryProxy, caller_of, salt_of
 from .requests import CACHE_SALT
-from .settings import ATTENTION_WEIGHT, ChatStoreSettings, MemorySettings, Mode
+from .settings import ATTENTION_WEIGHT, LEAST_BUDGET, ChatStoreSettings, MemorySettings, Mode
 from .store import ChatStore, UnreadError
 
 _MIB: Final = 1 << 20
@@ -48,17 +48,29 @@ _SECRET: Final = "KVGRAPH_MEMORY_SECRET"
 _CHATTY: Final = "bm25s"  # logs a line for each comparison, and sets its own level on import
 
 Engine = Annotated[str, typer.Argument(help="The engine's address: http://127.0.0.1:8000")]
-Budget = Annotated[int, typer.Option(help="Tokens of a chat's prompt and answer.")]
-High = Annotated[float, typer.Option(help="Share of the budget above which blocks leave.")]
-Low = Annotated[float, typer.Option(help="Share of the budget until which they leave.")]
-How = Annotated[Mode, typer.Option(help="What becomes of them.")]
+Budget = Annotated[
+    int, typer.Option(help=f"Tokens of a chat's prompt and answer: {LEAST_BUDGET} or more.")
+]
+High = Annotated[
+    float, typer.Option(help="Share of the budget, up to 1, above which blocks leave.")
+]
+Low = Annotated[float, typer.Option(help="Share until which they leave, above 0 and up to --high.")]
+How = Annotated[
+    Mode,
+    typer.Option(
+        help="What becomes of blocks that left: kv_restore brings them back when the user speaks "
+        "of them, breadcrumb names them in the prompt, discard does neither."
+    ),
+]
 Top = Annotated[int, typer.Option(min=0, help="Blocks that come back at most.")]
-Least = Annotated[float, typer.Option(min=0, max=1, help="A message is about no block below it.")]
+Least = Annotated[
+    float, typer.Option(min=0, max=1, help="Similarity from which a message is about a block.")
+]
 Gate = Annotated[bool, typer.Option(help="Count blocks that are in the prompt among --top.")]
 Embeddings = Annotated[
     str | None, typer.Option(help="An OpenAI-compatible API with /embeddings; else words count.")
 ]
-Embedder = Annotated[str, typer.Option(help="As that API calls it.")]
+Embedder = Annotated[str, typer.Option(help="The model for --embeddings, as that API calls it.")]
 Sidecar = Annotated[
     str | None,
     typer.Option(
@@ -67,9 +79,12 @@ Sidecar = Annotated[
     ),
 ]
 Strip = Annotated[bool, typer.Option(help="Leave thoughts out of later prompts.")]
-Store = Annotated[Path | None, typer.Option(help="Keep chats, in clear text, in this directory.")]
-Ram = Annotated[int, typer.Option(min=1, help="For the text of all chats.")]
-Disk = Annotated[int, typer.Option(min=1, help="For --store.")]
+Store = Annotated[
+    Path | None,
+    typer.Option(help="Keep chats, in clear text, in this directory; without it, in memory."),
+]
+Ram = Annotated[int, typer.Option(min=1, help="MiB of memory for the text of all chats.")]
+Disk = Annotated[int, typer.Option(min=1, help="MiB of disk for --store.")]
 Host = Annotated[str, typer.Option(help="Where to listen.")]
 Port = Annotated[int, typer.Option(min=0, max=65535, help="The port; 0 picks a free one.")]
 Shared = Annotated[
@@ -183,7 +198,7 @@ async def serve_memory(
     allowed_hosts: Sequence[str] = (),  # host names accepted beside the server's own
 ) -> None:
     """Serve until a signal; raises ConfigError."""
-    await check_address(host, port)
+    port = await check_address(host, port)
     similarity = EmbeddedSimilarity(*embeds) if embeds is not None else WordSimilarity()
     attention = SampledAttention(page) if page is not None else None
     proxy = MemoryProxy(url, settings, ChatStore(kept), similarity, attention)

@@ -8,7 +8,7 @@ from typing import Final
 from ...dashboards.answer import Notice
 from ...dashboards.source import EngineStatus, SidecarStatus
 from ...graph.logs.history import WINDOW_S, LoggedTables
-from ...graph.logs.reasons import REASON_NAMES, REASON_TEXTS
+from ...graph.logs.reasons import REASON_NAMES, REASON_TEXTS, Reason
 from ...graph.wire.events import REMEDY, BlockHashing, disagreements
 from ..sockets.kv_order import SourceState
 from ..words.times import seconds
@@ -96,7 +96,7 @@ def _thrashing(tables: LoggedTables, status: SidecarStatus, now: float) -> Itera
         yield Notice(
             level="warning",
             text=f"Of {evicted:,} blocks that left in the last ten minutes, {wanted / evicted:.0%} "
-            f"were wanted again{'' if most is None else f', most on {most.name}'}: the sessions "
+            f"were computed again{'' if most is None else f', most on {most.name}'}: the sessions "
             "that come need more than the pools hold. What if shows what more memory would find; "
             f"{_more_copies(status, most)} keeps copies of what leaves, and `kvgraph route` "
             "spreads sessions over more engines.",
@@ -112,13 +112,17 @@ def _no_hits(tables: LoggedTables, engine: EngineStatus, now: float) -> Iterator
     if told.found > _NO_HITS_SHARE * told.asked or told.repeated < _REPEATED_SHARE * told.requests:
         return
     why, share = REASON_TEXTS[REASON_NAMES[told.reason]], told.found / told.asked
+    began, advice = "began as another prompt had begun before", (
+        f"Of most of them, the first block: {why}. Is prefix caching on, the pool large enough, "
+        "and the same hash seed and salt used everywhere? `kvgraph doctor` looks."
+    )  # fmt: skip
+    if told.reason is Reason.DIVERGED:  # from its session's last one, before the first block's end
+        began = "went on with a session, but began otherwise than its prompts before"
+        advice = "Does something at their beginning change each time, such as a date or an id?"
     yield _notice(
         "serious", engine,
         f"It finds nothing: of {told.requests:,} requests in the last ten minutes "
-        f"{told.repeated:,} began as another prompt had begun before, and {share:.0%} of their "
-        f"blocks were in the cache. Of most of them, the first block: {why}. Is prefix caching on, "
-        "the pool large enough, and the same hash seed and salt used everywhere? "
-        "`kvgraph doctor` looks.",
+        f"{told.repeated:,} {began}, and {share:.0%} of their blocks were in the cache. {advice}",
         "misses",
     )  # fmt: skip
 
@@ -148,12 +152,13 @@ def _engine_notices(tables: LoggedTables, engine: EngineStatus, now: float) -> I
             f"{engine.left_out:,} of its KV events were left out, the last because: "
             f"{engine.last_left_out}.",
         )  # fmt: skip
-    applied = engine.graph.applied if engine.graph is not None else None
-    if applied is not None and applied.dropped:
+    reports = tables.reports_of(engine.id)
+    if reports.applied is not None and now - reports.dropped_at <= WINDOW_S:
         yield _notice(
             "warning", engine,
-            f"{applied.dropped:,} of its events never arrived, since its start; each gap cost a "
-            "resync. The sidecar was away or too slow.",
+            f"{reports.applied.dropped:,} of its events since its start never arrived, the last of "
+            f"them {seconds(now - reports.dropped_at)} ago; each gap cost a resync. The sidecar "
+            "was away or too slow.",
         )  # fmt: skip
     yield from _no_hits(tables, engine, now)
     yield from _queue(tables, engine, now)

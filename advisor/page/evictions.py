@@ -81,7 +81,7 @@ class Evictions(Answer):
 
     Attributes:
         engines: All engines that have a log.
-        window_s: Seconds within which a block must be requested again to count as regretted.
+        window_s: Seconds within which a block must be computed again to count as regretted.
         rules: Totals of this engine since the start.
         since: The eviction of the given mark: up to it, only evictions whose block was requested
             again are listed. None: all are listed.

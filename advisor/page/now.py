@@ -69,7 +69,7 @@ class PoolView(Part):
     """What an engine's pool holds, in blocks.
 
     Attributes:
-        blocks: The pool's size; None if the engine never reported it.
+        blocks: How many it can hold; None if the engine never reported it.
         layers: Cached blocks by source layer, all ten of them.
         states: Cached blocks by the state of their session: running, waiting_for_tool, idle, ended,
             or none for blocks without a session.
@@ -265,7 +265,7 @@ def _pools(tables: LoggedTables, engines: tuple[EngineStatus, ...]) -> Iterator[
         yield PoolView(
             engine=engine,
             name=names.get(engine, engine),
-            blocks=tables.pool_blocks.get(column),
+            blocks=tables.usable_blocks(column) or None,
             cached=len(rows),
             layers=dict(zip(LAYER_NAMES, layers, strict=True)),
             states=dict(zip(_STATES, by_state, strict=True)),

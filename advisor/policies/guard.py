@@ -87,7 +87,7 @@ class Guard:
         order ranks; None without a pool.
         """
         tables, engine = view.tables, view.engine
-        capacity = tables.pool_blocks.get(engine, 0) - 1  # vLLM keeps one for itself
+        capacity = tables.usable_blocks(engine)
         if capacity < 1:
             return None
         case = self._cases.get(engine)

@@ -98,7 +98,7 @@ class Waits:
         self.begun = 0  # waits ever seen
 
     def observe(self, sessions: SessionTable) -> NewWaits:
-        """Note which sessions changed; of several engines' calls at one time, the first does it."""
+        """Note which sessions changed since the last call, whichever engine's ranking makes it."""
         seen = (sessions, sessions.changes)
         if seen == self._seen:
             return _NO_WAITS

@@ -109,8 +109,10 @@ def sidecar(folder: Folder) -> None:
 @keys.command()
 def engine(
     folder: Folder,
-    name: Annotated[str, typer.Argument(help="Of the engine; in the list of those allowed.")],
-    out: Annotated[Path, typer.Argument(help="Where the engine's keys go.")],
+    name: Annotated[
+        str, typer.Argument(help="A name for the engine, under which its key is allowed.")
+    ],
+    out: Annotated[Path, typer.Argument(help="A new folder for the engine's keys.")],
 ) -> None:
     """Make an engine's keys, and let it connect to the sidecar."""
     allowed = new_engine_keys(folder, name, out)

@@ -324,8 +324,10 @@ def _is_ipv6(name: str) -> bool:
         return False
 
 
-async def check_address(host: str, port: int) -> None:
-    """Refuse an address on which nothing can listen, before uvicorn exits. Raises ConfigError."""
+async def check_address(host: str, port: int) -> int:
+    """Refuse an address on which nothing can listen, before uvicorn exits, and return the port, for
+    0 a free one. Raises ConfigError.
+    """
     loop = asyncio.get_running_loop()
     try:
         probe = await loop.create_server(asyncio.Protocol, host, port, start_serving=False)
@@ -335,7 +337,9 @@ async def check_address(host: str, port: int) -> None:
     except OSError as error:
         why = os.strerror(error.errno) if error.errno else str(error)
         raise InUseError(f"--port {port}: cannot listen on {host}: {why}") from None
+    free: int = probe.sockets[0].getsockname()[1]
     probe.close()
+    return free
 
 
 async def serve_at(app: ASGIApp, host: str, port: int, allowed_hosts: Sequence[str] = ()) -> None:

@@ -21,7 +21,9 @@ DEFAULT_CAPACITIES: Final = "1000,2000,5000,10000,20000"
 Traces = Annotated[list[Path], typer.Argument(help="Trace files, gzipped or not.")]
 Capacity = Annotated[str, typer.Option(help="Blocks of the pool, separated by commas.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one line of JSON per trace.")]
-BlockSize = Annotated[int | None, typer.Option(min=1, help="Tokens per hash id.")]
+BlockSize = Annotated[
+    int | None, typer.Option(min=1, help="Tokens per hash id; without it, as the trace says.")
+]
 Processes = Annotated[int, typer.Option(min=1, max=64, help="Processes that simulate.")]
 
 
@@ -29,14 +31,19 @@ def replay(
     traces: Traces,
     capacity: Capacity = DEFAULT_CAPACITIES,
     policy: Annotated[
-        str | None, typer.Option(help="Names separated by commas, or all, as without it.")
+        str | None,
+        typer.Option(help="Names separated by commas; without it, or with all, every policy."),
     ] = None,
     analyze: Annotated[bool, typer.Option(help="Instead of policies: where LRU loses.")] = False,
     service: Annotated[bool, typer.Option(help="Simulate how long requests take.")] = False,
     interval: Annotated[float, typer.Option(min=0.01, help="Seconds between rankings.")] = 0.5,
     block_size: BlockSize = None,
     config: Annotated[
-        Path | None, typer.Option(help="A sidecar's TOML file; score.* and policy.guard are used.")
+        Path | None,
+        typer.Option(
+            help="A sidecar's TOML file, of which score.* and policy.guard count; without it, "
+            "the defaults."
+        ),
     ] = None,
     processes: Processes = 2,
     picture: Annotated[Path | None, typer.Option(help="Save the picture here (PNG).")] = None,
@@ -64,12 +71,12 @@ def replay(
             table = hit_table(
                 trace, arms, capacities, settings, processes=processes, progress=update
             )
-        if picture is not None:
-            draw(table, picture)
         if as_json:
             typer.echo(json.dumps(table.as_dict()))
         else:
             _print(table)
+        if picture is not None:  # after the figures: a full disk costs the picture alone
+            draw(table, picture)
 
 
 def check_writable(option: str, path: Path | None) -> None:
@@ -173,17 +180,20 @@ def record(
     config: Annotated[Path | None, typer.Option(help="As for `kvgraph serve`.")] = None,
 ) -> None:
     """Run a sidecar that also writes what its engines do, as a trace without texts or names."""
+    from .. import service
     from ..config.config import load
-    from ..service import serve
     from .recorder import Recorder
 
     overrides = {} if endpoint is None else {"sidecar.endpoint": endpoint}
     load(config, overrides)  # a wrong one leaves no empty file, which the next call would refuse
     recorder = Recorder(out)
     try:
-        serve(config, overrides, None, recorder)
+        service.serve(config, overrides, None, recorder)
     finally:
         recorder.close()
-        typer.echo(f"{recorder.written} requests written to {out}", err=True)
+        most = "at most " if recorder.failed else ""  # what was buffered is lost
+        typer.echo(f"{most}{recorder.written} requests written to {out}", err=True)
         if recorder.left_out:
             typer.echo(f"{recorder.left_out} left out: {_TIPS_ONLY}", err=True)
+    if recorder.failed:
+        raise ReplayError(f"{out} is cut short: a write failed, as the log says")

@@ -244,23 +244,38 @@ DecodeTime = Annotated[float, typer.Option(min=0, help="Seconds per output token
 
 def closed(
     sessions: Annotated[Path, typer.Argument(help="A Weka session, or a directory of them.")],
-    capacity: Annotated[str, typer.Option(help="Blocks of 512 tokens, by commas.")] = "2000",
+    capacity: Annotated[
+        str, typer.Option(help="Blocks of 512 tokens in the pool, separated by commas.")
+    ] = "2000",
     users: Annotated[
-        str, typer.Option(help="Agents at once, separated by commas.")
+        str, typer.Option(help="Numbers of agents at once, separated by commas.")
     ] = "12,16,20,24",
     arm: Annotated[
-        str, typer.Option(help="lru, lpm or policies; +hints, +host, +admission behind; by commas.")
+        str,
+        typer.Option(
+            help="What to play, separated by commas: lru, lpm (LRU; the longest match starts "
+            "first) or a policy; behind each, any of +hints, +host and +admission."
+        ),
     ] = "lru,default,default+admission",
     hours: Annotated[
         float, typer.Option(min=0.01, max=100, help="Hours that the loop runs.")
     ] = 3.0,
-    warm: Annotated[float, typer.Option(min=0, help="Hours that are not counted.")] = 1.0,
-    begin: Annotated[float, typer.Option(min=0, help="Hours within which users begin.")] = 0.5,
-    bound: Annotated[float, typer.Option(min=0, help="Seconds of the longest hold.")] = HOLD_MAX_S,
-    host: Annotated[float, typer.Option(min=0, help="Host memory of +host arms, in pools.")] = 1.0,
+    warm: Annotated[
+        float, typer.Option(min=0, help="Of these, first hours that are not counted.")
+    ] = 1.0,
+    begin: Annotated[float, typer.Option(min=0, help="Hours over which users begin.")] = 0.5,
+    bound: Annotated[
+        float, typer.Option(min=0, help="Seconds for which +admission holds a request at most.")
+    ] = HOLD_MAX_S,
+    host: Annotated[
+        float, typer.Option(min=0, help="Host memory of +host, in sizes of the pool.")
+    ] = 1.0,
     prefill: PrefillRate = AGENTS_SERVICE.prefill_tokens_per_s,
     decode: DecodeTime = AGENTS_SERVICE.decode_s_per_token,
-    part: Annotated[SessionPart, typer.Option(help="Which sessions, by rank.")] = SessionPart.ALL,
+    part: Annotated[
+        SessionPart,
+        typer.Option(help="Which sessions: all, or every other one in the order of their names."),
+    ] = SessionPart.ALL,
     seed: Annotated[int, typer.Option(help="Seed of the order of sessions.")] = 1,
     processes: Processes = 2,
     picture: Annotated[Path | None, typer.Option(help="Save the picture here (PNG).")] = None,
@@ -279,12 +294,12 @@ def closed(
         plan = ClosedPlan(part_of(read_sessions(sessions), part), loop, host, seed)
     with progress_bar("loops", as_json) as update:
         rows = closed_rows(plan, cells, processes, update)
-    if picture is not None:
-        draw_cliff(rows, picture)
     if as_json:
         typer.echo(json.dumps({"rows": [row.as_dict() for row in rows]}))
     else:
         Console().print(closed_table(rows))
+    if picture is not None:  # after the figures: a full disk costs the picture alone
+        draw_cliff(rows, picture)
 
 
 def _cells(arm: str, capacity: str, users: str) -> list[ClosedCell]:

@@ -361,9 +361,15 @@ def traffic(
     hours: Annotated[
         float, typer.Option(min=0.001, max=1000, help="Hours that the fleet works.")
     ] = 3.0,
-    seed: Annotated[int, typer.Option(help="Seed of the order, and of guesses.")] = 1,
+    seed: Annotated[int, typer.Option(help="Seed of the order, and of callers' guesses.")] = 1,
     block: Annotated[int, typer.Option(min=1, max=65_535, help="Tokens per block.")] = 512,
-    signals: Annotated[Signals, typer.Option(help="What callers say.")] = Signals.NONE,
+    signals: Annotated[
+        Signals,
+        typer.Option(
+            help="What callers say: nothing; when sessions end; why answers stopped; or all of it, "
+            "and roughly how long tools take."
+        ),
+    ] = Signals.NONE,
     layers: Annotated[
         bool, typer.Option("--layers", help="Callers also say where tools and rules are.")
     ] = False,

@@ -271,8 +271,15 @@ HostCost = Annotated[
 def plan(
     trace: Annotated[Path, typer.Argument(help="A trace file, gzipped or not.")],
     blocks: Annotated[int, typer.Option(min=1, help="Blocks of one engine's pool.")],
-    engines: Annotated[str, typer.Option(help="Numbers of engines to try.")] = "1,2,4,8",
-    host: Annotated[str, typer.Option(help="Host memory to try, in pools.")] = "0,2",
+    engines: Annotated[
+        str, typer.Option(help="Numbers of engines to try, separated by commas.")
+    ] = "1,2,4,8",
+    host: Annotated[
+        str,
+        typer.Option(
+            help="Host memory of an engine to try, in sizes of its pool, separated by commas."
+        ),
+    ] = "0,2",
     ttft: Ttft = 2.0,
     prefill: PrefillRate = AGENTS_SERVICE.prefill_tokens_per_s,
     policy: Annotated[str, typer.Option(help="lru, or default: kvgraph's own (slow).")] = "lru",
@@ -301,12 +308,11 @@ def plan(
             progress=lambda done, total: status.update(f"{done} of {total} plans"),
         )
     best = cheapest(found, ttft)
-    draw_plans(found, best, ttft, picture)
     if as_json:
         rows = [row.as_dict() for row in found]
         said = {"plans": rows, "best": best and best.as_dict(), "too_large": too_large}
         typer.echo(json.dumps(said))
-        return
+        return draw_plans(found, best, ttft, picture)
     Console().print(_table(found, best, trace.name))
     if too_large:
         typer.echo(
@@ -315,6 +321,7 @@ def plan(
             f"times as large and as dear"
         )
     typer.echo(_sentence(best, ttft))
+    draw_plans(found, best, ttft, picture)  # after the figures: a full disk costs it alone
     typer.echo(f"picture: {picture}")
 
 

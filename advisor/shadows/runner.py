@@ -373,7 +373,7 @@ class ShadowRunner:
         tables = self._graph.tables
         kept = dict[str, ShadowSet]()
         for engine, column in tables.engines.items():
-            blocks = tables.pool_blocks.get(column, 0) - 1  # vLLM keeps one for itself
+            blocks = tables.usable_blocks(column)
             if blocks < 1:
                 continue
             copies = self._copies(column)

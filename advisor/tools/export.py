@@ -42,6 +42,8 @@ def export(
     try:
         _WRITERS[format](data, path)
     except OSError as error:
+        if not isinstance(error, FileExistsError):  # else it is somebody else's
+            path.unlink(missing_ok=True)  # a part of it, beside which the next try would refuse
         raise ConfigError(f"{path} cannot be written: {error.strerror or error}") from None
     typer.echo(f"written: {path} ({len(data['nodes']):,} nodes, {len(data['edges']):,} edges)")
 

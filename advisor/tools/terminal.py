@@ -29,7 +29,9 @@ from ..words.waits import admission_facts
 from ..words.words import beside_lru, ranker
 from .remote import RemoteError, UnknownError, ask, secret_of, sidecar_urls
 
-UrlOption = Annotated[str | None, typer.Option(help="A sidecar's URL; without it, those running.")]
+UrlOption = Annotated[
+    str | None, typer.Option(help="A sidecar's URL; without it, all that this user runs.")
+]
 TableJsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
 
@@ -281,7 +283,9 @@ def leading_to(address: str) -> Iterator[Path]:
 def why(
     target: Annotated[str, typer.Argument(help="A request's id, or a session's name.")],
     url: UrlOption = None,
-    last: Annotated[int, typer.Option(min=1, help="How many of its requests.")] = 1,
+    last: Annotated[
+        int, typer.Option(min=1, help="How many of its requests, the newest first.")
+    ] = 1,
     as_json: JsonOption = False,
 ) -> None:
     """Say why a request, or a session's last one, found no more of its prompt in the cache."""
@@ -404,7 +408,9 @@ def explain(
         ),
     ] = None,
     url: UrlOption = None,
-    tenant: Annotated[str | None, typer.Option(help="Whose session it is.")] = None,
+    tenant: Annotated[
+        str | None, typer.Option(help="The session's tenant, if several have one of that name.")
+    ] = None,
     as_json: TableJsonOption = False,
 ) -> None:
     """Say why a block ranks where it does, what a session does, or who recalls a memory."""

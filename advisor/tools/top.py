@@ -70,7 +70,7 @@ _BAR: Final = 24  # characters of a bar; chosen
 _STEPS: Final = 60  # steps of history shown at most; chosen
 _REASONS: Final = 6  # reasons shown at most; chosen
 _WINDOW_COLUMNS: Final = (
-    "prompt tokens", "requests", "tokens", "found", "pool", "loaded", "prefetched", "LRU", "saved"
+    "", "requests", "tokens", "found", "pool", "loaded", "prefetched", "LRU", "saved"
 )  # fmt: skip
 _STYLES: Final = {"serious": "bold red", "warning": "yellow", "info": "dim"}
 
@@ -104,7 +104,8 @@ def windows_table(windows: Sequence[Mapping[str, Any]]) -> RenderableType:
     cells = [_window(each) for each in windows if each["asked"]]
     if not cells:
         return Text(windows[-1]["verdict"])
-    table = Table(box=None, pad_edge=False)
+    said = "Tokens are of prompts, and shares are of these."
+    table = Table(box=None, pad_edge=False, caption=said, caption_justify="left")
     for name in _WINDOW_COLUMNS:
         table.add_column(name, justify="left" if name == _WINDOW_COLUMNS[0] else "right")
     for each in cells:
@@ -175,7 +176,7 @@ def _counts(counts: Mapping[str, int]) -> str:
 def _misses(misses: Mapping[str, Any]) -> RenderableType:
     totals = sorted(misses["totals"].items(), key=lambda each: -each[1]["blocks"])
     rows = [
-        (name, f"{total['requests']:,} requests computed {total['blocks']:,} blocks for it")
+        (name, f"{total['blocks']:,} blocks computed for it; requests: {total['requests']:,}")
         for name, total in totals[:_REASONS]
         if total["requests"]
     ]

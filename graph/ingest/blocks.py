@@ -5,7 +5,7 @@ that removes a block and stores it again is split, so that no part does both.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -32,9 +32,12 @@ from .slices import SLICE_KEYS
 class CopyRecorder:
     """Applies reports about copies to the tier bits, from which SPILL_LINKs derive."""
 
-    def __init__(self, tables: LoggedTables, counters: Counter[str]) -> None:
+    def __init__(
+        self, tables: LoggedTables, counters: Counter[str], under_lru: Callable[[int], bool]
+    ) -> None:
         self._tables = tables
         self._counters = counters
+        self._under_lru = under_lru
 
     def spilled(self, engine: int, event: BlocksSpilled, now: float) -> None:
         """Note completed copies; an unknown block gets a row."""
@@ -116,7 +119,8 @@ class CopyRecorder:
         """Count evicted blocks of an engine with tiers, by whether each had or deserved a copy."""
         copied = self._tables.blocks.has(engine, rows, Tier.WARM | Tier.COLD)
         lost = rows[~copied]
-        missed = int(worth_spilling(self._tables, lost, now).sum())
+        judged = not self._under_lru(engine)  # under LRU every block is worth a copy
+        missed = int(worth_spilling(self._tables, lost, now).sum()) if judged else len(lost)
         self._counters["evicted_with_copy"] += len(rows) - len(lost)
         self._counters["evicted_without_copy"] += missed
         self._counters["evicted_not_worth_copy"] += len(lost) - missed

@@ -5,7 +5,7 @@ and so are runs of requests.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final, cast
 
 import numpy as np
@@ -47,13 +47,15 @@ _OF_A_POOL: Final = (BlocksCleared, BlocksResident, EngineHello)
 
 
 class Ingest:
-    def __init__(self, tables: LoggedTables) -> None:
+    """Applies engines' events; ``under_lru`` says of a residency column whether LRU ranks there."""
+
+    def __init__(self, tables: LoggedTables, under_lru: Callable[[int], bool]) -> None:
         self._tables = tables
         self.counters: Counter[str] = Counter()
         self._chains = ChainLinker(tables, self.counters)
         self.held = HeldBook()
         self._turns = TurnRecorder(tables, self._chains, self.held, self.counters)
-        self._copies = CopyRecorder(tables, self.counters)
+        self._copies = CopyRecorder(tables, self.counters, under_lru)
         self._churn = ChurnRecorder(tables, self._chains, self._copies, self.counters)
         self._co_attendance = CoAttendance(tables, self.counters)
         self.semantic = SemanticLinker(tables, self.counters)
@@ -156,7 +158,7 @@ class Ingest:
             case TierReport():
                 self._tables.reports[engine].tiers = event
             case AdviceApplied():
-                self._tables.reports[engine].applied = event
+                self._tables.reports[engine].note_applied(event, now)
             case AdmissionReport():
                 self._tables.reports[engine].admission = event
             case RequestHeld():

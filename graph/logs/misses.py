@@ -262,7 +262,9 @@ class OpenCases:
             self._open.pop(engine, None)
 
     def step_reported(self, engine: int, now: float) -> None:
-        """Close cases whose step's evictions are reported; a block among them gets a new miss."""
+        """Close an engine's cases, since the evictions of their step were reported. A case whose
+        block is among these gets a new reason.
+        """
         for number, case in self._open.pop(engine, {}).items():
             if (miss := self._left(engine, case, now)) is not None:
                 case = case._replace(miss=miss)

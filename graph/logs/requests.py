@@ -159,7 +159,7 @@ class Repeats(NamedTuple):
     """How requests fared that could have found cached blocks."""
 
     requests: int  # number of requests
-    repeated: int  # requests that found nothing although an earlier prompt began alike
+    repeated: int  # of these, those that found nothing though they repeat a prompt or a session
     found: int  # blocks found
     asked: int  # full blocks of their prompts
     reason: Reason | None  # the most frequent reason for ``repeated``; None if there is none

@@ -99,12 +99,16 @@ class Tables:
         """Return the number that an engine's model mixes into the keys of its blocks."""
         return salt_of(self.models.get(engine, ""))
 
+    def usable_blocks(self, engine: int) -> int:
+        """Return how many blocks of an engine's pool can hold something; 0 if it never reported."""
+        return max(0, self.pool_blocks.get(engine, 0) - 1)  # vLLM keeps one for itself
+
     def kept_share(self, engine: int) -> float:
         """Return the share of an engine's pool that may be kept whatever the scores are."""
         if self.protected_share is not None:
             return self.protected_share
         budget = self.budgets.get(engine)
-        return budget.share if budget else first_share(self.pool_blocks.get(engine, 0) - 1)
+        return budget.share if budget else first_share(self.usable_blocks(engine))
 
     def name_of(self, engine: int) -> str | None:
         """Return the id of the engine in a residency column; None if there is none."""

@@ -115,8 +115,14 @@ class EngineReports:
     hello: EngineHello | None = None
     pressure: Pressure | None = None
     applied: AdviceApplied | None = None
+    dropped_at: float = NEVER  # when ``applied`` last counted more dropped events
     tiers: TierReport | None = None
     admission: AdmissionReport | None = None
+
+    def note_applied(self, report: AdviceApplied, now: float) -> None:
+        if report.dropped > (self.applied.dropped if self.applied is not None else 0):
+            self.dropped_at = now
+        self.applied = report
 
     @property
     def prefill_tokens_per_s(self) -> float:

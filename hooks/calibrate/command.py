@@ -91,15 +91,19 @@ _SAMPLES: Final = 8  # prompts of each kind; chosen
 _FEW: Final = 2
 
 Model = Annotated[str, typer.Argument(help="As `vllm serve` is given it.")]
-Text = Annotated[Path | None, typer.Option(help="Text to measure with; else sources.")]
+Text = Annotated[
+    Path | None, typer.Option(help="Text to measure with; without it, Python's own sources.")
+]
 Samples = Annotated[int | None, typer.Option(min=1, help="Prompts of each kind: 8; 2 if --quick.")]
 MostKl = Annotated[float, typer.Option(min=0, help="Mean divergence allowed, nats.")]
 LeastAgreement = Annotated[
     float, typer.Option(min=0, max=1, help="Share of tokens that must stay the same.")
 ]
 Furthest = Annotated[int, typer.Option(min=64, help="Largest distance that is measured, tokens.")]
-MaxLen = Annotated[int | None, typer.Option(help="As the engine is given it.")]
-Device = Annotated[str, typer.Option(help="Where to compute: cpu, cuda.")]
+MaxLen = Annotated[
+    int | None, typer.Option(help="Tokens, as the engine is given it; without it, the model's own.")
+]
+Device = Annotated[str, typer.Option(help="Where to compute: cpu or cuda.")]
 Quick = Annotated[bool, typer.Option("--quick", help="Fewer lengths, distances and samples.")]
 Seed = Annotated[int, typer.Option(help="Seed of the choice of text.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]

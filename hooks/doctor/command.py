@@ -104,11 +104,19 @@ _NOT_FITTING: Final = f"install vLLM {TESTED}.x, or report the missing name"
 @app.callback(invoke_without_command=True)
 def doctor(
     endpoint: Annotated[
-        str | None, typer.Option(help="The sidecar to reach, e.g. tcp://127.0.0.1:5560.")
+        str | None,
+        typer.Option(
+            help="The sidecar to reach, e.g. tcp://127.0.0.1:5560; without it, that of "
+            "AITHER_KVCACHE_SIDECAR."
+        ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     engine: Annotated[
-        str | None, typer.Option(help="What `vllm serve` will be given: can such an engine do it?")
+        str | None,
+        typer.Option(
+            help="What `vllm serve` will be given, as one word: 'MODEL --option …': says what "
+            "kvgraph can do for such an engine."
+        ),
     ] = None,
 ) -> None:
     """Check vLLM, the hooks, the switch and the sockets; exit 1 if anything is wrong."""

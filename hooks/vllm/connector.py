@@ -45,7 +45,9 @@ if TYPE_CHECKING:
 
 
 class WorkerCalls(KVConnectorBase_V1):  # type: ignore[misc]
-    """The half of a connector that a worker calls; ``worker`` moves its blocks, with tiers."""
+    """The half of a connector that a worker calls; ``worker`` moves its blocks if the engine has
+    tiers, and is None otherwise.
+    """
 
     worker: WorkerSide | None = None
 
@@ -87,7 +89,7 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 class Guarded(Protocol):
-    """An object whose entry points are guarded."""
+    """An object that switches itself off when one of its ``guarded`` methods raises."""
 
     def disable(self, where: str, error: Exception) -> None:
         """Stop observing after ``error`` in ``where``; must not raise."""

@@ -106,7 +106,7 @@ class LateNotes:
         self._noting = Lock()
 
     def add(self, note: Callable[[], None]) -> None:
-        """Add a call, which must not read anything that is itself noted late. If too many are
+        """Add a call, which must not read what another deferred call writes. If too many are
         waiting, the oldest one is made now.
         """
         self._waiting.append(note)

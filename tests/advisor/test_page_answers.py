@@ -285,7 +285,7 @@ def test_now_adds_up(world: World, page: Page) -> None:
     assert sum(now.history.computed) == 4 * SIZE + 2
     assert "43%" in now.verdict or "42%" in now.verdict
     (pool,) = [pool for pool in now.pools if pool.engine == "a"]
-    assert (pool.cached, pool.blocks, pool.states["idle"]) == (4, 100, 4)
+    assert (pool.cached, pool.blocks, pool.states["idle"]) == (4, 99, 4)
     assert sum(pool.layers.values()) == 4
 
 
@@ -373,7 +373,7 @@ def test_pools_that_lose_what_is_wanted_again_are_noticed(world: World, page: Pa
         return [each.text for each in notices(world.graph.tables, status, world.now)]
 
     world.evict(*keys)
-    assert not any("were wanted again" in text for text in noticed())
+    assert not any("were computed again" in text for text in noticed())
     world.serve(*keys)
     assert any("Of 300 blocks that left in the last ten minutes, 100%" in t for t in noticed())
 
@@ -386,7 +386,7 @@ def test_of_several_engines_the_one_that_computes_most_again_is_named(world: Wor
         world.serve(*range(1, 301), engine="b", session="b")
     engines = (engine_status(world.graph, id, name=f"gpu-{id}", graph=None) for id in "ab")
     found = notices(world.graph.tables, sidecar_status(world.graph, *engines), world.now)
-    (said,) = [each for each in found if "were wanted again" in each.text]
+    (said,) = [each for each in found if "were computed again" in each.text]
     assert said.engine == "b"
     assert "most on gpu-b: " in said.text
 

@@ -24,6 +24,7 @@ from kvgraph.graph.types import SourceLayer, Tier
 from kvgraph.graph.wire.advice import AdmissionAdvice
 from kvgraph.graph.wire.events import (
     AdmissionReport,
+    AdviceApplied,
     BlocksAttended,
     BlocksResident,
     BlocksSpilled,
@@ -81,6 +82,15 @@ def test_prompts_that_begin_alike_and_find_nothing_are_told(graph: KVCacheGraph)
     asked(graph, 60, shared=4, found=0)
     (text,) = [each for each in said(graph) if "finds nothing" in each]
     assert text.startswith("gpu-0: It finds nothing: of 60 requests in the last ten minutes 59 ")
+
+
+def test_sessions_that_begin_otherwise_each_time_are_told_so(graph: KVCacheGraph) -> None:
+    for number in range(60):
+        keys = range(10**6 + 8 * number, 10**6 + 8 * number + 8)
+        graph.apply("e", turn_events("s", *keys, more=1, request=f"r{number}"))
+    (text,) = [each for each in said(graph) if "finds nothing" in each]
+    assert "59 went on with a session, but began otherwise than its prompts before" in text
+    assert "a date or an id" in text
 
 
 @pytest.mark.parametrize(
@@ -257,6 +267,27 @@ def test_no_number_of_blocks_has_a_sign() -> None:
         "1 block behind LRU", "12 blocks behind LRU",
     ]  # fmt: skip
     assert [ranker(name) for name in ("lru", "classic")] == ["LRU", "classic"]
+
+
+def test_events_that_never_arrived_are_named_for_ten_minutes(world: World) -> None:
+    def said() -> list[str]:
+        engine = engine_status(world.graph, name="gpu-0")
+        return [each for each in said_of(world.graph, engine) if "never arrived" in each]
+
+    def counted(dropped: int) -> None:
+        world.graph.apply("e", [AdviceApplied(1, 0, 0, 0, 0, dropped)])
+
+    counted(0)
+    assert said() == []
+    counted(7)
+    world.now += 500
+    counted(7)
+    (text,) = said()
+    assert text.startswith("gpu-0: 7 of its events since its start never arrived, the last of them")
+    world.now += 101
+    assert said() == [], "the resync was long ago"
+    counted(8)
+    assert len(said()) == 1
 
 
 def test_an_engine_that_went_is_named_for_ten_minutes(graph: KVCacheGraph) -> None:

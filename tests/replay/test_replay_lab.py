@@ -108,6 +108,24 @@ def test_a_table_is_shown_to_people(trace_file: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    "words",
+    [["replay", "--capacity", "40", "--policy", "lru"],
+     ["plan", "--blocks", "40", "--engines", "1", "--host", "0"]],
+    ids=["replay", "plan"],
+)  # fmt: skip
+@pytest.mark.parametrize("as_json", [[], ["--json"]], ids=["table", "json"])
+def test_a_full_disk_costs_the_picture_alone(
+    trace_file: Path, tmp_path: Path, words: list[str], as_json: list[str]
+) -> None:
+    (command, *more), picture = words, tmp_path / "full.png"
+    picture.symlink_to("/dev/full")
+    done = kvgraph(command, str(trace_file), *more, "--picture", str(picture), *as_json)
+    assert done.returncode != 0
+    assert f"picture '{picture}': No space left on device" in done.stderr
+    assert done.stdout, "what took hours to compute"
+
+
+@pytest.mark.parametrize(
     ("words", "problem"),
     [
         (["--capacity", "0"], "--capacity '0'"),

@@ -11,9 +11,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from command_line import kvgraph
+from kvgraph.advisor import service
 from kvgraph.advisor.config.config import Config
 from kvgraph.advisor.policies.registry import DEFAULT, POLICIES
-from kvgraph.advisor.replay import reader
+from kvgraph.advisor.replay import reader, recorder
 from kvgraph.advisor.replay import reader as lines
 from kvgraph.advisor.replay.arms import (
     BY_DEFAULT,
@@ -367,6 +369,20 @@ def test_a_full_disk_ends_the_log_and_not_the_sidecar(
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert f"the log is cut short: {tmp_path / name}" in caplog.text
+
+
+def test_a_recording_that_a_full_disk_ended_is_called_cut_short(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "log.jsonl"
+    out.symlink_to("/dev/full")
+    monkeypatch.setattr(recorder, "new_file", lambda path: path.open("w"))
+    run = [RequestStarted("r", pack(7), 20, 0, 16), RequestFinished("r", pack(7), 20, 21, "stop")]
+    monkeypatch.setattr(service, "serve", lambda *given: given[-1]("e", run))
+    done = kvgraph("record", str(out))
+    assert done.returncode != 0
+    assert f"at most 1 requests written to {out}" in done.stderr
+    assert f"{out} is cut short" in done.stderr
 
 
 READ = BY_DEFAULT + LAYERS

@@ -46,7 +46,7 @@ class Midpoint(NamedTuple):
         return self.at < len(hashes) and hashes[self.at] == self.hash
 
     def is_most_of(self, hashes: Sequence[bytes]) -> bool:
-        """Return whether it does, and the context makes up at least half of the prompt."""
+        """Return ``is_in``, if the context also makes up at least half of the prompt."""
         return 2 * (2 * self.at + 1) >= len(hashes) and self.is_in(hashes)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
@@ -115,6 +116,19 @@ def test_nothing_is_written_over_and_failures_are_one_line(snapshot: Path, tmp_p
         assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
         assert said in done.stderr
     assert out.read_text() == "mine"
+
+
+@pytest.mark.parametrize("format", ["json", "graphml"])
+def test_a_full_disk_leaves_no_file_in_the_way(snapshot: Path, tmp_path: Path, format: str) -> None:
+    out, before = tmp_path / "graph", resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))  # no file may grow any more
+    try:
+        done = run(format, str(snapshot), "-o", str(out))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert done.returncode == 2
+    assert "cannot be written" in done.stderr
+    assert run(format, str(snapshot), "-o", str(out)).returncode == 0
 
 
 def test_a_missing_library_is_named(

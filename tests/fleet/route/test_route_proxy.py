@@ -124,6 +124,21 @@ async def test_an_engine_with_another_model_gets_nothing_and_is_named() -> None:
         assert "serves other, the others m: " in (await status_of(fleet))[1]["refused"]
 
 
+async def test_a_client_that_hangs_up_once_it_has_its_answer_did_not_leave(fleet: Routed) -> None:
+    held = hold(*fleet.engines)
+    for engine in fleet.engines:
+        engine.pieces = ["one ", "data: [DONE]\n\n", "\n"]
+    async with fleet.client.stream("POST", "/v1/completions", json=STREAMED) as answer:
+        async for text in answer.aiter_text():
+            if "[DONE]" in text:
+                break
+    assert (await status_of(fleet))[1], "the connection's end was read before this"
+    held.set()
+    counts = fleet.proxy.counts
+    await soon(lambda: counts.answered or counts.left)
+    assert (counts.answered, counts.left) == (1, 0)
+
+
 @pytest.mark.parametrize("begun", [False, True], ids=["before", "in the middle of"])
 async def test_a_client_that_leaves_its_answer_is_told_to_the_engine(
     fleet: Routed, begun: bool

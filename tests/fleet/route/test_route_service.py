@@ -12,10 +12,12 @@ import threading
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import httpx
 import pytest
+from command_line import kvgraph
 from kvgraph.advisor.cli import main
 from kvgraph.advisor.fleet import command as route_command
 from kvgraph.advisor.fleet import relay
@@ -24,10 +26,12 @@ from kvgraph.advisor.fleet.engines import EngineRoster
 from kvgraph.advisor.fleet.proxy import FleetProxy
 from kvgraph.advisor.fleet.relay import BodyRoom, BodyShare, FullError
 from kvgraph.advisor.fleet.upstream import EngineAddress
+from kvgraph.advisor.memory import command as memory_command
 from kvgraph.advisor.process.process import ApiGate, HeadDeadline, log_for_people
 from kvgraph_bench.fleet.stand_in_engine import Routed, StandInEngine
 from kvgraph_bench.serving.listening import free_port, listening
 from stand_ins import TEXT, all_up, hold
+from starlette.routing import Router
 from waiting import soon
 
 LOCAL = ["127.0.0.1"]
@@ -90,6 +94,24 @@ def test_what_is_no_name_of_a_host_is_refused(
     with pytest.raises(SystemExit):
         main([command, "http://127.0.0.1:1", *more, "--allowed-host", name])
     assert "--allowed-host" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", [route_command, memory_command])
+def test_a_free_port_is_named_in_the_log(
+    command: ModuleType, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    served: list[int] = []
+
+    async def serve_at(app: Router, host: str, port: int, hosts: list[str]) -> None:
+        async with app.lifespan_context(app):
+            served.append(port)
+
+    monkeypatch.setattr(command, "serve_at", serve_at)
+    words = ["route"] if command is route_command else ["memory", "--budget", "100"]
+    with caplog.at_level(logging.INFO):
+        assert kvgraph(*words, "http://127.0.0.1:1", "--port", "0").returncode == 0
+    assert served[0] > 0
+    assert f"at http://127.0.0.1:{served[0]}" in caplog.text.replace("behind", "at")
 
 
 @pytest.mark.parametrize("probe", ["/health", "/healthz", "/ping", "/ready", "/readyz"])

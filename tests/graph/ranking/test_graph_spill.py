@@ -198,6 +198,16 @@ def test_a_block_that_was_lost_tells_why_it_has_no_copy(cache: Cache) -> None:
     assert cache.graph.explain(1)["copies"] == expected
 
 
+def test_under_lru_no_block_is_called_not_worth_a_copy() -> None:
+    cache = Cache(policy=LruPolicy())
+    cache.turn("chat", 5, session_ended=True)
+    assert cache.graph.explain(5)["copies"] == "none yet"
+    cache.evicted(5)
+    assert cache.graph.explain(5)["copies"] == "none: worth one, and lost before it was made"
+    assert cache.graph.counters["evicted_not_worth_copy"] == 0
+    assert cache.graph.counters["evicted_without_copy"] == 1
+
+
 def test_where_no_engine_has_tiers_no_copy_is_called_lost() -> None:
     graph = KVCacheGraph()
     graph.apply("e", [stored(1), removed(1)])

@@ -636,7 +636,7 @@ export interface components {
          *
          *     Attributes:
          *         engines: All engines that have a log.
-         *         window_s: Seconds within which a block must be requested again to count as regretted.
+         *         window_s: Seconds within which a block must be computed again to count as regretted.
          *         rules: Totals of this engine since the start.
          *         since: The eviction of the given mark: up to it, only evictions whose block was requested
          *             again are listed. None: all are listed.
@@ -1126,7 +1126,7 @@ export interface components {
          * @description What an engine's pool holds, in blocks.
          *
          *     Attributes:
-         *         blocks: The pool's size; None if the engine never reported it.
+         *         blocks: How many it can hold; None if the engine never reported it.
          *         layers: Cached blocks by source layer, all ten of them.
          *         states: Cached blocks by the state of their session: running, waiting_for_tool, idle, ended,
          *             or none for blocks without a session.

@@ -15,8 +15,8 @@ export function Tiers({ tiers }: { tiers: TierReport }) {
       )}
       <Facts
         of={{
-          spilled: `${counted(tiers.spilled, "block")}, at ${bytes(tiers.spill_bytes_per_s)}/s; ${whole(tiers.passed_over)} more were not worth a copy`,
-          "brought back": `${whole(tiers.loaded)} on demand, at ${bytes(tiers.load_bytes_per_s)}/s; ${whole(tiers.load_failed)} failed`,
+          spilled: `${counted(tiers.spilled, "block")}${speed(tiers.spill_bytes_per_s)}; ${whole(tiers.passed_over)} more were not worth a copy`,
+          "brought back": `${whole(tiers.loaded)} on demand${speed(tiers.load_bytes_per_s)}; ${whole(tiers.load_failed)} failed`,
           prefetched: `${whole(tiers.prefetched)} ahead of demand, ${percent(tiers.prefetch_useful, judged)} of them used; ${whole(tiers.prefetch_cancelled)} not begun for want of room`,
           "moved to disk": tiers.cold_capacity > 0 ? `${whole(tiers.demoted)} copies` : null,
           "given up": `${whole(tiers.dropped)} copies, for want of room`,
@@ -30,6 +30,11 @@ export function Tiers({ tiers }: { tiers: TierReport }) {
       />
     </div>
   );
+}
+
+/** What follows on what was moved; nothing was measured yet at 0. */
+function speed(bytesPerS: number): string {
+  return bytesPerS > 0 ? `, at ${bytes(bytesPerS)}/s` : "";
 }
 
 function Fill(props: { tier: string; blocks: number; capacity: number; size: number }) {

@@ -53,7 +53,7 @@ function Log({ log, named }: { log: Evictions; named: string | null }) {
                 { name: "session", className: "wide" },
                 { name: "idle", className: "right wide" },
                 { name: "copy", className: "wide" },
-                "wanted again",
+                "computed again",
               ]}
             >
               {log.evictions.map((each) => (

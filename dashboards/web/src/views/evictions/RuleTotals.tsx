@@ -11,7 +11,7 @@ export function RuleTotals({ log }: { log: Evictions }) {
   return (
     <Panel
       title="By rule, since the start"
-      note={`regretted: wanted again within ${duration(log.window_s)}`}
+      note={`regretted: computed again within ${duration(log.window_s)}`}
     >
       <dl className="rules">
         {rules.map(([rule, { evicted, wanted }]) => (

@@ -105,7 +105,7 @@ function Found({ requests, older }: FoundProps) {
             {[
               "arrived",
               "session",
-              "its prompt",
+              "its prompt, in blocks",
               "found",
               "took",
               isOfSlowest ? "most of it in" : "why it missed",
