@@ -207,20 +207,6 @@ def test_prefetching_can_be_switched_off_while_running(
     assert wanted == PrefetchMessage(b"")
 
 
-def test_copies_and_what_is_to_be_copied_are_in_a_ranking(start: Start, connect: Connect) -> None:
-    engine = connect(start())
-    engine.greet()
-    park(engine, [1, 2], "agent", expected_return_s=600.0)
-    chain = pack(11, 12)
-    engine.send(
-        RequestStarted("chat", chain, 32, 0, 16, "chat"), BlocksStored(chain, None, 16, "chat"),
-        RequestFinished("chat", chain, 32, 32, "stop", "chat"),
-    )  # fmt: skip
-    ranking = engine.ranking(lambda keys: keys == {11, 12})
-    assert ranking.spill_first.tolist() == [12, 11]
-    assert ranking.demote_first.tolist() == [2, 1]
-
-
 def test_a_ranking_says_what_it_knows(start: Start, connect: Connect) -> None:
     engine = connect(start())
     engine.greet([1, 2])
@@ -259,10 +245,9 @@ def test_an_engine_whose_connection_is_gone_is_forgotten_before_it_is_silent(
     other.greet([3])
     running.until(lambda s: len(s["engines"]) == 2)
     gone.socket.close(linger=0)
-    running.until(
-        lambda s: [each["graph"]["resident"] for each in s["engines"] if each["graph"]] == [1]
-    )
-    other.ranking(lambda keys: keys == {3})
+    running.until(lambda s: set(s["graph"]["engines"]) == {engine_id(other.identity)})
+    other.send(BlocksStored(pack(4), 3, 16))
+    other.ranking(lambda keys: keys == {3, 4})
 
 
 def test_garbage_does_not_stop_the_loop(start: Start, connect: Connect) -> None:

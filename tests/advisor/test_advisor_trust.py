@@ -366,29 +366,6 @@ def test_lost_batches_are_noticed_and_made_good(
     sidecar.check()
 
 
-def test_a_restarted_engine_leaves_nothing_behind(sidecar: InProcess, endpoint: str) -> None:
-    for generation in range(5):
-        with FakeEngine(endpoint, num_blocks=40, options=QUICK) as engine:
-            serve(engine, generation, 20, pause_s=0)
-            until(lambda: sidecar.agrees_with(engine), f"generation {generation}")
-    until(lambda: not sidecar.service.graph.engines, "the last one is forgotten too")
-    sidecar.check()
-
-
-def test_an_engine_that_is_gone_costs_another_no_advice(sidecar: InProcess, endpoint: str) -> None:
-    with FakeEngine(endpoint, options=QUICK, name="other") as other:
-        with FakeEngine(endpoint, options=QUICK, name="gone") as gone:
-            serve(other, 1, 10)
-            serve(gone, 2, 10)
-            until(lambda: gone.client.ranking() is not None, "advice for both")
-        advice = sidecar.service.parts.publisher.counters
-        until(lambda: advice["dropped_unreachable"] > 0, "noticed")
-        serve(other, 3, 10)
-        until(lambda: sidecar.agrees_with(other), "the other is followed")
-        ranking = other.client.ranking()
-        assert set(ranking.order.tolist()) <= other.cached
-
-
 @pytest.mark.timing
 def test_a_killed_sidecar_is_back_in_step_after_each_restart(socket_directory: Path) -> None:
     sidecar = SidecarProcess(socket_directory, sidecar__interval_s=0.05)

@@ -55,19 +55,18 @@ def test_events_and_advice_survive_the_wire() -> None:
 
 
 def test_a_ranking_is_sent_with_its_age_and_without_what_an_engine_looked_up() -> None:
-    order, none = as_keys([1, 2]), as_keys([])
     held = EvictionRanking(
-        3, 7.75, order, as_keys([9]), as_keys([2]), none, 5.0, 4, 12, order_blocks=as_keys([7, 8]),
-        spill_keys=frozenset({2}), protected_places={9: 0},
+        3, 7.75, as_keys([1, 2]), as_keys([9]), as_keys([2]), as_keys([5]), 5.0, 4, 12,
+        order_blocks=as_keys([7, 8]), spill_keys=frozenset({2}), protected_places={9: 0},
     )  # fmt: skip
     frames = wire.encode_advice(1, held, now=8.0)
-    assert frames[2] == encode([1, 3, 0.25, pack(1, 2), pack(9), pack(2), b"", 4, 12])
+    assert frames[2] == encode([1, 3, 0.25, pack(1, 2), pack(9), pack(2), pack(5), 4, 12])
     _, sent = wire.decode_advice(frames, now=100.0)
     assert isinstance(sent, EvictionRanking)
     assert (sent.epoch, sent.ts, sent.heard, sent.known_of) == (3, 99.75, 4, math.inf)
     assert sent.may_keep == 12
     blocks = sent.order, sent.protected, sent.spill_first, sent.demote_first
-    assert [keys.tolist() for keys in blocks] == [[1, 2], [9], [2], []]
+    assert [keys.tolist() for keys in blocks] == [[1, 2], [9], [2], [5]]
     looked_up = sent.order_blocks, sent.spill_blocks, sent.spill_keys, sent.protected_places
     assert looked_up == (None, None, None, None)
 

@@ -35,13 +35,10 @@ from kvgraph.graph.wire.events import (
     BlocksCleared,
     BlocksRemoved,
     BlocksResident,
-    BlocksStored,
     EngineHello,
     Pressure,
-    RequestFinished,
     RequestHeld,
     RequestReleased,
-    RequestStarted,
 )
 from kvgraph.graph.wire.frames import HEADER
 from kvgraph.hooks.fake import FakeEngine
@@ -547,22 +544,6 @@ def test_prefixes_hit_and_the_oldest_goes_first() -> None:
 def test_a_prompt_that_does_not_fit_is_refused() -> None:
     with pytest.raises(ValueError, match="do not fit into a pool of 2"):
         FakeEngine("ipc:///nowhere", num_blocks=2).run(prompt(3))
-
-
-def test_it_tells_what_happens_over_a_real_socket(router: Any) -> None:
-    with FakeEngine(router.endpoint, num_blocks=4, options=OPTIONS) as engine:
-        engine.run(prompt(3, 1), session="a")
-        engine.run(prompt(3, 2), session="b", session_ended=True)
-        engine.reset()
-        router.read_until(lambda: router.has(BlocksCleared))
-    kinds = [type(e) for e in router.events]
-    assert kinds[0] is EngineHello
-    started, stored, finished = (
-        of_kind(router, kind)[0] for kind in (RequestStarted, BlocksStored, RequestFinished)
-    )
-    assert stored.hashes == started.hashes == finished.hashes
-    assert stored.parent is None
-    assert sum(len(event.hashes) for event in of_kind(router, BlocksRemoved)) == 2 * 8
 
 
 def told(router: Any, engine: FakeEngine, **keys: Any) -> None:

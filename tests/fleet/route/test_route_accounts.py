@@ -44,6 +44,7 @@ async def test_an_engine_that_lists_no_models_is_refused_in_words(status: int) -
 async def test_another_model_does_not_take_the_place_of_one_that_is_away() -> None:
     async with routed([StandInEngine("good"), StandInEngine("other")]) as fleet:
         await fleet.until(True, False)
+        assert "serves other, the others good: " in (await status_of(fleet))[1]["refused"]
         fleet.engines[0].healthy = False
         await fleet.until(False, False)
         await asyncio.sleep(3 * health.INTERVAL_S)

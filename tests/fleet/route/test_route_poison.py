@@ -3,43 +3,44 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import httpx
 import pytest
 from kvgraph.advisor.fleet import engines as health
-from kvgraph.advisor.fleet.app import route_app
-from kvgraph.advisor.fleet.proxy import FleetProxy
-from kvgraph.advisor.fleet.upstream import EngineAddress
 from kvgraph.advisor.process.process import log_for_people
-from kvgraph_bench.fleet.stand_in_engine import Routed
-from kvgraph_bench.serving.listening import listening
-from stand_ins import TEXT, hang, served
-from uvicorn_engine import DIES, HALF, HANGS_UP, UvicornEngine, engine_processes, listening_engines
+from kvgraph_bench.fleet.stand_in_engine import Routed, StandInEngine
+from stand_ins import TEXT, all_up, answer_of, hang, served
 from waiting import soon
 
-
-@contextlib.asynccontextmanager
-async def before(
-    *engines: UvicornEngine, urls: Sequence[str] = ()
-) -> AsyncIterator[tuple[FleetProxy, httpx.AsyncClient]]:
-    """A proxy that listens before engines which are all up, and a client of it."""
-    async with listening_engines(*engines):
-        addresses = [*urls, *(each.url for each in engines)]
-        proxy = FleetProxy([EngineAddress(each) for each in addresses])
-        async with (
-            listening(route_app(proxy), "on") as url,
-            httpx.AsyncClient(base_url=url, timeout=60, trust_env=False) as client,
-        ):
-            await soon(lambda: bool(proxy.board.up.all()))
-            yield proxy, client
+HANGS_UP, HALF, DIES = "hang up", "answer half", "die"
+"""Prompts: the connection is closed before the answer, or in the middle; the engine ends."""
 
 
-async def complete(client: httpx.AsyncClient, prompt: str, **more: Any) -> httpx.Response:
-    return await client.post("/v1/completions", json={"model": "m", "prompt": prompt, **more})
+class Picky(StandInEngine):
+    """Drops requests by what their prompts say; others are answered."""
+
+    def __init__(self, *dropped: str) -> None:
+        super().__init__()
+        self.dropped = {HANGS_UP, *dropped}
+
+    def asked(self, prompt: str) -> int:
+        """How often it came."""
+        return sum(body["prompt"] == prompt for body in self.got)
+
+    async def _stream(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        prompt = self.got[-1]["prompt"]
+        if prompt == DIES:
+            self.kill()
+        if prompt == HALF:
+            writer.write(answer_of(200, TEXT.encode())[:-4])
+            await writer.drain()
+        if prompt in (HALF, DIES, *self.dropped):
+            writer.transport.abort()
+            raise ConnectionError
+        await super()._stream(reader, writer)
 
 
 @pytest.fixture
@@ -49,12 +50,12 @@ def no_watch(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def others_are_answered(
-    client: httpx.AsyncClient, until: asyncio.Task[Any], look: Callable[[], object] = bool
+    fleet: Routed, until: asyncio.Task[Any], look: Callable[[], object] = bool
 ) -> None:
     """Send requests of other callers, one after the other, until a task is done."""
     answered = 0
     while not until.done():
-        answer = await complete(client, f"other {answered}", session_id=f"s{answered}")
+        answer = await fleet.complete(f"other {answered}", session_id=f"s{answered}")
         assert answer.status_code == 200, answer.text
         look()
         answered += 1
@@ -62,43 +63,43 @@ async def others_are_answered(
 
 
 async def test_a_request_that_every_engine_drops_takes_none_from_others() -> None:
-    engines = [UvicornEngine() for _ in range(3)]
-    async with before(*engines) as (proxy, client):
+    engines = [Picky() for _ in range(3)]
+    async with all_up(*engines) as fleet:
 
         async def poison() -> list[httpx.Response]:
-            return [await complete(client, HANGS_UP) for _ in range(10)]
+            return [await fleet.complete(HANGS_UP) for _ in range(10)]
 
         poisoned = asyncio.create_task(poison())
         seen_up = list[bool]()
         await others_are_answered(
-            client, poisoned, lambda: seen_up.append(bool(proxy.board.up.all()))
+            fleet, poisoned, lambda: seen_up.append(bool(fleet.proxy.board.up.all()))
         )
         for answer in await poisoned:
             assert answer.status_code == 502
             assert "dropped this request, so it is sent to no further" in answer.text
             assert answer.headers["x-should-retry"] == "false"
         assert all(seen_up)
-        assert sum(each.asked[HANGS_UP] for each in engines) == 20, "two engines for each"
-        assert proxy.counts.unserved == 10
+        assert sum(each.asked(HANGS_UP) for each in engines) == 20, "two engines for each"
+        assert fleet.proxy.counts.unserved == 10
 
 
 async def test_it_is_sent_to_no_engine_twice_while_there_is_another() -> None:
-    engines = [UvicornEngine() for _ in range(2)]
-    async with before(*engines) as (proxy, client):
-        proxy.board.waiting[1] = 10_000_000  # anything else would go to the other one
+    engines = [Picky() for _ in range(2)]
+    async with all_up(*engines) as fleet:
+        fleet.proxy.board.waiting[1] = 10_000_000  # anything else would go to the other one
         for _ in range(3):
-            assert (await complete(client, HANGS_UP)).status_code == 502
-        assert [each.asked[HANGS_UP] for each in engines] == [3, 3]
+            assert (await fleet.complete(HANGS_UP)).status_code == 502
+        assert [each.asked(HANGS_UP) for each in engines] == [3, 3]
 
 
 async def test_one_engine_alone_is_asked_once_more_and_goes_on() -> None:
-    engine = UvicornEngine()
-    async with before(engine) as (proxy, client):
+    engine = Picky()
+    async with all_up(engine) as fleet:
         began = time.monotonic()
-        assert (await complete(client, HANGS_UP)).status_code == 502
-        assert engine.asked[HANGS_UP] == 2
-        assert proxy.board.up.all()
-        assert (await complete(client, "other")).status_code == 200
+        assert (await fleet.complete(HANGS_UP)).status_code == 502
+        assert engine.asked(HANGS_UP) == 2
+        assert fleet.proxy.board.up.all()
+        assert (await fleet.complete("other")).status_code == 200
         assert time.monotonic() - began < 5, "nobody waited for an engine"
 
 
@@ -106,29 +107,29 @@ async def test_an_answer_that_breaks_is_not_begun_again_and_takes_no_engine_from
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     log_for_people()
-    engines = [UvicornEngine() for _ in range(2)]
-    async with before(*engines) as (proxy, client):
+    engines = [Picky() for _ in range(2)]
+    async with all_up(*engines) as fleet:
         for number in range(6):
             with pytest.raises(httpx.RemoteProtocolError):
-                await complete(client, HALF, session_id=f"s{number}")
-            assert proxy.board.up.all()
-        assert proxy.counts.broken == 6
-        assert [each.asked[HALF] for each in engines] == [3, 3]
-        await asyncio.gather(*proxy.health._looks.values())
-        assert proxy.board.up.all()
+                await fleet.complete(HALF, session_id=f"s{number}")
+            assert fleet.proxy.board.up.all()
+        assert fleet.proxy.counts.broken == 6
+        assert [each.asked(HALF) for each in engines] == [3, 3]
+        await asyncio.gather(*fleet.proxy.health._looks.values())
+        assert fleet.proxy.board.up.all()
     assert "in the middle of an answer" in caplog.text
     assert "ASGI" not in caplog.text, "the server's word for it helps nobody"
 
 
 @pytest.mark.usefixtures("no_watch")
 async def test_a_request_that_kills_engines_kills_two_and_others_are_served_by_the_rest() -> None:
-    async with engine_processes(3) as urls, before(urls=urls) as (proxy, client):
-        poisoned = asyncio.create_task(complete(client, DIES))
-        await others_are_answered(client, poisoned)
+    async with all_up(Picky(), Picky(), Picky()) as fleet:
+        poisoned = asyncio.create_task(fleet.complete(DIES))
+        await others_are_answered(fleet, poisoned)
         assert (await poisoned).status_code == 502
-        await soon(lambda: int(proxy.board.up.sum()) == 1)  # by what requests met alone
+        await soon(lambda: int(fleet.proxy.board.up.sum()) == 1)  # by what requests met alone
         for number in range(6):
-            assert (await complete(client, f"later {number}")).status_code == 200
+            assert (await fleet.complete(f"later {number}")).status_code == 200
 
 
 @pytest.mark.usefixtures("no_watch")
@@ -168,11 +169,11 @@ async def test_many_requests_that_are_dropped_at_once_are_one_question(fleet: Ro
     assert {(await each).text for each in asked} == {TEXT}
 
 
-async def sessions_at(client: httpx.AsyncClient, engine: int, number: int) -> list[str]:
+async def sessions_at(fleet: Routed, engine: int, number: int) -> list[str]:
     """Names of so many sessions that are at home there."""
     found = list[str]()
     for name in (f"s{n}" for n in range(20)):
-        answer = await complete(client, "fine", session_id=name)
+        answer = await fleet.complete("fine", session_id=name)
         if answer.headers["x-kvgraph-engine"] == str(engine):
             found.append(name)
     return found[:number]
@@ -180,19 +181,19 @@ async def sessions_at(client: httpx.AsyncClient, engine: int, number: int) -> li
 
 async def test_what_others_answer_is_the_engines_fault_from_the_second_time_in_a_row() -> None:
     """Whatever it says of itself; a single connection may always break."""
-    bad, good = UvicornEngine("odd"), UvicornEngine()
-    async with before(bad, good) as (proxy, client):
-        first, second, third, fourth = await sessions_at(client, 0, 4)
+    bad, good = Picky("odd"), Picky()
+    async with all_up(bad, good) as fleet:
+        first, second, third, fourth = await sessions_at(fleet, 0, 4)
         for session in (first, second):  # it answers in between
-            assert (await complete(client, "odd", session_id=session)).status_code == 200
-            assert proxy.board.up.all()
-            assert (await complete(client, "fine", session_id=fourth)).status_code == 200
-        assert (await complete(client, "odd", session_id=third)).status_code == 200
-        assert proxy.board.up.all()
-        assert (await complete(client, "odd", session_id=fourth)).status_code == 200
-        assert proxy.board.up.tolist() == [False, True]
-        assert bad.asked["odd"] == 4
-        await soon(lambda: bool(proxy.board.up.all()))
+            assert (await fleet.complete("odd", session_id=session)).status_code == 200
+            assert fleet.proxy.board.up.all()
+            assert (await fleet.complete("fine", session_id=fourth)).status_code == 200
+        assert (await fleet.complete("odd", session_id=third)).status_code == 200
+        assert fleet.proxy.board.up.all()
+        assert (await fleet.complete("odd", session_id=fourth)).status_code == 200
+        assert fleet.proxy.board.up.tolist() == [False, True]
+        assert bad.asked("odd") == 4
+        await soon(lambda: bool(fleet.proxy.board.up.all()))
 
 
 async def test_an_engine_that_is_back_does_not_pay_for_what_it_dropped_before(

@@ -117,13 +117,6 @@ async def test_a_lying_health_endpoint_is_believed_less_and_less(fleet: Routed) 
     assert served(fleet)[1] == 40
 
 
-async def test_an_engine_with_another_model_gets_nothing_and_is_named() -> None:
-    async with routed([StandInEngine(), StandInEngine("other")]) as fleet:
-        await codes(fleet, 6)
-        assert served(fleet) == [6, 0]
-        assert "serves other, the others m: " in (await status_of(fleet))[1]["refused"]
-
-
 async def test_a_client_that_hangs_up_once_it_has_its_answer_did_not_leave(fleet: Routed) -> None:
     held = hold(*fleet.engines)
     for engine in fleet.engines:
