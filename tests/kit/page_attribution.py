@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import gzip
 import heapq
 import itertools
-import json
 import random
-import tempfile
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 from kvgraph.advisor.config.config import Config
 from kvgraph.advisor.page.misses import RequestView, request_view
-from kvgraph.advisor.replay.reader import new_file
 from kvgraph.advisor.replay.recorded_sessions import read_sessions
 from kvgraph.graph.logs.history import History
 from kvgraph.graph.logs.reasons import Detail
@@ -25,8 +20,6 @@ from kvgraph.graph.types import as_keys
 from kvgraph.graph.wire.advice import ContentKey
 from kvgraph.graph.wire.events import (
     AnyEvent,
-    BlocksAttended,
-    BlocksEmbedded,
     EngineHello,
 )
 from kvgraph_bench.closed.closed_pass import ClosedTurn, Script, scripts
@@ -40,29 +33,10 @@ if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
 _PACKED: Final = ("hashes", "contents")  # fields of eight bytes each, one after the other
-_LEFT_OUT: Final = (BlocksAttended, BlocksEmbedded)  # numbers of every step, and no fact of a block
-
-
-class RawLog:
-    """Writes a line for each event of a sidecar: ``{"at", "engine", "event", …fields}``.
-
-    ``at`` is in seconds since the log began, ``engine`` is an engine's id (its name is in its
-    hello, as ``name``), ``hashes`` and ``contents`` are lists of ``0x…`` in chain order.
-    """
-
-    def __init__(self, path: Path, *, clock: Callable[[], float]) -> None:
-        self._clock, self._began, self._file = clock, clock(), new_file(path)
-        self.close = self._file.close
-
-    def __call__(self, engine: str, events: Sequence[AnyEvent]) -> None:
-        at = round(self._clock() - self._began, 6)
-        for event in events:
-            if not isinstance(event, _LEFT_OUT):
-                line = {"at": at, "engine": engine, **_worded(event)}
-                self._file.write(json.dumps(line) + "\n")
 
 
 def _worded(event: AnyEvent) -> dict[str, Any]:
+    """A line of a log: its kind, and its fields; hashes are lists of ``0x…`` in chain order."""
     fields = msgspec.to_builtins(msgspec.structs.asdict(event), builtin_types=(bytes,))
     if isinstance(event, EngineHello):
         fields["name"] = fields.pop("engine")
@@ -262,36 +236,29 @@ class Compared:
 
 def play(base: VllmConfig, plan: FleetPlan, seconds: float, seed: int = SEED) -> Compared:
     users = scripts(read_sessions(SESSIONS), plan.users, seed, seconds, ModelShape().vocab)
-    with tempfile.TemporaryDirectory(prefix="kvg-") as folder:
-        path = Path(folder) / "raw.jsonl.gz"
-        teller = _Teller(path)
-        fleet = ToldFleet(
-            base, plan.shapes, users, teller, hinted=plan.hinted, seed=seed, mishaps=plan.mishaps
-        )
-        teller.attach(fleet)
-        try:
-            fleet.run(seconds)
-        finally:
-            fleet.close()
-            teller.close()
-        oracle = RawLogOracle()
-        with gzip.open(path, "rt") as lines:
-            for line in lines:
-                oracle.read(json.loads(line))
-    return compared(teller.said(), oracle.verdicts)
+    teller = _Teller()
+    fleet = ToldFleet(
+        base, plan.shapes, users, teller, hinted=plan.hinted, seed=seed, mishaps=plan.mishaps
+    )
+    teller.attach(fleet)
+    try:
+        fleet.run(seconds)
+    finally:
+        fleet.close()
+    return compared(teller.said(), teller.oracle.verdicts)
 
 
 class _Teller:
-    def __init__(self, path: Path) -> None:
-        self._now = 0.0
-        self._log = RawLog(path, clock=lambda: self._now)
+    def __init__(self) -> None:
+        self.oracle = RawLogOracle()
         self._history: History | None = None
         self._fleet: ToldFleet | None = None
         self._said: list[Said] = []
 
     def __call__(self, engine: str, events: Sequence[AnyEvent]) -> None:
-        self._now = self._fleet.now if self._fleet is not None else 0.0
-        self._log(engine, events)
+        at = self._fleet.now if self._fleet is not None else 0.0
+        for event in events:
+            self.oracle.read({"at": at, "engine": engine, **_worded(event)})
         if self._history is not None and self._history.requests.next - len(self._said) > LIMIT // 2:
             self._note(self._history.requests.next - LIMIT // 4)
 
@@ -302,9 +269,6 @@ class _Teller:
         assert self._history is not None
         self._note(self._history.requests.next)
         return self._said
-
-    def close(self) -> None:
-        self._log.close()
 
     def _note(self, end: int) -> None:
         assert self._history is not None

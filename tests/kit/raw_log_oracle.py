@@ -1,7 +1,7 @@
 """Why requests missed, told from an engine's raw log alone: a model of plain dictionaries.
 
-Reads lines as ``raw_log`` writes them, knows all of the past and what comes next, and
-imports nothing of ours: what the product says of a miss is compared with it.
+Reads lines as ``page_attribution`` words events, ``at`` in seconds, knows all of the past and what
+comes next, and imports nothing of ours: what the product says of a miss is compared with it.
 """
 
 from __future__ import annotations
