@@ -175,40 +175,9 @@ def wait_gone() -> Callable[[str], None]:
     return wait
 
 
-def test_no_protected_block_is_lost_on_a_busy_machine(new_engine: Any, tiny_model: Path) -> None:
-    options = {"model": str(tiny_model), "rounds": 10, "busy": 2}
-    settings = {"AITHER_KVCACHE_GRAPH": "1", "KVGRAPH_SCORE__PROTECTED_SHARE": "0.5"}
-    engine = new_engine("engine_protected.py", options, **settings)
-    result = engine.run(timeout_s=600.0).result
-    assert result["protected"] > 0
-    assert result["taken"] > 5 * 80, "too little was asked of the pool"
-    assert result["needless"] == 0, result
-
-
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_keys_that_are_moved_are_those_that_the_engine_computes_there(
     new_engine: Any, tiny_model: Path, dtype: str
 ) -> None:
     options = {"model": str(tiny_model), "dtype": dtype}
     assert new_engine("engine_kernels.py", options).run().result["error"] < 0.01
-
-
-END = 2
-PROMPTS = [list(range(10, 70)), list(range(100, 180)), list(range(200, 240))]
-
-
-def test_answers_are_forced_to_their_end_and_stand_in_the_cache(
-    tiny_model: Path, new_engine: Any
-) -> None:
-    answers = [[*range(300, 340), END], [7, END], None]  # three requests, batches of two
-    options = {"model": str(tiny_model), "prompts": PROMPTS, "answers": answers, "end": END}
-    result = new_engine("engine_agents.py", options).run().result
-    said = result["first"]
-    for got, answer in zip(said[:2], answers[:2], strict=True):
-        assert got["tokens"] == answer
-        assert got["finish"] == "stop"
-    assert len(said[2]["tokens"]) > 2, "a request without an answer is the model's own"
-    # 60 + 41 tokens, of which the last was never computed: three blocks of 32.
-    assert result["second"][0]["cached"] == 96
-    assert [each["tokens"] for each in result["second"]] == [[11, END]] * 3
-    assert "must be a list of token ids" in result["refused"]

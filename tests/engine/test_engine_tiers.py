@@ -134,10 +134,3 @@ def test_what_memory_has_when_an_engine_ends_a_restart_finds(tiers: Any) -> None
     facts = scene(tiers, "restart_warm")
     assert facts["disk"] < CONTEXT_BLOCKS
     assert facts["computed"] <= 3 + 32
-
-
-def test_an_error_of_ours_during_a_load_leaves_no_request_waiting(tiers: Any) -> None:
-    facts = scene(tiers, "broken_side")
-    broken = {name: each for name, each in facts.items() if isinstance(each, dict)}
-    broken.pop("counts")
-    assert all(each["detached"] and each["whole"] for each in broken.values()), broken

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -17,42 +15,11 @@ from typing import Any
 
 import httpx
 import pytest
-from kvgraph_bench.serving.listening import free_port
+from kvgraph_bench.fleet.router_process import RouteProcess
 from kvgraph_bench.serving.vllm_server import Server, ServerPlan
 
 pytestmark = [pytest.mark.engine, pytest.mark.timing]
 NOTICED_S = 10.0  # an engine that nobody asks is looked at every half second; chosen for busy cores
-
-
-class Route:
-    """The command, as a process."""
-
-    def __init__(self, urls: list[str], env: dict[str, str], log: Path) -> None:
-        port = free_port()
-        self.url = f"http://127.0.0.1:{port}"
-        command = [sys.executable, "-m", "kvgraph", "route", *urls, "--port", str(port)]
-        with log.open("wb") as file:
-            self._process = subprocess.Popen(command, env=env, stdout=file, stderr=file)
-
-    def wait(self) -> None:
-        deadline = time.monotonic() + 60
-        while time.monotonic() < deadline:
-            try:
-                status = self.status()
-            except httpx.TransportError:
-                time.sleep(0.1)
-                continue
-            if all(each["up"] for each in status["engines"]):
-                return
-        raise AssertionError("the proxy did not find its engines")
-
-    def status(self) -> dict[str, Any]:
-        found: dict[str, Any] = httpx.get(f"{self.url}/fleet", trust_env=False).json()
-        return found
-
-    def stop(self) -> int:
-        self._process.send_signal(signal.SIGINT)  # SIGTERM would let probes hear of it first
-        return self._process.wait(40)
 
 
 @pytest.fixture(scope="module")
@@ -67,18 +34,15 @@ def fleet(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         )
         plans = [replace(plan, directory=directory / f"e{number}") for number in range(2)]
         servers = list(pool.map(lambda each: stack.enter_context(Server(each)), plans))
-        env = {**os.environ, "XDG_RUNTIME_DIR": str(runtime)}
-        route = Route([server.url for server in servers], env, directory / "route.log")
-        stack.callback(route.stop)
-        route.wait()
-        yield servers, route
+        urls = [server.url for server in servers]
+        yield servers, stack.enter_context(RouteProcess(urls, runtime, directory / "route.log"))
 
 
 def words(number: int, count: int) -> str:
     return " ".join(f"w{(number * 37 + place) % 400}" for place in range(count))
 
 
-def complete(route: Route, prompt: str, session: str, tokens: int = 8) -> dict[str, Any]:
+def complete(route: RouteProcess, prompt: str, session: str, tokens: int = 8) -> dict[str, Any]:
     body = {"model": "demo", "prompt": prompt, "max_tokens": tokens, "temperature": 0}
     answer = httpx.post(
         f"{route.url}/v1/completions", json=body, headers={"X-Session-ID": session},
@@ -90,7 +54,7 @@ def complete(route: Route, prompt: str, session: str, tokens: int = 8) -> dict[s
 
 
 def test_later_turns_find_their_context_and_the_sidecars_tell_what_is_resident(
-    fleet: tuple[list[Server], Route],
+    fleet: tuple[list[Server], RouteProcess],
 ) -> None:
     _, route = fleet
     prompts = {f"s{number}": words(number, 200) for number in range(4)}
@@ -112,7 +76,7 @@ def test_later_turns_find_their_context_and_the_sidecars_tell_what_is_resident(
 
 
 def test_no_request_fails_when_an_engine_dies_but_those_it_had_begun_to_answer(
-    fleet: tuple[list[Server], Route],
+    fleet: tuple[list[Server], RouteProcess],
 ) -> None:
     servers, route = fleet
     outcomes = asyncio.run(_killed(servers[0], route))
@@ -129,7 +93,7 @@ def test_no_request_fails_when_an_engine_dies_but_those_it_had_begun_to_answer(
         complete(route, words(number, 210), f"s{number}")
 
 
-async def _killed(victim: Server, route: Route) -> list[str]:
+async def _killed(victim: Server, route: RouteProcess) -> list[str]:
     """Twenty answers in flight while an engine is killed: ``whole``, ``cut`` or worse."""
     async with httpx.AsyncClient(timeout=120, trust_env=False) as client:
         asked = [asyncio.create_task(_stream(client, route, number)) for number in range(20)]
@@ -139,7 +103,7 @@ async def _killed(victim: Server, route: Route) -> list[str]:
         return await asyncio.gather(*asked)
 
 
-async def _stream(client: httpx.AsyncClient, route: Route, number: int) -> str:
+async def _stream(client: httpx.AsyncClient, route: RouteProcess, number: int) -> str:
     body = {
         "model": "demo", "prompt": words(100 + number, 300), "max_tokens": 200, "stream": True,
         "ignore_eos": True,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import io
 import os
-import random
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
@@ -80,23 +79,6 @@ def test_a_row_of_a_name_that_is_not_there_is_noticed(graph: KVCacheGraph, tmp_p
     snapshot.save(graph, tmp_path / "graph.snap")
     with pytest.raises(SnapshotError, match="identity is of no name"):
         snapshot.load(KVCacheGraph(), tmp_path / "graph.snap")
-
-
-def test_every_bit_flip_and_every_cut_is_noticed(graph: KVCacheGraph, tmp_path: Path) -> None:
-    path = tmp_path / "graph.snap"
-    snapshot.save(graph, path)
-    whole, rng = path.read_bytes(), random.Random(4)
-    damaged = [whole[:cut] for cut in range(0, len(whole), 997)]
-    for _ in range(100):
-        flipped = bytearray(whole)
-        flipped[rng.randrange(len(whole))] ^= 1 << rng.randrange(8)
-        damaged.append(bytes(flipped))
-    for content in damaged:
-        path.write_bytes(content)
-        empty = KVCacheGraph()
-        with pytest.raises(SnapshotError, match=r"graph\.snap"):
-            snapshot.load(empty, path)
-        assert len(empty.tables.blocks) == 0
 
 
 def signed(payload: bytes) -> bytes:

@@ -7,13 +7,12 @@ import ctypes
 import numpy as np
 import pytest
 import torch
-from kvgraph.kernels.backends import reference
 from kvgraph.kernels.errors import SlotError, TransferError
 from kvgraph.kernels.gpu import copy_engine
 from kvgraph.kernels.gpu.calls import COUNT_LIMIT, runs_call, uploaded
-from kvgraph.kernels.gpu.copy_engine import CopyEngine, batched
-from kvgraph.kernels.layout import Blocks, gpu_layout, new_memory
-from kvgraph.kernels.runs import ByteRuns, block_runs
+from kvgraph.kernels.gpu.copy_engine import CopyEngine
+from kvgraph.kernels.layout import gpu_layout, new_memory
+from kvgraph.kernels.runs import ByteRuns
 
 
 def test_packed_tensors_arrive_as_they_were() -> None:
@@ -26,57 +25,6 @@ def test_packed_tensors_arrive_as_they_were() -> None:
         assert torch.equal(part, tensor)
         assert part.is_contiguous()
         assert part.data_ptr() % 16 == 0 or not part.numel()
-
-
-def host_driver(refused: int = 0) -> tuple[CopyEngine, list[str]]:
-    """The driver's two functions over host memory, with the C signatures of CUDA 13."""
-    calls: list[str] = []
-
-    def single(target: int, source: int, size: int, stream: int) -> int:
-        calls.append("single")
-        ctypes.memmove(target, source, size)
-        return 0
-
-    def batch(
-        targets: int, sources: int, sizes: int, count: int, attributes: int, firsts: int,
-        kinds: int, stream: int,
-    ) -> int:  # fmt: skip
-        calls.append("batch")
-        assert (kinds, stream) == (1, 7)
-        assert ctypes.c_size_t.from_address(firsts).value == 0
-        order, *hints, flags = (ctypes.c_int * 6).from_address(attributes)
-        assert (order, hints, flags) == (1, [0] * 4, 1)
-        if refused:
-            return refused
-        columns = [(ctypes.c_size_t * count).from_address(at) for at in (targets, sources, sizes)]
-        for row in zip(*columns, strict=True):
-            ctypes.memmove(*row)
-        return 0
-
-    made = CopyEngine(copy_engine.SINGLE(single), batched(copy_engine.BATCH(batch), ()))
-    return made, calls
-
-
-@pytest.mark.parametrize("refused", [0, 801])
-def test_runs_go_in_one_batch_or_one_by_one(refused: int) -> None:
-    cache = gpu_layout("LBHNC", 3, 6, 2, 8, 32)
-    source, plain = new_memory(cache), new_memory(cache.record(6))
-    target = new_memory(cache.record(6))
-    source.memory.normal_()
-    blocks, records = torch.randperm(6)[:4], torch.randperm(6)[:4]
-    runs = block_runs(Blocks(source, blocks), Blocks(target, records))
-    engine, calls = host_driver(refused)
-    starts = (source.memory.data_ptr() + runs.sources, target.memory.data_ptr() + runs.targets)
-    engine.copy(*starts, runs.size, 7)
-    reference.copy_blocks(Blocks(source, blocks), Blocks(plain, records))
-    assert torch.equal(plain.memory, target.memory)
-    if refused:
-        assert calls == ["batch"] + ["single"] * len(runs.sources)
-        assert engine.problem is not None
-        assert "801" in engine.problem
-    else:
-        assert calls == ["batch"]
-        assert engine.problem is None
 
 
 def test_the_attributes_are_those_of_the_bindings() -> None:

@@ -156,8 +156,9 @@ FORKS = "ignore:This process:DeprecationWarning"  # what Python 3.12 says of a f
 @pytest.fixture(scope="module")
 def driven() -> dict[str, Seen]:
     """What was done with drivers: of each architecture, without batches of copies, too old."""
-    drivers = {each: {"architecture": each} for each in ARCHITECTURES}
-    drivers["no batches"] = {"architecture": "sm_90", "batches": False}
+    drivers: dict[str, Seen] = {each: {"architecture": each} for each in ARCHITECTURES}
+    drivers["no cuMemcpyBatchAsync"] = {"architecture": "sm_90", "batches": False}
+    drivers["gave error 801"] = {"architecture": "sm_90", "refuses": 801}
     drivers["old"] = {"architecture": "sm_90", "cuda": 12080}
     done = subprocess.run(
         [sys.executable, "-W", "error", "-W", FORKS,
@@ -198,6 +199,8 @@ def test_what_a_device_cannot_give_is_an_error_in_words(seen: Seen) -> None:
 
 
 def test_all_runs_on_the_current_stream_and_copies_never_on_the_default_one(seen: Seen) -> None:
+    assert seen["problem"] is None
+    assert [entry[1] for entry in seen["log"] if entry[0] == "copy"] == [6, 6], "one batch each"
     assert {entry[2] for entry in seen["log"] if entry[0] in ("launch", "copy")} == {COMPUTE}
     before, copy, after, launch = seen["default stream"]
     assert (before, after) == (["wait", SIDE, 0], ["wait", 0, SIDE])
@@ -206,10 +209,13 @@ def test_all_runs_on_the_current_stream_and_copies_never_on_the_default_one(seen
     assert launch[2] == 0
 
 
-def test_without_batches_each_run_is_a_copy_of_its_own(driven: dict[str, Seen]) -> None:
-    seen = driven["no batches"]
+@pytest.mark.parametrize("problem", ["no cuMemcpyBatchAsync", "gave error 801"])
+def test_without_batches_each_run_is_a_copy_of_its_own(
+    driven: dict[str, Seen], problem: str
+) -> None:
+    seen = driven[problem]
     assert all(seen["right"].values())
-    assert "no cuMemcpyBatchAsync" in seen["problem"]
+    assert problem in seen["problem"]
     assert sum(entry[0] == "copy" for entry in seen["log"]) == 12
 
 

@@ -22,25 +22,19 @@ from kvgraph.graph.types import as_keys
 from kvgraph.graph.wire.advice import EvictionRanking
 from kvgraph.graph.wire.events import (
     AnyEvent,
-    BlocksRemoved,
-    BlocksStored,
     EngineHello,
-    RequestFinished,
-    RequestStarted,
-    Segment,
 )
+from turns import SIZE, Told, finished, removed, started, stored
 from wire_keys import pack
 
-SIZE = 16
 BEGIN = 1000.0  # the world's time at first
 
 
-class World:
+class World(Told):
     """Two engines, ``a`` and ``b``, of one model; blocks of 16 tokens, pools of 100."""
 
     def __init__(self) -> None:
-        self.now = BEGIN
-        self.graph = KVCacheGraph(clock=lambda: self.now)
+        super().__init__(now=BEGIN)
         self.number = 0
         for engine in ("a", "b"):
             self.tell(EngineHello(f"host:{engine}", "model", SIZE, 100, "vllm"), engine=engine)
@@ -54,26 +48,15 @@ class World:
         self.graph.apply(engine, list(events))
 
     def start(
-        self,
-        *keys: int,
-        found: int = 0,
-        loading: int = 0,
-        session: str | None = "s",
-        engine: str = "a",
-        tail: int = 5,
-        segments: tuple[Segment, ...] = (),
-        says: tuple[int, ...] = (),
-        salt: int = 0,
-        lacking: int | None = None,
-        waited_s: float = 0.0,
-    ) -> str:
+        self, *keys: int, loading: int = 0, session: str | None = "s", engine: str = "a",
+        tail: int = 5, says: tuple[int, ...] = (), **fields: Any,
+    ) -> str:  # fmt: skip
         """A request of these blocks and a partial one; its blocks enter the pool."""
         self.number += 1
         name = f"r{self.number}"
-        prompt = RequestStarted(
-            name, pack(*keys), SIZE * len(keys) + tail, SIZE * found, SIZE, session,
-            segments=segments, loading_tokens=SIZE * loading, contents=pack(*says), salt=salt,
-            lacking=lacking, waited_s=waited_s,
+        prompt = started(
+            name, *keys, more=tail, session=session, loading_tokens=SIZE * loading,
+            contents=pack(*says), **fields,
         )  # fmt: skip
         self.tell(prompt, engine=engine)
         return name
@@ -82,19 +65,17 @@ class World:
         """A request from its start to its end."""
         name = self.start(*keys, found=found, engine=engine, **words)
         if fresh := keys[found:]:
-            parent = keys[found - 1] if found else None
-            self.tell(BlocksStored(pack(*fresh), parent, SIZE), engine=engine)
+            self.tell(stored(*fresh, behind=keys[found - 1] if found else None), engine=engine)
         self.end(name, *keys, engine=engine, **words)
         return name
 
     def end(self, name: str, *keys: int, engine: str = "a", **words: Any) -> None:
         """The end of a request that was started with these words."""
-        session = words.get("session", "s")
-        total = SIZE * len(keys) + words.get("tail", 5)
-        self.tell(RequestFinished(name, pack(*keys), total, total, "stop", session), engine=engine)
+        session, tail = words.get("session", "s"), words.get("tail", 5)
+        self.tell(finished(name, *keys, more=tail, session=session), engine=engine)
 
     def evict(self, *keys: int, engine: str = "a") -> None:
-        self.tell(BlocksRemoved(pack(*keys)), engine=engine)
+        self.tell(removed(*keys), engine=engine)
 
     def rank(
         self, *keys: int, engine: str = "a", kept: tuple[int, ...] = (), **terms: list[float]

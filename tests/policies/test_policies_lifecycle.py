@@ -23,8 +23,8 @@ from kvgraph.graph.kvcache_graph import KVCacheGraph
 from kvgraph.graph.ranking.formulas import ClassicPolicy
 from kvgraph.graph.ranking.policy import ScoreProfile, View, Weights
 from kvgraph.graph.tables.protection import ProtectionBudget
-from kvgraph.graph.types import SourceLayer, as_keys
-from kvgraph.graph.wire.events import AnyEvent, EngineHello, Segment, SessionSignal
+from kvgraph.graph.types import SourceLayer
+from kvgraph.graph.wire.events import AnyEvent, EngineHello, Segment
 from kvgraph_bench.recorded.agents_requests import SESSIONS
 from kvgraph_bench.recorded.lab_fleets import fleet, of_tenants
 from turns import SIZE, Told, stored
@@ -88,18 +88,6 @@ def test_a_session_that_waited_past_all_known_gaps_is_given_up() -> None:
     assert order.index(1) < order.index(180)
 
 
-def test_the_rules_bind_it_like_any_policy() -> None:
-    world = World()
-    world.turn("a", 1, 2, 3, segments=(Segment(int(SourceLayer.RULES), 0, SIZE),))
-    world.turn("b", 11, 12)
-    world.turn("c", 21, 22)
-    world.turn("c", 21, 23)
-    world.tell(SessionSignal("b", ended=True))
-    ranking = world.graph.rank("e", 100)
-    assert ranking.order.tolist()[:3] == [22, 12, 11], "superseded, then over, tail first"
-    assert ranking.protected.tolist() == [1]
-
-
 def test_a_tool_that_is_due_soon_keeps_its_session() -> None:
     world = World()
     world.turn("soon", 1, waiting_for_tool=True, expected_return_s=10.0)
@@ -114,17 +102,6 @@ def test_a_stem_that_many_walk_outlives_each_of_them() -> None:
         world.wait(10)
     world.turn("last", 999)
     assert world.ranked()[-2:] == [2, 1]
-
-
-def test_a_query_teaches_nothing_and_terms_add_up() -> None:
-    world, key = World(), 10_000
-    world.teach(lambda number: True, sessions=20)
-    before = world.scores()
-    explained = world.graph.explain(key)
-    row = int(world.graph.tables.blocks.find(as_keys([key]))[0])
-    assert np.array_equal(before, world.scores())
-    assert explained["policy"] == "lifecycle"
-    assert explained["score"] == pytest.approx(float(before[row]), abs=0.1)
 
 
 def test_scores_are_finite_for_blocks_that_nobody_claims() -> None:

@@ -209,6 +209,9 @@ def test_a_splice_is_measured_beside_a_wrong_one_and_none(small: SplicedModel) -
 def test_the_command_keeps_what_engines_look_for(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from kvgraph.hooks.vllm.recall.support import model_identity
+    from vllm.config import ModelConfig
+
     monkeypatch.setenv("AITHER_KVCACHE_CALIBRATIONS", str(tmp_path))
     quick = [str(tiny_model), "--quick", "--samples", "1", "--max-model-len", "512"]
     arguments = [*quick, "--json"]
@@ -221,6 +224,7 @@ def test_the_command_keeps_what_engines_look_for(
     lax = runner.invoke(app, [*arguments, "--most-kl", "99", "--least-agreement", "0"])
     assert lax.exit_code == 0
     told = json.loads(lax.stdout)
+    assert told["identity"] == model_identity(ModelConfig(str(tiny_model), max_model_len=512), 512)
     kept = load(told["identity"], calibration_file(told["identity"]))
     assert (kept.passed, kept.limits.least_tokens) == (True, 32)
     again = runner.invoke(app, [*quick, "--most-kl", "99", "--least-agreement", "0"])

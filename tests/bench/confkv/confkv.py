@@ -13,9 +13,6 @@ import torch
 from kvgraph.hooks.confkv.cache import ConfKVCache
 from kvgraph.hooks.confkv.layer import ConfLayer
 from kvgraph.hooks.confkv.settings import ConfKVSettings
-from kvgraph.kernels.backends.mixed import KvPart
-from kvgraph.kernels.ops import mixed_attention
-from kvgraph.kernels.quant import channel_scale, to_cells
 from rich.console import Console
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -37,47 +34,12 @@ from .small_models import TEXT_MODEL, load
 
 Say = Callable[[str], None]
 
-BATCH, HEADS, KV_HEADS, DIMS, TOKENS, RECENT = 8, 8, 4, 64, 512, 64
-_ROUNDS: Final = 60
+BATCH: Final = 8
 _LARGER: Final = {
     "vocab_size": 8192, "hidden_size": 768, "intermediate_size": 2048, "num_hidden_layers": 12,
     "num_attention_heads": 12, "num_key_value_heads": 12,
 }  # fmt: skip
 _LARGER_ROUNDS: Final = 4  # evictions
-
-
-def attention_ratios() -> list[float]:
-    """Time of mixed tiled attention over that of dense sdpa, at the same length, in turns.
-
-    Eight rows, eight query heads on four of keys, 512 tokens of which 64 are not in int8. The mixed
-    one also says how much attention each token got.
-    """
-    generator = torch.Generator().manual_seed(1)
-    query = torch.randn(BATCH, HEADS, 1, DIMS, generator=generator)
-    keys, values = (
-        torch.randn(BATCH, KV_HEADS, TOKENS, DIMS, generator=generator) for _ in range(2)
-    )
-    parts = [_old(keys, values), KvPart(keys[:, :, -RECENT:], values[:, :, -RECENT:])]
-
-    def dense() -> Tensor:
-        return torch.nn.functional.scaled_dot_product_attention(
-            query, keys, values, enable_gqa=True
-        )
-
-    def mixed() -> Tensor:
-        return mixed_attention(query, parts, None, DIMS**-0.5).output
-
-    for _ in range(5):
-        dense()
-        mixed()
-    return [_seconds(mixed) / _seconds(dense) for _ in range(_ROUNDS)]
-
-
-def _old(keys: Tensor, values: Tensor) -> KvPart:
-    old = [plane[:, :, :-RECENT] for plane in (keys, values)]
-    scales = [channel_scale(plane) for plane in old]
-    cells = [to_cells(plane, scale) for plane, scale in zip(old, scales, strict=True)]
-    return KvPart(cells[0], cells[1], scales[0], scales[1])
 
 
 def eviction_share(
@@ -127,12 +89,6 @@ def _timed(
     return run
 
 
-def _seconds(action: Callable[[], object]) -> float:
-    began = time.perf_counter()
-    action()
-    return time.perf_counter() - began
-
-
 _BUDGETS: Final = ConfKVSettings(low=64, high=256, window=32, slack=8)
 _SEEDS: Final = (1, 2, 3)
 _DRAWS: Final = 2_000  # of whole texts: arms are compared on the same ones
@@ -177,7 +133,6 @@ def run(progress: bool, part: str, scale: Scale, model: Path | None, text: Path 
             figures.add("eviction_share", share, "of a step, batch 8", "≤ 0.05")
             share = eviction_share_of_a_larger_model()
             figures.add("eviction_share_100m", share, "of a step, batch 8", "≤ 0.05")
-            figures.add("attention_ratio", attention_ratios(), "× dense", "≤ 1.3")
     return figures
 
 

@@ -67,10 +67,10 @@ class Stage:
         )  # fmt: skip
         core = self._llm.llm_engine.engine_core.engine_core
         core.step_fn = _yielding(core)
-        self._scheduler = scheduler = core.scheduler
+        self.scheduler = core.scheduler
         self.costs: Any = None
         if recall:
-            self.costs = scheduler.connector.side.bridge.ledger.costs
+            self.costs = self.scheduler.connector.side.bridge.ledger.costs
             self.costs.splices_always = True  # what it costs is what is measured
 
     def serve(self, prompt: list[int], asks: bool, tokens: int) -> dict[str, Any]:
@@ -86,7 +86,7 @@ class Stage:
         began = time.perf_counter()
         (out,) = self._llm.generate(given, sampling, use_tqdm=False)
         took = time.perf_counter() - began
-        while self._scheduler.has_requests():  # copies of what this one left; a server steps on
+        while self.scheduler.has_requests():  # copies of what this one left; a server steps on
             self._llm.llm_engine.step()
         told = (out.kv_transfer_params or {}).get("kvgraph", {})
         return {

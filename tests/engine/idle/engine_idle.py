@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from one_engine import BLOCK, new_llm, run_program, wait_for
+from one_engine import BLOCK, generate, new_llm, run_program, wait_for
 
 CONTEXT = 7 * BLOCK  # tokens of each prompt, and one more
 OTHERS = 6  # prompts that push the first one out of the pool
@@ -19,14 +19,10 @@ def prompt(seed: int) -> list[int]:
 
 def main(options: dict[str, Any]) -> dict[str, Any]:
     """Serve a prompt and others; idle alone, while orders come, and alone; serve it again."""
-    from vllm import SamplingParams, TokensPrompt
-
     llm = new_llm(options["model"], blocks=24)
-    sampling = SamplingParams(max_tokens=4, temperature=0, ignore_eos=True)
 
     def serve(seed: int) -> Any:
-        tokens = TokensPrompt(prompt_token_ids=prompt(seed))
-        return llm.generate(tokens, sampling, use_tqdm=False)[0]
+        return generate(llm, prompt(seed), 4)
 
     first = serve(0)
     for seed in range(1, 1 + OTHERS):

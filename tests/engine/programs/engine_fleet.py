@@ -10,7 +10,7 @@ from kvgraph.advisor.replay.fleet_traffic import lay_over_users
 from kvgraph.advisor.replay.recorded_sessions import read_sessions
 from kvgraph_bench.recorded.agents_forcing import ANSWER, OPTIONS
 from kvgraph_bench.recorded.agents_requests import AgentRequest, build_requests
-from one_engine import new_llm, run_program
+from one_engine import generate, new_llm, run_program
 
 SEED = 3
 LONGEST = 2048  # tokens of a request; longer ones are left out
@@ -47,16 +47,12 @@ def _may_serve(allowed: Path, served: int) -> bool:
 
 
 def _serve(llm: Any, request: AgentRequest) -> int:
-    from vllm import SamplingParams, TokensPrompt
-
     said = request.body(1.0, hinted=True, layered=True)["kv_transfer_params"]
-    sampling = SamplingParams(
-        max_tokens=len(request.answer), temperature=0, ignore_eos=True,
-        stop_token_ids=[request.answer[-1]],
+    answer = generate(
+        llm, list(request.prompt), len(request.answer), stop_token_ids=[request.answer[-1]],
         extra_args={ANSWER: list(request.answer), "kv_transfer_params": said},
     )  # fmt: skip
-    prompt = TokensPrompt(prompt_token_ids=list(request.prompt))
-    return llm.generate(prompt, sampling, use_tqdm=False)[0].num_cached_tokens or 0
+    return answer.num_cached_tokens or 0
 
 
 if __name__ == "__main__":

@@ -6,9 +6,11 @@ without it: the texts to compare with.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
-from one_engine import BLOCK, new_llm, run_program
+from kvgraph_bench.recall.recall_stage import BLOCK, Stage
+from one_engine import run_program
 
 
 def words(count: int, seed: int) -> list[int]:
@@ -20,55 +22,20 @@ def words(count: int, seed: int) -> list[int]:
 HEAD, DOCUMENT, OTHER, ASK = words(40, 1), words(150, 2), words(90, 3), words(20, 4)
 
 
-class Stage:
-    """An engine, and what became of its requests."""
-
-    def __init__(self, model: str, recall: bool) -> None:
-
-        self.recall = recall
-        self.llm = new_llm(model, 96, 1024)
-        core = self.llm.llm_engine.engine_core.engine_core
-        self.scheduler = core.scheduler
-        self.pool = core.scheduler.kv_cache_manager.block_pool
-        if recall:
-            ledger = self.scheduler.connector.side.bridge.ledger
-            ledger.costs.splices_always = True  # this model computes faster than all
-            ledger.costs.worth_loading = lambda *_: True
-
-    def serve(self, prompt: list[int], asks: bool, tokens: int = 24) -> dict[str, Any]:
-        """Serve one prompt alone: its answer, what was cached, and what is said of its recall."""
-        from vllm import SamplingParams, TokensPrompt
-
-        tag = {"kvgraph": {"recall": True}} if asks and self.recall else {}
-        sampling = SamplingParams(
-            max_tokens=tokens, temperature=0, ignore_eos=True,
-            extra_args={"kv_transfer_params": tag} if tag else None,
-        )  # fmt: skip
-        (out,) = self.llm.generate(TokensPrompt(prompt_token_ids=prompt), sampling, use_tqdm=False)
-        while self.scheduler.has_requests():  # copies of what this one left; a server steps on
-            self.llm.llm_engine.step()
-        told = (out.kv_transfer_params or {}).get("kvgraph", {})
-        return {
-            "text": list(out.outputs[0].token_ids),
-            "cached": out.num_cached_tokens,
-            **told.get("recall", {}),
-        }
-
-
-def main(model: str, recall: bool) -> dict[str, Any]:
+def main(model: str, recall: bool, scratch: str) -> dict[str, Any]:
     """Text that is dropped, moved and asked for again; plain requests beside, before and after."""
-    stage = Stage(model, recall)
+    stage = Stage(Path(model), recall, Path(scratch))
     moved = [*DOCUMENT, *OTHER[:50], *ASK]
     return {
-        "first": stage.serve([*HEAD, *DOCUMENT, *OTHER], asks=True),
-        "dropped head": stage.serve([*DOCUMENT, *OTHER, *ASK], asks=True),
-        "plain, same prompt": stage.serve([*DOCUMENT, *OTHER, *ASK], asks=False),
+        "first": stage.serve([*HEAD, *DOCUMENT, *OTHER], asks=True, tokens=24),
+        "dropped head": stage.serve([*DOCUMENT, *OTHER, *ASK], asks=True, tokens=24),
+        "plain, same prompt": stage.serve([*DOCUMENT, *OTHER, *ASK], asks=False, tokens=24),
         "two pieces": stage.serve([*OTHER, *DOCUMENT, *ASK], asks=True, tokens=60),
         "plain, of two pieces": stage.serve([*OTHER, *DOCUMENT, *ASK], asks=False, tokens=60),
-        "survivors": stage.serve([*HEAD, *OTHER, *ASK], asks=True),
-        "plain, survivors": stage.serve([*HEAD, *OTHER, *ASK], asks=False),
-        "moved": stage.serve(moved, asks=True),
-        "plain, moved": stage.serve(moved, asks=False),
+        "survivors": stage.serve([*HEAD, *OTHER, *ASK], asks=True, tokens=24),
+        "plain, survivors": stage.serve([*HEAD, *OTHER, *ASK], asks=False, tokens=24),
+        "moved": stage.serve(moved, asks=True, tokens=24),
+        "plain, moved": stage.serve(moved, asks=False, tokens=24),
         "keys": keys_of_first_layer(stage) if recall else None,
     }
 
@@ -89,7 +56,7 @@ def keys_of_first_layer(stage: Stage) -> dict[str, float]:
         free(request)
 
     manager.free = noted_free
-    stage.serve([*HEAD, *DOCUMENT, *words(9, 60)], asks=True)
+    stage.serve([*HEAD, *DOCUMENT, *words(9, 60)], asks=True, tokens=24)
     prompt = [*DOCUMENT[5:], *words(33, 51)]
     found = []
     spliced = 0

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from one_engine import generate, new_llm, run_program, user_connector, wait_for
+from one_engine import generate, new_llm, run_program, user_connector
 
 HOT, ONCE = ("hot-a", "hot-b"), 4  # sessions that return each round, and prompts that never do
 
@@ -36,8 +36,6 @@ def main(options: dict[str, Any]) -> dict[str, Any]:
         time.sleep(options.get("pause_s", 0.0))
     if options.get("kill_sidecar"):
         _wait_for_sidecar()
-    if "heard" in options:
-        wait_for(options["heard"])
     return {"texts": texts, "cached": cached, **_state(llm)}
 
 

@@ -2,53 +2,39 @@
 
 from __future__ import annotations
 
-import os
 import random
 import time
 from pathlib import Path
 from typing import Any
 
-from one_engine import BLOCK, new_llm, run_program
+from one_engine import BLOCK, new_llm, run_program, sampling
 
 LINKED_S = 3.0  # until what happens is heard
 
 
-def main(options: dict[str, Any]) -> dict[str, Any]:
+def main(options: dict[str, Any]) -> None:
     """Answer prompts with a common head and equal passages elsewhere."""
-    from vllm import SamplingParams, TokensPrompt
+    from vllm import TokensPrompt
 
-    llm = new_llm(
-        options["model"], options.get("blocks", 80), 1024, enforce_eager=not options.get("compiled")
-    )
+    llm = new_llm(options["model"], 80, 1024)
     time.sleep(LINKED_S)
     rng = random.Random(7)
     head, passage = ([rng.randrange(3, 90) for _ in range(n * BLOCK)] for n in (2, 3))
-    texts: list[list[int]] = []
     began = time.monotonic()
-    while time.monotonic() - began < options.get("seconds", 8.0):
+    while time.monotonic() - began < options["seconds"]:
         own = [[rng.randrange(3, 90) for _ in range((1 + n) * BLOCK)] for n in range(4)]
         prompts = [head + each + passage + each[:7] for each in own]
-        said = [_said(number, len(prompts[number])) for number in range(4)]
-        sampling = [
-            SamplingParams(
-                max_tokens=64, temperature=0, ignore_eos=True,
-                extra_args={"kv_transfer_params": {"kvgraph": each}},
-            )
-            for each in said
-        ]  # fmt: skip
+        said = [sampling(64, _said(number)) for number in range(4)]
         inputs = [TokensPrompt(prompt_token_ids=each) for each in prompts]
-        for answer in llm.generate(inputs, sampling, use_tqdm=False):
-            texts.append(list(answer.outputs[0].token_ids))
-        if Path(options.get("until", "")).is_file():
+        llm.generate(inputs, said, use_tqdm=False)
+        if Path(options["until"]).is_file():
             break
-    wall = time.monotonic() - began
     time.sleep(LINKED_S)
-    return {"texts": texts, "wall_s": wall, "cpu_s": time.process_time(), "pid": os.getpid()}
 
 
-def _said(number: int, tokens: int) -> dict[str, Any]:
+def _said(number: int) -> dict[str, Any]:
     memory = {"layer": "memories", "start": 0, "end": 2 * BLOCK, "memory_id": "likes-tea"}
-    return {"session": f"chat-{number}", "segments": [memory] if tokens else []}
+    return {"session": f"chat-{number}", "segments": [memory]}
 
 
 class Late:
@@ -68,7 +54,7 @@ def sampled_as_on_a_gpu(options: dict[str, Any]) -> dict[str, Any]:
     The runner's dispatcher is asked for a step without a full graph, what was measured arrives with
     a later step, and samples cost what the next steps are late.
     """
-    from vllm import SamplingParams, TokensPrompt
+    from vllm import TokensPrompt
 
     llm = new_llm(options["model"], 80, 1024)
     rng = random.Random(7)
@@ -76,10 +62,9 @@ def sampled_as_on_a_gpu(options: dict[str, Any]) -> dict[str, Any]:
         TokensPrompt(prompt_token_ids=[rng.randrange(3, 90) for _ in range(5 * BLOCK + n)])
         for n in range(4)
     ]
-    sampling = SamplingParams(max_tokens=96, temperature=0, ignore_eos=True)
 
     def texts() -> list[list[int]]:
-        answers = llm.generate(prompts, sampling, use_tqdm=False)
+        answers = llm.generate(prompts, sampling(96), use_tqdm=False)
         return [list(answer.outputs[0].token_ids) for answer in answers]
 
     plain = texts()

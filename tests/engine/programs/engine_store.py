@@ -8,87 +8,39 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from one_engine import BLOCK, new_llm, run_program
+from one_engine import BLOCK, PATIENCE_S, SteppedEngine, run_program
 
 CONTEXT = 12 * BLOCK
-PATIENCE_S = 60.0
 SLOW_S = 0.15  # per record, by a store that turned slow
 REST_S = 2.2  # after two failures in a row the store is not asked for two seconds
 
 
-class Stage:
-    """An engine that is stepped by hand."""
-
-    def __init__(self, model: str) -> None:
-
-        self.engine = new_llm(model, blocks=64).llm_engine
-        self.scheduler = self.engine.engine_core.engine_core.scheduler
-        self.side = self.scheduler.connector.side if self.scheduler.connector else None
-        self.answers: dict[str, Any] = {}
-        if self.side is not None:  # so small a model computes faster than anything loads
-            costs = self.side.bridge.ledger.costs
-            costs.worth_loading = costs.worth_asking = lambda *_: True
-
-    @property
-    def counts(self) -> dict[str, float]:
-        return asdict(self.side.bridge.ledger.counts) if self.side else {}
-
+class Stage(SteppedEngine):
     @property
     def lanes(self) -> Any:
-        from vllm.distributed.kv_transfer import get_kv_transfer_group
+        return self.worker.mover.lanes
 
-        return get_kv_transfer_group().worker.mover.lanes
-
-    def serve(self, name: str, tokens: list[int], tag: Any = None) -> dict[str, Any]:
+    def served(self, name: str, tokens: list[int], tag: Any) -> dict[str, Any]:
         """Serve one request to its end, and let the store have what it takes."""
-        from vllm import SamplingParams, TokensPrompt
-
-        sampling = SamplingParams(
-            max_tokens=8, temperature=0, ignore_eos=True,
-            extra_args={"kv_transfer_params": {"kvgraph": {"session": name, **(tag or {})}}},
-        )  # fmt: skip
         before, began = self.counts, time.monotonic()
-        self.engine.add_request(name, TokensPrompt(prompt_token_ids=tokens), sampling)
+        self.add(name, tokens, tag=tag)
         self.until(lambda: name in self.answers)
         seconds = time.monotonic() - began
         self.settle()
-        answer, after = self.answers[name], self.counts
+        after, cached = self.counts, self.answers[name].num_cached_tokens or 0
         changed = {key: after[key] - before[key] for key in after if after[key] != before[key]}
-        return {**answer, "seconds": seconds, "counts": changed}
+        return {
+            "text": self.text(name), "computed": len(tokens) - cached, "seconds": seconds,
+            "counts": changed,
+        }  # fmt: skip
 
-    def until(self, done: Callable[[], object]) -> None:
-        deadline = time.monotonic() + PATIENCE_S
-        while not done():
-            for output in self.engine.step():
-                if output.finished:
-                    cached = output.num_cached_tokens or 0
-                    text = list(output.outputs[0].token_ids)
-                    computed = len(output.prompt_token_ids) - cached
-                    self.answers[output.request_id] = {"text": text, "computed": computed}
-            if time.monotonic() > deadline:
-                raise SystemExit("what was awaited did not come")
-
-    def settle(self) -> None:
-        self.until(lambda: not self.scheduler.has_requests())
-        if self.side is None:
-            return
-        from vllm.distributed.kv_transfer import get_kv_transfer_group
-
-        bridge, worker = self.side.bridge, get_kv_transfer_group().worker
-        connector = self.scheduler.connector
-
-        def over() -> bool:
-            """Of what was shared last, an idle engine would hear with its next step only."""
-            worker.take_finished()
-            bridge.answered(worker.take_answer())
-            return not len(bridge.ledger.book) and not connector.has_pending_push_work()
-
-        self.until(over)
+    def is_settled(self) -> bool:
+        self.worker.take_finished()
+        return super().is_settled() and not self.connector.has_pending_push_work()
 
 
 def context(number: int) -> list[int]:
@@ -152,13 +104,13 @@ FAULTS = {"slow": slow, "hanging": hanging, "gone": gone, "other_bytes": other_b
 
 
 def main(options: dict[str, Any]) -> dict[str, Any]:
-    stage = Stage(options["model"])
+    stage = Stage(options["model"], blocks=64)
     served: dict[str, Any] = {}
     for name, number in options["contexts"].items():
         fault = FAULTS.get(name) if options.get("faults") else None
         with fault(stage, Path(options["store"])) if fault else contextlib.nullcontext():
             tag = {"share": False} if name == "private" else None
-            served[name] = stage.serve(name, [*context(number), 7, 8, 9], tag)
+            served[name] = stage.served(name, [*context(number), 7, 8, 9], tag)
         if fault is not None:
             time.sleep(REST_S)
     return {"served": served, "imported": sorted(_store_modules())}

@@ -6,117 +6,52 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, replace
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from one_engine import BLOCK, new_llm, run_program
+from one_engine import BLOCK, PATIENCE_S, SteppedEngine, run_program
 
 CONTEXT = 7 * BLOCK  # tokens of a session that is parked
-PATIENCE_S = 60.0
 SPILLER_RESTS_S = 1.1  # after a copy that failed nothing is copied for a second
 POOL = 24  # blocks
 WARM, COLD = 3, 7  # sessions that push one out of the pool, and out of a memory of 40 blocks
 
 
-class Stage:
-    """An engine that is stepped by hand."""
-
+class Stage(SteppedEngine):
     def __init__(self, model: str) -> None:
-
+        super().__init__(model, POOL)
         self.model = Path(model)
-        self.engine = new_llm(model, blocks=POOL).llm_engine
-        self.scheduler = self.engine.engine_core.engine_core.scheduler
         self.pool = self.scheduler.kv_cache_manager.block_pool
-        self.connector = self.scheduler.connector
-        self.texts: dict[str, list[int]] = {}
-        self.cached: dict[str, int] = {}
         self.preempted: set[str] = set()
         self._pushed = 0
-        self.trust_no_cost()
 
     @property
     def tiers(self) -> bool:
         return self.connector is not None
 
     @property
-    def bridge(self) -> Any:
-        return self.connector.side.bridge
-
-    @property
-    def counts(self) -> dict[str, float]:
-        return asdict(self.bridge.ledger.counts)
-
-    @property
     def loaded(self) -> float:
-        return self.counts["loaded"] if self.tiers else 0
+        return self.counts.get("loaded", 0)
 
     @property
     def demoted(self) -> float:
-        return self.counts["demoted"] if self.tiers else 0
-
-    @property
-    def worker(self) -> Any:
-        from vllm.distributed.kv_transfer import get_kv_transfer_group
-
-        return get_kv_transfer_group().worker
-
-    def trust_no_cost(self) -> None:
-        """A model as small as this computes faster than it loads: loads are to be seen here."""
-        if self.tiers:
-            self.bridge.ledger.costs.worth_loading = lambda *_: True
-
-    def add(self, name: str, prompt: list[int], tokens: int = 8, tag: Any = None) -> None:
-        from vllm import SamplingParams, TokensPrompt
-
-        sampling = SamplingParams(
-            max_tokens=tokens, temperature=0, ignore_eos=True,
-            extra_args={"kv_transfer_params": {"kvgraph": {"session": name, **(tag or {})}}},
-        )  # fmt: skip
-        self.engine.add_request(name, TokensPrompt(prompt_token_ids=prompt), sampling)
+        return self.counts.get("demoted", 0)
 
     def step(self) -> None:
-        for output in self.engine.step():
-            if output.finished:
-                self.texts[output.request_id] = list(output.outputs[0].token_ids)
-                self.cached[output.request_id] = output.num_cached_tokens or 0
+        super().step()
         running = self.scheduler.requests.values()
         self.preempted |= {r.request_id for r in running if r.num_preemptions}
-
-    def until(self, done: Callable[[], object]) -> None:
-        deadline = time.monotonic() + PATIENCE_S
-        while not done():
-            self.step()
-            if time.monotonic() > deadline:
-                raise SystemExit("what was awaited did not come")
-
-    def serve(self, name: str, prompt: list[int], tag: Any = None) -> int:
-        """Serve one request to its end; how many of its prompt's tokens were computed."""
-        self.add(name, prompt, tag=tag)
-        self.until(lambda: name in self.texts)
-        self.settle()
-        return len(prompt) - self.cached[name]
 
     def serve_named(self, name: str, prompt: list[int]) -> list[bytes]:
         """Serve one request; what the engine calls its prompt's full blocks."""
         self.add(name, prompt)
         self.step()
         (request,) = self.scheduler.requests.values()
-        self.until(lambda: name in self.texts)
+        self.until(lambda: name in self.answers)
         self.settle()
         return list(request.block_hashes[: len(prompt) // BLOCK])
-
-    def settle(self) -> None:
-        self.until(lambda: not self.scheduler.has_requests())
-        if self.tiers and self.connector.side is not None:
-            self.until(self.all_written)
-
-    def all_written(self) -> bool:
-        """Of what reached the disk, an idle engine would hear with its next step only."""
-        self.bridge.answered(self.worker.take_answer())
-        return not len(self.bridge.ledger.book)
 
     def push_out(self, prompts: int = WARM) -> None:
         """Other sessions take the whole pool."""
@@ -276,10 +211,10 @@ def disk_slow(stage: Stage) -> Facts:
     ) as leave:
         waits = stage.begin_load("slow again", context)
         stage.add("quick", prompt(62))
-        stage.until(lambda: "quick" in stage.texts)
-        waited = "slow again" not in stage.texts
+        stage.until(lambda: "quick" in stage.answers)
+        waited = "slow again" not in stage.answers
         leave.set()
-        stage.until(lambda: "slow again" in stage.texts)
+        stage.until(lambda: "slow again" in stage.answers)
     return {"waits": waits, "waited": waited}
 
 
@@ -373,55 +308,9 @@ def restart_warm(stage: Stage) -> Facts:
     return {**facts, "computed": stage.serve("ended again", [*prompt(126), 7, 8, 9])}
 
 
-def broken_side(stage: Stage) -> Facts:
-    """Every call of vLLM's meets an error of ours, once before and once while a session loads."""
-    facts: Facts = {}
-    for number, (call, early) in enumerate(BROKEN):
-        name = f"{call} {'early' if early else 'late'}"
-        facts[name] = _break(stage, name, call, early, 131 + 10 * number)
-        stage.restart()
-    return facts
-
-
-BROKEN = (
-    ("on_new_request", False), ("get_num_new_matched_tokens", False),
-    ("update_state_after_alloc", True), ("update_state_after_alloc", False),
-    ("build_connector_meta", True), ("build_connector_meta", False), ("step_ended", True),
-    ("step_ended", False), ("request_finished", False),
-)  # fmt: skip
-
-
-def _fails_from_now_on(stage: Stage, call: str) -> None:
-    def fail(*_: Any) -> None:
-        raise RuntimeError("an injected fault")
-
-    if stage.tiers:
-        stage.connector.calls = replace(stage.connector.calls, **{call: [fail]})
-
-
-def _break(stage: Stage, name: str, call: str, early: bool, seed: int) -> Facts:
-    from kvgraph.kernels import ops
-
-    context = stage.park(name, seed)
-    with held(stage, ops, "load") as leave:
-        if early:
-            _fails_from_now_on(stage, call)
-        waits = stage.begin_load(f"{name} again", context)
-        if not early:
-            _fails_from_now_on(stage, call)
-        stage.add(f"{name} other", prompt(seed + 1))
-        stage.until(lambda: f"{name} other" in stage.texts)
-        leave.set()
-        stage.until(lambda: f"{name} again" in stage.texts)
-        stage.settle()
-    detached = stage.tiers and stage.connector.side is None
-    return {"waits": waits, "detached": detached, "whole": stage.whole()}
-
-
 SCENES = (
     returns, arena_full, spill_fails, load_fails, disk_corrupt, disk_full, disk_slow,
     abort_during_load, preemption, reset, restart_same, restart_other, idle_hour, restart_warm,
-    broken_side,
 )  # fmt: skip
 
 
@@ -429,14 +318,14 @@ def main(options: dict[str, Any]) -> Facts:
     stage, scenes = Stage(options["model"]), dict[str, Facts]()
     for scene in SCENES:
         if scene.__name__ in options.get("scenes", [scene.__name__]):
-            before = stage.counts if stage.tiers else {}
+            before = stage.counts
             facts = scene(stage)
             stage.settle()
-            after = stage.counts if stage.tiers else {}
+            after = stage.counts
             # Where a scene ended in a restart, the counters began anew.
             facts["counts"] = {name: after[name] - before[name] for name in after}
             scenes[scene.__name__] = {"whole at the end": stage.whole(), **facts}
-    return {"texts": stage.texts, "scenes": scenes}
+    return {"texts": {name: stage.text(name) for name in stage.answers}, "scenes": scenes}
 
 
 if __name__ == "__main__":

@@ -6,10 +6,12 @@ import json
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 BLOCK = 32
+PATIENCE_S = 60.0
 
 
 def new_llm(model: str, blocks: int, max_model_len: int = 512, **others: Any) -> Any:
@@ -37,6 +39,80 @@ def generate(llm: Any, prompt: list[int], tokens: int, tag: Any = None, **others
     params = sampling(tokens, tag, **others)
     (answer,) = llm.generate(TokensPrompt(prompt_token_ids=prompt), params, use_tqdm=False)
     return answer
+
+
+class SteppedEngine:
+    """An engine that is stepped by hand; ``answers``: what came of each request, by its name."""
+
+    def __init__(self, model: str, blocks: int) -> None:
+        self.engine = new_llm(model, blocks=blocks).llm_engine
+        self.scheduler = self.engine.engine_core.engine_core.scheduler
+        self.connector = self.scheduler.connector
+        self.answers: dict[str, Any] = {}
+        self.trust_no_cost()
+
+    @property
+    def side(self) -> Any:
+        """Our part of the scheduler's process; None without it."""
+        return self.connector.side if self.connector is not None else None
+
+    @property
+    def bridge(self) -> Any:
+        return self.side.bridge
+
+    @property
+    def counts(self) -> dict[str, float]:
+        return asdict(self.bridge.ledger.counts) if self.side is not None else {}
+
+    @property
+    def worker(self) -> Any:
+        from vllm.distributed.kv_transfer import get_kv_transfer_group
+
+        return get_kv_transfer_group().worker
+
+    def trust_no_cost(self) -> None:
+        """A model as small as this computes faster than it loads: loads are to be seen here."""
+        if self.side is not None:
+            costs = self.bridge.ledger.costs
+            costs.worth_loading = costs.worth_asking = lambda *_: True
+
+    def add(self, name: str, prompt: list[int], tokens: int = 8, tag: Any = None) -> None:
+        from vllm import TokensPrompt
+
+        said = sampling(tokens, {"session": name, **(tag or {})})
+        self.engine.add_request(name, TokensPrompt(prompt_token_ids=prompt), said)
+
+    def step(self) -> None:
+        for output in self.engine.step():
+            if output.finished:
+                self.answers[output.request_id] = output
+
+    def until(self, done: Callable[[], object]) -> None:
+        deadline = time.monotonic() + PATIENCE_S
+        while not done():
+            self.step()
+            if time.monotonic() > deadline:
+                raise SystemExit("what was awaited did not come")
+
+    def serve(self, name: str, prompt: list[int], tag: Any = None) -> int:
+        """Serve one request to its end; how many of its prompt's tokens were computed."""
+        self.add(name, prompt, tag=tag)
+        self.until(lambda: name in self.answers)
+        self.settle()
+        return len(prompt) - (self.answers[name].num_cached_tokens or 0)
+
+    def text(self, name: str) -> list[int]:
+        return list(self.answers[name].outputs[0].token_ids)
+
+    def settle(self) -> None:
+        self.until(lambda: not self.scheduler.has_requests())
+        if self.side is not None:
+            self.until(self.is_settled)
+
+    def is_settled(self) -> bool:
+        """Of what was copied last, an idle engine would hear with its next step only."""
+        self.bridge.answered(self.worker.take_answer())
+        return not len(self.bridge.ledger.book)
 
 
 def user_connector() -> Any:

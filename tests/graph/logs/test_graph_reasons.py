@@ -319,6 +319,20 @@ SCENES = {
 }  # fmt: skip
 """What happens, and the last request's reason, its detail, the first block that it missed, and
 where it matters whose that was."""
+SAID = {
+    "never seen": "was never asked for before",
+    "a shared beginning": "up to there the prompt is that of session first",
+    "no ranking named it": "left the pool",
+    "another engine has it": "would have found it",
+    "loading lost against computing": "computing it was judged faster than loading",
+    "a cause from a later version": "with a copy, and the copy is gone",
+    "a reset": "was in the pool until the prefix cache was reset",
+    "nothing but a partial block is missing": "all that can be reused was found",
+    "what the books have is not explained away": "the news of its eviction was lost",
+    "in the store that this engine reads": "is in the shared store, but did not come from there",
+    "another salt": "session theirs's prompt says the same up to there under another one",
+}
+"""A part of what is said of it in words."""
 
 
 @pytest.mark.parametrize("scene", SCENES)
@@ -332,6 +346,7 @@ def test_a_request_missed_for_this_reason(world: World, scene: str) -> None:
     said = Counter(int(log.record(number)["reason"]) for number in range(log.next))
     if not world.history.open_cases:
         assert said == {each: count for each in Reason if (count := world.history.totals[each])}
+    assert SAID.get(scene, "") in request_view(world.history, log.next - 1, float).miss.sentence
 
 
 def test_of_two_requests_of_one_batch_the_later_diverged_from_the_other(world: World) -> None:

@@ -42,14 +42,16 @@ class Driver:
     Attributes:
         log: What was done, in order: a name and what it is about.
         refused: Why calls were refused.
-        batches: Whether there is ``cuMemcpyBatchAsync``.
+        batches: Whether there is ``cuMemcpyBatchAsync``; ``refuses``: the error that it gives.
         cuda: The CUDA that it has, as it counts them; before 13000 it loads nothing that newer
             compilers make.
     """
 
-    def __init__(self, architecture: str, batches: bool = True, cuda: int = 13000) -> None:
+    def __init__(
+        self, architecture: str, batches: bool = True, cuda: int = 13000, refuses: int = 0
+    ) -> None:
         assert architecture in ARCHITECTURES
-        self.architecture, self._cuda = architecture, cuda
+        self.architecture, self._cuda, self._refuses = architecture, cuda, refuses
         self.log: list[tuple[Any, ...]] = []
         self.refused: list[str] = []
         self._codes: list[bytes] = []
@@ -141,15 +143,19 @@ class Driver:
     def _copies(
         self, targets: int, sources: int, sizes: int, count: int, attributes: int, first: int,
         kinds: int, stream: int,
-    ) -> None:  # fmt: skip
+    ) -> int:  # fmt: skip
         assert stream, "batches refuse the default stream"
         assert kinds == 1
         assert ctypes.cast(first, ctypes.POINTER(_S))[0] == 0
-        assert ctypes.cast(attributes, ctypes.POINTER(_U))[0] == 1, "sources in stream order"
+        order, *hints, flags = ctypes.cast(attributes, ctypes.POINTER(_I))[:6]
+        assert (order, hints, flags) == (1, [0] * 4, 1), "sources in stream order, beside kernels"
+        if self._refuses:
+            return self._refuses
         self.log.append(("copy", count, stream))
         lists = [ctypes.cast(at, ctypes.POINTER(_S))[:count] for at in (targets, sources, sizes)]
         for target, source, size in zip(*lists, strict=True):
             ctypes.memmove(target, source, size)
+        return 0
 
 
 def signature(code: bytes, kernel: str) -> list[int]:

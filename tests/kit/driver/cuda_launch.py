@@ -114,14 +114,14 @@ def copied(way: int, to_host: bool) -> bool:
     blocks = Blocks(cache, BLOCKS)
     arena, want = new_memory(CACHE.record(3)), new_memory(CACHE.record(3))
     if to_host:
-        moves.copy_by(way, cache, arena, moves.block_runs(blocks, Blocks(arena, RECORDS)))
         reference.copy_blocks(Blocks(plain, BLOCKS), Blocks(want, RECORDS))
+        moves.copy_by(way, cache, arena, moves.block_runs(blocks, Blocks(arena, RECORDS)))
         return torch.equal(arena.memory, want.memory)
     arena.memory.normal_()
     expected = new_memory(CACHE)
     expected.memory.copy_(plain.memory)
-    moves.copy_by(way, arena, cache, moves.block_runs(Blocks(arena, RECORDS), blocks))
     reference.copy_blocks(Blocks(arena, RECORDS), Blocks(expected, BLOCKS))
+    moves.copy_by(way, arena, cache, moves.block_runs(Blocks(arena, RECORDS), blocks))
     return torch.equal(plain.memory, expected.memory)
 
 
