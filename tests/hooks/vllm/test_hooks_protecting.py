@@ -395,6 +395,41 @@ def test_what_is_freed_together_with_its_protected_head_goes_before_it() -> None
     assert world.lost == []
 
 
+@pytest.mark.parametrize("displaced_by", ["callers", "a ranking"])
+def test_among_none_but_protected_ones_a_word_that_lapses_goes_first(displaced_by: str) -> None:
+    world = Pool(41)
+    precious, stated = world.keys[:30], world.keys[30:]
+    advice = dataclasses.replace(ranking(protected=precious), may_keep=40)
+    running = [world.index.find(each) for each in stated]
+    world.pool.touch(running)
+    world.arranger.stated(stated, False)
+    world.arranger.step(None, advice)
+    world.pool.free_blocks(running)
+    world.arranger.freed()
+    world.arranger.step(None, advice)
+    if displaced_by == "callers":
+        world.arranger.stated(range(1, 11), False)
+    else:
+        advice = dataclasses.replace(ranking(protected=precious), may_keep=30)
+    world.arranger.step(None, advice)
+    world.take(10, set(precious))
+    assert world.lost == []
+
+
+def test_a_word_that_counts_again_as_its_request_ends_holds_before_the_next_step() -> None:
+    """As where it was forgotten, since rankings protected as much as there was room for."""
+    world = Pool(41)
+    running = [world.index.find(each) for each in world.keys[3:]]
+    world.pool.touch(running)
+    world.arranger.step(ranking())
+    precious = world.keys[-8:]
+    world.arranger.stated(precious, True)
+    world.pool.free_blocks(reversed(running))
+    world.arranger.freed()
+    world.take(16, set(precious))
+    assert world.lost == []
+
+
 HEAD = 7  # protected blocks that open the prompts of one tenant
 TENANTS = 3
 ROUNDS = 30
