@@ -309,6 +309,21 @@ def test_what_is_stated_is_kept_before_any_sidecar_answers() -> None:
     assert all(pool.get_cached_block(each, [0]) for each in precious)
 
 
+def test_a_block_is_stated_once_however_many_segments_name_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    told: list[list[int]] = []
+    monkeypatch.setattr(FreeQueueArranger, "stated", lambda _, keys, over: told.append(keys))
+    pool = new_pool(64)
+    connector, request = connected(pool), request_maker()(list(range(10 * BLOCK_SIZE)))
+    spans = [(130, 5000), (60, 90), *[(16, 140)] * 1000]
+    segments = [{"layer": "rules", "start": first, "end": end} for first, end in spans]
+    segments.append({"layer": "context", "start": 0, "end": 16})
+    request.kv_transfer_params = {"kvgraph": {"segments": segments}}
+    finish(connector, pool, request, start(connector, pool, request))
+    assert told == [list(map(key_of, request.block_hashes[1:]))] * 2
+
+
 def test_what_is_freed_between_two_steps_goes_before_protected_blocks() -> None:
     """vLLM frees a request's blocks after a step, and takes blocks before the next one."""
     pool, make = new_pool(25), request_maker()
