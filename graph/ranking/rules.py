@@ -27,6 +27,8 @@ _CHANCE: Final = 0.05
 with the probabilities that conversations teach, a session holds it for ten minutes after its second
 turn.
 """
+# In which tenants' blocks are excluded; after them the total binds alone. Chosen.
+_ROUNDS: Final = 4
 LATELY_S: Final = 600.0
 """Seconds after its last use for which a block counts as wanted if several sessions share it, or if
 it has no session: as long as a session counts as live.
@@ -123,8 +125,16 @@ def limited_by(
         return limits
     places = _in_order(view, heads, named[near], protected[near])
     tenants, costs = _tenants(view, heads.rows[places]), _costs(heads, places)
-    granted = (tenants == NO_ROW) | (_sums_of_its_kind(tenants, costs) <= each)
-    in_all = np.cumsum(costs * granted) <= most
+    granted = np.ones(len(places), dtype=np.bool_)
+    for _ in range(_ROUNDS):  # what an excluded block would have kept is on the others' account
+        theirs = tenants[granted]
+        within = (theirs == NO_ROW) | (_sums_of_its_kind(theirs, costs) <= each)
+        if within.all():
+            break
+        granted[granted] = within
+        costs = _costs(heads, places[granted])
+    in_all = granted.copy()
+    in_all[granted] = np.cumsum(costs) <= most
     limits[near[places[~in_all]]] = Limit.ALL
     limits[near[places[~granted]]] = Limit.TENANT
     return limits
@@ -205,15 +215,16 @@ def _most_wanted_first(view: View, picked: Selection, protected: Mask) -> npt.ND
 
 def _tenants(view: View, rows: Rows) -> Rows:
     """int32 ``[len(rows)]``: the tenant whose session raised each; ``NO_ROW``: no named one."""
-    raised_by = view.blocks.raised_by[rows]
-    return np.where(raised_by == NO_ROW, NO_ROW, view.sessions.tenant[raised_by])
+    raised_by, sessions = view.blocks.raised_by[rows], view.sessions
+    tenants = of_session(sessions.tenant[: sessions.size], raised_by)
+    return np.where(raised_by == NO_ROW, NO_ROW, tenants)
 
 
 def _sums_of_its_kind(kinds: Rows, costs: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     """int64 ``[n]``: the costs of those of its kind up to each, its own among them."""
     order = np.argsort(kinds, kind="stable")
     in_order, sums = kinds[order], np.cumsum(costs[order])
-    starts = np.flatnonzero(np.diff(in_order, prepend=in_order[0] - 1))
+    starts = np.flatnonzero(np.diff(in_order, prepend=in_order[:1] - 1))
     before = sums[starts] - costs[order][starts]
     found = np.empty(len(kinds), dtype=np.int64)
     found[order] = sums - np.repeat(before, np.diff(starts, append=len(kinds)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import repeat
+from itertools import compress, repeat
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from ...graph.types import PROTECTED_LAYERS
@@ -417,15 +417,17 @@ class EngineObserver:
 
 
 def _protected(segments: Sequence[Segment], hashes: Sequence[bytes], size: int) -> Sequence[int]:
-    """Keys of the blocks of ``size`` tokens that a caller's segments protect."""
+    """Keys of the blocks of ``size`` tokens that a caller's segments protect, from the prompt's
+    start on, each once.
+    """
     if not segments:
         return ()
-    return [
-        key_of(block_hash)
-        for segment in segments
-        if segment.layer in PROTECTED_LAYERS
-        for block_hash in hashes[segment.start // size : -(-segment.end // size)]
-    ]
+    covered = bytearray(len(hashes))  # a thousand segments may name the same blocks
+    for segment in segments:
+        if segment.layer in PROTECTED_LAYERS:
+            first, end = segment.start // size, min(-(-segment.end // size), len(hashes))
+            covered[first:end] = b"\1" * max(0, end - first)
+    return list(map(key_of, compress(hashes, covered)))
 
 
 class ChangeFeed:

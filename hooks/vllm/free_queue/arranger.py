@@ -157,10 +157,14 @@ class FreeQueueArranger:
         before = self._protection.stated_count
         (self._protection.over if is_over else self._protection.state)(keys)
         if self._protection.stated_count != before:
+            self._guard.forget_head()  # others may be forgotten for it, and go before what is kept
             self._disturb()
 
     def freed(self) -> None:
-        self._guard.freed()
+        if self._is_disturbed:  # as by a caller's word of which no step knows yet
+            self._guard.step()
+        else:
+            self._guard.freed()
         if self._copier is not None:
             self._copier.freed()
 

@@ -72,7 +72,7 @@ class ProtectedKeys:
         if keys is self._keys:
             return False
         news = keys.tobytes() != self._keys.tobytes()
-        before = self._place
+        before, stated = self._place, self.stated_count
         if ranking is not None and ranking.may_keep is not None:
             self._most = ranking.may_keep
         if news:
@@ -83,7 +83,7 @@ class ProtectedKeys:
             self._linked_since = linked_since
             self._keep_unheard(before.keys() - self._place.keys() - self._stated.keys())
         self._keys = keys
-        return news
+        return news or self.stated_count != stated
 
     def state(self, keys: Sequence[int]) -> None:
         """Protect the keys that the caller of a starting request states, until a ranking knows that

@@ -8,13 +8,20 @@ from typing import Any
 import numpy as np
 import pytest
 from kvgraph.graph.errors import GraphError
+from kvgraph.graph.intents import Intent, IntentKind, Target
 from kvgraph.graph.kvcache_graph import KVCacheGraph
 from kvgraph.graph.ranking.order import resident_scores
 from kvgraph.graph.ranking.policy import Rules, Scores, Terms, View
 from kvgraph.graph.ranking.rules import RULES as LAID
 from kvgraph.graph.tables.blocks import Selection
 from kvgraph.graph.types import Authority, BlockFlag, SessionState, SourceLayer, Tier
-from kvgraph.graph.wire.events import EngineHello, RequestFinished, Segment, SessionSignal
+from kvgraph.graph.wire.events import (
+    BlocksResident,
+    EngineHello,
+    RequestFinished,
+    Segment,
+    SessionSignal,
+)
 from turns import SIZE, Told, turn_events
 from wire_keys import pack
 
@@ -175,6 +182,23 @@ def test_one_named_tenant_cannot_take_all_of_it(world: World) -> None:
     world.say("modest", RULES, *range(200, 210), session="m")
     assert world.protected() == {*range(100, 125), *range(200, 210)}
     assert world.graph.stats().engines["e"].limited == {"inferred": 0, "tenant": 55, "all": 0}
+
+
+@pytest.mark.parametrize("other", [None, "modest"])
+def test_who_shares_a_prompt_pays_for_what_its_tenant_may_not_keep(
+    world: World, other: str | None
+) -> None:
+    world.say("greedy", RULES, *range(100, 180), session="g")
+    last = Segment(int(RULES), 80 * SIZE, 81 * SIZE)
+    world.ask("m", *range(100, 181), tenant=other, segments=(last,))
+    assert world.protected() == set(range(100, 125)), "the last block would keep 80 others"
+
+
+def test_a_lease_before_the_first_session_is_kept(world: World) -> None:
+    """As where a sidecar started anew, and an operator names a block of the engine's list."""
+    world.tell(BlocksResident(pack(*range(1, 60))))
+    world.graph.intents.apply(Intent(IntentKind.PIN, Target(block=7)))
+    assert world.graph.rank("e", 1000).order.tolist()[-1] == 7
 
 
 def test_the_shares_are_configuration(world: World) -> None:

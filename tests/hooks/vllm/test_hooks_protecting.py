@@ -309,6 +309,21 @@ def test_what_is_stated_is_kept_before_any_sidecar_answers() -> None:
     assert all(pool.get_cached_block(each, [0]) for each in precious)
 
 
+def test_a_block_is_stated_once_however_many_segments_name_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    told: list[list[int]] = []
+    monkeypatch.setattr(FreeQueueArranger, "stated", lambda _, keys, over: told.append(keys))
+    pool = new_pool(64)
+    connector, request = connected(pool), request_maker()(list(range(10 * BLOCK_SIZE)))
+    spans = [(130, 5000), (60, 90), *[(16, 140)] * 1000]
+    segments = [{"layer": "rules", "start": first, "end": end} for first, end in spans]
+    segments.append({"layer": "context", "start": 0, "end": 16})
+    request.kv_transfer_params = {"kvgraph": {"segments": segments}}
+    finish(connector, pool, request, start(connector, pool, request))
+    assert told == [list(map(key_of, request.block_hashes[1:]))] * 2
+
+
 def test_what_is_freed_between_two_steps_goes_before_protected_blocks() -> None:
     """vLLM frees a request's blocks after a step, and takes blocks before the next one."""
     pool, make = new_pool(25), request_maker()
@@ -392,6 +407,41 @@ def test_what_is_freed_together_with_its_protected_head_goes_before_it() -> None
     world.pool.free_blocks(reversed(chain))
     world.arranger.freed()
     world.take(12, set(precious))
+    assert world.lost == []
+
+
+@pytest.mark.parametrize("displaced_by", ["callers", "a ranking"])
+def test_among_none_but_protected_ones_a_word_that_lapses_goes_first(displaced_by: str) -> None:
+    world = Pool(41)
+    precious, stated = world.keys[:30], world.keys[30:]
+    advice = dataclasses.replace(ranking(protected=precious), may_keep=40)
+    running = [world.index.find(each) for each in stated]
+    world.pool.touch(running)
+    world.arranger.stated(stated, False)
+    world.arranger.step(None, advice)
+    world.pool.free_blocks(running)
+    world.arranger.freed()
+    world.arranger.step(None, advice)
+    if displaced_by == "callers":
+        world.arranger.stated(range(1, 11), False)
+    else:
+        advice = dataclasses.replace(ranking(protected=precious), may_keep=30)
+    world.arranger.step(None, advice)
+    world.take(10, set(precious))
+    assert world.lost == []
+
+
+def test_a_word_that_counts_again_as_its_request_ends_holds_before_the_next_step() -> None:
+    """As where it was forgotten, since rankings protected as much as there was room for."""
+    world = Pool(41)
+    running = [world.index.find(each) for each in world.keys[3:]]
+    world.pool.touch(running)
+    world.arranger.step(ranking())
+    precious = world.keys[-8:]
+    world.arranger.stated(precious, True)
+    world.pool.free_blocks(reversed(running))
+    world.arranger.freed()
+    world.take(16, set(precious))
     assert world.lost == []
 
 

@@ -204,6 +204,29 @@ def test_a_step_under_a_ranking_that_names_no_more_asks_nobody(
     assert asked, "a new one is looked at"
 
 
+@pytest.mark.parametrize("core", ["", "python"])
+def test_no_step_rests_on_a_ranking_that_is_too_old(
+    core: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(CORE_VARIABLE, core)
+    now, pool, asked = 100.0, new_pool(200), list[int]()
+    connector = connected(pool, clock=lambda: now)
+    request = request_maker()(list(range(150 * BLOCK_SIZE)))
+    leave_behind(pool, request)
+    pool.get_new_blocks(49)  # no blank one is left
+    side, keys = connector.side, as_keys(pack_hashes(request.block_hashes))
+    side.client.hold_ranking(ranking(keys.tolist(), ts=now))
+    for _ in range(4):
+        connector.build_connector_meta(STEP)
+    monkeypatch.setattr(side.arranger, "step", lambda *_: asked.append(1))
+    now += side.client.max_stale_s
+    connector.build_connector_meta(STEP)
+    assert not asked
+    now += 0.1
+    connector.build_connector_meta(STEP)
+    assert asked
+
+
 def test_with_tiers_a_decode_step_hands_nothing_on(
     paper: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
