@@ -201,7 +201,7 @@ class KVCacheGraph:
     def suggest_eviction(self, n: int, engine: str | None = None) -> list[BlockKey]:
         """Return the ``n`` blocks to evict first; protected ones only if nothing else is left."""
         named = next(iter(self.tables.engines), "") if engine is None else engine
-        ranking = self.rank(named, n)
+        ranking = self.rank(named, max(n, self.resident_count(named)))
         both = np.concatenate([ranking.order, ranking.protected])
         listed: list[BlockKey] = both[: max(0, n)].tolist()
         return listed

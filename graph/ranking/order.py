@@ -56,7 +56,9 @@ def rank(view: View, policy: Policy, limit: int, for_copies: bool = True) -> Evi
     scores = _tail_first(scores, held, there)
     open_to_loss = scores > PROTECTED_BELOW  # of a run, all or none
     victims = _highest(front, scores, open_to_loss & ~in_use, limit)
-    protected = _highest(front, scores, ~open_to_loss & (scores > _NEVER), limit)
+    runs, offsets = _highest(front, scores, ~open_to_loss & (scores > _NEVER), len(rows))
+    beyond = max(0, len(runs) - limit)  # the least precious, which come first
+    protected = runs[beyond:], offsets[beyond:]
     if not for_copies:
         later, worth = _highest(front, scores, nothing, 0), nothing
     elif lru:

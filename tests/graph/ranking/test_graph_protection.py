@@ -145,6 +145,15 @@ def test_the_most_precious_keep_their_protection(world: World) -> None:
     assert world.graph.explain(200)["over_share_on"] == []
 
 
+@pytest.mark.parametrize("limit", [0, 1, 15, 30])
+def test_a_ranking_that_cannot_name_all_names_the_most_precious(world: World, limit: int) -> None:
+    world.say(None, AXIOMS, *range(100, 110), session="axioms")
+    world.say(None, RULES, *range(200, 210), session="rules")
+    precious = [*range(209, 199, -1), *range(109, 99, -1)]
+    assert world.graph.rank("e", limit).protected.tolist() == precious[max(0, 20 - limit) :]
+    assert world.graph.suggest_eviction(limit) == precious[:limit], "as if nothing else is left"
+
+
 def test_what_stands_before_a_protected_block_is_kept_with_it_and_counts_too(world: World) -> None:
     for number in range(4):
         world.head(str(number), *range(100 * number, 100 * number + 20))
