@@ -186,7 +186,7 @@ class SimulatedSidecar:
         self._block_size = trace.block_size
         self._pending: dict[str, deque[EngineUpdate]] = {}  # by engine, not received yet
 
-    def join(self, capacity: int, copies: int) -> str:
+    def join(self, capacity: int, copies: int = 0) -> str:
         engine = f"replay {len(self._pending)}"
         self._pending[engine] = deque()
         hello = EngineHello(engine, "", self._block_size, capacity + 1, "")

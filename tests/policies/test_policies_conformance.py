@@ -164,10 +164,10 @@ def test_no_block_goes_before_one_that_hangs_on_it(unguarded: Traffic) -> None:
             assert at < place[int(blocks.wire_keys(parent))]
 
 
-def test_a_limit_gives_the_first_of_the_whole(unguarded: Traffic) -> None:
+def test_a_limit_gives_the_first_to_go_and_the_most_precious(unguarded: Traffic) -> None:
     whole, few = unguarded.everything(), unguarded.graph.rank("e", 7)
     assert few.order.tolist() == whole.order[:7].tolist()
-    assert few.protected.tolist() == whole.protected[:7].tolist()
+    assert few.protected.tolist() == whole.protected[-7:].tolist()
 
 
 def test_columns_full_of_nonsense_cost_no_rule(name: str) -> None:
