@@ -11,12 +11,10 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from ...graph.kvcache_graph import KVCacheGraph
-from ...graph.ranking.copies import worth_spilling
 from ...graph.ranking.formulas import LruPolicy
-from ...graph.ranking.order import is_under_lru
 from ...graph.ranking.policy import Policy, Rules
 from ...graph.tables.tables import GraphLimits
-from ...graph.types import NO_ROW, Authority, Keys, Tier
+from ...graph.types import Authority, Keys, Tier
 from ...graph.wire.advice import PRESSING_SHARE, AdmissionAdvice, EvictionRanking
 from ...graph.wire.events import (
     AnyEvent,
@@ -200,7 +198,7 @@ class SimulatedSidecar:
     def rank(self, engine: str, limit: int, now: float) -> EvictionRanking:
         """Rank an engine's blocks by the events received so far."""
         self.now = now
-        return self.graph.rank(engine, limit, for_copies=False)  # see ``worth_copying``
+        return self.graph.rank(engine, limit, for_copies=False)
 
     def hear(self, engine: str, before: float, others_before: float) -> None:
         """Apply all events of an engine before a time, and of the others before ``others_before``.
@@ -318,15 +316,6 @@ class GraphOrder(EvictionOrder):
 
     def evicted(self, blocks: Sequence[int], now: float) -> None:
         self._tell(now, None, blocks)
-
-    def worth_copying(self, blocks: Sequence[int]) -> Sequence[int]:
-        graph, keys = self.sidecar.graph, self.sidecar.events.keys[list(blocks)]
-        tables, column = graph.tables, graph.tables.engines[self._engine]
-        if is_under_lru(column, graph.policy, graph.referee):
-            return blocks
-        rows = tables.blocks.find(keys, tables.salt(column))
-        worthy = (rows == NO_ROW) | worth_spilling(tables, rows, self.sidecar.now)
-        return [block for block, worth in zip(blocks, worthy.tolist(), strict=True) if worth]
 
     def copied(self, made: Sequence[int], gone: Sequence[int], now: float) -> None:
         if made:

@@ -43,10 +43,6 @@ class EvictionOrder(ABC):
     def evicted(self, blocks: Sequence[int], now: float) -> None:  # noqa: B027
         """Note that the blocks returned by ``victims`` were evicted."""
 
-    def worth_copying(self, blocks: Sequence[int]) -> Sequence[int]:
-        """Return those of the blocks just evicted that are worth a copy in a tier below."""
-        return blocks
-
     def copied(self, made: Sequence[int], gone: Sequence[int], now: float) -> None:  # noqa: B027
         """Note that the tier below now has copies of ``made``, and no longer of ``gone``."""
 
@@ -88,11 +84,10 @@ class HostTier:
     Args:
         capacity: Blocks that it holds.
         plain: Drop the least recently used copy first; otherwise as a live engine's tiers do.
-        selective: Store only blocks that the evicting order considers worth a copy, as live.
     """
 
-    def __init__(self, capacity: int, *, plain: bool = True, selective: bool = False) -> None:
-        self.capacity, self.selective = capacity, selective
+    def __init__(self, capacity: int, *, plain: bool = True) -> None:
+        self.capacity = capacity
         self._held: CopyOrder[int] = CopyOrder(plain)
 
     def __contains__(self, block: int) -> bool:
@@ -196,8 +191,7 @@ class Instance:
         if evicted:
             self._order.evicted(evicted, now)
             if self._host is not None:
-                worthy = self._order.worth_copying(evicted) if self._host.selective else evicted
-                self._order.copied(*self._host.store(worthy), now)
+                self._order.copied(*self._host.store(evicted), now)
         return Admission(hit, warmed, len(new))
 
     def finish(self, request: int, chain: Sequence[int], now: float) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import math
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import compress
 from pathlib import Path
 from typing import Any, Final
 
@@ -28,11 +29,13 @@ from kvgraph.advisor.replay.simulator import (
 from kvgraph.advisor.replay.trace import Trace
 from kvgraph.graph.compiled import core
 from kvgraph.graph.kvcache_graph import KVCacheGraph
+from kvgraph.graph.ranking.copies import worth_spilling
+from kvgraph.graph.ranking.order import is_under_lru
 from kvgraph.graph.ranking.policy import Scores, Terms, View
 from kvgraph.graph.tables.blocks import DEPTH_TIE, Selection
 from kvgraph.graph.tables.protection import ProtectionBudget
 from kvgraph.graph.tables.walks import Walk
-from kvgraph.graph.types import Keys, Rows
+from kvgraph.graph.types import NO_ROW, Keys, Rows
 from kvgraph.graph.wire.events import BlocksCleared, EngineHello, TierReport
 from made_traffic import Maker, Request, agents, made, recent
 from turns import SIZE, dropped, resident, spilled, turn_events
@@ -439,7 +442,23 @@ def test_host_memory_finds_no_less_than_lru_would_there(
         told = replace(trace, session=none, last=np.zeros_like(trace.last))
     advised = GraphOrder.alone(told, LifecyclePolicy(), hints=has_name)
     lru = computed(trace, LruOrder(), HostTier(64))
-    assert computed(told, advised, HostTier(64, plain=False, selective=True)) <= lru + 0.005
+    assert computed(told, advised, LiveMemory(64, advised.sidecar)) <= lru + 0.005
+
+
+class LiveMemory(HostTier):
+    """Stores what the sidecar of one engine considers worth a copy, and all while LRU ranks."""
+
+    def __init__(self, capacity: int, sidecar: SimulatedSidecar) -> None:
+        super().__init__(capacity, plain=False)
+        self._sidecar = sidecar
+
+    def store(self, blocks: Sequence[int]) -> tuple[list[int], list[int]]:
+        graph, keys = self._sidecar.graph, self._sidecar.events.keys[list(blocks)]
+        if is_under_lru(0, graph.policy, graph.referee):
+            return super().store(blocks)
+        rows = graph.tables.blocks.find(keys, graph.tables.salt(0))
+        worthy = (rows == NO_ROW) | worth_spilling(graph.tables, rows, self._sidecar.now)
+        return super().store(list(compress(blocks, worthy.tolist())))
 
 
 def computed(trace: Trace, order: EvictionOrder, host: HostTier) -> float:
