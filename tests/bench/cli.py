@@ -246,6 +246,7 @@ def tiers(
     as_json: Json = False,
     part: Annotated[str, typer.Option(help="all, texts, pressure or idle.")] = "all",
     pairs: Annotated[int, typer.Option(min=1, help="Rounds without memory pressure (idle).")] = 6,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds of all arms under pressure.")] = 1,
     pace: Annotated[
         float | None, typer.Option(min=0.1, help="Factor on the script's pauses; else measured.")
     ] = None,
@@ -259,9 +260,7 @@ def tiers(
         from .tiers.tiers import Part, run, save_details
 
         _check_part(part, Part)
-        result = run(
-            progress=not as_json, pairs=pairs, model=model, out=out, part=Part(part), pace=pace
-        )
+        result = run(not as_json, pairs, model, out, Part(part), pace, rounds)
         save_details(result)
     result.figures().print(as_json)
 

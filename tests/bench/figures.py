@@ -78,6 +78,12 @@ class Figures:
         figure = self.figures[name] = Figure.of(samples, unit, target)
         return figure
 
+    def add_rounds(self, rounds: Sequence[Figures]) -> None:
+        """Add each figure of several rounds as one: its median and spread over these."""
+        for name, figure in rounds[0].figures.items() if rounds else ():
+            values = [each.figures[name].value for each in rounds if name in each.figures]
+            self.add(name, values, figure.unit, figure.target)
+
     def add_share(self, name: str, right: int, n: int, of: str, target: str = "") -> float:
         """A share of ``n``, with its 95 % interval by Wilson in the unit."""
         z = 1.959964

@@ -71,7 +71,7 @@ def result(workload: Workload, tmp_path: Path) -> TierResult:
     }
     arms = {arm.name: record(arm.name, fast, count, alone) for arm, count in counts.items()}
     arms[STOCK.name] = record(STOCK.name, slow, None, alone)
-    return TierResult("m", tmp_path, workload, arms, IdleRates([100.0, 200.0], [99.0, 200.0]))
+    return TierResult("m", tmp_path, workload, [arms], IdleRates([100.0, 200.0], [99.0, 200.0]))
 
 
 def value(result: TierResult, name: str) -> Any:
@@ -79,11 +79,12 @@ def value(result: TierResult, name: str) -> Any:
 
 
 def test_figures_follow_from_the_records(result: TierResult, workload: Workload) -> None:
-    stock, tiers = (result.arms[arm.name].concurrent for arm in (STOCK, TIERS))
+    stock, tiers = (result.rounds[0][arm.name].concurrent for arm in (STOCK, TIERS))
     ratio = tiers.result.recomputed_tokens / stock.result.recomputed_tokens
     assert value(result, "recomputed_ratio") == pytest.approx(ratio)
     assert value(result, "ttft_p50_ratio") == pytest.approx(0.2)  # first turns and chats are not in
     assert value(result, "ttft_p95_ratio") == pytest.approx(0.2)
+    assert value(result, "prefetch_ttft_p50_ratio") == 1
     assert value(result, "stall_reduction") == pytest.approx(0.5)
     assert value(result, "prefetch_useful") == pytest.approx(0.75)
     assert value(result, "spilled_bytes_ratio") == pytest.approx(0.5)
@@ -91,6 +92,19 @@ def test_figures_follow_from_the_records(result: TierResult, workload: Workload)
     assert value(result, "idle_throughput_ratio") == pytest.approx(0.995)
     assert context_lost(stock.result, workload) == 1
     assert context_lost(tiers.result, workload) == 0
+
+
+def test_a_figure_is_the_median_of_rounds(result: TierResult, workload: Workload) -> None:
+    for ttft_s in (0.1, 0.6):
+        again = {name: record(name, each.concurrent.result, each.concurrent.tiers)
+                 for name, each in result.rounds[0].items()}  # fmt: skip
+        again[TIERS.name] = record(
+            TIERS.name, answers(workload, 1.0, ttft_s), again[TIERS.name].concurrent.tiers
+        )
+        result.rounds.append(again)
+    figure = result.figures().figures["prefetch_ttft_p50_ratio"]
+    assert (figure.value, figure.spread, figure.n) == (1, pytest.approx((0.5, 3)), 3)
+    assert value(result, "texts_identical")  # of the round that compared texts
 
 
 # What servers say --------------------------------------------------------------------------------

@@ -8,7 +8,6 @@ pressure at all and measures what tiers cost an engine that needs none.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from pathlib import Path
@@ -30,7 +29,6 @@ from .tiers_arms import (
     STOCK,
     TIERS,
     WARM_GIB,
-    Arm,
     ArmRecord,
     PassRecord,
     build_tier_workload,
@@ -57,20 +55,22 @@ class TierResult:
     model: str
     out: Path
     workload: Workload
-    arms: dict[str, ArmRecord]  # by name
+    rounds: list[dict[str, ArmRecord]]  # arms by name; texts are of the first round alone
     idle: IdleRates | None = None  # none if that part was not run
     pace: float | None = None  # factor on the script's pauses; None if nothing was paused
 
     def figures(self) -> Figures:
         figures = Figures("tiers")
-        sequential = {a.arm: a.sequential.result for a in self.arms.values() if a.sequential}
-        concurrent = {a.arm: a.concurrent for a in self.arms.values() if a.concurrent}
+        first = self.rounds[0].values() if self.rounds else ()
+        sequential = {a.arm: a.sequential.result for a in first if a.sequential}
+        paused = [
+            {a.arm: a.concurrent for a in arms.values() if a.concurrent} for arms in self.rounds
+        ]
         if sequential:
             _add_texts(figures, sequential)
-        if sequential and concurrent:
-            _add_agreement(figures, sequential[STOCK.name], concurrent)
-        if concurrent:
-            _add_pressure(figures, concurrent, self.workload)
+        if sequential and any(paused):
+            _add_agreement(figures, sequential[STOCK.name], paused[0])
+        figures.add_rounds([_pressure(arms, self.workload) for arms in paused if arms])
         if self.idle is not None:
             _add_idle(figures, self.idle)
         return figures
@@ -114,16 +114,19 @@ def _add_agreement(figures: Figures, alone: PassResult, concurrent: dict[str, Pa
         figures.add("concurrent_agreement", 100 * min(ours), "%", target)
 
 
-def _add_pressure(figures: Figures, arms: dict[str, PassRecord], workload: Workload) -> None:
+def _pressure(arms: dict[str, PassRecord], workload: Workload) -> Figures:
+    """Return what one round shows."""
+    figures = Figures("tiers")
     stock = arms[STOCK.name].result
     figures.add("stock_context_lost", context_lost(stock, workload), "share of own context")
     figures.add("stock_hit_rate", hit_rate(stock), "share of prompt")
     if tiers := arms.get(TIERS.name):
         _add_gains(figures, stock, tiers.result, workload)
     if tiers and (reactive := arms.get(REACTIVE.name)):
-        _add_prefetch(figures, tiers, reactive)
+        _add_prefetch(figures, tiers, reactive, workload)
     if (worth := arms.get(REACTIVE.name)) and (everything := arms.get(SPILL_ALL.name)):
         _add_admission(figures, worth, everything)
+    return figures
 
 
 def _add_gains(figures: Figures, stock: PassResult, tiers: PassResult, work: Workload) -> None:
@@ -134,10 +137,17 @@ def _add_gains(figures: Figures, stock: PassResult, tiers: PassResult, work: Wor
     figures.add("recomputed_ratio", recomputed, "tiers / stock", "≤ 0.35")
     for percentile in (50, 95):
         slow, fast = (quantile(returning_ttft_ms(r, work), percentile) for r in (stock, tiers))
+        figures.add(f"stock_ttft_p{percentile}_ms", slow, "ms")
         figures.add(f"ttft_p{percentile}_ratio", fast / slow, "tiers / stock", "≤ 0.5")
 
 
-def _add_prefetch(figures: Figures, tiers: PassRecord, reactive: PassRecord) -> None:
+def _add_prefetch(
+    figures: Figures, tiers: PassRecord, reactive: PassRecord, workload: Workload
+) -> None:
+    ahead, asked = (returning_ttft_ms(r.result, workload) for r in (tiers, reactive))
+    for percentile in (50, 95):
+        ratio = quantile(ahead, percentile) / quantile(asked, percentile)
+        figures.add(f"prefetch_ttft_p{percentile}_ratio", ratio, "tiers / on demand", "≤ 1")
     ours, waiting = tiers.tiers, reactive.tiers
     assert ours is not None
     assert waiting is not None
@@ -184,31 +194,35 @@ def run(
     model: str | None = None,
     out: Path = Path(".tiers"),
     part: Part = Part.ALL,
-    arms: Sequence[Arm] = ARMS,
     pace: float | None = None,
+    rounds: int = 1,
 ) -> TierResult:
     out = out.resolve()
     out.mkdir(parents=True, exist_ok=True)
     name = model or str(ensure_model())
     workload = build_tier_workload(vocabulary_size(name))
-    records: dict[str, ArmRecord] = {}
+    records: list[dict[str, ArmRecord]] = []
     if part is not Part.IDLE:
         with DemoProgress(len(workload.in_order()), shown=progress) as shown:
             if part is not Part.TEXTS:
                 pace = pace or measured_pace(STOCK.plan(name, out), workload, shown)
                 workload = paced(workload, pace)
-            for arm in arms:
-                records[arm.name] = _run(arm, name, workload, out, part, shown)
+            records.append(_round(name, workload, out, part, shown))
+            for _ in range(rounds - 1 if part is not Part.TEXTS else 0):
+                records.append(_round(name, workload, out, Part.PRESSURE, shown))
     idle = _idle(name, out, pairs, progress) if part in (Part.ALL, Part.IDLE) else None
     return TierResult(name, out, workload, records, idle, pace)
 
 
-def _run(
-    arm: Arm, model: str, workload: Workload, out: Path, part: Part, shown: DemoProgress
-) -> ArmRecord:
+def _round(
+    model: str, workload: Workload, out: Path, part: Part, shown: DemoProgress
+) -> dict[str, ArmRecord]:
     sequential = None if part is Part.PRESSURE else shortened(workload, SEQUENTIAL_TURNS)
     concurrent = None if part is Part.TEXTS else workload
-    return run_arm(arm.plan(model, out), arm.tiers, sequential, concurrent, shown)
+    return {
+        arm.name: run_arm(arm.plan(model, out), arm.tiers, sequential, concurrent, shown)
+        for arm in ARMS
+    }
 
 
 def _idle(model: str, out: Path, pairs: int, progress: bool) -> IdleRates:
@@ -229,7 +243,10 @@ def save_details(result: TierResult) -> Path:
     content = {
         **result.figures().as_dict(),
         "workload": {"pace": result.pace, **_workload_details(result.workload)},
-        "arms": {name: _arm_details(arm, result.workload) for name, arm in result.arms.items()},
+        "rounds": [
+            {name: _arm_details(arm, result.workload) for name, arm in arms.items()}
+            for arms in result.rounds
+        ],
     }
     path.write_text(json.dumps(content, indent=2) + "\n")
     return path
