@@ -289,70 +289,74 @@ class Marks {
  public:
   explicit Marks(PyObject* said) {
     if (said == Py_None) return;
-    if (!PyTuple_Check(said) || PyTuple_GET_SIZE(said) != 5) {
+    if (!PyTuple_Check(said) || PyTuple_GET_SIZE(said) != 4) {
       PyErr_SetString(PyExc_TypeError, "expected marks, or None");
       return;
     }
-    if (PyObject_GetBuffer(PyTuple_GET_ITEM(said, 0), &marked_, PyBUF_SIMPLE) != 0 ||
+    if (PyObject_GetBuffer(PyTuple_GET_ITEM(said, 0), &worth_, PyBUF_SIMPLE) != 0 ||
         PyObject_GetBuffer(PyTuple_GET_ITEM(said, 1), &passed_, PyBUF_WRITABLE) != 0) {
       return;
     }
-    worth_ = PyTuple_GET_ITEM(said, 2);
-    others_[0] = PyTuple_GET_ITEM(said, 3);
-    others_[1] = PyTuple_GET_ITEM(said, 4);
+    for (int each : {0, 1}) {
+      PyObject* keys = PyTuple_GET_ITEM(said, 2 + each);
+      const Py_ssize_t size = PyObject_Size(keys);
+      if (size < 0) return;
+      others_[each] = size == 0 ? nullptr : keys;
+    }
+    advised_ = true;
   }
   Marks(const Marks&) = delete;
   Marks& operator=(const Marks&) = delete;
   ~Marks() {
-    if (marked_.obj != nullptr) PyBuffer_Release(&marked_);
+    if (worth_.obj != nullptr) PyBuffer_Release(&worth_);
     if (passed_.obj != nullptr) PyBuffer_Release(&passed_);
   }
 
   // Whether a block that holds ``key`` is worth a copy; -1 with an error.
-  int are_for(int64_t id, PyObject* key) {
-    if (worth_ == nullptr) return 1;
-    if (id < 0 || id >= std::min(marked_.len, passed_.len)) {
+  int are_for(int64_t id, uint64_t key) {
+    if (!advised_) return 1;
+    const auto blocks = static_cast<Py_ssize_t>(worth_.len / sizeof(uint64_t));
+    if (id < 0 || id >= std::min(blocks, passed_.len)) {
       PyErr_SetString(PyExc_IndexError, "there is no such block");
       return -1;
     }
-    int marked = static_cast<const char*>(marked_.buf)[id] != 0;
-    for (PyObject* more : others_) {
-      if (marked == 0) marked = PySequence_Contains(more, key);
-    }
-    if (marked < 0) return -1;
-    static_cast<char*>(passed_.buf)[id] = marked == 0;
-    if (marked == 0) return 0;
-    const int held = PySequence_Contains(worth_, key);
-    return held != 0 ? held : PySequence_Contains(others_[1], key);
+    int found = static_cast<const uint64_t*>(worth_.buf)[id] == key;
+    if (found == 0 && (others_[0] != nullptr || others_[1] != nullptr)) found = is_other(key);
+    if (found >= 0) static_cast<char*>(passed_.buf)[id] = found == 0;
+    return found;
   }
 
  private:
-  Py_buffer marked_{}, passed_{};  // bool, by block
-  PyObject *worth_ = nullptr, *others_[2] = {nullptr, nullptr};  // sets of keys
+  int is_other(uint64_t key) const {
+    PyObject* number = PyLong_FromUnsignedLongLong(key);
+    int found = number == nullptr ? -1 : 0;
+    for (PyObject* keys : others_) {
+      if (found == 0 && keys != nullptr) found = PySequence_Contains(keys, number);
+    }
+    Py_XDECREF(number);
+    return found;
+  }
+
+  bool advised_ = false;
+  Py_buffer worth_{}, passed_{};                // uint64 and bool, by block
+  PyObject* others_[2] = {nullptr, nullptr};  // containers of keys that are not empty
 };
 
 // Notes the block at place ``at``, which holds ``key``, if it lacks a copy; false with an error.
-inline bool note_lacking(Table& table, Marks& marks, PyObject* under_way, uint64_t key, int64_t id,
-                         Py_ssize_t at, int64_t place, PyObject* places, PyObject* keys) {
+inline bool note_lacking(PyObject* under_way, uint64_t key, Py_ssize_t at, int64_t place,
+                         PyObject* places, PyObject* keys) {
   PyObject* number = PyLong_FromUnsignedLongLong(key);
-  int lacks = number == nullptr ? -1 : marks.are_for(id, number);
-  if (lacks > 0 && PyDict_GET_SIZE(under_way) != 0) {
-    const int begun = PyDict_Contains(under_way, number);
-    if (begun > 0) {
-      PyObject* now = PyLong_FromLongLong(place);
-      lacks = now == nullptr || PyDict_SetItem(under_way, number, now) != 0 ? -1 : 0;
-      Py_XDECREF(now);
-    } else if (begun < 0) {
-      lacks = -1;
-    }
-  }
-  if (lacks > 0 && table.by_key.find(key) == nullptr) {
-    const bool done =
-        PyList_Append(keys, number) == 0 && append(places, PyLong_FromSsize_t(at));
-    lacks = done ? 1 : -1;
+  const int begun = number == nullptr ? -1 : PyDict_Contains(under_way, number);
+  bool done = false;
+  if (begun > 0) {
+    PyObject* now = PyLong_FromLongLong(place);
+    done = now != nullptr && PyDict_SetItem(under_way, number, now) == 0;
+    Py_XDECREF(now);
+  } else if (begun == 0) {
+    done = PyList_Append(keys, number) == 0 && append(places, PyLong_FromSsize_t(at));
   }
   Py_XDECREF(number);
-  return lacks >= 0;
+  return done;
 }
 
 // lacking(full_hashes, ids, marks, under_way, first) -> (places, keys) of blocks about to leave.
@@ -389,7 +393,9 @@ inline PyObject* lacking(Table& table, PyObject* const* args, Py_ssize_t count) 
     for (Py_ssize_t at = 0; done && at < hashes.size(); ++at) {
       if (at + 8 < hashes.size()) table.by_key.prefetch_slot(key_of(hashes[at + 8], kGroupBytes));
       const uint64_t key = key_of(hashes[at], kGroupBytes);
-      done = note_lacking(table, marks, args[3], key, id[at], at, first + at, places, keys);
+      const int worth = marks.are_for(id[at], key);
+      done = worth == 0 || (worth > 0 && (table.by_key.find(key) != nullptr ||
+                                          note_lacking(args[3], key, at, first + at, places, keys)));
     }
   } catch (const std::bad_alloc&) {
     PyErr_NoMemory();

@@ -56,7 +56,7 @@ class EvictionRanking:
         order_blocks: int64 ``[k]``: the blocks that held the keys of ``order`` when the ranking
             arrived; 0 for a key that none held.
         spill_blocks: int64 ``[s]``: the same for ``spill_first``.
-        spill_keys: The keys of ``spill_first``.
+        spill_keys: uint64 ``[s]``: the keys of ``spill_first``, ascending.
         protected_places: Each key of ``protected``, with its index there.
     """
 
@@ -71,7 +71,7 @@ class EvictionRanking:
     may_keep: int | None = None
     order_blocks: BlockIds | None = None
     spill_blocks: BlockIds | None = None
-    spill_keys: frozenset[int] | None = None
+    spill_keys: Keys | None = None
     protected_places: dict[int, int] | None = None
 
     @classmethod

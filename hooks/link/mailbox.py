@@ -8,6 +8,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
+import numpy as np
+
 from ...graph.types import Keys, as_keys
 from ...graph.wire.advice import (
     AdmissionAdvice,
@@ -33,7 +35,7 @@ def looked_up(
         ranking,
         order_blocks=None if finds is None else finds(ranking.order),
         spill_blocks=finds(ranking.spill_first) if finds is not None and copies else None,
-        spill_keys=frozenset(ranking.spill_first.tolist()) if copies else None,
+        spill_keys=np.sort(ranking.spill_first) if copies else None,
         protected_places=places_of(ranking.protected),
     )
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import compress, repeat
+from operator import not_
 from typing import NamedTuple, cast
 
 import msgspec
@@ -12,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...graph.ranking.copies import CopyOrder
+from ...graph.types import Keys, as_keys
 from ...graph.wire.advice import BlockIds
 from ..keys import key_of, keys_in_pool, keys_of
 
@@ -57,34 +59,24 @@ class Copy(msgspec.Struct, eq=False):  # made without a frame of Python: of a lo
 
 
 class Marks(NamedTuple):
-    """Which blocks the advice considers worth a copy, as marks by block id; most have no mark."""
+    """Which blocks the advice considers worth a copy."""
 
-    marked: npt.NDArray[np.bool_]  # blocks that held the keys of ``worth`` when advice came
+    worth: Keys  # the key that each block held when advice came, where it is worth a copy, else 0
     passed: npt.NDArray[np.bool_]  # blocks that were examined, and were not worth a copy
-    worth: frozenset[int]  # keys that the sidecar considers worth a copy
-    elsewhere: Container[int]  # those of ``worth`` that no block held then
-    wanted: Container[int]  # keys that are worth a copy whatever the sidecar says
+    elsewhere: Collection[int]  # keys that are worth a copy, which no block held then
+    wanted: Collection[int]  # keys that are worth a copy whatever the sidecar says
 
     def worthy(
         self, ids: BlockIds, keys: Sequence[int], places: Sequence[int]
     ) -> tuple[Sequence[int], Sequence[int]]:
-        """Return which of the blocks ``ids`` are worth a copy, and their ``keys``.
-
-        First checks block ids, as they were when the advice came, then what those blocks hold now.
-        """
-        worth, wanted, marks = self.worth, self.wanted, self.marked[ids]
-        if marks.all():  # as mostly
-            self.passed[ids] = False
-        else:
-            for more in filter(None, (wanted, self.elsewhere)):
+        """Return which of the blocks ``ids``, which hold ``keys``, are worth a copy; and these."""
+        marks = self.worth[ids] == as_keys(keys)
+        if not marks.all():
+            for more in filter(None, (self.wanted, self.elsewhere)):
                 marks |= np.fromiter(map(more.__contains__, keys), np.bool_, len(marks))
-            self.passed[ids] = ~marks
-            places = np.flatnonzero(marks).tolist()
-            keys = [keys[at] for at in places]
-        if worth.issuperset(keys):
-            return places, keys
-        held = [key in worth or key in wanted for key in keys]
-        return list(compress(places, held)), list(compress(keys, held))
+        self.passed[ids] = ~marks
+        chosen = marks.tolist()
+        return list(compress(places, chosen)), list(compress(keys, chosen))
 
 
 class Copies:
@@ -163,22 +155,19 @@ class Copies:
     ) -> tuple[Sequence[int], Sequence[int]]:
         """Return which of these blocks, about to leave the pool, are worth a copy by ``marks``
         (None: all are) and have none, finished or ``under_way``; and their keys. Also updates the
-        positions in the queue of those under way, by key; ``first`` is the position of the first
-        block.
+        positions in the queue of those that are only under way, by key; ``first`` is the position
+        of the first block.
         """
         self.all_leave_pool(full_hashes)
         keys: Sequence[int] = keys_in_pool(full_hashes)
         places: Sequence[int] = range(len(keys))
         if marks is not None:
             places, keys = marks.worthy(ids, keys, places)
-        if under_way:
-            both = zip(keys, places, strict=True)
-            under_way.update({key: first + at for key, at in both if key in under_way})
-        has = self.hashes_of(keys)
-        lacks = [
-            copied is None and key not in under_way for key, copied in zip(keys, has, strict=True)
-        ]
-        return list(compress(places, lacks)), list(compress(keys, lacks))
+        lacks = list(map(not_, self.hashes_of(keys)))
+        lacking = list(zip(compress(places, lacks), compress(keys, lacks), strict=True))
+        under_way.update({key: first + at for at, key in lacking if key in under_way})
+        lacking = [(at, key) for at, key in lacking if key not in under_way]
+        return [at for at, _ in lacking], [key for _, key in lacking]
 
     def make(
         self, hashes: Sequence[bytes], first: int, era: int, may_demote: Sequence[bool]

@@ -57,7 +57,7 @@ def test_events_and_advice_survive_the_wire() -> None:
 def test_a_ranking_is_sent_with_its_age_and_without_what_an_engine_looked_up() -> None:
     held = EvictionRanking(
         3, 7.75, as_keys([1, 2]), as_keys([9]), as_keys([2]), as_keys([5]), 5.0, 4, 12,
-        order_blocks=as_keys([7, 8]), spill_keys=frozenset({2}), protected_places={9: 0},
+        order_blocks=as_keys([7, 8]), spill_keys=as_keys([2]), protected_places={9: 0},
     )  # fmt: skip
     frames = wire.encode_advice(1, held, now=8.0)
     assert frames[2] == encode([1, 3, 0.25, pack(1, 2), pack(9), pack(2), pack(5), 4, 12])

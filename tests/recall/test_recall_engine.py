@@ -16,6 +16,7 @@ import pytest
 from kvgraph.advisor.page.misses import request_view
 from kvgraph.graph.errors import ConfigError
 from kvgraph.graph.kvcache_graph import KVCacheGraph
+from kvgraph.graph.wire.advice import EvictionRanking
 from kvgraph.hooks.recall.cover import SpliceLimits
 from kvgraph.hooks.recall.gate import DIRECTORY_VARIABLE, calibration_file, load
 from kvgraph.hooks.tiers.jobs import Load
@@ -278,7 +279,7 @@ def test_a_text_belongs_to_whoever_is_first_to_compute_it_after_a_reset(
 
 def test_what_was_worth_a_copy_before_a_reset_is_not_after_it(taught: Any) -> None:
     marks = taught.side.bridge.spiller.marks
-    marks.worth = frozenset()
+    marks.follow(EvictionRanking.empty(0.0))
     marks.follow = lambda ranking: False
     assert taught.reset()
     plain = taught.ask(FIRST)
@@ -534,7 +535,7 @@ def test_after_a_load_that_failed_all_was_computed(roomy: Any) -> None:
 
 def test_a_session_that_goes_on_finds_its_branch_though_nobody_advises_copies(roomy: Any) -> None:
     marks = roomy.side.bridge.spiller.marks
-    marks.worth = frozenset()
+    marks.follow(EvictionRanking.empty(0.0))
     marks.follow = lambda ranking: False
     used(roomy, FIRST, **MINE)
     text, found = joined(DOCUMENT, words(90, 3)), list[int]()

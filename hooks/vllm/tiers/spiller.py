@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import compress, islice, repeat, takewhile
 from operator import attrgetter, is_, not_
 from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
 import numpy as np
 
-from ....graph.types import Keys
+from ....graph.types import Keys, as_keys
 from ....graph.wire.advice import EvictionRanking
 from ...keys import GROUP_BYTES, key_in_pool, keys_in_pool
 from ...link.mailbox import NOBODY, Finds
@@ -220,50 +220,56 @@ class QueueScan:
 
 
 class CopyMarks:
-    """Which copies the advice recommends, as marks by block id; most blocks have none. ``wanted``
-    keys are worth a copy whatever the sidecar says. ``worth`` are the keys that it recommends;
-    None: all are worth one.
+    """Which copies the advice recommends; most blocks have none. ``wanted`` keys are worth a copy
+    whatever the sidecar says. Without advice, all are worth one.
     """
 
-    def __init__(self, pool_blocks: int, finds: Finds, wanted: Container[int] = ()) -> None:
-        self._wanted = wanted
-        self.worth: frozenset[int] | None = None
-        self._finds = finds
-        self._spill_first: object = None  # the array that ``worth`` was made of
-        self._marked = self._none = np.zeros(pool_blocks, dtype=bool)
-        self._elsewhere: Container[int] = ()  # keys of ``worth`` that no block held then
-        self._passed = self._none.copy()  # blocks that were looked at, and were not worth it
+    def __init__(self, pool_blocks: int, finds: Finds, wanted: Collection[int] = ()) -> None:
+        self._wanted, self._finds = wanted, finds
+        self._advised: Keys | None = None  # as it came
+        self._ascending: Keys | None = None  # the same keys
+        self._worth = self._none = np.zeros(pool_blocks, dtype=np.uint64)
+        self._elsewhere: Collection[int] = ()
+        self._passed = np.zeros(pool_blocks, dtype=np.bool_)
 
     def follow(self, ranking: EvictionRanking | None) -> bool:
         """Adopt advice; returns whether it recommends copies of blocks that were passed over
         before.
         """
-        spill_first = None if ranking is None else ranking.spill_first
-        if spill_first is self._spill_first:
+        advised = None if ranking is None else ranking.spill_first
+        if advised is self._advised:
             return False
-        self._spill_first = spill_first
-        if ranking is None:
-            self.worth = None
+        self._advised = advised
+        if ranking is None or advised is None:
+            self._ascending = None
             return bool(self._passed.any())
-        worth, blocks = ranking.spill_keys, ranking.spill_blocks
-        self.worth = frozenset(ranking.spill_first.tolist()) if worth is None else worth
+        keys, blocks = ranking.spill_keys, ranking.spill_blocks
+        self._ascending = np.sort(advised) if keys is None else keys
         if blocks is None:
-            blocks = self._finds(ranking.spill_first)
-        self._elsewhere = frozenset(ranking.spill_first[blocks == NOBODY].tolist())
-        self._marked = self._none.copy()
-        self._marked[blocks] = True
+            blocks = self._finds(advised)
+        self._elsewhere = frozenset(advised[blocks == NOBODY].tolist())
+        self._worth = self._none.copy()
+        self._worth[blocks] = advised
         return bool(self._passed[blocks].any())
 
     def forget_passed(self) -> None:
         """Note that all blocks will be examined again."""
         self._passed[:] = False
 
+    def worth(self, keys: Sequence[int]) -> int:
+        """Return how many of ``keys`` are worth a copy; safe from another thread."""
+        known = self._ascending
+        if known is None:
+            return len(keys)
+        some = as_keys(keys)
+        return int((np.searchsorted(known, some, "right") > np.searchsorted(known, some)).sum())
+
     @property
     def latest(self) -> Marks | None:
         """The advice as marks; None without any, when all blocks are worth a copy."""
-        if self.worth is None:
+        if self._advised is None:
             return None
-        return Marks(self._marked, self._passed, self.worth, self._elsewhere, self._wanted)
+        return Marks(self._worth, self._passed, self._elsewhere, self._wanted)
 
 
 # ``LoadVictims``: copies the blocks that a load is about to overwrite.
@@ -501,7 +507,7 @@ class Spiller:
         """Note that the engine evicted ``keys``; may run on any thread, since it only reads the
         ledger.
         """
-        directory, counts, worth = self._ledger.directory, self._ledger.counts, self.marks.worth
+        directory, counts = self._ledger.directory, self._ledger.counts
         saving = self._ledger.saving
         hashes = directory.hashes_of(keys)
         if directory.holds_twice():
@@ -509,7 +515,7 @@ class Spiller:
         if None not in hashes:
             return
         lost = [key for key in compress(keys, map(not_, hashes)) if key not in saving]
-        worthy = len(lost) if worth is None else len(worth.intersection(lost))
+        worthy = self.marks.worth(lost)
         counts.spill_lost += worthy
         counts.passed_over += len(lost) - worthy
 

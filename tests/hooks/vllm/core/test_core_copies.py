@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from kvgraph.graph.types import as_keys
 from kvgraph.hooks.keys import key_of
 from kvgraph.hooks.tiers.directory import CopyDirectory, Marks
 
@@ -88,14 +89,15 @@ class Both:
         """Some blocks are about to leave."""
         chain, keys = rng.choices(HASHES, k=rng.randrange(12)), list(map(key_of, HASHES))
         ids = np.array(rng.choices(range(9), k=len(chain)), dtype=np.int64)
-        marked = rng.choice(([True] * 9, [rng.random() < 0.5 for _ in range(9)]))
-        said = [frozenset(rng.choices(keys, k=rng.randrange(1, 30))) for _ in range(3)]
+        held = dict(zip(ids.tolist(), map(key_of, chain), strict=True))
+        named = [held.get(id, 1) if rng.random() < 0.6 else rng.choice(keys) for id in range(9)]
+        said = [frozenset(rng.choices(keys, k=rng.randrange(4))) for _ in range(2)]
         begun = dict.fromkeys(rng.choices(keys, k=rng.randrange(4)), rng.choice((None, 3)))
-        passed = [np.array(marked) for _ in self.pair]
+        passed = [np.zeros(9, dtype=bool) for _ in self.pair]
         under_way, answers = [dict(begun) for _ in self.pair], list[Any]()
         advised = rng.random() < 0.8
         for each, seen, known in zip(self.pair, passed, under_way, strict=True):
-            marks = Marks(np.array(marked), seen, *said) if advised else None
+            marks = Marks(as_keys(named), seen, *said) if advised else None
             full = [one + bytes(4) for one in chain]
             answers.append([list(one) for one in each.lacking(full, ids, marks, known, 40)])
         assert answers[0] == answers[1]
@@ -153,8 +155,7 @@ def test_a_copy_is_found_by_its_whole_hash() -> None:
 
 def test_what_is_no_copy_or_hash_is_refused() -> None:
     directory, numbers = CopyDirectory(5, compiled=True), np.zeros(1, dtype=np.int64)
-    mask, no_keys = np.zeros(1, dtype=bool), frozenset[int]()
-    marks = Marks(mask, mask, no_keys, (), ())
+    marks = Marks(as_keys([1]), np.zeros(1, dtype=bool), (), ())
     for wrong_call in (
         ([None], numbers, None, {}, 0), ([b"short"], numbers, None, {}, 0),
         ([HASHES[0]], numbers[:0], None, {}, 0), ([HASHES[0]], numbers, (1, 2), {}, 0),
