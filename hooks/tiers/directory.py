@@ -67,8 +67,8 @@ class Marks(NamedTuple):
     wanted: Collection[int]  # keys that are worth a copy whatever the sidecar says
 
     def worthy(
-        self, ids: BlockIds, keys: Sequence[int], places: Sequence[int]
-    ) -> tuple[Sequence[int], Sequence[int]]:
+        self, ids: BlockIds, keys: list[int], places: Sequence[int]
+    ) -> tuple[list[int], list[int]]:
         """Return which of the blocks ``ids``, which hold ``keys``, are worth a copy; and these."""
         marks = self.worth[ids] == as_keys(keys)
         if not marks.all():
@@ -159,7 +159,7 @@ class Copies:
         of the first block.
         """
         self.all_leave_pool(full_hashes)
-        keys: Sequence[int] = keys_in_pool(full_hashes)
+        keys = keys_in_pool(full_hashes)
         places: Sequence[int] = range(len(keys))
         if marks is not None:
             places, keys = marks.worthy(ids, keys, places)

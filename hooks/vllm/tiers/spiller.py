@@ -256,7 +256,7 @@ class CopyMarks:
         """Note that all blocks will be examined again."""
         self._passed[:] = False
 
-    def worth(self, keys: Sequence[int]) -> int:
+    def worth(self, keys: list[int]) -> int:
         """Return how many of ``keys`` are worth a copy; safe from another thread."""
         known = self._ascending
         if known is None:
