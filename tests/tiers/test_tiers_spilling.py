@@ -72,6 +72,18 @@ def test_what_is_not_worth_a_copy_gets_none_and_the_saving_is_counted() -> None:
     assert everything.counts.spilled >= 4
 
 
+def test_what_was_passed_over_is_copied_once_advice_asks_for_it() -> None:
+    engine = Engine()
+    engine.advise(spill_first=[])
+    turn = engine.serve(prompt(4, 1))
+    engine.settle()
+    assert not any(each in engine.directory for each in turn.request.block_hashes)
+    engine.advise(spill_first=engine.keys_of(prompt(4, 1)))
+    engine.step()
+    engine.settle()
+    assert all(each in engine.directory for each in turn.request.block_hashes)
+
+
 def finished(engine: Engine, seed: int, adapter: bool = False, image: str = "") -> Turn:
     """A request of an adapter or of the model itself, from its arrival to its end; an ``image`` of
     that identifier is in its third block.
