@@ -128,6 +128,7 @@ MENDS: Final = (
     Mend("a picture that its client names stays off disks", "hooks/vllm/groups.py", "if not _OF_CONTENT.fullmatch(str(each.identifier))", "if False", "tests/tiers/test_tiers_spilling.py -k client_names"),
     Mend("a picture that its content names goes there", "hooks/vllm/groups.py", "if not _OF_CONTENT.fullmatch(str(each.identifier))", "", "tests/tiers/test_tiers_spilling.py -k client_names"),
     Mend("a picture that its client names is not shared", "hooks/vllm/groups.py", "if not _OF_CONTENT.fullmatch(str(each.identifier))", "if False", "tests/store/test_store_sharing.py -k forbids"),
+    Mend("what was passed over is looked at again once it is worth a copy", "hooks/vllm/tiers/spiller.py", "return bool(self._passed[blocks].any())", "return False", "tests/tiers/test_tiers_spilling.py -k passed_over"),
     Mend("what a load reads makes room last", "hooks/vllm/tiers/loader.py", "    directory.reads(hashes)\n", "", "tests/tiers/test_tiers_loading.py -k full_disk"),
     Mend("a full memory makes way for a chain on disk", "hooks/vllm/tiers/loader.py", "            self._ledger.make_way(hashes[:count])\n", "", "tests/tiers/test_tiers_loading.py -k chain_on_disk"),
     Mend("what is on the wire is a sign of life", "advisor/sockets/subscriber.py", "if gone and self._socket.poll(_LAST_LOOK_MS):", "if False:", f"{_SUBSCRIBER} -k on_the_wire"),
