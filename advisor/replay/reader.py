@@ -96,9 +96,11 @@ _BAILIAN: Final = ("chat_id", "parent_chat_id", "turn")
 _AIPERF: Final = ("session_id", "delay")
 _BODY: Final = ("input_length", "hash_ids")
 
-# A new format needs its fields in ``Line``, a ``Format``, a branch of ``detect``, and its own
-# fields among the foreign ones of all others: otherwise a file that mixes two formats is read as
-# one. aiperf also reads mooncake traces, and lines without a session.
+# A new format needs its fields in ``Line``, a ``Format``, a branch of ``detect`` (and a word in its
+# error), its own fields among the foreign ones of all others (otherwise a file that mixes two
+# formats is read as one), and where its fields are other ones than ``timestamp`` and
+# ``session_id``, a branch of ``_Draft._arrival`` and ``_Draft._session``. aiperf also reads
+# mooncake traces, and lines without a session.
 MOONCAKE: Final = Format("mooncake", 512, 1e-3, _BODY, _OURS + _BAILIAN)
 AIPERF: Final = Format("aiperf", 512, 1e-3, _BODY, _OURS + _BAILIAN, timed=False)
 BAILIAN: Final = Format("qwen-bailian", 16, 1.0, (*_BODY, "chat_id"), _OURS + _AIPERF)
