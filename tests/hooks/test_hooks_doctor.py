@@ -180,6 +180,8 @@ def test_a_variable_that_nothing_reads_is_named_with_the_one_meant(
     check = check_variables()
     assert "AITHER_KVCACHE_HINT (did you mean AITHER_KVCACHE_HINTS?)" in check.line()
     assert check.line().startswith("warn variables: ")
+    monkeypatch.setenv("AITHER_KVCACHE_QQQ", "1")  # is near to none, but for the prefix
+    assert check_variables().detail.endswith("AITHER_KVCACHE_QQQ")
 
 
 def test_memory_that_is_not_there_is_a_warning_as_the_engine_caps_it(
