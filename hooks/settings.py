@@ -74,10 +74,10 @@ WITHOUT_API: Final = (
 _GIB: Final = 1 << 30
 _MOST_GIB: Final = 1 << 20  # a pebibyte; chosen
 _LONGEST_S: Final = 3600  # chosen
-_SWITCHES: Final = frozenset(
-    {"graph", "admission", "layers", "sampling", "recall_always", "recall_shared"}
-)
-"""Fields in which an invalid value counts as 1: whoever sets a switch does not want it off."""
+_SWITCHES: Final = frozenset({"graph", "admission", "layers", "sampling"})
+"""Fields in which an invalid value counts as 1: whoever sets a switch does not want it off. Not
+those that make answers approximate, or share more than without them.
+"""
 
 
 def _share(text: str) -> str | float:
@@ -113,6 +113,7 @@ class EngineSettings(BaseModel):
         pattern="^((?i:all|session|off)$|secret:)",
         description="all, session, off, or secret:FILE",
     )
+    core: Annotated[Literal["", "python"], _Lower] = Field("", description=PYTHON)
     # JSON: tokens that end answers; 0: off. If unset, they are learned from the chat template.
     ends: str = ""
     # 0: the layers of prompts are not found, and hints about messages are ignored. Beside a user's
@@ -255,7 +256,7 @@ def engine_settings(*used: str) -> EngineSettings:
 
 
 _READ_ELSEWHERE: Final = (
-    "CORE", "SIDECAR_TOKEN", "SIDECAR_KEYS", "CALIBRATIONS", "KERNELS", "KERNEL_CACHE"
+    "SIDECAR_TOKEN", "SIDECAR_KEYS", "CALIBRATIONS", "KERNELS", "KERNEL_CACHE"
 )  # fmt: skip
 
 
