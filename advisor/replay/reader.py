@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from io import BufferedReader, RawIOBase, TextIOWrapper
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any, Final, TextIO, TypeVar, cast
+from typing import Annotated, Any, BinaryIO, Final, TextIO, TypeVar, cast
 
 import msgspec
 import numpy as np
@@ -236,6 +236,23 @@ def new_file(path: Path) -> TextIO:
         return cast(TextIO, gzip.open(path, "xt") if path.suffix == ".gz" else path.open("x"))
     except OSError as error:
         raise TraceError(f"{path}: cannot be written: {error.strerror}") from None
+
+
+@contextmanager
+def whole_file(path: Path) -> Iterator[BinaryIO]:
+    """Write a file that takes the place of ``path`` once it is whole. Raises TraceError."""
+    target = path.resolve()  # a link stays one
+    aside = target.with_name(f".{target.name}.part")
+    file_or_pipe = target if target.exists() and not target.is_file() else aside  # as /dev/stdout
+    try:
+        with file_or_pipe.open("wb") as file:
+            yield file
+        if file_or_pipe is aside:
+            aside.replace(target)
+    except OSError as error:
+        raise TraceError(f"{path}: cannot be written: {error.strerror or error}") from None
+    finally:
+        aside.unlink(missing_ok=True)
 
 
 def _open(path: Path) -> BufferedReader:
