@@ -408,6 +408,7 @@ MENDS: Final = (
     Mend("a wrong core is said in the engine's log", "hooks/vllm/core_choice.py", "    if engine_settings(\"core\").core:\n", "    if engine_settings().core:\n", "tests/hooks/vllm/core/test_core_engine.py -k wrong_core"),
     Mend("a trace takes another's place once it is whole", _READER, "    file_or_pipe = target if target.exists() and not target.is_file() else aside", "    file_or_pipe = target if target.exists() else aside", "tests/replay/test_replay_traffic.py -k once_it_is_whole"),
     Mend("another user's sidecar is not said to be absent", "hooks/access.py", "        if not path.exists() or os.access(path, os.W_OK):\n", "        if True:\n", "tests/hooks/test_hooks_client.py -k seen_of_an_absence"),
+    Mend("Ctrl-C ends the lab's cells", "advisor/replay/arms.py", "    signal.signal(signal.SIGINT, signal.SIG_DFL)  # caught,", "    # caught,", "tests/replay/test_replay_lab.py -k interrupt_ends"),
     Mend("true is no number", "advisor/config/sections.py", "    return annotation in (int, float) or any(map(_is_number, get_args(annotation)))", "    return False", "tests/advisor/test_config.py"),
     Mend("no path has a NUL", "advisor/config/sections.py", "        if isinstance(value, str) and \"\\0\" in value:\n", "        if False:\n", "tests/advisor/test_config.py"),
     Mend("what is no HTTP fills no log", "dashboards/server.py", "        logging.getLogger(\"uvicorn.error\").addFilter(ODD_REQUESTS)\n", "", f"{_PAGE} -k no_http"),
