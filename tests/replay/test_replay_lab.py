@@ -313,7 +313,10 @@ from kvgraph.advisor.replay.arms import run_cells
 def stay(seconds, cell):
     sys.stdout.write(f"{os.getpid()}\\n")
     sys.stdout.flush()
-    time.sleep(seconds)
+    try:
+        time.sleep(seconds)
+    except KeyboardInterrupt:
+        time.sleep(seconds)  # as a compiled loop, which sees no interrupt
 
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored, if these tests run so
