@@ -24,7 +24,7 @@ from ..graph.errors import ConfigError, InUseError
 from ..graph.kvcache_graph import KVCacheGraph
 from ..graph.wire.endpoints import LOOPBACK_HOSTS, Note, RunningSidecar, is_loopback
 from .assembly import Sidecar
-from .config.config import Config, config_path, load
+from .config.config import Config, config_path, load, unread_variables
 from .config.sections import HttpConfig
 from .intake import MESSAGES_A_TURN, Tap
 from .page.status import Status, explaining_router, page_router
@@ -205,6 +205,8 @@ def serve(
     # Matrices are small here: more threads would only spin on cores that the engine needs.
     threadpool_limits(1, user_api="blas")
     tame_memory()
+    if unread := unread_variables(os.environ):
+        logger.warning("no such variable is read: %s", ", ".join(unread))
     path = path or config_path()
     service = Service(load(path, overrides), path=path, overrides=overrides, parent=parent, tap=tap)
     for number in (signal.SIGTERM, signal.SIGINT):

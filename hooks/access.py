@@ -71,6 +71,24 @@ class EndpointAccess:
         return os.environ.get(TOKEN_VARIABLE, "").strip() or token_of(self._endpoint)
 
 
+def why_absent(endpoint: str) -> str:
+    """Return what can be seen of why nobody answers there, in brackets; never raises."""
+    path = Path(endpoint.removeprefix("ipc://"))
+    if not endpoint.startswith("ipc://"):
+        known = any(map(os.environ.get, (KEYS_VARIABLE, TOKEN_VARIABLE))) or token_of(endpoint)
+        return (
+            ""
+            if known
+            else f" (asked without a token: {TOKEN_VARIABLE} states that of another user's)"
+        )
+    try:
+        if not path.exists() or os.access(path, os.W_OK):
+            return ""
+    except OSError:  # its folder cannot be entered
+        pass
+    return f" (only another user may connect there; this engine runs as {os.geteuid()})"
+
+
 _PATIENCE_S: Final = 2.0  # wait for an answer; chosen
 _MOST_BYTES: Final = 16 << 20  # largest answer; chosen
 

@@ -74,10 +74,10 @@ WITHOUT_API: Final = (
 _GIB: Final = 1 << 30
 _MOST_GIB: Final = 1 << 20  # a pebibyte; chosen
 _LONGEST_S: Final = 3600  # chosen
-_SWITCHES: Final = frozenset(
-    {"graph", "admission", "layers", "sampling", "recall_always", "recall_shared"}
-)
-"""Fields in which an invalid value counts as 1: whoever sets a switch does not want it off."""
+_SWITCHES: Final = frozenset({"graph", "admission", "layers", "sampling"})
+"""Fields in which an invalid value counts as 1: whoever sets a switch does not want it off. Not
+those that make answers approximate, or share more than without them.
+"""
 
 
 def _share(text: str) -> str | float:
@@ -92,7 +92,6 @@ _Seconds = Annotated[
 _Gib = Annotated[
     float, Field(ge=0, le=_MOST_GIB, allow_inf_nan=False, description=f"GiB from 0 to {_MOST_GIB}")
 ]
-_Digit = Annotated[Literal["0", "1"], Field(description="0, 1")]
 _Lower = BeforeValidator(str.lower)
 
 
@@ -114,6 +113,7 @@ class EngineSettings(BaseModel):
         pattern="^((?i:all|session|off)$|secret:)",
         description="all, session, off, or secret:FILE",
     )
+    core: Annotated[Literal["", "python"], _Lower] = Field("", description=PYTHON)
     # JSON: tokens that end answers; 0: off. If unset, they are learned from the chat template.
     ends: str = ""
     # 0: the layers of prompts are not found, and hints about messages are ignored. Beside a user's
@@ -141,16 +141,16 @@ class EngineSettings(BaseModel):
     warm_gib: _Gib = 0.0
     cold_gib: _Gib = 0.0
     cold_dir: str = ""
-    prefetch: _Digit = "1"
+    prefetch: _Switch = True
     spill: Annotated[Literal["worth", "all"], _Lower] = Field("worth", description="worth, all")
     store: str = ""  # a directory that engines share, or mooncake://HOST:PORT, a Mooncake master
     store_gib: _Gib = 0.0
     store_at: Annotated[Literal["turn", "eviction"], _Lower] = Field(
         "turn", description="turn, eviction"
     )
-    store_salted: _Digit = "0"
+    store_salted: _Switch = False
     # The operator accepts that Mooncake's clients listen on all interfaces, without a password.
-    store_open: _Digit = "0"
+    store_open: _Switch = False
 
     _wrong: dict[str, str] = PrivateAttr(default_factory=dict)
 
@@ -199,7 +199,7 @@ class EngineSettings(BaseModel):
             int(self.warm_gib * _GIB),
             int(self.cold_gib * _GIB),
             Path(self.cold_dir) if self.cold_dir else None,
-            self.prefetch == "1",
+            self.prefetch,
             self.spill == "all",
             store=store,
         )
@@ -212,9 +212,9 @@ class EngineSettings(BaseModel):
         if not self.store_gib:
             needs = f"{STORE_VARIABLE} needs {STORE_GIB_VARIABLE}"
             raise _config_error(f"{needs}: how much it may hold")
-        size, salted = int(self.store_gib * _GIB), self.store_salted == "1"
+        size, salted = int(self.store_gib * _GIB), self.store_salted
         store = StoreSettings(self.store, size, self.store_at == "turn", salted)
-        if store.is_mooncake and self.store_open == "0":
+        if store.is_mooncake and not self.store_open:
             raise _config_error(
                 f"{STORE_VARIABLE}={self.store!r}: Mooncake's clients listen on all interfaces, "
                 "without a password; if only engines can reach them, "
@@ -256,18 +256,19 @@ def engine_settings(*used: str) -> EngineSettings:
 
 
 _READ_ELSEWHERE: Final = (
-    "CORE", "SIDECAR_TOKEN", "SIDECAR_KEYS", "CALIBRATIONS", "KERNELS", "KERNEL_CACHE"
+    "SIDECAR_TOKEN", "SIDECAR_KEYS", "CALIBRATIONS", "KERNELS", "KERNEL_CACHE"
 )  # fmt: skip
 
 
 def unknown_variables(environment: Mapping[str, str]) -> list[str]:
     """Name each variable with our prefix that nothing reads, with the most similar one."""
-    known = [PREFIX + name.upper() for name in (*EngineSettings.model_fields, *_READ_ELSEWHERE)]
+    known = [*map(str.upper, EngineSettings.model_fields), *_READ_ELSEWHERE]
     told = []
     for name in sorted(environment):
-        if name.startswith(PREFIX) and name not in known:
-            close = difflib.get_close_matches(name, known, n=1)
-            told.append(f"{name} (did you mean {close[0]}?)" if close else name)
+        own = name.removeprefix(PREFIX)  # a prefix that all have would make all similar
+        if own != name and own not in known:
+            close = difflib.get_close_matches(own, known, n=1)
+            told.append(f"{name} (did you mean {PREFIX}{close[0]}?)" if close else name)
     return told
 
 

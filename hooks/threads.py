@@ -24,6 +24,9 @@ class Once:
             self._said.add(what)
             self._logger.warning(message, *args)
 
+    def has_said(self, what: str) -> bool:
+        return what in self._said
+
     def again(self, what: str) -> None:
         """Allow the next warning of ``what`` to be logged again."""
         self._said.discard(what)

@@ -73,13 +73,20 @@ def _explain(detail: ErrorDetails, model: type[BaseModel], layers: Layers) -> st
         return str(unknown_key(key, _keys_at(model, path[:-1]), origin))
     if detail["type"] == "missing":
         return f"{key} ({_origin(path[:-1], layers)}): is missing"
-    wrong = 'allowed: a list: ["…", "…"]' if detail["type"] in _LISTS else _words(detail["msg"])
+    wrong = _lists(model, path) if detail["type"] in _LISTS else _words(detail["msg"])
     value = "'…'" if key.endswith(_SECRET) else _shown(detail["input"])
     return f"{key} = {value} ({origin}): {wrong}"
 
 
+def _lists(model: type[BaseModel], path: tuple[int | str, ...]) -> str:
+    if _section_at(model, path) is not None:
+        return f"allowed: a table for each, below [[{'.'.join(map(str, path))}]]"
+    return 'allowed: a list: ["…", "…"]'
+
+
 def _words(message: str) -> str:
     told = message.removeprefix("Value error, ").partition(", unable to ")[0]
+    told = re.sub(r"^Input is not a valid path.*", "allowed: a path", told)
     told = re.sub(r"^\w+ should (be|have|match) ", "allowed: ", told)
     told = re.sub(r"a valid dictionary.*", "a table", told)
     return told.replace("a valid boolean", "true or false")
@@ -104,11 +111,15 @@ def _origin(path: tuple[int | str, ...], layers: Layers) -> str:
 
 
 def _keys_at(model: type[BaseModel], path: tuple[int | str, ...]) -> list[str]:
+    return list(_section_at(model, path).model_fields)
+
+
+def _section_at(model: type[BaseModel], path: tuple[int | str, ...]) -> Any:
     section: Any = model
     for step in path:
         if isinstance(step, str):
             section = _section_of(section.model_fields[step].annotation)
-    return list(section.model_fields)
+    return section
 
 
 def _section_of(annotation: Any) -> Any:
@@ -260,6 +271,25 @@ def _listed(given: Any) -> Any:
         return json.loads(given) if isinstance(given, str) and given.startswith("[") else given
     except ValueError:
         return given  # the section says what it allows
+
+
+_OF_KUBERNETES: Final = re.compile(r"_(SERVICE_HOST|SERVICE_PORT|PORT)(_|$)")
+_READ_ELSEWHERE: Final = ("CONFIG", "MEMORY_SECRET")
+
+
+def unread_variables(environment: Mapping[str, str]) -> list[str]:
+    """Name each variable with our prefix that nothing reads, with the most similar one; but for
+    those that Kubernetes sets beside a service whose name begins like ours.
+    """
+    known = [*_READ_ELSEWHERE, *map(str.upper, Config.model_fields)]
+    told = []
+    for name in sorted(environment):
+        own = name.removeprefix(ENV_PREFIX)  # a prefix that all have would make all similar
+        if own == name or own.upper().partition("__")[0] in known or _OF_KUBERNETES.search(name):
+            continue
+        close = difflib.get_close_matches(own, known, n=1)
+        told.append(f"{name} (did you mean {ENV_PREFIX}{close[0]}?)" if close else name)
+    return told
 
 
 def _check_environment() -> None:

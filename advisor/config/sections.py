@@ -62,10 +62,26 @@ def _policy(name: str) -> str:
 def _key_folder(named: Path) -> Path:
     if not named.parts:
         raise ValueError("is empty; allowed: a folder that `kvgraph keys sidecar` made")
-    return named.expanduser()
+    return _expanded(named)
+
+
+def _expanded(named: Path) -> Path:
+    try:
+        return named.expanduser()
+    except RuntimeError:
+        raise ValueError(
+            "is in no user's home; allowed: ~ and ~NAME for users of this machine"
+        ) from None
+
+
+def _snapshot_file(named: Path) -> Path:
+    if not named.name:  # as "" and "/"
+        raise ValueError("names no file; allowed: the path of a file")
+    return _expanded(named)
 
 
 KeyFolder = Annotated[Path, AfterValidator(_key_folder)]
+SnapshotFile = Annotated[Path, AfterValidator(_snapshot_file)]
 PolicyName = Annotated[str, AfterValidator(_policy)]
 LayerName = Annotated[str, AfterValidator(_layer)]
 ConnectEndpoint = Annotated[
@@ -159,7 +175,7 @@ class SidecarConfig(Section):
     engine_timeout_s: EngineTimeout = 1.8
     max_ranked: Listed = 8192
     token: Token | None = None
-    snapshot_path: Path | None = None
+    snapshot_path: SnapshotFile | None = None
     snapshot_interval_s: Interval = 60.0
     observe: Annotated[tuple[ObserveConfig, ...], Field(max_length=MAX_ENGINES - 1)] = ()
 

@@ -138,7 +138,7 @@ def refuse_remote(host: str, allow_remote: bool) -> None:
 
 def log_for_people() -> None:
     """Log to standard error, without lines for our own requests and truncated answers."""
-    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s")
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     uvicorns = logging.getLogger("uvicorn.error")
     uvicorns.addFilter(lambda line: _TRUNCATED not in line.getMessage())
     uvicorns.addFilter(ODD_REQUESTS)

@@ -7,6 +7,7 @@ from __future__ import annotations
 import heapq
 import multiprocessing
 import os
+import signal
 import threading
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -291,8 +292,12 @@ def run_cells(
     spawn = multiprocessing.get_context("spawn")  # a fork of a threaded process may hang
     with ProcessPoolExecutor(processes, spawn, _adopt, (run, shared)) as pool:
         running = {pool.submit(_run_cell, cell): cell for cell in cells}
-        for future in as_completed(running):
-            yield running[future], future.result()
+        try:
+            for future in as_completed(running):
+                yield running[future], future.result()
+        except BaseException:  # Ctrl-C, an error of one cell, or nobody wants the others
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
 
 
 def all_cells(
@@ -314,6 +319,7 @@ _worker: dict[str, Any] = {}
 
 
 def _adopt(run: Callable[[Any, Any], Any], shared: Any) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # caught, it would end one cell, not the process
     # Matrices are small here, and every core has a process already.
     threadpool_limits(1, user_api="blas")
     _worker.update(run=run, shared=shared)

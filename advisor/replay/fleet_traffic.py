@@ -18,9 +18,9 @@ import typer
 from rich.console import Console
 
 from .cli import check_writable
-from .reader import HEADER_VERSION
+from .reader import HEADER_VERSION, whole_file
 from .recorded_sessions import RecordedTurn, Session, read_sessions
-from .trace import ReplayError, TraceError
+from .trace import ReplayError
 
 MAX_GAP_S: Final = 1800.0
 """Seconds to which pauses inside a session are cut: a user who is away longer is not working."""
@@ -327,13 +327,10 @@ def trace_lines(
 def write_trace(lines: Iterator[dict[str, Any]], path: Path) -> int:
     """Write a trace, gzipped if named ``.gz``; returns the number of lines. Raises TraceError."""
     count = 0
-    try:
-        with path.open("wb") as raw, _zipped(raw) if path.suffix == ".gz" else raw as file:
-            for line in lines:
-                file.write(msgspec.json.encode(line) + b"\n")
-                count += 1
-    except OSError as error:
-        raise TraceError(f"{path}: cannot be written: {error.strerror or error}") from None
+    with whole_file(path) as raw, _zipped(raw) if path.suffix == ".gz" else raw as file:
+        for line in lines:
+            file.write(msgspec.json.encode(line) + b"\n")
+            count += 1
     return count
 
 
@@ -356,7 +353,12 @@ def _said(request: FleetRequest, signals: Signals, seed: int) -> dict[str, Any]:
 
 def traffic(
     sessions: Annotated[Path, typer.Argument(help="A Weka session, or a directory of them.")],
-    out: Annotated[Path, typer.Option("--out", "-o", help="The trace; gzipped if it ends in .gz.")],
+    out: Annotated[
+        Path,
+        typer.Option(
+            "--out", "-o", help="The trace to write or replace; gzipped if it ends in .gz."
+        ),
+    ],
     users: Annotated[int, typer.Option(min=1, max=10_000, help="Users who work in parallel.")] = 40,
     hours: Annotated[
         float, typer.Option(min=0.001, max=1000, help="Hours that the fleet works.")

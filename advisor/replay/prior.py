@@ -20,6 +20,7 @@ from ..policies.hazard import OLDEST, Batch, Cohort, Features, ReturnModel
 from ..policies.lifecycle import Prior, packed
 from ..policies.waits import STATED_FEATURE, STOP_FEATURES, features
 from .cli import check_writable
+from .reader import whole_file
 from .recorded_sessions import RecordedTurn, Session, read_sessions
 from .trace import TraceError
 
@@ -131,7 +132,7 @@ def _waits(
 
 def prior(
     sessions: Annotated[Path, typer.Argument(help="Recorded sessions: a file or a directory.")],
-    out: Annotated[Path, typer.Option("--out", "-o", help="The .npz file to write.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The .npz file to write or replace.")],
     seed: Annotated[int, typer.Option(help="Seed of callers' guesses of tools' pauses.")] = 0,
 ) -> None:
     """Learn from recorded sessions when sessions return: where the lifecycle policy starts from."""
@@ -146,9 +147,6 @@ def prior(
                 seed=seed,
                 progress=lambda steps: status.update(f"learning: step {steps:,} of {STEPS:,}"),
             )
-    try:
-        with out.open("wb") as file:  # given a name, numpy may add to it
-            np.savez_compressed(file, allow_pickle=False, **packed(learned))
-    except OSError as error:
-        raise TraceError(f"{out}: cannot be written: {error.strerror or error}") from None
+    with whole_file(out) as file:  # given a name, numpy may add to it
+        np.savez_compressed(file, allow_pickle=False, **packed(learned))
     typer.echo(f"learned from {len(found):,} sessions, written to {out}", err=True)

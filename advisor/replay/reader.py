@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from io import BufferedReader, RawIOBase, TextIOWrapper
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any, Final, TextIO, TypeVar, cast
+from typing import Annotated, Any, BinaryIO, Final, TextIO, TypeVar, cast
 
 import msgspec
 import numpy as np
@@ -96,9 +96,11 @@ _BAILIAN: Final = ("chat_id", "parent_chat_id", "turn")
 _AIPERF: Final = ("session_id", "delay")
 _BODY: Final = ("input_length", "hash_ids")
 
-# A new format needs its fields in ``Line``, a ``Format``, a branch of ``detect``, and its own
-# fields among the foreign ones of all others: otherwise a file that mixes two formats is read as
-# one. aiperf also reads mooncake traces, and lines without a session.
+# A new format needs its fields in ``Line``, a ``Format``, a branch of ``detect`` (and a word in its
+# error), its own fields among the foreign ones of all others (otherwise a file that mixes two
+# formats is read as one), and where its fields are other ones than ``timestamp`` and
+# ``session_id``, a branch of ``_Draft._arrival`` and ``_Draft._session``. aiperf also reads
+# mooncake traces, and lines without a session.
 MOONCAKE: Final = Format("mooncake", 512, 1e-3, _BODY, _OURS + _BAILIAN)
 AIPERF: Final = Format("aiperf", 512, 1e-3, _BODY, _OURS + _BAILIAN, timed=False)
 BAILIAN: Final = Format("qwen-bailian", 16, 1.0, (*_BODY, "chat_id"), _OURS + _AIPERF)
@@ -234,6 +236,23 @@ def new_file(path: Path) -> TextIO:
         return cast(TextIO, gzip.open(path, "xt") if path.suffix == ".gz" else path.open("x"))
     except OSError as error:
         raise TraceError(f"{path}: cannot be written: {error.strerror}") from None
+
+
+@contextmanager
+def whole_file(path: Path) -> Iterator[BinaryIO]:
+    """Write a file that takes the place of ``path`` once it is whole. Raises TraceError."""
+    target = path.resolve()  # a link stays one
+    aside = target.with_name(f".{target.name}.part")
+    file_or_pipe = target if target.exists() and not target.is_file() else aside  # as /dev/stdout
+    try:
+        with file_or_pipe.open("wb") as file:
+            yield file
+        if file_or_pipe is aside:
+            aside.replace(target)
+    except OSError as error:
+        raise TraceError(f"{path}: cannot be written: {error.strerror or error}") from None
+    finally:
+        aside.unlink(missing_ok=True)
 
 
 def _open(path: Path) -> BufferedReader:

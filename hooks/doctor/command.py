@@ -23,9 +23,7 @@ from ...graph.wire.endpoints import RunningSidecar, running_sidecars
 from ...graph.wire.events import REMEDY, BlockHashing, Pressure, disagreements
 from ..access import EndpointAccess, answer_of
 from ..settings import (
-    CORE_VARIABLE,
     PLUGIN_GROUP,
-    PYTHON,
     SIDECAR_VARIABLE,
     WARM_VARIABLE,
     engine_settings,
@@ -217,13 +215,12 @@ def check_conditions() -> Check:
 def check_core() -> Check:
     from ..vllm.core_choice import reason_against
 
-    wanted = os.environ.get(CORE_VARIABLE, "").strip()
-    if wanted and wanted.lower() != PYTHON:
-        detail = f"{CORE_VARIABLE}={wanted!r} counts as unset; allowed: {PYTHON}"
-        return Check("core", False, detail, CORRECT)
+    settings = engine_settings()
+    if complaint := settings.complaint("core"):
+        return Check("core", False, f"{complaint}; without it, the compiled core runs", CORRECT)
     if (reason := reason_against()) is None:
         return Check("core", True, "compiled; agrees with the Python path on a scratch pool")
-    if wanted:
+    if settings.core:
         return Check("core", None, f"the hooks run in Python: {reason}")
     return Check("core", True, f"the hooks run in Python: {reason}", _COMPILE)
 

@@ -24,7 +24,7 @@ from ...graph.wire import frames as wire
 from ...graph.wire.advice import AnyAdvice, Refused, ResyncRequest
 from ...graph.wire.endpoints import Wake
 from ...graph.wire.events import AnyEvent, BlocksResident, EngineHello
-from ..access import EndpointAccess
+from ..access import EndpointAccess, why_absent
 from ..threads import Once, shown
 from .mailbox import Clock, Mailbox
 from .outbox import Outbox
@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 ADVICE_PER_TICK: Final = 64  # messages that may wait, and are read at once; chosen
 _ASK_AGAIN_S: Final = 1.0  # seconds between two checks for a new token; chosen
 _ABSENT: Final = (
-    "kvgraph: no sidecar answers at %s; until one is there the engine evicts as stock vLLM does, "
+    "kvgraph: no sidecar answers at %s%s; until one does the engine evicts as stock vLLM does, "
     "but for what its callers protect"
 )
 _REFUSED: Final = (
@@ -134,7 +134,8 @@ class LinkState:
     def warn_if_silent(self, now: float) -> None:
         if now - self._last_advice > self._silent_s:
             self.linked = False
-            self._once.warn("absent", _ABSENT, self._endpoint)
+            if not self._once.has_said("absent"):
+                self._once.warn("absent", _ABSENT, self._endpoint, why_absent(self._endpoint))
 
 
 def wait_for_advice(

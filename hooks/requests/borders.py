@@ -103,7 +103,7 @@ def read_sections(text: str) -> dict[str, int]:
         return {_line(line): int(LAYER_BY_NAME[layer]) for line, layer in stated.items()}
     except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
         raise ValueError(
-            f"{SECTIONS_VARIABLE} must be a JSON object of lines and their layers "
+            f"{SECTIONS_VARIABLE}={text[:80]!r} must be a JSON object of lines and their layers "
             f"({', '.join(LAYER_NAMES)})"
         ) from None
 

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final, NamedTuple, Protocol
 
 import msgspec
 
-from ..settings import ENDS_KEY, ENDS_VARIABLE, OFF
+from ..settings import ENDS_KEY, ENDS_VARIABLE, OFF, ON
 
 logger = logging.getLogger(__name__)
 
@@ -67,12 +67,18 @@ def configured_marks(
 ) -> EndMarks | None:
     """Return the connector's or environment's marks; None without; bad ones are warned of."""
     text = extra_config.get(ENDS_KEY) or environment.get(ENDS_VARIABLE)
-    if not text or str(text).strip().lower() in OFF:
+    if not text or str(text).strip().lower() in (*ON, *OFF):
         return None
     try:
         return read_marks(str(text))
     except ValueError as error:
-        logger.warning("kvgraph: %s is not understood: %s; it is ignored", ENDS_VARIABLE, error)
+        logger.warning(
+            "kvgraph: %s=%.80r is not understood: %s; it is ignored; allowed: 1, 0, or the tokens "
+            'as JSON: {"turn_ends": [2], "call_ends": [7]}',
+            ENDS_VARIABLE,
+            text,
+            error,
+        )
         return None
 
 

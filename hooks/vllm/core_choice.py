@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import random
 import sysconfig
 from collections.abc import Callable
@@ -17,7 +16,7 @@ import numpy as np
 from ...graph.types import Keys
 from ..keys import key_in_pool
 from ..link.mailbox import NOBODY
-from ..settings import CORE_VARIABLE, PYTHON
+from ..settings import CORE_VARIABLE, PYTHON, engine_settings
 from .core_index import CoreIndex, CoreTap
 from .free_queue.window import move_behind
 from .groups import ObservedGroup
@@ -53,8 +52,7 @@ def new_tap(pool: BlockPool, group: ObservedGroup, index: BlockIndex) -> PoolTap
 
 def reason_against() -> str | None:
     """Return why no engine in this environment uses the compiled core; None if suitable ones do."""
-    wanted = os.environ.get(CORE_VARIABLE, "").strip().lower()
-    if wanted == PYTHON:
+    if engine_settings("core").core:
         return f"{CORE_VARIABLE}={PYTHON} asks for it"
     return _reason_in_this_process()
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from hand_clock import Clock
-from kvgraph.advisor.config.config import Config, load
+from kvgraph.advisor.config.config import Config, load, unread_variables
 from kvgraph.advisor.config.edits import ConfigWatch, with_values
 from kvgraph.graph.errors import ConfigError
 from kvgraph.graph.ranking.policy import Rules, Weights
@@ -56,6 +56,14 @@ WRONG = [
     ("[score]\nprotected_share = true", ["score.protected_share = True", "a number"]),
     ("[http]\nport = true", ["http.port = True", "allowed: a number"]),
     ('[sidecar]\nsnapshot_path = "a\\u0000b"', ["sidecar.snapshot_path = ", "NUL"]),
+    (
+        "[sidecar]\nsnapshot_path = ''",
+        ["sidecar.snapshot_path = ''", "allowed: the path of a file"],
+    ),
+    ("[sidecar]\nsnapshot_path = 1", ["sidecar.snapshot_path = 1", "allowed: a path"]),
+    ("[sidecar]\nsnapshot_path = '~nobody-here/x'", ["sidecar.snapshot_path", "allowed: ~ and"]),
+    ("[sidecar]\nkeys = '~nobody-here/x'", ["sidecar.keys", "allowed: ~ and ~NAME"]),
+    ("[sidecar]\nobserve = 'x'", ["sidecar.observe = 'x'", "below [[sidecar.observe]]"]),
     ('[sidecar]\nkeys = "\\u0000"', ["sidecar.keys = ", "NUL"]),
     ("[score]\nprotected_layers = ['rule']", ["'rule'", "axioms, identity, rules"]),
     ("score = 3", ["score = 3", "allowed: a table"]),
@@ -144,6 +152,22 @@ def test_a_service_of_kubernetes_is_no_setting(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("KVGRAPH_HTTP_SERVICE_HOST", "10.0.0.5")
     monkeypatch.setenv("KVGRAPH_HTTP_PORT", "tcp://10.0.0.5:80")
     assert load().http.port == 0
+
+
+def test_a_variable_that_nothing_reads_is_named() -> None:
+    ours = ("CONFIG", "SCORE", "HTTP__PORT", "score__age", "MEMORY_SECRET")
+    of_kubernetes = ("SERVICE_HOST", "PORT", "PORT_80_TCP_ADDR", "X_SERVICE_PORT_HTTP")
+    named = dict.fromkeys([f"KVGRAPH_{each}" for each in (*ours, *of_kubernetes)], "1")
+    assert not unread_variables({**named, "HOME": "/"})
+    assert unread_variables({**named, "KVGRAPH_CONFIGG": "x", "KVGRAPH_QQ": "x"}) == [
+        "KVGRAPH_CONFIGG (did you mean KVGRAPH_CONFIG?)",
+        "KVGRAPH_QQ",
+    ]
+
+
+def test_a_snapshot_is_kept_at_home(file: Path) -> None:
+    file.write_text("[sidecar]\nsnapshot_path = '~/graph.snap'\n")
+    assert load(file).sidecar.snapshot_path == Path.home() / "graph.snap"
 
 
 def test_a_byte_order_mark_is_no_part_of_a_file(file: Path) -> None:

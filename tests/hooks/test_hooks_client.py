@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -41,6 +42,7 @@ from kvgraph.graph.wire.events import (
     RequestReleased,
 )
 from kvgraph.graph.wire.frames import HEADER
+from kvgraph.hooks.access import why_absent
 from kvgraph.hooks.fake import FakeEngine
 from kvgraph.hooks.link.client import AdvisorClient, ClientOptions
 from kvgraph.hooks.link.outbox import Outbox
@@ -184,6 +186,22 @@ def test_without_a_sidecar_nothing_piles_up_and_one_line_says_so(
     assert len(said) == 1
     assert "but for what its callers protect" in said[0], "stated protection is held all the same"
     assert client.ranking() is None
+
+
+def test_what_can_be_seen_of_an_absence_is_said(
+    socket_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken = socket_directory / "taken"
+    assert not why_absent(f"ipc://{taken}"), "nobody has made it"
+    taken.touch()
+    assert not why_absent(f"ipc://{taken}")
+    monkeypatch.setattr(os, "access", lambda *_: False)  # as for another user's, but for root
+    assert f"only another user may connect there; this engine runs as {os.geteuid()}" in why_absent(
+        f"ipc://{taken}"
+    )
+    assert "asked without a token: AITHER_KVCACHE_SIDECAR_TOKEN" in why_absent("tcp://127.0.0.1:7")
+    monkeypatch.setenv("AITHER_KVCACHE_SIDECAR_TOKEN", "x")
+    assert not why_absent("tcp://127.0.0.1:7")
 
 
 def test_while_nobody_is_there_the_thread_leaves_the_engine_alone(

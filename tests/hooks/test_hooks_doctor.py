@@ -180,6 +180,8 @@ def test_a_variable_that_nothing_reads_is_named_with_the_one_meant(
     check = check_variables()
     assert "AITHER_KVCACHE_HINT (did you mean AITHER_KVCACHE_HINTS?)" in check.line()
     assert check.line().startswith("warn variables: ")
+    monkeypatch.setenv("AITHER_KVCACHE_QQQ", "1")  # is near to none, but for the prefix
+    assert check_variables().detail.endswith("AITHER_KVCACHE_QQQ")
 
 
 def test_memory_that_is_not_there_is_a_warning_as_the_engine_caps_it(
@@ -203,6 +205,8 @@ def test_memory_that_is_not_there_is_a_warning_as_the_engine_caps_it(
         ("AITHER_KVCACHE_HOLD_MAX_S", "5m", "admission", "seconds from 0 to 3600"),
         ("AITHER_KVCACHE_REFUSE_AFTER_S", "-1", "admission", "seconds from 0 to 3600"),
         ("AITHER_KVCACHE_RECALL", "yess", "recall", "='yess'; allowed: 1 (all requests), 0"),
+        ("AITHER_KVCACHE_RECALL_SHARED", "treu", "recall", "='treu'; allowed: 1 or 0"),
+        ("AITHER_KVCACHE_CORE", "c++", "core", "='c++'; allowed: python"),
         ("AITHER_KVCACHE_PROTECT_STALE_S", "nan", "protection", "seconds from 0 to 3600"),
         ("AITHER_KVCACHE_SECTIONS", '{"## Policy": "rulez"}', "layers", "lines and their layers"),
     ],
@@ -230,6 +234,7 @@ def test_a_mistake_that_engines_only_warn_of_fails(
         (check_sampling, "SAMPLING", "0.01", True, "may take 1.0% of"),
         (check_sampling, "SAMPLING", "2", False, "AITHER_KVCACHE_SAMPLING='2' counts as 1"),
         (check_ends, "ENDS", "", True, "by the marks of the chat template"),
+        (check_ends, "ENDS", "on", True, "by the marks of the chat template"),
         (check_ends, "ENDS", "0", None, "nobody reads"),
         (check_ends, "ENDS", '{"turn_ends": [2], "call_ends": [7]}', True, "by the marks in"),
         (check_ends, "ENDS", '{"turn_ends": "x"}', False, "turn_ends"),

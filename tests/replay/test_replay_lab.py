@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import random
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -305,16 +307,20 @@ def test_the_figures_that_others_measured_on_the_mooncake_trace() -> None:
 # Processes --------------------------------------------------------------------------------------
 
 TWO_WORKERS = """
-import os, sys, time
+import os, signal, sys, time
 from kvgraph.advisor.replay.arms import run_cells
 
 def stay(seconds, cell):
     sys.stdout.write(f"{os.getpid()}\\n")
     sys.stdout.flush()
-    time.sleep(seconds)
+    try:
+        time.sleep(seconds)
+    except KeyboardInterrupt:
+        time.sleep(seconds)  # as a compiled loop, which sees no interrupt
 
 if __name__ == "__main__":
-    list(run_cells(stay, 600.0, range(2), 2))
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored, if these tests run so
+    list(run_cells(stay, 600.0, range(9), 2))
 """
 
 
@@ -326,16 +332,32 @@ def test_a_cell_keeps_to_one_core() -> None:
     assert set(found) == {1}
 
 
-def test_workers_end_with_a_parent_that_was_killed(tmp_path: Path) -> None:
-    script = tmp_path / "two_workers.py"
+def two_workers(folder: Path) -> tuple[subprocess.Popen[str], list[psutil.Process]]:
+    script = folder / "two_workers.py"
     script.write_text(TWO_WORKERS)
-    parent = subprocess.Popen([sys.executable, "-P", script], stdout=subprocess.PIPE, text=True)
+    parent = subprocess.Popen(
+        [sys.executable, "-P", script], stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
     assert parent.stdout is not None
     with parent.stdout as told:
-        workers = [psutil.Process(int(told.readline())) for _ in range(2)]
+        return parent, [psutil.Process(int(told.readline())) for _ in range(2)]
+
+
+def test_workers_end_with_a_parent_that_was_killed(tmp_path: Path) -> None:
+    parent, workers = two_workers(tmp_path)
+    parent.kill()
+    parent.wait()
+    assert psutil.wait_procs(workers, timeout=30)[1] == []
+
+
+def test_an_interrupt_ends_the_cells_that_run_and_those_that_wait(tmp_path: Path) -> None:
+    parent, workers = two_workers(tmp_path)
+    os.killpg(parent.pid, signal.SIGINT)  # as Ctrl-C in a terminal
+    try:
+        assert psutil.wait_procs([*workers, psutil.Process(parent.pid)], timeout=30)[1] == []
+    finally:
         parent.kill()
         parent.wait()
-        assert psutil.wait_procs(workers, timeout=30)[1] == []
 
 
 CAPACITY = 200

@@ -6,7 +6,7 @@ import gzip
 import json
 import math
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -469,6 +469,26 @@ def test_a_fleet_is_replayed_with_the_default_policy(session: Made, tmp_path: Pa
     rates = json.loads(done.stdout)["policies"]
     assert list(rates) == policies
     assert all(0.0 < row["60"] <= rates["belady"]["60"] for row in rates.values())
+
+
+def test_a_trace_takes_the_place_of_another_once_it_is_whole(tmp_path: Path) -> None:
+    kept, link = tmp_path / "kept.jsonl", tmp_path / "link.jsonl"
+    kept.write_text("precious")
+    link.symlink_to(kept)
+
+    def lines(ends: bool) -> Iterator[dict[str, Any]]:
+        yield {"kvgraph_trace": 1}
+        if not ends:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write_trace(lines(ends=False), link)
+    assert kept.read_text() == "precious"
+    write_trace(lines(ends=True), link)
+    assert kept.read_text() == '{"kvgraph_trace":1}\n'
+    assert sorted(tmp_path.iterdir()) == [kept, link]
+    write_trace(lines(ends=True), Path("/dev/null"))  # which nothing takes the place of
+    assert not Path("/dev/null").is_file()
 
 
 def test_the_command_names_what_it_cannot_use(tmp_path: Path) -> None:

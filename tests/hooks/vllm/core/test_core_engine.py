@@ -289,6 +289,14 @@ def test_victims_that_somebody_else_laid_can_be_followed() -> None:
     assert victims.blocks == blocks[2:]
 
 
+def test_a_wrong_core_is_said_in_the_log(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv(CORE_VARIABLE, "pyton")
+    connected(new_pool(16))
+    assert f"{CORE_VARIABLE}='pyton'; allowed: python; its default is taken" in caplog.text
+
+
 def test_a_core_that_fails_its_proof_is_not_taken(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
