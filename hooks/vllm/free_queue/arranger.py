@@ -301,7 +301,9 @@ class FreeQueueArranger:
         if not window.follows(ranking):  # also where blanks suffice: they may not for long
             self.epoch = max(0, ranking.epoch)  # below 0: not of a sidecar's making
             carried = 0 if self._copier is None else _STEPS_CARRIED
-            self._forget_protected(window.adopt(ranking, carried))
+            kept, _ = self._protection.parted(window.adopt(ranking, carried).blocks)
+            if kept:  # of the last ranking's victims, however far from the head
+                self._guard.to_back(kept)
         blanks_may_do = window.reach <= self._blocks_per_step  # loads take more
         if blanks_may_do and self._blanks.still_suffice():
             return True
@@ -316,9 +318,3 @@ class FreeQueueArranger:
             return last
         blanks = self._blanks.count()
         return None if blanks is None else self._window.last_blank(blanks)
-
-    def _forget_protected(self, carried: Victims) -> None:
-        protected, _ = self._protection.parted(carried.blocks)
-        if protected:
-            carried.forget([block.block_id for block in protected])
-            self._guard.step()

@@ -79,6 +79,19 @@ def test_victims_that_a_hit_took_are_not_counted_on(same_step: bool) -> None:
     assert not world.lost(precious, 20, advice)
 
 
+@pytest.mark.parametrize("at", [0, 300])
+def test_victims_that_the_next_ranking_protects_leave_the_head(at: int) -> None:
+    """After a long prompt, more victims are carried over than the guard looks at."""
+    world = World(usual=400)
+    world.arranger.copies_first(Copies())
+    victims = world.queue()[1000:3000]
+    world.arranger.step(ranking(victims))
+    precious = victims[at : at + 8]
+    advice = ranking([key for key in victims[::-1] if key not in precious], precious)
+    world.arranger.step(advice)
+    assert not world.lost(precious, 12, advice)
+
+
 @pytest.mark.parametrize("at", [1, 40, 64, 100])
 def test_the_head_that_a_hit_thinned_is_looked_at_again(at: int) -> None:
     world = World(usual=64)
