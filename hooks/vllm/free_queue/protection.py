@@ -358,7 +358,9 @@ class HeadGuard:
         known.update((block.block_id, hash_of(block)) for block in new)
         _, others = self._protection.parted(new[::-1])
         blanks = self._blanks() if others else []
-        if others and len(blanks) < 2 * self.reach:
+        if len(blanks) >= 2 * self.reach:  # look again once they are gone
+            self.forget_head(and_who_is_free=True)
+        elif others:
             there = {block.block_id for block in blanks}
             self._to_front(blanks + [block for block in others if block.block_id not in there])
 

@@ -371,6 +371,24 @@ def test_all_that_is_freed_at_once_goes_before_what_is_protected() -> None:
     assert min(gone) > 1000
 
 
+@pytest.mark.parametrize("blanks", [10, 2 * REACH, 200])
+def test_what_is_freed_behind_many_blank_blocks_goes_before_protected_ones(blanks: int) -> None:
+    queue = Queue(401)
+    protected, others = queue.keys[:-2], queue.pool.blocks[399:]
+    queue.pool.touch(others)
+    queue.step(protected)
+    taken = queue.pool.get_new_blocks(blanks)
+    queue.step(protected)
+    queue.pool.free_blocks([*taken, *others])
+    queue.arranger.freed()
+    for _ in range(blanks // 20):
+        queue.step(protected)
+        queue.pool.get_new_blocks(20)
+    queue.step(protected)
+    next_ones = queue.order[: blanks % 20 + 2]
+    assert {399, 400} <= set(next_ones), "no other is cached and not protected"
+
+
 def test_what_was_laid_before_victims_is_looked_at_when_it_is_protected() -> None:
     """Freed blocks go before protected ones, and so before what a ranking laid."""
     queue = Queue(401)
