@@ -337,6 +337,8 @@ class SchedulerSide:
         if self.store is not None:
             self.store.sharer.step()
         spare = bridge.spill(ranking, fetched, step)
+        if spare > 0:
+            spare = self.arranger.spare(spare, fetched)
         if self._spans is not None:
             self._spans.copy_due()
         return bridge.fetch(step.tokens, fetched, spare)

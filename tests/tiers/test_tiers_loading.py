@@ -445,3 +445,17 @@ def test_what_copies_come_back_to_is_not_protected(paper: Any, way: str) -> None
             engine.serve(words(rng.randrange(3, 14) * BLOCK_SIZE, rng.randrange(1 << 30)))
     assert getattr(engine.side.bridge.ledger.counts, way) > 150, "too little came back to tell"
     assert sum(found) == 0
+
+
+@pytest.mark.parametrize(("others", "brought"), [(0, 0), (8, 0), (24, 4)])
+def test_a_prefetch_leaves_a_step_others_than_protected_blocks(others: int, brought: int) -> None:
+    engine = Engine(blocks=33, warm=64)
+    due = parked(engine)
+    free = [block.block_hash for block in engine.pool.free_block_queue.get_all_free_blocks()]
+    rules = {key_in_pool(block_hash) for block_hash in free[others:] if block_hash}
+    for wanted in ([], keys(due)):
+        engine.advise(wanted, protected=rules)
+        engine.settle()
+    cached = {key_in_pool(b.block_hash) for b in engine.pool.blocks if b.block_hash}
+    assert rules <= cached
+    assert engine.counts.prefetched == brought

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
+from itertools import islice
 from typing import TYPE_CHECKING, Final, Protocol
 
 from ....graph.wire.advice import EvictionRanking
@@ -111,7 +112,7 @@ class FreeQueueArranger:
     ) -> None:
         self.epoch = 0
         self._copier: Copier | None = None
-        self._index, self._blocks_per_step = index, blocks_per_step
+        self._pool, self._index, self._blocks_per_step = pool, index, blocks_per_step
         self.stale = 0
         self._protection = ProtectedKeys(len(pool.blocks), protect_stale_s, clock)
         self._core = index.core if isinstance(index, CoreIndex) else None
@@ -238,6 +239,17 @@ class FreeQueueArranger:
         self._disturb()
         self._guard.step()
 
+    def spare(self, most: int, fetched: int) -> int:
+        """Return how many of the next ``most`` blocks a prefetch may take, so that neither it nor
+        the next step needs a protected one. The step was expected to take ``fetched`` for it.
+        """
+        if not self._protection:
+            return most
+        step = self._window.reach - fetched
+        head = self._pool.free_block_queue.iter_blocks_after(None)
+        _, others = self._protection.parted(list(islice(head, most + step)))
+        return min(most, len(others) - step)
+
     def heeds(self, ranking: EvictionRanking) -> bool:
         return self._window.follows(ranking)
 
@@ -301,7 +313,9 @@ class FreeQueueArranger:
         if not window.follows(ranking):  # also where blanks suffice: they may not for long
             self.epoch = max(0, ranking.epoch)  # below 0: not of a sidecar's making
             carried = 0 if self._copier is None else _STEPS_CARRIED
-            self._forget_protected(window.adopt(ranking, carried))
+            kept, _ = self._protection.parted(window.adopt(ranking, carried).blocks)
+            if kept:  # of the last ranking's victims, however far from the head
+                self._guard.to_back(kept)
         blanks_may_do = window.reach <= self._blocks_per_step  # loads take more
         if blanks_may_do and self._blanks.still_suffice():
             return True
@@ -316,9 +330,3 @@ class FreeQueueArranger:
             return last
         blanks = self._blanks.count()
         return None if blanks is None else self._window.last_blank(blanks)
-
-    def _forget_protected(self, carried: Victims) -> None:
-        protected, _ = self._protection.parted(carried.blocks)
-        if protected:
-            carried.forget([block.block_id for block in protected])
-            self._guard.step()

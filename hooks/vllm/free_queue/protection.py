@@ -256,7 +256,7 @@ class HeadGuard:
         self._next.clear()
         self._known.clear()
         if protected:
-            self._to_back(protected, others[-1])
+            self.to_back(protected)
 
     def forget_head(self, *, and_who_is_free: bool = False) -> None:
         """Scan the head again before the next step. With ``and_who_is_free``, also forget that only
@@ -267,6 +267,15 @@ class HeadGuard:
         self._known.clear()
         if and_who_is_free:
             self._only_protected_are_free = False
+
+    def to_back(self, protected: list[KVCacheBlock]) -> None:
+        """Move free protected blocks to the back of the queue, the most precious last."""
+        ids = [block.block_id for block in protected]
+        place, moving = self._pool.free_block_queue.fake_free_list_tail.prev_free_block, set(ids)
+        while place.block_id in moving:
+            place = place.prev_free_block
+        self.moved += move_behind(place, self._protection.ranked(protected))
+        self.relaid(ids)
 
     def freed(self) -> None:
         """Note that blocks were freed: they go before the protected ones if no other is free."""
@@ -317,15 +326,6 @@ class HeadGuard:
         self._marker, self._ready_for = (ready[0], hash_of(ready[0])), self.reach
         self._ready = {block.block_id for block in ready}
 
-    def _to_back(self, protected: list[KVCacheBlock], last_other: KVCacheBlock) -> None:
-        """Move some protected blocks to the back, the most precious last; where the queue ends with
-        one of them, no others stand behind ``last_other``.
-        """
-        back = self._pool.free_block_queue.fake_free_list_tail.prev_free_block
-        place = last_other if protected[-1] is back else back
-        self.moved += move_behind(place, self._protection.ranked(protected))
-        self.relaid([block.block_id for block in protected])
-
     def _least_precious_first(self, others: list[KVCacheBlock]) -> None:
         """Lay as many protected blocks as two steps can take behind ``others``, in their order."""
         while self._next and not stands(*self._next[0]):
@@ -358,7 +358,9 @@ class HeadGuard:
         known.update((block.block_id, hash_of(block)) for block in new)
         _, others = self._protection.parted(new[::-1])
         blanks = self._blanks() if others else []
-        if others and len(blanks) < 2 * self.reach:
+        if len(blanks) >= 2 * self.reach:  # look again once they are gone
+            self.forget_head(and_who_is_free=True)
+        elif others:
             there = {block.block_id for block in blanks}
             self._to_front(blanks + [block for block in others if block.block_id not in there])
 

@@ -79,6 +79,19 @@ def test_victims_that_a_hit_took_are_not_counted_on(same_step: bool) -> None:
     assert not world.lost(precious, 20, advice)
 
 
+@pytest.mark.parametrize("at", [0, 300])
+def test_victims_that_the_next_ranking_protects_leave_the_head(at: int) -> None:
+    """After a long prompt, more victims are carried over than the guard looks at."""
+    world = World(usual=400)
+    world.arranger.copies_first(Copies())
+    victims = world.queue()[1000:3000]
+    world.arranger.step(ranking(victims))
+    precious = victims[at : at + 8]
+    advice = ranking([key for key in victims[::-1] if key not in precious], precious)
+    world.arranger.step(advice)
+    assert not world.lost(precious, 12, advice)
+
+
 @pytest.mark.parametrize("at", [1, 40, 64, 100])
 def test_the_head_that_a_hit_thinned_is_looked_at_again(at: int) -> None:
     world = World(usual=64)
@@ -356,6 +369,24 @@ def test_all_that_is_freed_at_once_goes_before_what_is_protected() -> None:
         gone += [block.block_id for block in queue.pool.get_new_blocks(40)]
         queue.step(protected)
     assert min(gone) > 1000
+
+
+@pytest.mark.parametrize("blanks", [10, 2 * REACH, 200])
+def test_what_is_freed_behind_many_blank_blocks_goes_before_protected_ones(blanks: int) -> None:
+    queue = Queue(401)
+    protected, others = queue.keys[:-2], queue.pool.blocks[399:]
+    queue.pool.touch(others)
+    queue.step(protected)
+    taken = queue.pool.get_new_blocks(blanks)
+    queue.step(protected)
+    queue.pool.free_blocks([*taken, *others])
+    queue.arranger.freed()
+    for _ in range(blanks // 20):
+        queue.step(protected)
+        queue.pool.get_new_blocks(20)
+    queue.step(protected)
+    next_ones = queue.order[: blanks % 20 + 2]
+    assert {399, 400} <= set(next_ones), "no other is cached and not protected"
 
 
 def test_what_was_laid_before_victims_is_looked_at_when_it_is_protected() -> None:
