@@ -95,6 +95,15 @@ def test_a_tool_that_is_due_soon_keeps_its_session() -> None:
     assert world.ranked() == [2, 1]
 
 
+def test_of_sessions_that_are_over_the_one_that_ended_first_goes_first() -> None:
+    """As under LRU: whoever says it wrongly of all sessions changes nothing between them."""
+    world = World()
+    world.turn("early", 1, 2, session_ended=True)
+    world.now += 60
+    world.turn("late", 11, 12, 13, 14, session_ended=True)
+    assert world.ranked() == [2, 1, 14, 13, 12, 11]
+
+
 def test_a_stem_that_many_walk_outlives_each_of_them() -> None:
     world = World()
     for number in range(20):

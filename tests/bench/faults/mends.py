@@ -479,6 +479,7 @@ MENDS: Final = (
     Mend("what cannot be packed is walked", "hooks/requests/messages.py", "        except Exception:  # other than plain data is walked\n            return True", "        except Exception:\n            return False", f"{_LAYERS} -k wherever_it_is_typed"),
     Mend("nested sections", "hooks/requests/borders.py", "AttributeError, TypeError, RecursionError):", "AttributeError, TypeError):", f"{_LAYERS} -k own_sections"),
     Mend("a store's bit goes with its row", "graph/tables/blocks.py", "        self.tiers[:, rows] = 0  #", "        #", "tests/graph/test_graph_lineage.py -k only_a_store"),
+    Mend("of sessions that are over, the first goes first", "advisor/policies/lifecycle.py", "claims[over] -= SCALE * np.log1p(", "claims[over] -= 0 * np.log1p(", "tests/policies/test_policies_lifecycle.py -k ended_first"),
     # What an operator reads
     Mend("under LRU every evicted block was worth a copy", "graph/ingest/blocks.py", "judged = not self._under_lru(engine)", "judged = True", "tests/graph/ranking/test_graph_spill.py -k under_lru"),
     Mend("under LRU every block is worth a copy in words", "graph/explain.py", "if against and not any(is_under_lru(each, order.policy, order.referee) for each in columns):", "if against:", "tests/graph/ranking/test_graph_spill.py -k under_lru"),
