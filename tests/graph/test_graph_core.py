@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections import Counter
@@ -196,9 +197,11 @@ _WITHOUT = "import sys; sys.modules['kvgraph._graph'] = None\n"
 
 
 def run(program: str) -> subprocess.CompletedProcess[str]:
+    plain = {name: value for name, value in os.environ.items() if not name.startswith("KVGRAPH_")}
     return subprocess.run(
-        [sys.executable, "-c", _WITHOUT + program], capture_output=True, text=True, timeout=120
-    )
+        [sys.executable, "-c", _WITHOUT + program],
+        capture_output=True, text=True, timeout=120, env=plain,
+    )  # fmt: skip
 
 
 def test_a_sidecar_says_in_a_line_what_it_lacks() -> None:
