@@ -206,7 +206,7 @@ def serve(
     threadpool_limits(1, user_api="blas")
     tame_memory()
     if unread := unread_variables(os.environ):
-        logger.warning("no such variable is read: %s", ", ".join(unread))
+        logger.warning("nothing reads these environment variables: %s", ", ".join(unread))
     path = path or config_path()
     service = Service(load(path, overrides), path=path, overrides=overrides, parent=parent, tap=tap)
     for number in (signal.SIGTERM, signal.SIGINT):

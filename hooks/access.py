@@ -72,21 +72,21 @@ class EndpointAccess:
 
 
 def why_absent(endpoint: str) -> str:
-    """Return what can be seen of why nobody answers there, in brackets; never raises."""
-    path = Path(endpoint.removeprefix("ipc://"))
+    """Return a hint in brackets at why nobody answers there, or ""; never raises."""
     if not endpoint.startswith("ipc://"):
         known = any(map(os.environ.get, (KEYS_VARIABLE, TOKEN_VARIABLE))) or token_of(endpoint)
-        return (
-            ""
-            if known
-            else f" (asked without a token: {TOKEN_VARIABLE} states that of another user's)"
-        )
+        hint = f" (asked without a token; if another user runs the sidecar, set {TOKEN_VARIABLE})"
+        return "" if known else hint
+    path = endpoint.removeprefix("ipc://")
     try:
-        if not path.exists() or os.access(path, os.W_OK):
+        os.stat(path)
+        if os.access(path, os.W_OK, effective_ids=True):
             return ""
+    except FileNotFoundError:
+        return ""
     except OSError:  # its folder cannot be entered
         pass
-    return f" (only another user may connect there; this engine runs as {os.geteuid()})"
+    return f" (this engine runs as uid {os.geteuid()}, which may not connect to that socket)"
 
 
 _PATIENCE_S: Final = 2.0  # wait for an answer; chosen

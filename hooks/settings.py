@@ -75,8 +75,8 @@ _GIB: Final = 1 << 30
 _MOST_GIB: Final = 1 << 20  # a pebibyte; chosen
 _LONGEST_S: Final = 3600  # chosen
 _SWITCHES: Final = frozenset({"graph", "admission", "layers", "sampling"})
-"""Fields in which an invalid value counts as 1: whoever sets a switch does not want it off. Not
-those that make answers approximate, or share more than without them.
+"""Fields in which an invalid value counts as 1: whoever sets a switch does not want it off. Left
+out are those that make answers approximate, or share more.
 """
 
 

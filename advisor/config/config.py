@@ -278,14 +278,17 @@ _READ_ELSEWHERE: Final = ("CONFIG", "MEMORY_SECRET")
 
 
 def unread_variables(environment: Mapping[str, str]) -> list[str]:
-    """Name each variable with our prefix that nothing reads, with the most similar one; but for
+    """Name each variable with our prefix that nothing reads, with the most similar one, except
     those that Kubernetes sets beside a service whose name begins like ours.
     """
     known = [*_READ_ELSEWHERE, *map(str.upper, Config.model_fields)]
     told = []
     for name in sorted(environment):
         own = name.removeprefix(ENV_PREFIX)  # a prefix that all have would make all similar
-        if own == name or own.upper().partition("__")[0] in known or _OF_KUBERNETES.search(name):
+        if own == name or own.upper().partition("__")[0] in known:
+            continue
+        service = _OF_KUBERNETES.search(name)
+        if service and f"{name[: service.start()]}_SERVICE_HOST" in environment:
             continue
         close = difflib.get_close_matches(own, known, n=1)
         told.append(f"{name} (did you mean {ENV_PREFIX}{close[0]}?)" if close else name)

@@ -267,7 +267,7 @@ class LifecyclePolicy:
         state, claims = sessions.state[rows], np.full(size, SCALE * math.log(_LEAST_RATE))
         claims[rows[state == SessionState.RUNNING]] = SCALE * math.log(_RUNNING_RATE)
         claims[-1] = 0.0
-        # Those that ended longest ago go first, so that a wrong statement of all costs no order.
+        # The oldest end first: if a caller wrongly ends every session, their order is still LRU's.
         over = rows[state == SessionState.ENDED]
         claims[over] -= SCALE * np.log1p(np.maximum(0.0, view.now - sessions.last_seen[over]))
         ends, begins = np.full(size, _FARTHEST), np.full(size, -np.inf)

@@ -291,12 +291,12 @@ def run_cells(
         return
     spawn = multiprocessing.get_context("spawn")  # a fork of a threaded process may hang
     with ProcessPoolExecutor(processes, spawn, _adopt, (run, shared)) as pool:
-        running = {pool.submit(_run_cell, cell): cell for cell in cells}
         try:
+            running = {pool.submit(_run_cell, cell): cell for cell in cells}
             for future in as_completed(running):
                 yield running[future], future.result()
         except BaseException:  # Ctrl-C, an error of one cell, or nobody wants the others
-            pool.shutdown(wait=False, cancel_futures=True)
+            pool.shutdown(cancel_futures=True)
             raise
 
 

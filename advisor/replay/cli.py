@@ -79,8 +79,10 @@ def replay(
             draw(table, picture)
 
 
-def check_writable(option: str, path: Path | None) -> None:
-    """Refuse a file that cannot be written before anything is computed. Raises ReplayError."""
+def check_writable(option: str, path: Path | None, replaced: bool = False) -> None:
+    """Refuse a file that cannot be written, or ``replaced`` by another, before anything is
+    computed. Raises ReplayError.
+    """
     if path is None:
         return
     wrong = None
@@ -90,6 +92,8 @@ def check_writable(option: str, path: Path | None) -> None:
         wrong = f"there is no directory {str(path.parent)!r}"
     elif not os.access(path if path.exists() else path.parent, os.W_OK):
         wrong = "cannot be written: permission denied"
+    elif replaced and path.is_file() and not os.access(path.resolve().parent, os.W_OK):
+        wrong = "cannot be replaced: nothing may be written to its directory"
     if wrong:
         raise ReplayError(f"{option} {str(path)!r}: {wrong}")
 

@@ -385,7 +385,7 @@ def traffic(
     ] = None,
 ) -> None:
     """Lay recorded agent sessions over users: a fleet, as a trace for `kvgraph replay`."""
-    check_writable("--out", out)  # many users take minutes
+    check_writable("--out", out, replaced=True)  # many users take minutes
     with Console(stderr=True).status("reading sessions") as status:
         found = read_sessions(
             sessions, progress=lambda files: status.update(f"reading sessions: {files}")

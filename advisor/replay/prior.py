@@ -136,7 +136,7 @@ def prior(
     seed: Annotated[int, typer.Option(help="Seed of callers' guesses of tools' pauses.")] = 0,
 ) -> None:
     """Learn from recorded sessions when sessions return: where the lifecycle policy starts from."""
-    check_writable("--out", out)  # learning takes minutes
+    check_writable("--out", out, replaced=True)  # learning takes minutes
     with Console(stderr=True).status("reading sessions") as status:
         found = read_sessions(
             sessions, progress=lambda files: status.update(f"reading sessions: {files}")

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import codecs
 import gzip
+import os
 import re
 import zlib
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from io import BufferedReader, RawIOBase, TextIOWrapper
 from itertools import pairwise
@@ -241,18 +242,22 @@ def new_file(path: Path) -> TextIO:
 @contextmanager
 def whole_file(path: Path) -> Iterator[BinaryIO]:
     """Write a file that takes the place of ``path`` once it is whole. Raises TraceError."""
-    target = path.resolve()  # a link stays one
-    aside = target.with_name(f".{target.name}.part")
-    file_or_pipe = target if target.exists() and not target.is_file() else aside  # as /dev/stdout
     try:
-        with file_or_pipe.open("wb") as file:
-            yield file
-        if file_or_pipe is aside:
+        if path.exists() and not path.is_file():  # /dev/stdout, a pipe
+            with path.open("wb") as file:
+                yield file
+            return
+        target = path.resolve()  # a link stays one
+        aside = target.with_name(f".{target.name}.{os.getpid()}.part")
+        try:
+            with aside.open("wb") as file:
+                yield file
             aside.replace(target)
+        finally:
+            with suppress(OSError):
+                aside.unlink(missing_ok=True)
     except OSError as error:
         raise TraceError(f"{path}: cannot be written: {error.strerror or error}") from None
-    finally:
-        aside.unlink(missing_ok=True)
 
 
 def _open(path: Path) -> BufferedReader:

@@ -338,8 +338,8 @@ class Marks {
   }
 
   bool advised_ = false;
-  Py_buffer worth_{}, passed_{};                // uint64 and bool, by block
-  PyObject* others_[2] = {nullptr, nullptr};  // containers of keys that are not empty
+  Py_buffer worth_{}, passed_{};              // uint64 and bool, by block
+  PyObject* others_[2] = {nullptr, nullptr};  // containers of keys; null where empty
 };
 
 // Notes the block at place ``at``, which holds ``key``, if it lacks a copy; false with an error.

@@ -34,8 +34,8 @@ logger = logging.getLogger(__name__)
 ADVICE_PER_TICK: Final = 64  # messages that may wait, and are read at once; chosen
 _ASK_AGAIN_S: Final = 1.0  # seconds between two checks for a new token; chosen
 _ABSENT: Final = (
-    "kvgraph: no sidecar answers at %s%s; until one does the engine evicts as stock vLLM does, "
-    "but for what its callers protect"
+    "kvgraph: no sidecar answers at %s%s; until one does, the engine evicts as stock vLLM does, "
+    "except for what its callers protect"
 )
 _REFUSED: Final = (
     "kvgraph: the sidecar at %s refuses this engine: %s; it evicts as stock vLLM does, but for "
@@ -134,7 +134,7 @@ class LinkState:
     def warn_if_silent(self, now: float) -> None:
         if now - self._last_advice > self._silent_s:
             self.linked = False
-            if not self._once.has_said("absent"):
+            if not self._once.has_said("absent"):  # a hint takes a look at the disk
                 self._once.warn("absent", _ABSENT, self._endpoint, why_absent(self._endpoint))
 
 

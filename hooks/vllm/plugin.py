@@ -217,7 +217,7 @@ def _check_frontend() -> None:
 def _check_variables() -> None:
     unknown = unknown_variables(os.environ)
     if unknown and multiprocessing.parent_process() is None:
-        logger.warning("kvgraph: no such variable is read: %s", ", ".join(unknown))
+        logger.warning("kvgraph: nothing reads these environment variables: %s", ", ".join(unknown))
 
 
 def _check_rivals() -> None:

@@ -338,7 +338,7 @@ class SchedulerSide:
             self.store.sharer.step()
         spare = bridge.spill(ranking, fetched, step)
         if spare > 0:
-            spare = self.arranger.spare(spare, fetched)
+            spare = self.arranger.spare(min(spare, fetched), fetched)
         if self._spans is not None:
             self._spans.copy_due()
         return bridge.fetch(step.tokens, fetched, spare)

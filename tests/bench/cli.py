@@ -260,7 +260,15 @@ def tiers(
         from .tiers.tiers import Part, run, save_details
 
         _check_part(part, Part)
-        result = run(not as_json, pairs, model, out, Part(part), pace, rounds)
+        result = run(
+            progress=not as_json,
+            pairs=pairs,
+            model=model,
+            out=out,
+            part=Part(part),
+            pace=pace,
+            rounds=rounds,
+        )
         save_details(result)
     result.figures().print(as_json)
 

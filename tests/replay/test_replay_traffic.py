@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import math
+import os
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -489,6 +490,11 @@ def test_a_trace_takes_the_place_of_another_once_it_is_whole(tmp_path: Path) -> 
     assert sorted(tmp_path.iterdir()) == [kept, link]
     write_trace(lines(ends=True), Path("/dev/null"))  # which nothing takes the place of
     assert not Path("/dev/null").is_file()
+    end, own = os.pipe()
+    write_trace(lines(ends=True), Path(f"/dev/fd/{own}"))
+    os.close(own)
+    with os.fdopen(end) as pipe:
+        assert pipe.readline()
 
 
 def test_the_command_names_what_it_cannot_use(tmp_path: Path) -> None:

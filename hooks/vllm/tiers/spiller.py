@@ -220,8 +220,8 @@ class QueueScan:
 
 
 class CopyMarks:
-    """Which copies the advice recommends; most blocks have none. ``wanted`` keys are worth a copy
-    whatever the sidecar says. Without advice, all are worth one.
+    """Which blocks the advice considers worth a copy. ``wanted`` keys are worth one whatever the
+    sidecar says. Without advice, all are.
     """
 
     def __init__(self, pool_blocks: int, finds: Finds, wanted: Collection[int] = ()) -> None:

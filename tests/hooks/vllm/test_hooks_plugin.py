@@ -94,7 +94,7 @@ def test_on_wraps_once_and_attaches(
     wrapped = engine_args.create_engine_config
     plugin.register()
     assert engine_args.create_engine_config is wrapped
-    told = "no such variable is read: AITHER_KVCACHE_HINT (did you mean AITHER_KVCACHE_HINTS?)"
+    told = "variables: AITHER_KVCACHE_HINT (did you mean AITHER_KVCACHE_HINTS?)"
     assert caplog.text.count(told) == 1
     made = wrapped(SimpleNamespace(), headless=True)
     assert made.kv_transfer_config.kv_connector == "KvGraphConnector"
