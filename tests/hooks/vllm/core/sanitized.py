@@ -97,16 +97,11 @@ class Memory:
         copies.used(rng.choice(self.chains))
         copies.all_leave(rng.choice(self.chains))
         copies.all_leave_pool([each + bytes(4) for each in chain])
-        ids, mask = np.arange(len(chain)), np.ones(len(chain), dtype=bool)
-        mask[:: rng.randrange(1, 4)] = False
+        ids, passed = np.arange(len(chain)), np.zeros(len(chain), dtype=bool)
         keys = list(map(rng_key, chain))
-        marks = (
-            mask,
-            mask.copy(),
-            frozenset(keys[:9]),
-            frozenset(keys[:3]),
-            dict.fromkeys(keys[2:4]),
-        )
+        worth = np.array(keys, dtype=np.uint64)
+        worth[:: rng.randrange(1, 4)] = 0
+        marks = worth, passed, frozenset(keys[:3]), dict.fromkeys(keys[2:4])
         under_way = dict.fromkeys(keys[:2])
         full = [each + bytes(4) for each in chain]
         copies.lacking(full, ids, rng.choice((None, marks)), under_way, self.last)
@@ -146,7 +141,7 @@ def main(steps: int = 1500, blocks: int = 200) -> str:
             for _ in range(len(kept)):
                 kept.pop(0).events()
 
-    thread = threading.Thread(target=client)
+    thread = threading.Thread(target=client, daemon=True)  # ends with what failed
     thread.start()
     for step in range(steps):
         request = SimpleNamespace(
